@@ -1,0 +1,119 @@
+"""The engine's loop: the only clock and the only thread of the scheduler.
+
+Events come in through `send` from any thread; each step's outputs go to one sink, called on the engine's thread. An idle
+engine waits on a condition and uses no processor time.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scheduler.events import End, EndReason, EngineStats, Event, Logprobs, StepOutputs, Submit
+from scheduler.scheduler import Scheduler
+from scheduler.step import Executor
+
+log = logging.getLogger("quire.engine")
+
+Sink = Callable[[StepOutputs], None]
+
+
+class Engine:
+    """Runs `scheduler` on `executor`. `start` once, `stop` once; `send` from any thread in between."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, sink: Sink, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._scheduler, self._executor, self._sink, self._clock = scheduler, executor, sink, clock
+        self._inbox: list[Event] = []
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._launched: deque[int] = deque()
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+        self._progress = clock()
+        self._busy = False
+        self.failure: str | None = None
+        """Why the engine died, if it did."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Hands over events. After a failure each Submit is answered at once with ENGINE_FAILED."""
+        with self._wake:
+            if self.failure is None:
+                self._inbox.extend(events)
+                self._wake.notify()
+                return
+        self._sink(_ends([e.attempt for e in events if isinstance(e, Submit)], self.failure))
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Ends the loop after the step in flight. Raises TimeoutError where that takes longer than `timeout` seconds."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the engine's thread did not end within {timeout} s: it waits for the step in flight")
+
+    def stalled_for(self) -> float:
+        """Seconds since the last progress, 0 for an idle engine. Read from any thread."""
+        return self._clock() - self._progress if self._busy else 0.0
+
+    def _run(self) -> None:
+        events: list[Event] = []
+        try:
+            while not self._stopping:
+                events = self._take()
+                self._turn(events)
+        except Exception as error:  # a fault of the device, or a bug: every attempt is told, none is left to wait
+            log.exception("the engine failed")
+            with self._wake:
+                self.failure = f"{type(error).__name__}: {error}"
+                events, self._inbox = events + self._inbox, []
+            self._busy = False
+            attempts = self._scheduler.live_attempts() + [e.attempt for e in events if isinstance(e, Submit)]
+            self._sink(_ends(list(dict.fromkeys(attempts)), self.failure))
+
+    def _take(self) -> list[Event]:
+        """The events so far; waits for some where there is nothing else to do."""
+        with self._wake:
+            idle = not self._launched and not self._scheduler.has_work
+            if idle:
+                self._busy = False
+                self._wake.wait_for(lambda: bool(self._inbox) or self._stopping)
+            if not self._busy:
+                self._busy, self._progress = True, self._clock()
+            events, self._inbox = self._inbox, []
+            return events
+
+    def _turn(self, events: list[Event]) -> None:
+        plan = self._scheduler.schedule(self._clock(), events)
+        if plan is not None:
+            self._executor.launch(plan)
+            self._launched.append(plan.step)
+        if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.steps_in_flight):
+            result = self._executor.collect()
+            self._launched.popleft()
+            self._sink(self._scheduler.commit(result, self._clock()))
+            self._progress = self._clock()
+        elif events or self._scheduler.has_news:
+            self._sink(self._scheduler.commit(None, self._clock()))
+        elif plan is None:
+            self._wait_for_deadline()
+
+    def _wait_for_deadline(self) -> None:
+        """Work is queued that cannot start: sleep until an event or until the queue gives one up."""
+        deadline = self._scheduler.queue.next_deadline()
+        with self._wake:
+            wait = None if deadline is None else max(0.0, deadline - self._clock())
+            self._wake.wait_for(lambda: bool(self._inbox) or self._stopping, wait)
+
+
+def _ends(attempts: list[int], message: str) -> StepOutputs:
+    none = np.empty(0, np.int32)
+    ends = tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in attempts)
+    return StepOutputs(np.empty(0, np.int64), none, none, Logprobs.none(), (), ends, EngineStats())

@@ -1,0 +1,68 @@
+"""The waiting queue: first come first, preempted sequences in front, with the time until which each will wait."""
+
+import heapq
+from collections import OrderedDict
+
+from scheduler.rows import Sequence
+
+
+class Queue:
+    """Sequences that wait for a row, by attempt. tokens: all of theirs together."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self._deadlines: list[tuple[float, int]] = []
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, attempt: int) -> bool:
+        return attempt in self._waiting
+
+    def attempts(self) -> list[int]:
+        return list(self._waiting)
+
+    def push(self, sequence: Sequence, deadline: float) -> None:
+        """Last in line; `expired` reports it once `deadline` has passed."""
+        self._waiting[sequence.attempt] = sequence
+        self.tokens += sequence.length
+        heapq.heappush(self._deadlines, (deadline, sequence.attempt))
+
+    def push_front(self, sequence: Sequence) -> None:
+        """First in line, with no deadline: it has been served before."""
+        self._waiting[sequence.attempt] = sequence
+        self._waiting.move_to_end(sequence.attempt, last=False)
+        self.tokens += sequence.length
+
+    def head(self) -> Sequence | None:
+        return next(iter(self._waiting.values()), None)
+
+    def remove(self, attempt: int) -> Sequence | None:
+        sequence = self._waiting.pop(attempt, None)
+        if sequence is not None:
+            self.tokens -= sequence.length
+        return sequence
+
+    def next_deadline(self) -> float | None:
+        """When `expired` will next have something to say, at the earliest."""
+        self._forget_gone()
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Removes and returns the sequences whose deadline has passed."""
+        gone = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, attempt = heapq.heappop(self._deadlines)
+            sequence = self._waiting.get(attempt)
+            if sequence is not None and not sequence.preempted:
+                self.remove(attempt)
+                gone.append(sequence)
+        return gone
+
+    def _forget_gone(self) -> None:
+        while self._deadlines:
+            sequence = self._waiting.get(self._deadlines[0][1])
+            if sequence is not None and not sequence.preempted:
+                return
+            heapq.heappop(self._deadlines)

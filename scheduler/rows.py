@@ -1,0 +1,144 @@
+"""Running sequences as arrays indexed by batch row: what the scheduler knows of each, and the checks that end them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.request import Request
+
+Index = NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What a row needs when it is queued again. emitted: output tokens known so far. submitted: seconds on the engine's
+    clock. order: place in first-come order, kept over preemptions.
+    """
+
+    attempt: int
+    request: Request
+    emitted: NDArray[np.int32]
+    submitted: float
+    order: int
+    preempted: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.emitted)
+
+    def tokens(self) -> NDArray[np.int32]:
+        return np.concatenate((self.request.prompt, self.emitted))
+
+
+class Rows:
+    """`size` rows. A row is in use while its serial is above 0; serials are never used twice, so a result that was planned
+    for an earlier tenant of a row is told apart.
+
+    prompt: prompt tokens. emitted: output tokens committed. length: all tokens, drawn ones in flight included.
+    scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the last
+    step that touches the row's pages.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.serial = np.zeros(size, np.int64)
+        self.attempt = np.zeros(size, np.int64)
+        self.prompt = np.zeros(size, np.int32)
+        self.emitted = np.zeros(size, np.int32)
+        self.length = np.zeros(size, np.int32)
+        self.scheduled = np.zeros(size, np.int32)
+        self.goal = np.zeros(size, np.int32)
+        self.order = np.zeros(size, np.int64)
+        self.last_step = np.full(size, -1, np.int64)
+        self._stops = np.full((size, 4), -1, np.int32)
+        self._outputs = np.zeros((size, 64), np.int32)
+        self._sequences: list[Sequence | None] = [None] * size
+        self._free = list(range(size - 1, -1, -1))
+        self._serials = 0
+        self._row_of: dict[int, int] = {}
+        self._active: Index | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.serial)
+
+    @property
+    def used(self) -> int:
+        return self.size - len(self._free)
+
+    def row_of(self, attempt: int) -> int | None:
+        return self._row_of.get(attempt)
+
+    def attempts(self) -> list[int]:
+        return list(self._row_of)
+
+    def active(self) -> Index:
+        """Rows in use, first come first."""
+        if self._active is None:
+            rows = np.flatnonzero(self.serial)
+            self._active = rows[np.argsort(self.order[rows], kind="stable")].astype(np.int32)
+        return self._active
+
+    def add(self, sequence: Sequence) -> int:
+        """Gives the sequence a free row; all of the row's state is set here."""
+        row = self._free.pop()
+        request, known = sequence.request, len(sequence.emitted)
+        self._serials += 1
+        self.serial[row] = self._serials
+        self.attempt[row] = sequence.attempt
+        self.prompt[row] = len(request.prompt)
+        self.emitted[row] = known
+        self.length[row] = sequence.length
+        self.scheduled[row] = 0
+        self.goal[row] = len(request.prompt) + request.max_tokens
+        self.order[row] = sequence.order
+        self.last_step[row] = -1
+        self._stops = _with_columns(self._stops, len(request.stop_ids), -1)
+        self._stops[row] = -1
+        self._stops[row, : len(request.stop_ids)] = request.stop_ids
+        self._outputs = _with_columns(self._outputs, known + 1, 0)
+        self._outputs[row, :known] = sequence.emitted
+        self._sequences[row] = sequence
+        self._row_of[sequence.attempt] = row
+        self._active = None
+        return row
+
+    def sequence(self, row: int) -> Sequence:
+        """The row's sequence with all committed output, as it would be queued again."""
+        sequence = self._sequences[row]
+        if sequence is None:
+            raise LookupError(f"row {row} is free")
+        sequence.emitted = self._outputs[row, : self.emitted[row]].copy()
+        return sequence
+
+    def remove(self, row: int) -> None:
+        sequence = self._sequences[row]
+        if sequence is None:
+            raise LookupError(f"row {row} is free")
+        del self._row_of[sequence.attempt]
+        self._sequences[row] = None
+        self.serial[row] = 0
+        self._free.append(row)
+        self._active = None
+
+    def append(self, rows: Index, tokens: Index) -> tuple[Index, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Commits one drawn token to each of these distinct rows.
+
+        Returns each token's output position, whether it is a stop token of its row, whether it is the last that fits.
+        """
+        positions = self.emitted[rows].copy()
+        if len(rows):
+            self._outputs = _with_columns(self._outputs, int(positions.max()) + 1, 0)
+        self._outputs[rows, positions] = tokens
+        self.emitted[rows] += 1
+        stopped = (self._stops[rows] == tokens[:, None]).any(axis=1)
+        full = self.prompt[rows] + self.emitted[rows] >= self.goal[rows]
+        return positions, stopped, full
+
+
+def _with_columns(array: NDArray[np.int32], columns: int, fill: int) -> NDArray[np.int32]:
+    """The array, or a wider copy of it with at least so many columns."""
+    have = array.shape[1]
+    if columns <= have:
+        return array
+    return np.pad(array, ((0, 0), (0, max(columns, 2 * have) - have)), constant_values=fill)

@@ -1,0 +1,69 @@
+"""Into and out of an executor: flat arrays of what changed and of the work of one step.
+
+An executor mirrors the rows and expands the plan, so a step costs what changed, not what is running. With two steps in
+flight a decode's token does not exist when it is planned; the executor's mirror has it ("the token row r drew last").
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.events import Logprobs
+from scheduler.request import Controls
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Join:
+    """A sequence takes a row. All that an executor knows of a row comes from here and from what it drew since.
+
+    tokens: prompt, then output tokens that are already known. index: of the sequence in its request.
+    """
+
+    row: int
+    tokens: Ints
+    prompt_count: int
+    controls: Controls
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """Applied in this order: leaves, joins, grown; then the slices are computed.
+
+    leaves: [n] rows. grown: [n, 4] of group, row, index in the page table, page.
+    slices: [n, 3] of row, start, count: positions start .. start + count - 1 of that row are computed and their KV written.
+    logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits.
+    """
+
+    step: int
+    leaves: Ints
+    joins: tuple[Join, ...]
+    grown: Ints
+    slices: Ints
+    logits: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """tokens: [n], parallel to the plan's `logits`; -1 where the row faulted. faults: (row, what happened)."""
+
+    step: int
+    tokens: Ints
+    logprobs: Logprobs
+    faults: tuple[tuple[int, str], ...] = ()
+
+
+class Executor(Protocol):
+    """Runs steps in order. A fault of one sequence is found by the executor (a step that raises is run again in halves)
+    and reported in the result; what `launch` or `collect` raise is a fault of the device and ends the engine.
+    """
+
+    def launch(self, plan: StepPlan) -> None:
+        """Starts a step; may return before it is done."""
+
+    def collect(self) -> StepResult:
+        """The oldest step that was launched and not collected, waiting for it."""
