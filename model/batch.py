@@ -1,0 +1,119 @@
+"""The executor's mirror of the batch rows: applies what a step plan changes and packs what it computes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.attention.backend import StepShape
+from model.sampling.sampler import SamplingRows
+from scheduler.step import Join, StepPlan
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """Slices of a step and the rows that draw. slices: [n, 3] of row, start, count. draws: [m, 3] of slice, offset in it,
+    place in the step's result.
+    """
+
+    slices: Ints
+    draws: NDArray[np.int64]
+
+    @staticmethod
+    def of(plan: StepPlan) -> "Work":
+        ends = np.cumsum(plan.slices[:, 2], dtype=np.int64)
+        offsets = plan.logits[:, 0].astype(np.int64)
+        owner = np.searchsorted(ends, offsets, side="right")
+        within = offsets - (ends - plan.slices[:, 2])[owner]
+        return Work(plan.slices, np.stack((owner, within, np.arange(len(offsets))), axis=1))
+
+    def halves(self) -> tuple["Work", "Work"]:
+        middle = len(self.slices) // 2
+        first = self.draws[:, 0] < middle
+        return (
+            Work(self.slices[:middle], self.draws[first]),
+            Work(self.slices[middle:], self.draws[~first] - np.array([middle, 0, 0])),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Host arrays of one forward pass. tokens: [tokens]. wanted: [m] packed offsets whose logits are needed.
+
+    rows: [m] batch row that draws from each. positions: [m] output position of the drawn token.
+    """
+
+    tokens: NDArray[np.int64]
+    shape: StepShape
+    wanted: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
+class Mirror:
+    """What an executor remembers of each row. Everything is set by the row's join, so nothing of an earlier one stays.
+
+    last: the token that the row drew last.
+    """
+
+    def __init__(self, rows: int, groups: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._known: list[Ints | None] = [None] * rows
+        self._known_count = np.zeros(rows, np.int64)
+        self._prompt_count = np.zeros(rows, np.int64)
+        self._tables = np.zeros((groups, rows, 8), np.int32)
+        self._held = np.zeros(rows, np.int64)
+        self.last = np.zeros(rows, np.int64)
+        self.controls = SamplingRows(rows)
+
+    def pages_of(self, rows: Ints) -> Ints:
+        """All pages in the tables of these rows."""
+        tables = [self._tables[:, row, : self._held[row]].reshape(-1) for row in rows.tolist()]
+        return np.concatenate(tables) if tables else np.empty(0, np.int32)
+
+    def apply(self, plan: StepPlan) -> None:
+        for row in plan.leaves.tolist():
+            self._known[row] = None
+            self._held[row] = 0
+        for join in plan.joins:
+            self._join(join)
+        group, row, index, page = plan.grown.T
+        if len(page):
+            self._widen(int(index.max()) + 1)
+            self._tables[group, row, index] = page
+            np.maximum.at(self._held, row, index.astype(np.int64) + 1)
+
+    def _join(self, join: Join) -> None:
+        row = join.row
+        self._known[row] = join.tokens
+        self._known_count[row] = len(join.tokens)
+        self._prompt_count[row] = join.prompt_count
+        self._held[row] = 0
+        self.last[row] = -1
+        self.controls.join(join)
+
+    def _widen(self, columns: int) -> None:
+        have = self._tables.shape[2]
+        if columns > have:
+            room = max(columns, 2 * have) - have
+            self._tables = np.pad(self._tables, ((0, 0), (0, 0), (0, room)))
+
+    def pack(self, work: Work) -> Packed:
+        row, start, count = work.slices.astype(np.int64).T
+        first = np.cumsum(count) - count
+        owner = np.repeat(np.arange(len(row)), count)
+        positions = np.arange(len(owner)) - (first - start)[owner]
+        tokens = self.last[row[owner]]
+        for i in np.flatnonzero(start < self._known_count[row]).tolist():
+            known = self._known[row[i]]
+            if known is not None:
+                tokens[first[i] : first[i] + count[i]] = known[start[i] : start[i] + count[i]]
+        pages = self._tables[:, row[owner], positions // self._page_size].astype(np.int64)
+        slots = pages * self._page_size + positions % self._page_size
+        slice_of, within, _ = work.draws.T
+        wanted = first[slice_of] + within
+        rows = row[slice_of]
+        shape = StepShape(work.slices, positions, slots, self._tables)
+        return Packed(tokens, shape, wanted, rows, positions[wanted] + 1 - self._prompt_count[rows])

@@ -1,0 +1,1 @@
+"""From text to token ids and back. Imports no torch: frontends use it."""

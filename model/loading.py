@@ -1,0 +1,75 @@
+"""From a model directory to what an engine runs: config, weights, KV pool, runner. Everything that can be wrong with a
+checkpoint is found here, before a port opens.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cache_manager.layout import KVLayout
+from model.architectures.registry import load_model
+from model.attention.reference import ReferenceAttention
+from model.config import ModelConfig, read_config, read_defaults
+from model.memory import free_bytes, pool_pages
+from model.runner import Runner
+from model.settings import ModelSettings
+from model.weights import Checkpoint
+from scheduler.request import Limits, ModelDefaults
+from scheduler.settings import RequestLimits
+
+log = logging.getLogger("quire.model")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """What `load` makes. pages: size of the KV pool."""
+
+    config: ModelConfig
+    defaults: ModelDefaults
+    limits: Limits
+    layout: KVLayout
+    pages: int
+    dtype: str
+    device: str
+    runner: Runner
+
+
+def load(directory: Path, settings: ModelSettings, rows: int, request_limits: RequestLimits) -> LoadedModel:
+    """Raises CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot be met."""
+    config = read_config(directory)
+    defaults = read_defaults(directory, config)
+    device = _device(settings.device)
+    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    with torch.inference_mode():
+        model = load_model(config, Checkpoint(directory), torch_dtype, torch.device(device))
+        layout = config.kv_layout(settings.page_size, dtype)
+        free, fraction = free_bytes(device)
+        memory = int(free * fraction) if settings.kv_cache_memory is None else settings.kv_cache_memory
+        if memory > free:
+            raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
+        pages = pool_pages(layout, memory, rows * config.context)
+        attention = ReferenceAttention(layout, pages, config.heads, torch_dtype, torch.device(device))
+        if settings.poison_freed_pages:
+            attention.poison(np.arange(pages, dtype=np.int32))
+    tokens = layout.tokens_in(pages)
+    log.info(
+        "KV cache: %d pages of %d tokens = %d tokens, %d bytes a token, %.1f MiB (%s, %s attention)",
+        pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, dtype, attention.name,
+    )  # fmt: skip
+    limits = Limits(config.vocabulary, config.context, tokens, layout.page_size, request_limits)
+    runner = Runner(model, attention, layout, rows, torch.device(device), settings.poison_freed_pages)
+    return LoadedModel(config, defaults, limits, layout, pages, dtype, device, runner)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but torch sees no CUDA device")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"--device is {name!r}, must be auto, cpu or cuda")
+    return name

@@ -1,0 +1,57 @@
+"""Random numbers without state: a draw depends on (seed, sequence index, output position, token id) only.
+
+So a sequence's tokens are the same alone or in a batch, before or after a preemption, on this replica or another. The hash
+is SplitMix64 (Steele, Lea and Flood, 2014), applied once to each part of the key; the idea is Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def row_keys(
+    seeds: NDArray[np.uint64], indices: NDArray[np.int64], positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """One 64-bit key for each (seed, sequence index, output position)."""
+    key = _mix_host(seeds)
+    key = _mix_host(key ^ indices.astype(np.uint64))
+    return _mix_host(key ^ positions.astype(np.uint64)).view(np.int64)
+
+
+def _mix_host(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = x + np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise in float64, one for each row key and token id.
+
+    keys: int64 [rows]. tokens: int64 [rows, n] or [n]. Returns [rows, n]. The arg max of log p + noise is a draw from p
+    (Gumbel-max; Maddison, Tarlow and Minka, 2014).
+    """
+    z = _mix(keys[:, None] ^ tokens)
+    uniform = (_shift(z, 11).double() + 0.5) * 2.0**-53  # in (0, 1): neither logarithm below is infinite
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64 on int64 tensors, whose products wrap."""
+    z = x + _signed(GOLDEN)
+    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    return z ^ _shift(z, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right; torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

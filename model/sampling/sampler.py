@@ -1,0 +1,106 @@
+"""From logits to tokens: greedy, or temperature, min_p, top_k, top_p and a draw, in this order.
+
+The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top_p works on the probabilities that are left
+and keeps the token that crosses p. Logprobs are of the raw logits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.sampling.random import gumbel, row_keys
+from scheduler.events import Logprobs
+from scheduler.step import Join
+
+
+class SamplingRows:
+    """The controls of each batch row, as arrays. A join sets all of a row."""
+
+    def __init__(self, rows: int) -> None:
+        self.temperature = np.zeros(rows)
+        self.top_p = np.ones(rows)
+        self.top_k = np.zeros(rows, np.int64)
+        self.min_p = np.zeros(rows)
+        self.seed = np.zeros(rows, np.uint64)
+        self.index = np.zeros(rows, np.int64)
+        self.top_logprobs = np.full(rows, -1, np.int64)
+
+    def join(self, join: Join) -> None:
+        row, controls = join.row, join.controls
+        self.temperature[row] = controls.temperature
+        self.top_p[row] = controls.top_p
+        self.top_k[row] = controls.top_k
+        self.min_p[row] = controls.min_p
+        self.seed[row] = controls.seed
+        self.index[row] = join.index
+        self.top_logprobs[row] = controls.top_logprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """tokens: [n]. logprobs of them; `chosen` is NaN where the logits were."""
+
+    tokens: NDArray[np.int32]
+    logprobs: Logprobs
+
+
+def sample(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Drawn:
+    """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn."""
+    tokens = torch.argmax(logits, -1)
+    random = np.flatnonzero(controls.temperature[rows] > 0)
+    if len(random):
+        which, keys = rows[random], row_keys(controls.seed[rows], controls.index[rows], positions)[random]
+        filtered = (controls.top_k[which] > 0) | (controls.top_p[which] < 1)
+        for part, draw in ((random[~filtered], _draw), (random[filtered], _draw_filtered)):
+            if len(part):
+                key = torch.from_numpy(keys[np.isin(random, part)]).to(logits.device)
+                where = torch.from_numpy(part).to(logits.device)
+                tokens[where] = draw(_scaled(logits[where], controls, rows[part]), controls, rows[part], key)
+    return Drawn(tokens.cpu().numpy().astype(np.int32), _logprobs(logits, tokens, controls.top_logprobs[rows]))
+
+
+def _column(values: NDArray[np.float64] | NDArray[np.int64], like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device)[:, None]
+
+
+def _scaled(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -> Tensor:
+    """float64 logits over temperature, -inf where min_p forbids."""
+    scaled = logits.double() / _column(controls.temperature[rows], logits)
+    floor = scaled.amax(-1, keepdim=True) + torch.log(_column(controls.min_p[rows], logits))
+    return scaled.masked_fill(scaled < floor, -torch.inf)
+
+
+def _draw(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64], keys: Tensor) -> Tensor:
+    ids = torch.arange(scaled.shape[1], device=scaled.device)
+    return torch.argmax(scaled + gumbel(keys, ids), -1)
+
+
+def _draw_filtered(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64], keys: Tensor) -> Tensor:
+    """With top_k and top_p, among the tokens sorted by probability."""
+    vocabulary = scaled.shape[1]
+    ordered, ids = torch.sort(scaled, -1, descending=True, stable=True)
+    top_k = np.where(controls.top_k[rows] > 0, np.minimum(controls.top_k[rows], vocabulary), vocabulary)
+    lowest = ordered.gather(1, _column(top_k - 1, ordered))
+    ordered = ordered.masked_fill(ordered < lowest, -torch.inf)
+    probabilities = torch.softmax(ordered, -1)
+    before = probabilities.cumsum(-1) - probabilities
+    beyond = before >= _column(controls.top_p[rows], ordered)
+    beyond[:, 0] = False
+    chosen = torch.argmax(ordered.masked_fill(beyond, -torch.inf) + gumbel(keys, ids), -1, keepdim=True)
+    return ids.gather(1, chosen)[:, 0]
+
+
+def _logprobs(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Logprobs:
+    """wanted: alternatives of each row; -1 where it asked for no logprobs (its `chosen` still counts for the score)."""
+    normal = torch.logsumexp(logits, -1, keepdim=True)
+    picked = logits.gather(1, tokens[:, None])
+    chosen = (picked - normal)[:, 0].cpu().numpy()
+    n, k = len(wanted), int(wanted.max(initial=0))
+    if not (wanted >= 0).any():
+        return Logprobs(chosen, np.zeros(n, np.int32), np.empty((n, 0), np.int32), np.empty((n, 0), np.float32))
+    rank = (logits > picked).sum(-1, dtype=torch.int32) + 1
+    top, ids = torch.topk(logits, min(k, logits.shape[1]), -1)
+    return Logprobs(chosen, rank.cpu().numpy(), ids.int().cpu().numpy(), (top - normal).cpu().numpy())

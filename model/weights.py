@@ -1,0 +1,98 @@
+"""Reads a checkpoint's safetensors, strictly: every tensor that the model needs, in the right shape, and no other.
+
+Only safetensors: nothing here can run code from a checkpoint.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from model.config import read_json
+from model.errors import CheckpointError
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+MOST_TENSORS = 100_000
+
+
+class Checkpoint:
+    """The tensors of a model directory by name. `take` each that is needed, then `finish`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, Path] = {}
+        self._taken: set[str] = set()
+        self._open: dict[Path, safe_open] = {}
+        for path in _weight_files(directory):
+            handle = _open(path)
+            self._open[path] = handle
+            for name in handle.keys():  # noqa: SIM118 - a safe_open handle is no dict
+                if name in self._files:
+                    raise CheckpointError(f"{name} stands in {self._files[name].name} and again in {path.name}")
+                self._files[name] = path
+        if len(self._files) > MOST_TENSORS:
+            raise CheckpointError(f"{directory} holds {len(self._files)} tensors, more than {MOST_TENSORS}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor, converted. Raises CheckpointError where it is missing or has another shape."""
+        path = self._files.get(name)
+        if path is None:
+            raise CheckpointError(f"{name} is missing from {self._directory}. Is the checkpoint of another model?")
+        try:
+            tensor: Tensor = self._open[path].get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{name} in {path} cannot be read: {error}") from None
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{name} in {path.name} has shape {list(tensor.shape)}, config.json needs {list(shape)}. "
+                "Is the checkpoint of another model, or transposed?"
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{name} in {path.name} is of {tensor.dtype}, must be floating point")
+        self._taken.add(name)
+        return tensor.to(dtype)
+
+    def finish(self, ignored: Iterable[str]) -> None:
+        """Raises CheckpointError if a tensor was left over whose whole name matches none of these patterns."""
+        patterns = [re.compile(pattern) for pattern in ignored]
+        left = [n for n in sorted(self._files.keys() - self._taken) if not any(p.fullmatch(n) for p in patterns)]
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise CheckpointError(
+                f"{left[0]} in {self._files[left[0]].name}{more} is not part of the model that config.json describes. "
+                "Do config.json and the weights belong together?"
+            )
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if not index.exists():
+        others = sorted(p.name for p in directory.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        hint = f"; found {', '.join(others[:3])}, but only safetensors are loaded" if others else ""
+        raise CheckpointError(f"{directory} has neither {single.name} nor {index.name}{hint}")
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index}: 'weight_map' is missing or not a map of tensors to files")
+    paths = [directory / name for name in sorted(set(weight_map.values()))]
+    for path in paths:
+        if path.parent != directory or not path.exists():
+            raise CheckpointError(f"{index} names {path.name}, which is not in {directory}")
+    return paths
+
+
+def _open(path: Path) -> safe_open:
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise CheckpointError(f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` in its repository")
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is no whole safetensors file ({error}): was the download cut off?") from None
