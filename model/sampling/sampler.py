@@ -81,7 +81,7 @@ def _draw(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64], keys:
 def _draw_filtered(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64], keys: Tensor) -> Tensor:
     """With top_k and top_p, among the tokens sorted by probability."""
     vocabulary = scaled.shape[1]
-    ordered, ids = torch.sort(scaled, -1, descending=True, stable=True)
+    ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
     top_k = np.where(controls.top_k[rows] > 0, np.minimum(controls.top_k[rows], vocabulary), vocabulary)
     lowest = ordered.gather(1, _column(top_k - 1, ordered))
     ordered = ordered.masked_fill(ordered < lowest, -torch.inf)

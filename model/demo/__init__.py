@@ -1,0 +1,1 @@
+"""The demo model: its text, its training, its checkpoint."""

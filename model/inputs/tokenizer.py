@@ -1,0 +1,43 @@
+"""The model's tokenizer: text to ids and back, through the `tokenizers` library."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer as Library
+
+from model.errors import CheckpointError
+
+
+class Tokenizer:
+    """tokenizer.json of a model directory. Safe to use from several threads."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._special = frozenset(i for i, added in library.get_added_tokens_decoder().items() if added.special)
+
+    @staticmethod
+    def load(directory: Path) -> "Tokenizer":
+        """Raises CheckpointError where tokenizer.json is missing or cannot be read."""
+        path = directory / "tokenizer.json"
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing: a model is served with its own tokenizer")
+        try:
+            return Tokenizer(Library.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+    @property
+    def size(self) -> int:
+        """Number of ids, added tokens included."""
+        return int(self._library.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """Bytes that form no character become U+FFFD; ids that the tokenizer does not know are left out."""
+        text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special

@@ -1,0 +1,1 @@
+"""Processes: gRPC services, frontend streams, metrics, the Python API, the command line."""

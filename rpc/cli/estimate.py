@@ -1,0 +1,69 @@
+"""`quire estimate`: the arithmetic of a model's KV cache, from config.json alone."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from model.config import ELEMENT_BYTES, read_config
+from model.memory import HOST_FRACTION, free_host_bytes
+
+
+def estimate(directory: Path, dtype: str, page_size: int, memory: int | None, length: int | None) -> dict[str, int | str]:
+    """What `show` prints. Raises CheckpointError, ValueError."""
+    config = read_config(directory)
+    dtype = config.dtype if dtype == "auto" else dtype
+    if dtype not in ELEMENT_BYTES:
+        raise ValueError(f"--dtype is {dtype!r}, must be auto or one of {', '.join(ELEMENT_BYTES)}")
+    length = config.context if length is None else length
+    if not 1 <= length <= config.context:
+        raise ValueError(f"--length is {length}, the model's context is {config.context} tokens")
+    layout = config.kv_layout(page_size, dtype)
+    memory = int(free_host_bytes() * HOST_FRACTION) if memory is None else memory
+    pages = memory // layout.page_bytes
+    a_sequence = layout.pages_for(length)
+    return {
+        "architecture": config.architecture,
+        "dtype": dtype,
+        "page_size": page_size,
+        "bytes_a_token": layout.token_bytes,
+        "bytes_a_page": layout.page_bytes,
+        "memory_bytes": memory,
+        "pages": pages,
+        "tokens": layout.tokens_in(pages),
+        "sequence_tokens": length,
+        "sequence_pages": a_sequence,
+        "sequence_bytes": a_sequence * layout.page_bytes,
+        "sequences": pages // a_sequence,
+    }
+
+
+LABELS = {
+    "architecture": "Architecture",
+    "dtype": "KV dtype",
+    "page_size": "Page size (tokens)",
+    "bytes_a_token": "KV bytes a token",
+    "bytes_a_page": "KV bytes a page",
+    "memory_bytes": "Memory for KV (bytes)",
+    "pages": "Pages",
+    "tokens": "Tokens in all",
+    "sequence_tokens": "Sequence length (tokens)",
+    "sequence_pages": "Pages a sequence",
+    "sequence_bytes": "Bytes a sequence",
+    "sequences": "Such sequences that fit",
+}
+
+
+def show(directory: Path, dtype: str, page_size: int, memory: int | None, length: int | None, as_json: bool) -> None:
+    values = estimate(directory, dtype, page_size, memory, length)
+    if as_json:
+        print(json.dumps(values))
+        return
+    table = Table(title=f"KV cache of {directory.name}", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for key, label in LABELS.items():
+        value = values[key]
+        table.add_row(label, f"{value:,}" if isinstance(value, int) else value)
+    Console().print(table)

@@ -1,0 +1,52 @@
+"""Client side of quire.v1 for the command line: streams one request's text. Imports no torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import grpc
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+
+class CallFailed(RuntimeError):
+    """A call that did not succeed, as a sentence for a person."""
+
+
+def stream_text(
+    server: str,
+    prompt: str,
+    model: str,
+    max_tokens: int,
+    sampling: Mapping[str, float | int],
+    stop: Sequence[str],
+    timeout: float | None,
+    show: Callable[[str], object],
+) -> str:
+    """Calls StreamGenerate and hands each piece of text to `show`. Returns a summary line. Raises CallFailed."""
+    request = pb.StreamGenerateRequest(
+        spec=pb.GenerationSpec(
+            model=model,
+            text=prompt,
+            sampling=pb.SamplingParameters(**sampling),
+            stopping=pb.StoppingCriteria(max_tokens=max_tokens, stop=stop),
+        )
+    )
+    usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0
+    with grpc.insecure_channel(server, options=[("grpc.enable_retries", 0)]) as channel:
+        try:
+            for message in pb_grpc.GenerationServiceStub(channel).StreamGenerate(request, timeout=timeout):
+                seed = message.prompt_info.seed or seed
+                for delta in message.deltas:
+                    show(delta.text)
+                    reason = delta.finish_reason or reason
+                usage = message.usage
+        except grpc.RpcError as error:
+            raise CallFailed(_explain(error, server)) from None
+    ended = pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+    return f"{usage.prompt_tokens} prompt + {usage.completion_tokens} generated tokens, {ended}, seed {seed}"
+
+
+def _explain(error: grpc.RpcError, server: str) -> str:
+    code, details = error.code(), error.details()
+    if code is grpc.StatusCode.UNAVAILABLE and "onnect" in details:
+        return f"no server answers at {server}. Start one with `make serve`, or name another with --server"
+    return f"{code.name}: {details}"

@@ -1,0 +1,1 @@
+"""Requests on their way to an engine, and their streams on the way back. Imports no torch."""

@@ -1,0 +1,46 @@
+"""How a request fails, in terms that every frontend can translate: a gRPC status, an exit message, an exception."""
+
+from dataclasses import dataclass
+
+from scheduler.events import End, EndReason
+from scheduler.request import InvalidRequest
+
+
+@dataclass(eq=False)
+class RequestFailed(Exception):
+    """code: name of the canonical gRPC status. reason: UPPER_SNAKE, stable, for programs. message: for people.
+
+    field: what was wrong in the request, for INVALID_ARGUMENT. retry_after: seconds, where another try can help.
+    """
+
+    code: str
+    reason: str
+    message: str
+    field: str = ""
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def invalid(error: InvalidRequest) -> RequestFailed:
+    return RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", str(error), field=error.field)
+
+
+def not_supported(field: str) -> RequestFailed:
+    return RequestFailed("INVALID_ARGUMENT", "NOT_SUPPORTED", f"{field} is not supported yet", field=field)
+
+
+def failed_end(end: End) -> RequestFailed | None:
+    """The failure that an engine's end means to a client, None for the ends that are results."""
+    match end.reason:
+        case EndReason.QUEUE_FULL:
+            return RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", end.message, retry_after=end.retry_after)
+        case EndReason.QUEUE_TIMEOUT:
+            return RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_TIMEOUT", end.message, retry_after=end.retry_after)
+        case EndReason.FAULT:
+            return RequestFailed("INTERNAL", "REQUEST_FAULT", f"this request could not be computed: {end.message}")
+        case EndReason.ENGINE_FAILED:
+            return RequestFailed("UNAVAILABLE", "ENGINE_FAILED", "the engine has failed", retry_after=5.0)
+        case _:
+            return None

@@ -1,0 +1,202 @@
+"""Between the services and an engine: mints attempts, routes each step's outputs to their streams, ends what must end.
+
+Lives on one asyncio loop. The engine's thread wakes the loop once a step.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+from rpc.frontend.engine_client import EngineClient
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.prepare import Preparer
+from rpc.frontend.settings import FrontendSettings
+from rpc.frontend.stream import Finish, FinishReason, RequestStream, TokenLogprob
+from rpc.observe.metrics import Metrics
+from scheduler import events
+from scheduler.request import Spec
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request between its submission and its end. news: set when the stream has something to take."""
+
+    stream: RequestStream
+    request_id: str
+    started: float
+    streaming: bool
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    last_token: float | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    async def wait(self, tokens: int = 1, delay: float | None = None) -> None:
+        """Until the stream ended or so many tokens wait; no longer than `delay` seconds after the first of them."""
+        await self.news.wait()
+        if tokens > 1:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    while not self.stream.ended and self.stream.pending_tokens < tokens:
+                        self.news.clear()
+                        await self.news.wait()
+        self.news.clear()
+
+
+class Frontend:
+    """Requests of one served model. `attach` an engine's client before the first request."""
+
+    def __init__(self, preparer: Preparer, settings: FrontendSettings, metrics: Metrics) -> None:
+        self.preparer, self.settings, self._metrics = preparer, settings, metrics
+        self.draining = False
+        self._engine: EngineClient | None = None
+        self._loop = asyncio.get_running_loop()
+        self._workers = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="quire-prepare")
+        self._live: dict[int, Live] = {}
+        self._ids: set[str] = set()
+        self._attempts = itertools.count(1)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def attach(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    @property
+    def live_requests(self) -> int:
+        return len(self._ids)
+
+    async def wait_idle(self) -> None:
+        """Until no request is live."""
+        await self._idle.wait()
+
+    def health(self) -> bool:
+        """Whether new requests can be expected to be served: the engine lives and, if it has work, makes progress."""
+        engine = self._engine
+        if engine is None or self.draining or engine.failure is not None:
+            return False
+        return engine.stalled_for() < self.settings.stall_timeout
+
+    def sink(self, outputs: events.StepOutputs) -> None:
+        """For the engine's thread: one wake-up of the loop a step."""
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    @asynccontextmanager
+    async def open(
+        self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool = True
+    ) -> AsyncIterator[Live]:
+        """A live request; leaving the context ends it in the engine if it has not ended.
+
+        time_remaining: seconds until the caller's own deadline. streaming: the caller takes output as it comes, and is
+        too slow if much of it waits. Raises RequestFailed.
+        """
+        if request_id in self._ids:
+            raise self._refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", f"{request_id!r} is being served"))
+        self._ids.add(request_id)
+        self._idle.clear()
+        try:
+            live = await self._submit(spec, request_id, time_remaining, streaming)
+            try:
+                yield live
+            finally:
+                self._close(live)
+        finally:
+            self._ids.discard(request_id)
+            if not self._ids:
+                self._idle.set()
+
+    def _refused(self, failure: RequestFailed) -> RequestFailed:
+        self._metrics.request_ended(failure.reason.lower())
+        return failure
+
+    async def _submit(self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool) -> Live:
+        if self.draining:
+            message = "the server is shutting down"
+            raise self._refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
+        if self._engine is None:
+            raise self._refused(RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0))
+        started = time.monotonic()
+        try:
+            request = await self._loop.run_in_executor(self._workers, self.preparer.prepare, spec)
+        except RequestFailed as failure:
+            raise self._refused(failure) from None
+        patience = [t for t in (request.patience, time_remaining) if t is not None]
+        request = replace(request, patience=min(patience) if patience else None)
+        stream = RequestStream(next(self._attempts), spec, request, self.preparer.tokenizer)
+        live = Live(stream, request_id, started, streaming)
+        most = self.settings.request_time
+        seconds = most if spec.max_time is None else min(spec.max_time, most)
+        live.timer = self._loop.call_later(seconds, self._time_is_up, live)
+        self._live[stream.attempt] = live
+        self._engine.send([events.Submit(stream.attempt, request)])
+        return live
+
+    def _time_is_up(self, live: Live) -> None:
+        live.stream.close(Finish(FinishReason.DEADLINE))
+        self._forget(live)
+        live.news.set()
+
+    def _close(self, live: Live) -> None:
+        """The caller is done with the request, served or not."""
+        stream = live.stream
+        if live.timer is not None:
+            live.timer.cancel()
+        self._forget(live)
+        if stream.failure is not None:
+            outcome = stream.failure.reason.lower()
+        elif stream.finish is not None:
+            outcome = stream.finish.reason.value
+        else:
+            outcome = "cancelled"
+        self._metrics.request_ended(outcome)
+        self._metrics.request_time.observe(time.monotonic() - live.started)
+        if stream.finish is not None:
+            self._metrics.output_tokens.observe(stream.token_count)
+
+    def _forget(self, live: Live) -> None:
+        """No more of this attempt's output is wanted."""
+        if self._live.pop(live.stream.attempt, None) is not None and self._engine is not None:
+            self._engine.send([events.Finish(live.stream.attempt)])
+
+    def _deliver(self, outputs: events.StepOutputs) -> None:
+        now = time.monotonic()
+        self._metrics.engine_step(outputs)
+        for start in outputs.starts:
+            live = self._live.get(start.attempt)
+            if live is not None:
+                self._metrics.request_started(len(live.stream.request.prompt), start.waited)
+        for i, attempt in enumerate(outputs.attempts.tolist()):
+            live = self._live.get(attempt)
+            if live is not None:
+                self._accept(live, outputs, i, now)
+        for end in outputs.ends:
+            live = self._live.pop(end.attempt, None)
+            if live is not None:
+                live.stream.end(end)
+                live.news.set()
+
+    def _accept(self, live: Live, outputs: events.StepOutputs, i: int, now: float) -> None:
+        stream, logprobs = live.stream, outputs.logprobs
+        token = int(outputs.tokens[i])
+        chosen = TokenLogprob(token, float(logprobs.chosen[i]), int(logprobs.rank[i]))
+        top = [
+            TokenLogprob(t, p, rank)
+            for rank, (t, p) in enumerate(zip(logprobs.top_ids[i].tolist(), logprobs.top[i].tolist(), strict=True), 1)
+        ]
+        before = stream.token_count
+        stopped = stream.accept(int(outputs.positions[i]), token, chosen, top)
+        if stream.token_count > before:
+            self._metrics.token(now - live.started if live.last_token is None else now - live.last_token, before == 0)
+            live.last_token = now
+        if stopped:
+            self._forget(live)
+        elif live.streaming and stream.pending_tokens > self.settings.backlog_tokens:
+            message = f"more than {self.settings.backlog_tokens} tokens wait for this client to read them"
+            stream.fail(RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
+            self._forget(live)
+        live.news.set()
+
+    def shutdown(self) -> None:
+        self._workers.shutdown(wait=False, cancel_futures=True)

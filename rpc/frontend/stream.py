@@ -1,0 +1,137 @@
+"""One request's output as its client sees it: text, stop strings, finish reason, and what was not sent yet.
+
+Knows nothing of threads, time or gRPC. Tokens past a stop string are neither sent nor counted.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from model.inputs.detokenizer import Detokenizer
+from model.inputs.stop_strings import StopStrings
+from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.errors import RequestFailed, failed_end
+from scheduler.events import End, EndReason
+from scheduler.request import Request, Spec
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a sequence ended, and what matched if it was a stop."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    stop_string: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """logprob: natural log, of the raw logits. rank: 1 is the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """New output of a sequence. logprobs: for each token, the chosen first, then alternatives by rank."""
+
+    first_position: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class RequestStream:
+    """Output of one attempt. `accept` tokens and the engine's `end`; `take` what is new."""
+
+    def __init__(self, attempt: int, spec: Spec, request: Request, tokenizer: Tokenizer) -> None:
+        self.attempt, self.spec, self.request = attempt, spec, request
+        self.token_count = 0
+        self.score = 0.0
+        self.finish: Finish | None = None
+        self.failure: RequestFailed | None = None
+        self._stop_ids = frozenset(request.stop_ids)
+        self._detokenizer = Detokenizer(tokenizer, spec.output.skip_special_tokens) if self._needs_text() else None
+        self._stops = StopStrings(spec.stopping.stop, spec.stopping.include_stop)
+        self._pending = Delta(0)
+
+    def _needs_text(self) -> bool:
+        return self.spec.output.text or bool(self.spec.stopping.stop)
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None or self.failure is not None
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens that wait to be taken."""
+        return len(self._pending.token_ids)
+
+    def accept(self, position: int, token: int, chosen: TokenLogprob, top: list[TokenLogprob]) -> bool:
+        """Takes the token at this output position. True if a stop string ended the stream with it.
+
+        A token that is not the next one, or comes after the end, is ignored: it is a duplicate or a zombie's.
+        """
+        if self.ended or position != self.token_count:
+            return False
+        self.token_count += 1
+        self.score += chosen.logprob
+        self._pending.token_ids.append(token)
+        if self.request.controls.top_logprobs >= 0:
+            others = [t for t in top if t.token_id != token][: self.request.controls.top_logprobs]
+            self._pending.logprobs.append([chosen, *others])
+        if self._detokenizer is None or (token in self._stop_ids and not self.spec.stopping.include_stop):
+            return False
+        return self._read(self._detokenizer.push(token))
+
+    def _read(self, text: str) -> bool:
+        found = self._stops.push(text)
+        if self.spec.output.text:
+            self._pending.text += found.text
+        if found.stop is None:
+            return False
+        self.finish = self._pending.finish = Finish(FinishReason.STOP, stop_string=found.stop)
+        return True
+
+    def end(self, end: End) -> None:
+        """The engine's last word on the attempt."""
+        if self.ended:
+            return
+        self.failure = failed_end(end)
+        if self.failure is not None:
+            return
+        if end.reason is EndReason.STOP:
+            self.close(Finish(FinishReason.STOP, stop_token_id=end.stop_token_id))
+        elif end.reason is EndReason.LENGTH:
+            self.close(Finish(FinishReason.LENGTH))
+        else:
+            self.close(Finish(FinishReason.ABORTED))
+
+    def close(self, finish: Finish) -> None:
+        """Ends the stream with what there is; text that was held back is given out."""
+        if self.ended:
+            return
+        if self._detokenizer is not None and self._read(self._detokenizer.flush()):
+            return  # the last characters completed a stop string
+        if self.spec.output.text:
+            self._pending.text += self._stops.flush()
+        self.finish = self._pending.finish = finish
+
+    def fail(self, failure: RequestFailed) -> None:
+        """Ends the stream with an error."""
+        if not self.ended:
+            self.failure = failure
+
+    def take(self) -> Delta:
+        """Everything new since the last call."""
+        delta, self._pending = self._pending, Delta(self.token_count)
+        return delta

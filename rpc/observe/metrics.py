@@ -1,0 +1,99 @@
+"""Prometheus metrics, in a registry of their own, served over HTTP on a port of their own.
+
+Delivered tokens, latencies and outcomes come from request streams; pages, queue and step time from the engine's stats.
+Nothing here can raise into a step: it runs on the frontend's loop.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from scheduler.events import EngineStats, StepOutputs
+
+TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)  # fmt: skip
+ITL = (.002, .004, .006, .008, .01, .015, .02, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
+PHASES = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip
+QUEUE = (.001, .005, .01, .05, .1, *PHASES)
+STEP = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10)  # fmt: skip
+TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+OUTCOMES = (
+    "stop", "length", "deadline", "aborted", "cancelled", "invalid_field", "not_supported", "model_not_found",
+    "request_id_live", "queue_full", "queue_timeout", "slow_reader", "draining", "starting", "request_fault",
+    "engine_failed",
+)  # fmt: skip
+
+
+class Metrics:
+    """All of a server's metrics, with the label model_name."""
+
+    def __init__(self, model_name: str) -> None:
+        disable_created_metrics()  # a _created series beside each other one would double them
+        self.registry = CollectorRegistry()
+        self._counted = EngineStats()
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, ["model_name"], registry=self.registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, ["model_name"], registry=self.registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
+            return made.labels(model_name)
+
+        self._running = gauge("quire_num_requests_running", "Requests that have a batch row.")
+        self._waiting = gauge("quire_num_requests_waiting", "Requests in the queue.")
+        self._waiting_tokens = gauge("quire_num_tokens_waiting", "Prompt tokens in the queue.")
+        self._pages_used = gauge("quire_kv_pages_used", "KV pages held by sequences and steps in flight.")
+        self._pages_total = gauge("quire_kv_pages_total", "KV pages in the pool.")
+        self._usage = gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.")
+        self._steps = counter("quire_engine_steps", "Steps that the engine has finished.")
+        self._computed = counter("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included.")
+        self._recomputed = counter("quire_recomputed_tokens", "Tokens whose KV a preemption threw away.")
+        self._preemptions = counter("quire_num_preemptions", "Sequences that lost their pages to an older one.")
+        self._prompt_tokens = counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
+        self._generation_tokens = counter("quire_generation_tokens", "Output tokens delivered to request streams.")
+        self._step_time = histogram("quire_step_duration_seconds", "Time from a step's plan to its result.", STEP)
+        self._ttft = histogram("quire_time_to_first_token_seconds", "From arrival to the first token.", TTFT)
+        self._itl = histogram("quire_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL)
+        self._queue_time = histogram("quire_request_queue_time_seconds", "From arrival to a batch row.", QUEUE)
+        self.request_time = histogram("quire_e2e_request_latency_seconds", "From arrival to the end.", PHASES)
+        self._prompt_lengths = histogram("quire_request_prompt_tokens", "Prompt length.", TOKENS)
+        self.output_tokens = histogram("quire_request_generation_tokens", "Output length.", TOKENS)
+        outcomes = Counter(
+            "quire_requests", "Requests by how they ended.", ["model_name", "outcome"], registry=self.registry
+        )
+        self._outcomes = {name: outcomes.labels(model_name, name) for name in OUTCOMES}
+
+    def request_started(self, prompt_tokens: int, waited: float) -> None:
+        self._prompt_tokens.inc(prompt_tokens)
+        self._prompt_lengths.observe(prompt_tokens)
+        self._queue_time.observe(waited)
+
+    def token(self, seconds: float, first: bool) -> None:
+        """seconds: since the token before, or since the request came for the first one."""
+        self._generation_tokens.inc()
+        (self._ttft if first else self._itl).observe(seconds)
+
+    def request_ended(self, outcome: str) -> None:
+        self._outcomes[outcome].inc()
+
+    def engine_step(self, outputs: StepOutputs) -> None:
+        if outputs.step_seconds is not None:
+            self._step_time.observe(outputs.step_seconds)
+        self.engine_stats(outputs.stats)
+
+    def engine_stats(self, stats: EngineStats) -> None:
+        """Gauges as given; counters by what was added since the last call."""
+        before, self._counted = self._counted, stats
+        self._running.set(stats.running)
+        self._waiting.set(stats.waiting)
+        self._waiting_tokens.set(stats.waiting_tokens)
+        self._pages_used.set(stats.pages_used)
+        self._pages_total.set(stats.pages_total)
+        self._usage.set(stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
+        for counter, now, then in (
+            (self._steps, stats.steps, before.steps),
+            (self._computed, stats.computed_tokens, before.computed_tokens),
+            (self._recomputed, stats.recomputed_tokens, before.recomputed_tokens),
+            (self._preemptions, stats.preemptions, before.preemptions),
+        ):
+            counter.inc(max(0, now - then))

@@ -1,0 +1,38 @@
+"""Where a model lies: a directory, the demo model, or a name on the Hugging Face hub."""
+
+from pathlib import Path
+
+import model.demo
+from model.errors import CheckpointError
+
+DEMO = "demo"
+FILES = ["*.json", "*.safetensors", "*.model", "*.jinja"]
+
+
+def demo_directory() -> Path:
+    """The checkpoint that ships with Quire."""
+    return Path(model.demo.__file__).parent / "checkpoint"
+
+
+def model_directory(name: str) -> Path:
+    """A local directory if there is one, the demo model for "demo", else a download from the hub. Raises CheckpointError."""
+    if name == DEMO:
+        return demo_directory()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise CheckpointError(f"--model {name}: no such directory")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=FILES))
+    except Exception as error:  # many kinds: no network, no such model, a gated model, a bad name
+        raise CheckpointError(
+            f"--model {name}: no such directory, and the Hugging Face hub did not give it: {type(error).__name__}: {error}"
+        ) from None
+
+
+def model_name(name: str, directory: Path) -> str:
+    """What a model is called where no name was given."""
+    return "quire-demo" if name == DEMO else Path(name).name or directory.name

@@ -1,0 +1,155 @@
+"""Between the public protobuf messages and Quire's own types. A field whose feature is not there yet is refused by name."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from google.protobuf.message import Message
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.frontend.errors import RequestFailed, invalid, not_supported
+from rpc.frontend.stream import Delta, Finish, FinishReason, RequestStream, TokenLogprob
+from scheduler.request import InvalidRequest, Output, Sampling, Spec, Stopping
+
+T = TypeVar("T")
+
+NOT_YET = {
+    "spec": ("chat", "images", "output_prefix", "priority", "cache_salt"),
+    "sampling": (
+        "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+        "beam_search",
+    ),
+    "stopping": ("min_tokens",),
+    "output": ("prompt_logprobs",),
+}  # fmt: skip
+"""Fields that later versions will support. Values that ask for nothing (1 sequence, penalty 0) are let through below."""
+
+NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
+
+FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
+    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
+}
+
+
+def spec_from(message: pb.GenerationSpec) -> Spec:
+    """Raises RequestFailed for what is not supported, or out of range."""
+    _refuse_unsupported(message, "spec", "")
+    _refuse_unsupported(message.sampling, "sampling", "sampling.")
+    _refuse_unsupported(message.stopping, "stopping", "stopping.")
+    _refuse_unsupported(message.output, "output", "output.")
+    if message.sampling.HasField("sequence_count") and message.sampling.sequence_count != 1:
+        raise not_supported("sampling.sequence_count other than 1")
+    kind = message.WhichOneof("prompt")
+    try:
+        if kind is None:
+            raise InvalidRequest("prompt", None, "one of text and token_ids must be set")
+        return Spec(
+            prompt=message.text if kind == "text" else tuple(message.token_ids.ids),
+            model=message.model,
+            add_special_tokens=_given(message, "add_special_tokens", True),
+            sampling=_sampling(message.sampling),
+            stopping=_stopping(message.stopping),
+            output=_output(message.output),
+            max_time=message.max_time.ToTimedelta().total_seconds() if message.HasField("max_time") else None,
+            max_queue_time=(
+                message.max_queue_time.ToTimedelta().total_seconds() if message.HasField("max_queue_time") else None
+            ),
+        )
+    except InvalidRequest as error:
+        raise invalid(error) from None
+
+
+def _refuse_unsupported(message: Message, which: str, prefix: str) -> None:
+    given = {field.name: value for field, value in message.ListFields()}
+    for name in NOT_YET[which]:
+        if name in given and not (name in NEUTRAL and given[name] == NEUTRAL[name]):
+            raise not_supported(prefix + name)
+
+
+def _given(message: Message, name: str, default: T) -> T:
+    value: T = getattr(message, name)
+    return value if message.HasField(name) else default
+
+
+def _sampling(message: pb.SamplingParameters) -> Sampling:
+    names = ("temperature", "top_p", "top_k", "min_p", "seed")
+    return Sampling(**{name: _given(message, name, None) for name in names})
+
+
+def _stopping(message: pb.StoppingCriteria) -> Stopping:
+    return Stopping(
+        max_tokens=_given(message, "max_tokens", None),
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        include_stop=message.include_stop,
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def _output(message: pb.OutputOptions) -> Output:
+    return Output(
+        text=_given(message, "text", True),
+        token_ids=message.token_ids,
+        logprobs=message.logprobs,
+        top_logprobs=message.top_logprobs,
+        skip_special_tokens=_given(message, "skip_special_tokens", True),
+    )
+
+
+def _logprobs(positions: Iterable[list[TokenLogprob]]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(
+            tokens=[pb.TokenLogprob(token_id=t.token_id, logprob=t.logprob, rank=t.rank) for t in position]
+        )
+        for position in positions
+    ]
+
+
+def _set_finish(message: pb.SequenceDelta | pb.SequenceResult, finish: Finish) -> None:
+    message.finish_reason = FINISH_REASONS[finish.reason]
+    if finish.stop_string is not None:
+        message.stop_string = finish.stop_string
+    elif finish.stop_token_id is not None:
+        message.stop_token_id = finish.stop_token_id
+
+
+def delta_message(delta: Delta, token_ids: bool) -> pb.SequenceDelta:
+    """token_ids: whether the client asked for them."""
+    message = pb.SequenceDelta(
+        text=delta.text,
+        token_ids=delta.token_ids if token_ids else (),
+        logprobs=_logprobs(delta.logprobs),
+        token_count=len(delta.token_ids),
+        first_position=delta.first_position,
+    )
+    if delta.finish is not None:
+        _set_finish(message, delta.finish)
+    return message
+
+
+def usage(stream: RequestStream) -> pb.Usage:
+    return pb.Usage(prompt_tokens=len(stream.request.prompt), completion_tokens=stream.token_count)
+
+
+def prompt_info(stream: RequestStream) -> pb.PromptInfo:
+    return pb.PromptInfo(token_count=len(stream.request.prompt), seed=stream.request.controls.seed)
+
+
+def result_message(stream: RequestStream, delta: Delta, request_id: str) -> pb.GenerateResponse:
+    """delta: the whole output of an ended stream. Raises its failure if it has one."""
+    if stream.failure is not None:
+        raise stream.failure
+    if stream.finish is None:
+        raise RequestFailed("INTERNAL", "NOT_ENDED", "the result was read before the request ended")
+    result = pb.SequenceResult(
+        text=delta.text,
+        token_ids=delta.token_ids if stream.spec.output.token_ids else (),
+        logprobs=_logprobs(delta.logprobs),
+        score=stream.score,
+    )
+    _set_finish(result, stream.finish)
+    return pb.GenerateResponse(
+        request_id=request_id, sequences=[result], usage=usage(stream), prompt_info=prompt_info(stream)
+    )

@@ -1,0 +1,38 @@
+"""Failures as google.rpc.Status: every error carries an ErrorInfo with a stable reason, and what else helps a client."""
+
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc import aio
+from grpc_status import rpc_status
+
+from rpc.frontend.errors import RequestFailed
+
+DOMAIN = "quire"
+
+
+def status_of(failure: RequestFailed) -> status_pb2.Status:
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)]
+    if failure.code == "INVALID_ARGUMENT":
+        violation = error_details_pb2.BadRequest.FieldViolation(field=failure.field, description=failure.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if failure.code == "NOT_FOUND":
+        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=failure.field))
+    if failure.retry_after is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(failure.retry_after * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status_pb2.Status(
+        code=code_pb2.Code.Value(failure.code), message=failure.message, details=[_packed(d) for d in details]
+    )
+
+
+def _packed(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+async def abort(context: aio.ServicerContext, failure: RequestFailed) -> None:
+    """Ends the call with the failure's status; does not return."""
+    await context.abort_with_status(rpc_status.to_status(status_of(failure)))

@@ -1,0 +1,154 @@
+"""quire.v1.GenerationService over a `Frontend`."""
+
+import asyncio
+import logging
+import secrets
+import string
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from grpc import aio
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+from rpc.frontend.errors import RequestFailed, invalid
+from rpc.frontend.frontend import Frontend, Live
+from rpc.services import convert
+from rpc.services.errors import abort, status_of
+from scheduler.request import InvalidRequest
+
+log = logging.getLogger("quire.rpc")
+
+REQUEST_ID_HEADER = "x-request-id"
+VISIBLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
+
+
+class GenerationService(pb_grpc.GenerationServiceServicer):
+    """The public API."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def Generate(  # noqa: N802 - gRPC's name
+        self, request: pb.GenerateRequest, context: aio.ServicerContext
+    ) -> pb.GenerateResponse:
+        async with _failures_to(context):
+            request_id = await self._accept(request.request_id, context)
+            return await self._generate(request, request_id, context.time_remaining())
+
+    async def StreamGenerate(  # noqa: N802
+        self, request: pb.StreamGenerateRequest, context: aio.ServicerContext
+    ) -> None:
+        async with _failures_to(context):
+            request_id = await self._accept(request.request_id, context)
+            spec = convert.spec_from(request.spec)
+            most_held = self._frontend.settings.backlog_tokens // 2
+            async with self._frontend.open(spec, request_id, context.time_remaining()) as live:
+                async for message in _messages(live, request.stream_options, most_held):
+                    await self._write(context, message)
+                if live.stream.failure is not None:
+                    raise live.stream.failure
+
+    async def BatchGenerate(  # noqa: N802
+        self, request: pb.BatchGenerateRequest, context: aio.ServicerContext
+    ) -> None:
+        async with _failures_to(context):
+            most = self._frontend.preparer.limits.request.batch_requests
+            if len(request.requests) > most:
+                count = f"{len(request.requests)} entries"
+                raise invalid(InvalidRequest("requests", count, f"at most {most} in one batch"))
+            places, remaining = asyncio.Semaphore(self._frontend.settings.batch_concurrency), context.time_remaining()
+            entries = [
+                asyncio.create_task(self._entry(position, entry, places, remaining))
+                for position, entry in enumerate(request.requests)
+            ]
+            try:
+                for done in asyncio.as_completed(entries):
+                    await self._write(context, await done)
+            finally:
+                for entry in entries:
+                    entry.cancel()
+                await asyncio.gather(*entries, return_exceptions=True)
+
+    async def _accept(self, given: str, context: aio.ServicerContext) -> str:
+        """The request's id, from the message, the metadata or minted; sent back in the initial metadata."""
+        header = dict(context.invocation_metadata() or ()).get(REQUEST_ID_HEADER, "")
+        request_id = self._request_id(given or (header if isinstance(header, str) else ""))
+        await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
+        return request_id
+
+    def _request_id(self, given: str) -> str:
+        most = self._frontend.preparer.limits.request.request_id_bytes
+        if len(given) > most or not VISIBLE.issuperset(given):
+            reason = f"must be at most {most} visible ASCII characters"
+            raise invalid(InvalidRequest("request_id", given, reason))
+        return given or secrets.token_hex(16)
+
+    async def _generate(self, request: pb.GenerateRequest, request_id: str, remaining: float | None) -> pb.GenerateResponse:
+        spec = convert.spec_from(request.spec)
+        async with self._frontend.open(spec, request_id, remaining, streaming=False) as live:
+            while not live.stream.ended:
+                await live.wait()
+            return convert.result_message(live.stream, live.stream.take(), request_id)
+
+    async def _entry(
+        self, position: int, request: pb.GenerateRequest, places: asyncio.Semaphore, remaining: float | None
+    ) -> pb.BatchGenerateResponse:
+        async with places:
+            try:
+                response = await self._generate(request, self._request_id(request.request_id), remaining)
+            except RequestFailed as failure:
+                status = status_of(failure)
+                error = pb.EntryError(code=status.code, message=status.message, details=status.details)
+                return pb.BatchGenerateResponse(position=position, error=error)
+            return pb.BatchGenerateResponse(position=position, response=response)
+
+    async def _write(self, context: aio.ServicerContext, message: object) -> None:
+        """Raises RequestFailed where the client does not read."""
+        stall = self._frontend.settings.write_stall
+        try:
+            async with asyncio.timeout(stall):
+                await context.write(message)
+        except TimeoutError:
+            message_text = f"the client read nothing for {stall:.0f} s"
+            raise RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message_text) from None
+
+
+async def _messages(
+    live: Live, options: pb.StreamOptions, most_held: int
+) -> AsyncIterator[pb.StreamGenerateResponse]:
+    """Deltas as they come, grouped as the client asked; the first comes with the first token, the last has the usage.
+
+    most_held: tokens that grouping may hold back, whatever the client asked.
+    """
+    stream, first = live.stream, True
+    delay = options.max_delay.ToTimedelta().total_seconds() if options.HasField("max_delay") else None
+    group = max(1, min(options.min_tokens_per_message, most_held))
+    while not stream.ended:
+        await live.wait(1 if first else group, delay)
+        if stream.failure is not None:
+            return
+        message = pb.StreamGenerateResponse()
+        if first:
+            message.request_id = live.request_id
+            message.prompt_info.CopyFrom(convert.prompt_info(stream))
+        message.deltas.append(convert.delta_message(stream.take(), stream.spec.output.token_ids))
+        if stream.ended or options.usage_in_every_message:
+            message.usage.CopyFrom(convert.usage(stream))
+        first = False
+        yield message
+
+
+@asynccontextmanager
+async def _failures_to(context: aio.ServicerContext) -> AsyncIterator[None]:
+    """Ends the call with a status for whatever is raised; what nobody foresaw is INTERNAL, and its text stays here."""
+    try:
+        yield
+    except RequestFailed as failure:
+        await abort(context, failure)
+    except aio.AbortError:
+        raise
+    except Exception:
+        log.exception("a request failed in its handler")
+        message = "an internal error ended this request; the server's log has it"
+        await abort(context, RequestFailed("INTERNAL", "INTERNAL", message))

@@ -1,0 +1,46 @@
+"""Tiny random Llama checkpoints, written by transformers in float32, with a byte-level tokenizer beside them."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def write_llama(directory: Path, seed: int = 0, shards: bool = False, **changes: object) -> Path:
+    """A random checkpoint whose logits are spread enough that greedy decoding has clear winners."""
+    torch.manual_seed(seed)
+    values = {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+        "dtype": "float32",
+    } | changes
+    model = LlamaForCausalLM(LlamaConfig(**values)).eval()
+    model.save_pretrained(directory, max_shard_size="60KB" if shards else "5GB")
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Bytes and a few merges; 257 to 320 ids, <|end|> is 0."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, then the rat ate the hat and that was that"] * 20, trainer)
+    return tokenizer
