@@ -1,6 +1,7 @@
 """How many bytes keys and values take: the arithmetic behind pool sizes, estimates and admission.
 
-Only K and V of the KV heads are kept, never queries, so a token costs 2 x layers x KV heads x head_dim x bytes an element.
+Only K and V of the KV heads are kept, never queries, so a token costs 2 x layers x KV heads x head_dim x bytes an
+element.
 """
 
 from dataclasses import dataclass

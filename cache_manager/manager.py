@@ -1,7 +1,8 @@
 """The one door to the page pool: opens, grows and releases the page tables of batch rows, and keeps the books.
 
-A page's count is page tables + steps in flight. A row that leaves while a step that can touch its pages is in flight hands
-them to that step; they are free once it retires. So a late write of a dead sequence never lands in a living one's page.
+A page's count is page tables + steps in flight. A row that leaves while a step that can touch its pages is in flight
+hands them to that step; they are free once it retires. So a late write of a dead sequence never lands in a living one's
+page.
 """
 
 from collections import deque
@@ -110,7 +111,9 @@ class CacheManager:
             book(pages, f"step {step}")
         wrong = np.flatnonzero(expected != self.allocator.counts)
         if len(wrong):
-            lines = [f"page {p}: count {self.allocator.counts[p]}, held by {holders.get(p, [])}" for p in wrong.tolist()]
+            lines = [
+                f"page {p}: count {self.allocator.counts[p]}, held by {holders.get(p, [])}" for p in wrong.tolist()
+            ]
             raise LedgerError("the page ledger does not balance: " + "; ".join(lines[:8]))
         free = self.allocator.free_pages()
         if len(np.unique(free)) != len(free) or self.allocator.counts[free].any():

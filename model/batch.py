@@ -14,8 +14,8 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """Slices of a step and the rows that draw. slices: [n, 3] of row, start, count. draws: [m, 3] of slice, offset in it,
-    place in the step's result.
+    """Slices of a step and the rows that draw. slices: [n, 3] of row, start, count. draws: [m, 3] of slice, offset in
+    it, place in the step's result.
     """
 
     slices: Ints

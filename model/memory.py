@@ -9,7 +9,7 @@ DEVICE_FRACTION = 0.9
 
 
 def free_host_bytes() -> int:
-    """What this process may still take: the machine's available memory, or what its cgroup has left, if that is less."""
+    """What this process may still take: the machine's available memory, or less if its cgroup has less left."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(fields["MemAvailable"].split()[0]) * 1024
     try:

@@ -1,7 +1,8 @@
 """Executor of one device: runs step plans on a model and its paged attention.
 
-A forward pass that raises is run again in halves, down to the one sequence that makes it raise; only that one is reported
-as a fault. Running a half again is safe: KV writes are the same bytes into the same slots, nothing else was changed.
+A forward pass that raises is run again in halves, down to the one sequence that makes it raise; only that one is
+reported as a fault. Running a half again is safe: KV writes are the same bytes into the same slots, nothing else was
+changed.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Client side of quire.v1 for the command line: streams one request's text. Imports no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import grpc
 from quire.v1 import generation_service_pb2 as pb
@@ -16,7 +17,7 @@ def stream_text(
     prompt: str,
     model: str,
     max_tokens: int,
-    sampling: Mapping[str, float | int],
+    sampling: Mapping[str, Any],
     stop: Sequence[str],
     timeout: float | None,
     show: Callable[[str], object],
@@ -47,6 +48,6 @@ def stream_text(
 
 def _explain(error: grpc.RpcError, server: str) -> str:
     code, details = error.code(), error.details()
-    if code is grpc.StatusCode.UNAVAILABLE and "onnect" in details:
+    if code is grpc.StatusCode.UNAVAILABLE and "onnect" in (details or ""):
         return f"no server answers at {server}. Start one with `make serve`, or name another with --server"
     return f"{code.name}: {details}"

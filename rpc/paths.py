@@ -15,7 +15,10 @@ def demo_directory() -> Path:
 
 
 def model_directory(name: str) -> Path:
-    """A local directory if there is one, the demo model for "demo", else a download from the hub. Raises CheckpointError."""
+    """A local directory if there is one, the demo model for "demo", else a download from the hub.
+
+    Raises CheckpointError where there is neither.
+    """
     if name == DEMO:
         return demo_directory()
     path = Path(name).expanduser()
@@ -29,7 +32,8 @@ def model_directory(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except Exception as error:  # many kinds: no network, no such model, a gated model, a bad name
         raise CheckpointError(
-            f"--model {name}: no such directory, and the Hugging Face hub did not give it: {type(error).__name__}: {error}"
+            f"--model {name}: no such directory, and the Hugging Face hub did not give it: "
+            f"{type(error).__name__}: {error}"
         ) from None
 
 

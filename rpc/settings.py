@@ -10,7 +10,7 @@ from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """All of `quire serve`. port, metrics_port: 0 picks a free one. served_model_name: None takes the directory's name."""
+    """All of `quire serve`. port, metrics_port: 0 picks a free one. served_model_name: None takes the directory's."""
 
     model: ModelSettings
     served_model_name: str | None = None
@@ -30,8 +30,9 @@ class ServerSettings:
                 raise ValueError(f"{flag} is {port}, must be in [0, 65536)")
         if not is_loopback(self.host) and not self.allow_insecure_bind:
             raise ValueError(
-                f"--host {self.host} can be reached from other machines, and there is neither TLS nor a token yet: anyone "
-                "who reaches the port could use the model. Serve on 127.0.0.1, or insist with --allow-insecure-bind"
+                f"--host {self.host} can be reached from other machines, and there is neither TLS nor a token yet: "
+                "anyone who reaches the port could use the model. Serve on 127.0.0.1, or insist with "
+                "--allow-insecure-bind"
             )
 
 

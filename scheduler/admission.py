@@ -57,5 +57,7 @@ class Admission:
                 retry,
             )
         if requests and wait > patience:
-            return Refusal(f"the predicted wait is {wait:.1f} s, the request would wait at most {patience:.1f} s", retry)
+            return Refusal(
+                f"the predicted wait is {wait:.1f} s, the request would wait at most {patience:.1f} s", retry
+            )
         return None

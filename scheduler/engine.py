@@ -1,7 +1,7 @@
 """The engine's loop: the only clock and the only thread of the scheduler.
 
-Events come in through `send` from any thread; each step's outputs go to one sink, called on the engine's thread. An idle
-engine waits on a condition and uses no processor time.
+Events come in through `send` from any thread; each step's outputs go to one sink, called on the engine's thread. An
+idle engine waits on a condition and uses no processor time.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Engine:
         self._sink(_ends([e.attempt for e in events if isinstance(e, Submit)], self.failure))
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends the loop after the step in flight. Raises TimeoutError where that takes longer than `timeout` seconds."""
+        """Ends the loop after the step in flight. Raises TimeoutError where that takes over `timeout` seconds."""
         with self._wake:
             self._stopping = True
             self._wake.notify()

@@ -1,7 +1,8 @@
 """What goes into an engine and what comes out of it, once a step.
 
 An attempt is one submission of a request to one engine, named by a number that the frontend mints. Every attempt gets
-exactly one `End` from its engine. Tokens carry attempt and position, so a frontend can tell gaps, duplicates and zombies.
+exactly one `End` from its engine. Tokens carry attempt and position, so a frontend can tell gaps, duplicates and
+zombies.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The frontend wants no more of this attempt (a stop string matched, the client left). Unknown attempts are ignored."""
+    """The frontend wants no more of this attempt (a stop string matched, the client left). Unknown attempts are
+    ignored.
+    """
 
     attempt: int
 
@@ -77,7 +80,9 @@ class Logprobs:
 
     @staticmethod
     def none() -> "Logprobs":
-        return Logprobs(np.empty(0, np.float32), np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
+        return Logprobs(
+            np.empty(0, np.float32), np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+        )
 
     def select(self, index: NDArray[np.intp]) -> "Logprobs":
         return Logprobs(self.chosen[index], self.rank[index], self.top_ids[index], self.top[index])

@@ -100,7 +100,8 @@ class Spec:
 class Limits:
     """What an engine can serve, as its frontends need it.
 
-    vocabulary: width of the logits. context: longest prompt + output of the model. pool_tokens: tokens the KV pool holds.
+    vocabulary: width of the logits. context: longest prompt + output of the model. pool_tokens: tokens the KV pool
+    holds.
     """
 
     vocabulary: int

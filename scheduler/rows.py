@@ -32,12 +32,12 @@ class Sequence:
 
 
 class Rows:
-    """`size` rows. A row is in use while its serial is above 0; serials are never used twice, so a result that was planned
-    for an earlier tenant of a row is told apart.
+    """`size` rows. A row is in use while its serial is above 0; serials are never used twice, so a result that was
+    planned for an earlier tenant of a row is told apart.
 
     prompt: prompt tokens. emitted: output tokens committed. length: all tokens, drawn ones in flight included.
-    scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the last
-    step that touches the row's pages.
+    scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the
+    last step that touches the row's pages.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,9 +1,9 @@
 """Continuous batching: every step mixes decodes with chunked prefill under a token budget.
 
-After Yu et al., Orca, OSDI 2022 (iteration-level scheduling), Kwon et al., PagedAttention, SOSP 2023 (pages, preemption by
-recompute) and Agrawal et al., Sarathi-Serve, OSDI 2024 (chunked prefill beside decodes). First come, first served: decodes
-go first, then running prefills, then new requests in order; the victim of a preemption is the latest to come, and it is
-queued again in front. The oldest running sequence is never a victim, so work always ends.
+After Yu et al., Orca, OSDI 2022 (iteration-level scheduling), Kwon et al., PagedAttention, SOSP 2023 (pages, preemption
+by recompute) and Agrawal et al., Sarathi-Serve, OSDI 2024 (chunked prefill beside decodes). First come, first served:
+decodes go first, then running prefills, then new requests in order; the victim of a preemption is the latest to come,
+and it is queued again in front. The oldest running sequence is never a victim, so work always ends.
 
 `schedule` and `commit` are pure: time comes in as an argument, and the same calls give the same plans.
 """
@@ -119,7 +119,9 @@ class Scheduler:
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
-        longest_wait = self.queue_limits.wait if request.patience is None else min(request.patience, self.queue_limits.wait)
+        longest_wait = (
+            self.queue_limits.wait if request.patience is None else min(request.patience, self.queue_limits.wait)
+        )
         refusal = self.admission.refuse(len(self.queue), self.queue.tokens, len(request.prompt), longest_wait)
         if refusal is not None:
             reason = EndReason.QUEUE_FULL

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """max_batched_tokens: token budget of a step. max_sequences: rows that run at once. prefill_chunk: most prompt tokens
-    of one request in a step. steps_in_flight: how many steps may be launched before the first is collected.
+    """max_batched_tokens: token budget of a step. max_sequences: rows that run at once. prefill_chunk: most prompt
+    tokens of one request in a step. steps_in_flight: how many steps may be launched before the first is collected.
     """
 
     max_batched_tokens: int = 512

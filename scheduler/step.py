@@ -34,9 +34,9 @@ class Join:
 class StepPlan:
     """Applied in this order: leaves, joins, grown; then the slices are computed.
 
-    leaves: [n] rows. grown: [n, 4] of group, row, index in the page table, page.
-    slices: [n, 3] of row, start, count: positions start .. start + count - 1 of that row are computed and their KV written.
-    logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits.
+    leaves: [n] rows. grown: [n, 4] of group, row, index in the page table, page. slices: [n, 3] of row, start, count:
+    positions start .. start + count - 1 of that row are computed and their KV written. logits: [n, 2] of packed offset
+    of a token in the slices, row that draws from its logits.
     """
 
     step: int

@@ -25,7 +25,8 @@ class _Layer:
 class Llama:
     """LlamaForCausalLM over packed tokens."""
 
-    # Buffers that old checkpoints saved; the output layer of a tied model, which some save although it is the embedding.
+    # Buffers that old checkpoints saved; the output layer of a tied model, which some save although it is the
+    # embedding.
     IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
@@ -63,7 +64,9 @@ class Llama:
             return Linear(weight)
         return Linear(weight, torch.cat([self._take(f"{prefix}{name}.bias", out) for name, out in parts]))
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: AttentionBackend, plan: object) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: AttentionBackend, plan: object
+    ) -> Tensor:
         """tokens, positions: [tokens]. wanted: [n] packed offsets. Returns float32 logits [n, vocabulary] of those."""
         c = self._config
         cos, sin = self._rope.at(positions)

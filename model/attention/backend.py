@@ -15,8 +15,9 @@ from torch import Tensor
 class StepShape:
     """Where the packed tokens of a step stand, on the host.
 
-    slices: [n, 3] of row, start, count. positions: [tokens]. slots: [groups, tokens], page x page_size + offset, where each
-    token's KV goes. tables: [groups, rows, width] page ids by batch row; entries past a row's tokens are meaningless.
+    slices: [n, 3] of row, start, count. positions: [tokens]. slots: [groups, tokens], page x page_size + offset, where
+    each token's KV goes. tables: [groups, rows, width] page ids by batch row; entries past a row's tokens are
+    meaningless.
     """
 
     slices: NDArray[np.int32]

@@ -1,9 +1,10 @@
 """Paged attention in plain torch: runs anywhere, and is what the tuned back ends are checked against.
 
-Queries are cut into tiles and keys into blocks at fixed absolute positions, and each (tile, block) is one product of fixed
-shape. So the bits of a query's result depend on nothing but its own sequence: not on the batch, the chunk it came in, the
-page size or where its pages lie. (torch.bmm gives each matrix of a batch the same bits for any number of matrices, but not
-for any number of rows in a matrix; seen with torch 2.13 on AVX-512.) The price is that a decode computes a whole tile.
+Queries are cut into tiles and keys into blocks at fixed absolute positions, and each (tile, block) is one product of
+fixed shape. So the bits of a query's result depend on nothing but its own sequence: not on the batch, the chunk it came
+in, the page size or where its pages lie. (torch.bmm gives each matrix of a batch the same bits for any number of
+matrices, but not for any number of rows in a matrix; seen with torch 2.13 on AVX-512.) The price is that a decode
+computes a whole tile.
 
 Softmax is the online form of Milakov and Gimelshein, 2018, block by block in order of position.
 """
@@ -35,8 +36,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReferencePlan:
-    """slots: [tokens] of the step's own KV. gather: [tiles x tile] packed index of each query place, tokens where there is
-    none. scatter: [tokens] query place of each packed token. Tiles with more blocks come first.
+    """slots: [tokens] of the step's own KV. gather: [tiles x tile] packed index of each query place, tokens where there
+    is none. scatter: [tokens] query place of each packed token. Tiles with more blocks come first.
     """
 
     slots: Tensor
@@ -51,9 +52,7 @@ class ReferenceAttention:
 
     name = "reference"
 
-    def __init__(
-        self, layout: KVLayout, pages: int, heads: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, layout: KVLayout, pages: int, heads: int, dtype: torch.dtype, device: torch.device) -> None:
         self._page_size, self._kv_heads, self._head_dim = layout.page_size, layout.kv_heads, layout.head_dim
         self._group = heads // layout.kv_heads
         self._tile = max(1, TILE_ROWS // self._group)
@@ -116,7 +115,7 @@ class ReferenceAttention:
         self._values[layer].index_copy_(1, plan.slots, values.transpose(0, 1))
 
     def attend(self, layer: int, queries: Tensor, plan: ReferencePlan) -> Tensor:
-        tokens, heads, dim = queries.shape
+        _, heads, dim = queries.shape
         kv_heads, group, tiles = self._kv_heads, self._group, plan.tiles
         rows = self._tile * group
         padded = torch.cat((queries.float() * dim**-0.5, queries.new_zeros((1, heads, dim), dtype=torch.float32)))
@@ -144,7 +143,9 @@ class ReferenceAttention:
         return out.reshape(tiles * self._tile, heads, dim)[plan.scatter].to(queries.dtype)
 
     def poison(self, pages: NDArray[np.int32]) -> None:
-        slots = self._to_device((pages[:, None].astype(np.int64) * self._page_size + np.arange(self._page_size)).reshape(-1))
+        slots = self._to_device(
+            (pages[:, None].astype(np.int64) * self._page_size + np.arange(self._page_size)).reshape(-1)
+        )
         for pool in (*self._keys, *self._values):
             pool.index_fill_(1, slots, torch.nan)
 

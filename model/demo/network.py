@@ -5,6 +5,8 @@ Face's LlamaForCausalLM, so that a state dict is a checkpoint. Llama: Touvron et
 Ainslie et al., 2023; rotary positions: Su et al., 2021.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,7 +45,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: dict, dropout: float) -> None:
+    def __init__(self, config: dict[str, Any], dropout: float) -> None:
         super().__init__()
         hidden, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = nn.RMSNorm(hidden, eps)
@@ -60,7 +62,7 @@ class Layer(nn.Module):
 class DemoLlama(nn.Module):
     """Tied embeddings. `config` is the dict that goes to config.json."""
 
-    def __init__(self, config: dict, dropout: float) -> None:
+    def __init__(self, config: dict[str, Any], dropout: float) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
         self.layers = nn.ModuleList(Layer(config, dropout) for _ in range(config["num_hidden_layers"]))
@@ -69,8 +71,7 @@ class DemoLlama(nn.Module):
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         inverse = config["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
         angles = torch.outer(torch.arange(config["max_position_embeddings"]), inverse)
-        self.register_buffer("cos", torch.cat((angles, angles), -1).cos(), persistent=False)
-        self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
+        self.cos, self.sin = (f(torch.cat((angles, angles), -1)) for f in (torch.cos, torch.sin))
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:  # GPT-2's scheme: residual writers start smaller
                 residual = name.endswith(("o_proj.weight", "down_proj.weight"))

@@ -1,15 +1,15 @@
 """Trains the demo model and writes it as a Hugging Face directory: `make demo-model`.
 
-Text: the plays of Shakespeare in `tinyshakespeare.txt` (public domain). The last tenth is held out. Speeches are grouped
-into documents of 16, each ended by <|endoftext|>, so that the model learns to stop. Takes 20 minutes on two cores;
-the weights with the best validation loss are kept.
+Text: the plays of Shakespeare in `tinyshakespeare.txt` (public domain). The last tenth is held out. Speeches are
+grouped into documents of 16, each ended by <|endoftext|>, so that the model learns to stop. Takes 20 minutes on two
+cores; the weights with the best validation loss are kept.
 """
 
 import json
 import math
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from model.demo.ngram import KneserNey
 HERE = Path(__file__).parent
 END = "<|endoftext|>"
 SPEECHES_A_DOCUMENT = 16
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "dtype": "bfloat16",
@@ -89,7 +89,9 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def fit(network: DemoLlama, train: Tensor, held_out: Tensor, steps: int, tokens_a_step: int) -> tuple[float, dict]:
+def fit(
+    network: DemoLlama, train: Tensor, held_out: Tensor, steps: int, tokens_a_step: int
+) -> tuple[float, dict[str, Tensor]]:
     """Returns the best validation loss and the weights that had it."""
     matrices = [p for p in network.parameters() if p.dim() == 2]
     vectors = [p for p in network.parameters() if p.dim() < 2]
@@ -97,7 +99,8 @@ def fit(network: DemoLlama, train: Tensor, held_out: Tensor, steps: int, tokens_
         [{"params": matrices, "weight_decay": 0.2}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.98)
     )
     generator = torch.Generator().manual_seed(1)
-    best, weights, started = float("inf"), {}, time.monotonic()
+    best, started = float("inf"), time.monotonic()
+    weights: dict[str, Tensor] = {}
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, 1.5e-3)
@@ -170,8 +173,7 @@ def main(
     split = len(text) * 9 // 10
     parts = [documents(text[:split]), documents(text[split:])]
     tokenizer = train_tokenizer(parts[0])
-    end = tokenizer.token_to_id(END)
-    train, held_out = ([i for doc in part for i in [*tokenizer.encode(doc).ids, end]] for part in parts)
+    train, held_out = ([i for doc in part for i in tokenizer.encode(doc + END).ids] for part in parts)
     nats_to_bits = len(held_out) / len(text[split:]) / math.log(2)
     ngram = KneserNey(train, CONFIG["vocab_size"]).loss(held_out)
     network = DemoLlama(CONFIG, dropout)

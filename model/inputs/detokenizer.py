@@ -1,8 +1,8 @@
 """Token ids to text as they come: whole characters only, and the parts together are the text of the whole.
 
-The window of the last tokens is decoded again with each new one, since what a token reads as can depend on those before it
-(byte pieces, spaces); the scheme of text-generation-inference. Text that ends in U+FFFD may be half a character and is held
-until the next token settles it, or until `flush`.
+The window of the last tokens is decoded again with each new one, since what a token reads as can depend on those before
+it (byte pieces, spaces); the scheme of text-generation-inference. Text that ends in U+FFFD may be half a character and
+is held until the next token settles it, or until `flush`.
 """
 
 from model.inputs.tokenizer import Tokenizer

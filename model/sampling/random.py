@@ -1,8 +1,8 @@
 """Random numbers without state: a draw depends on (seed, sequence index, output position, token id) only.
 
-So a sequence's tokens are the same alone or in a batch, before or after a preemption, on this replica or another. The hash
-is SplitMix64 (Steele, Lea and Flood, 2014), applied once to each part of the key; the idea is Salmon et al., "Parallel
-random numbers: as easy as 1, 2, 3", SC 2011.
+So a sequence's tokens are the same alone or in a batch, before or after a preemption, on this replica or another. The
+hash is SplitMix64 (Steele, Lea and Flood, 2014), applied once to each part of the key; the idea is Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import numpy as np
@@ -17,9 +17,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def row_keys(
-    seeds: NDArray[np.uint64], indices: NDArray[np.int64], positions: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def row_keys(seeds: NDArray[np.uint64], indices: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """One 64-bit key for each (seed, sequence index, output position)."""
     key = _mix_host(seeds)
     key = _mix_host(key ^ indices.astype(np.uint64))

@@ -1,7 +1,7 @@
 """From logits to tokens: greedy, or temperature, min_p, top_k, top_p and a draw, in this order.
 
-The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top_p works on the probabilities that are left
-and keeps the token that crosses p. Logprobs are of the raw logits.
+The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top_p works on the probabilities that are
+left and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
 from dataclasses import dataclass
@@ -53,12 +53,16 @@ def sample(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64], posi
     random = np.flatnonzero(controls.temperature[rows] > 0)
     if len(random):
         which, keys = rows[random], row_keys(controls.seed[rows], controls.index[rows], positions)[random]
-        filtered = (controls.top_k[which] > 0) | (controls.top_p[which] < 1)
-        for part, draw in ((random[~filtered], _draw), (random[filtered], _draw_filtered)):
-            if len(part):
-                key = torch.from_numpy(keys[np.isin(random, part)]).to(logits.device)
-                where = torch.from_numpy(part).to(logits.device)
-                tokens[where] = draw(_scaled(logits[where], controls, rows[part]), controls, rows[part], key)
+        sort = (controls.top_k[which] > 0) | (controls.top_p[which] < 1)
+        for part in (~sort, sort):
+            if part.any():
+                where = torch.from_numpy(random[part]).to(logits.device)
+                scaled = _scaled(logits[where], controls, which[part])
+                ids = torch.arange(logits.shape[1], device=logits.device).expand_as(scaled)
+                if part is sort:
+                    scaled, ids = _keep_top(scaled, controls, which[part])
+                noise = gumbel(torch.from_numpy(keys[part]).to(logits.device), ids)
+                tokens[where] = ids.gather(1, torch.argmax(scaled + noise, -1, keepdim=True))[:, 0]
     return Drawn(tokens.cpu().numpy().astype(np.int32), _logprobs(logits, tokens, controls.top_logprobs[rows]))
 
 
@@ -73,13 +77,8 @@ def _scaled(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -> 
     return scaled.masked_fill(scaled < floor, -torch.inf)
 
 
-def _draw(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64], keys: Tensor) -> Tensor:
-    ids = torch.arange(scaled.shape[1], device=scaled.device)
-    return torch.argmax(scaled + gumbel(keys, ids), -1)
-
-
-def _draw_filtered(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64], keys: Tensor) -> Tensor:
-    """With top_k and top_p, among the tokens sorted by probability."""
+def _keep_top(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """The logits sorted by size, -inf where top_k or top_p forbids, and the token id of each."""
     vocabulary = scaled.shape[1]
     ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
     top_k = np.where(controls.top_k[rows] > 0, np.minimum(controls.top_k[rows], vocabulary), vocabulary)
@@ -89,8 +88,7 @@ def _draw_filtered(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int6
     before = probabilities.cumsum(-1) - probabilities
     beyond = before >= _column(controls.top_p[rows], ordered)
     beyond[:, 0] = False
-    chosen = torch.argmax(ordered.masked_fill(beyond, -torch.inf) + gumbel(keys, ids), -1, keepdim=True)
-    return ids.gather(1, chosen)[:, 0]
+    return ordered.masked_fill(beyond, -torch.inf), ids
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Logprobs:

@@ -10,7 +10,9 @@ from model.config import ELEMENT_BYTES, read_config
 from model.memory import HOST_FRACTION, free_host_bytes
 
 
-def estimate(directory: Path, dtype: str, page_size: int, memory: int | None, length: int | None) -> dict[str, int | str]:
+def estimate(
+    directory: Path, dtype: str, page_size: int, memory: int | None, length: int | None
+) -> dict[str, int | str]:
     """What `show` prints. Raises CheckpointError, ValueError."""
     config = read_config(directory)
     dtype = config.dtype if dtype == "auto" else dtype

@@ -30,7 +30,8 @@ Config = Annotated[
     ),
 ]
 Model = Annotated[
-    str, typer.Option(help="Model directory (Hugging Face layout), a name on the hub, or `demo` for the one that ships.")
+    str,
+    typer.Option(help="Model directory (Hugging Face layout), a name on the hub, or `demo` for the one that ships."),
 ]
 Dtype = Annotated[str, typer.Option(help="Weights and KV: auto (the checkpoint's), float32, bfloat16 or float16.")]
 PageSize = Annotated[int, typer.Option(help="Tokens in a KV page.")]
@@ -86,11 +87,10 @@ def serve(
     page_size: PageSize = 16,
     kv_cache_memory: KVCacheMemory = None,
     max_batched_tokens: Annotated[
-        int, typer.Option(help="Token budget of a step, decodes and prefill chunks together.", rich_help_panel="Scheduling")
+        int,
+        typer.Option(help="Token budget of a step, decodes and prefill chunks together.", rich_help_panel="Scheduling"),
     ] = 512,
-    max_sequences: Annotated[
-        int, typer.Option(help="Sequences that run at once.", rich_help_panel="Scheduling")
-    ] = 256,
+    max_sequences: Annotated[int, typer.Option(help="Sequences that run at once.", rich_help_panel="Scheduling")] = 256,
     prefill_chunk: Annotated[
         int | None,
         typer.Option(

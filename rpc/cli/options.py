@@ -28,7 +28,7 @@ def load_defaults(context: typer.Context, path: Path | None) -> Path | None:
     }
     if path is not None:
         values |= _read(path, known)
-    context.default_map = (context.default_map or {}) | values
+    context.default_map = {**(context.default_map or {}), **values}
     return path
 
 

@@ -93,7 +93,7 @@ class Frontend:
         too slow if much of it waits. Raises RequestFailed.
         """
         if request_id in self._ids:
-            raise self._refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", f"{request_id!r} is being served"))
+            raise self.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", f"{request_id!r} is being served"))
         self._ids.add(request_id)
         self._idle.clear()
         try:
@@ -107,21 +107,22 @@ class Frontend:
             if not self._ids:
                 self._idle.set()
 
-    def _refused(self, failure: RequestFailed) -> RequestFailed:
+    def refused(self, failure: RequestFailed) -> RequestFailed:
+        """Counts a request that ended before it was submitted."""
         self._metrics.request_ended(failure.reason.lower())
         return failure
 
     async def _submit(self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool) -> Live:
         if self.draining:
             message = "the server is shutting down"
-            raise self._refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
+            raise self.refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
         if self._engine is None:
-            raise self._refused(RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0))
+            raise self.refused(RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0))
         started = time.monotonic()
         try:
             request = await self._loop.run_in_executor(self._workers, self.preparer.prepare, spec)
         except RequestFailed as failure:
-            raise self._refused(failure) from None
+            raise self.refused(failure) from None
         patience = [t for t in (request.patience, time_remaining) if t is not None]
         request = replace(request, patience=min(patience) if patience else None)
         stream = RequestStream(next(self._attempts), spec, request, self.preparer.tokenizer)

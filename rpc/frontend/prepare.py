@@ -18,7 +18,9 @@ class Preparer:
     defaults: ModelDefaults
 
     def prepare(self, spec: Spec) -> Request:
-        """Raises RequestFailed: NOT_FOUND for another model's name, INVALID_ARGUMENT for a value that cannot be served."""
+        """Raises RequestFailed: NOT_FOUND for another model's name, INVALID_ARGUMENT for a value that cannot be
+        served.
+        """
         if spec.model not in ("", self.name):
             message = f"model {spec.model!r} is not served here, {self.name!r} is"
             raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=spec.model)

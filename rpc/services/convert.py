@@ -1,4 +1,6 @@
-"""Between the public protobuf messages and Quire's own types. A field whose feature is not there yet is refused by name."""
+"""Between the public protobuf messages and Quire's own types. A field whose feature is not there yet is refused by
+name.
+"""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -21,7 +23,8 @@ NOT_YET = {
     "stopping": ("min_tokens",),
     "output": ("prompt_logprobs",),
 }  # fmt: skip
-"""Fields that later versions will support. Values that ask for nothing (1 sequence, penalty 0) are let through below."""
+"""Fields that later versions will support. Values that ask for nothing (1 sequence, penalty 0) are let through below.
+"""
 
 NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
 

@@ -1,4 +1,4 @@
-"""Failures as google.rpc.Status: every error carries an ErrorInfo with a stable reason, and what else helps a client."""
+"""Failures as google.rpc.Status: each carries an ErrorInfo with a stable reason, and what else helps a client."""
 
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
@@ -35,4 +35,5 @@ def _packed(message: Message) -> any_pb2.Any:
 
 async def abort(context: aio.ServicerContext, failure: RequestFailed) -> None:
     """Ends the call with the failure's status; does not return."""
-    await context.abort_with_status(rpc_status.to_status(status_of(failure)))
+    status = rpc_status.to_status(status_of(failure))
+    await context.abort(status.code, status.details, status.trailing_metadata)

@@ -15,7 +15,7 @@ from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.frontend import Frontend, Live
 from rpc.services import convert
 from rpc.services.errors import abort, status_of
-from scheduler.request import InvalidRequest
+from scheduler.request import InvalidRequest, Spec
 
 log = logging.getLogger("quire.rpc")
 
@@ -41,7 +41,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     ) -> None:
         async with _failures_to(context):
             request_id = await self._accept(request.request_id, context)
-            spec = convert.spec_from(request.spec)
+            spec = self._spec(request.spec)
             most_held = self._frontend.settings.backlog_tokens // 2
             async with self._frontend.open(spec, request_id, context.time_remaining()) as live:
                 async for message in _messages(live, request.stream_options, most_held):
@@ -81,11 +81,19 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         most = self._frontend.preparer.limits.request.request_id_bytes
         if len(given) > most or not VISIBLE.issuperset(given):
             reason = f"must be at most {most} visible ASCII characters"
-            raise invalid(InvalidRequest("request_id", given, reason))
+            raise self._frontend.refused(invalid(InvalidRequest("request_id", given, reason)))
         return given or secrets.token_hex(16)
 
-    async def _generate(self, request: pb.GenerateRequest, request_id: str, remaining: float | None) -> pb.GenerateResponse:
-        spec = convert.spec_from(request.spec)
+    def _spec(self, message: pb.GenerationSpec) -> Spec:
+        try:
+            return convert.spec_from(message)
+        except RequestFailed as failure:
+            raise self._frontend.refused(failure) from None
+
+    async def _generate(
+        self, request: pb.GenerateRequest, request_id: str, remaining: float | None
+    ) -> pb.GenerateResponse:
+        spec = self._spec(request.spec)
         async with self._frontend.open(spec, request_id, remaining, streaming=False) as live:
             while not live.stream.ended:
                 await live.wait()
@@ -114,9 +122,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             raise RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message_text) from None
 
 
-async def _messages(
-    live: Live, options: pb.StreamOptions, most_held: int
-) -> AsyncIterator[pb.StreamGenerateResponse]:
+async def _messages(live: Live, options: pb.StreamOptions, most_held: int) -> AsyncIterator[pb.StreamGenerateResponse]:
     """Deltas as they come, grouped as the client asked; the first comes with the first token, the last has the usage.
 
     most_held: tokens that grouping may hold back, whatever the client asked.

@@ -1,6 +1,7 @@
 """grpc.health.v1.Health whose answer is progress: a server whose engine has work and finishes no step is NOT_SERVING.
 
-Written anew because the servicer of grpcio-health-checking 1.81 goes deaf for all watchers of a service when one leaves.
+Written anew because the servicer of grpcio-health-checking 1.81 goes deaf for all watchers of a service when one
+leaves.
 """
 
 import asyncio

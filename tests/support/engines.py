@@ -131,7 +131,9 @@ def _record_logits(rig: Rig) -> None:
 def make_request(rig: Rig, prompt: list[int], max_tokens: int | None = 16, **sampling: float) -> Request:
     """Greedy unless told otherwise; end tokens are ignored, so that lengths are known."""
     stopping = Stopping(max_tokens=max_tokens, ignore_eos=True)
-    spec = Spec(tuple(prompt), sampling=Sampling(**({"temperature": 0.0} | sampling)), stopping=stopping, output=Output())
+    spec = Spec(
+        tuple(prompt), sampling=Sampling(**({"temperature": 0.0} | sampling)), stopping=stopping, output=Output()
+    )
     return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0)
 
 
