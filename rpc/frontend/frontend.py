@@ -15,7 +15,7 @@ from rpc.frontend.engine_client import EngineClient
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
-from rpc.frontend.stream import Finish, FinishReason, RequestStream, TokenLogprob
+from rpc.frontend.stream import Finish, FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
 from scheduler.request import Spec
@@ -179,15 +179,9 @@ class Frontend:
                 live.news.set()
 
     def _accept(self, live: Live, outputs: events.StepOutputs, i: int, now: float) -> None:
-        stream, logprobs = live.stream, outputs.logprobs
-        token = int(outputs.tokens[i])
-        chosen = TokenLogprob(token, float(logprobs.chosen[i]), int(logprobs.rank[i]))
-        top = [
-            TokenLogprob(t, p, rank)
-            for rank, (t, p) in enumerate(zip(logprobs.top_ids[i].tolist(), logprobs.top[i].tolist(), strict=True), 1)
-        ]
+        stream = live.stream
         before = stream.token_count
-        stopped = stream.accept(int(outputs.positions[i]), token, chosen, top)
+        stopped = stream.accept(outputs, i)
         if stream.token_count > before:
             self._metrics.token(now - live.started if live.last_token is None else now - live.last_token, before == 0)
             live.last_token = now

@@ -10,7 +10,7 @@ from model.inputs.detokenizer import Detokenizer
 from model.inputs.stop_strings import StopStrings
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed, failed_end
-from scheduler.events import End, EndReason
+from scheduler.events import End, EndReason, Logprobs, StepOutputs
 from scheduler.request import Request, Spec
 
 
@@ -76,22 +76,28 @@ class RequestStream:
         """Tokens that wait to be taken."""
         return len(self._pending.token_ids)
 
-    def accept(self, position: int, token: int, chosen: TokenLogprob, top: list[TokenLogprob]) -> bool:
-        """Takes the token at this output position. True if a stop string ended the stream with it.
+    def accept(self, outputs: StepOutputs, i: int) -> bool:
+        """Takes the i-th new token of a step. True if a stop string ended the stream with it.
 
-        A token that is not the next one, or comes after the end, is ignored: it is a duplicate or a zombie's.
+        A token that is not at the next position, or comes after the end, is ignored: a duplicate, or a zombie's.
         """
-        if self.ended or position != self.token_count:
+        if self.ended or outputs.positions[i] != self.token_count:
             return False
+        token = int(outputs.tokens[i])
         self.token_count += 1
-        self.score += chosen.logprob
+        self.score += float(outputs.logprobs.chosen[i])
         self._pending.token_ids.append(token)
         if self.request.controls.top_logprobs >= 0:
-            others = [t for t in top if t.token_id != token][: self.request.controls.top_logprobs]
-            self._pending.logprobs.append([chosen, *others])
+            self._pending.logprobs.append(self._logprobs(outputs.logprobs, i, token))
         if self._detokenizer is None or (token in self._stop_ids and not self.spec.stopping.include_stop):
             return False
         return self._read(self._detokenizer.push(token))
+
+    def _logprobs(self, step: Logprobs, i: int, token: int) -> list[TokenLogprob]:
+        chosen = TokenLogprob(token, float(step.chosen[i]), int(step.rank[i]))
+        wanted = self.request.controls.top_logprobs
+        top = zip(step.top_ids[i, :wanted].tolist(), step.top[i, :wanted].tolist(), strict=True)
+        return [chosen, *(TokenLogprob(t, p, rank) for rank, (t, p) in enumerate(top, 1) if t != token)]
 
     def _read(self, text: str) -> bool:
         found = self._stops.push(text)

@@ -1,0 +1,124 @@
+"""The engine without a server: `LLM(model).generate(prompts)` in this process, for scripts and notebooks."""
+
+import itertools
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from model.settings import ModelSettings
+from rpc.assembly import assemble
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.stream import Finish, RequestStream, TokenLogprob
+from rpc.settings import ServerSettings
+from scheduler.events import Finish as FinishAttempt
+from scheduler.events import StepOutputs, Submit
+from scheduler.request import Output, Sampling, Spec, Stopping
+from scheduler.settings import QueueLimits, SchedulerSettings
+
+NO_LIMITS = QueueLimits(requests=2**31, pools_of_tokens=float("inf"), wait=float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The output for one prompt. logprobs: by token, if asked for: the chosen first, then alternatives by rank."""
+
+    text: str
+    token_ids: list[int]
+    finish: Finish
+    logprobs: list[list[TokenLogprob]]
+    score: float
+    prompt_tokens: int
+
+
+class LLM:
+    """A model, its KV pool and its engine. Close it, or use it as a context manager.
+
+    model: a directory, a hub name, or "demo". Raises CheckpointError, ValueError for what cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        page_size: int = 16,
+        kv_cache_memory: int | None = None,
+        max_batched_tokens: int = 512,
+        max_sequences: int = 256,
+    ) -> None:
+        settings = ServerSettings(
+            model=ModelSettings(model, dtype, device, page_size, kv_cache_memory),
+            scheduler=SchedulerSettings(max_batched_tokens, max_sequences),
+            queue=NO_LIMITS,
+        )
+        parts = assemble(settings)
+        self._preparer = parts.preparer
+        self._outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
+        self._attempts = itertools.count(1)
+        self._engine = parts.engine(self._outputs.put)
+        self._engine.start()
+
+    def generate(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        output: Output | None = None,
+    ) -> list[Completion]:
+        """Runs the prompts (texts or token ids) together; results stand in their order.
+
+        Raises RequestFailed, before anything runs, if one of them cannot be served.
+        """
+        streams: dict[int, RequestStream] = {}
+        for prompt in [prompts] if isinstance(prompts, str) else prompts:
+            spec = Spec(
+                prompt if isinstance(prompt, str) else tuple(prompt),
+                sampling=sampling or Sampling(),
+                stopping=stopping or Stopping(),
+                output=output or Output(),
+            )
+            attempt = next(self._attempts)
+            streams[attempt] = RequestStream(attempt, spec, self._preparer.prepare(spec), self._preparer.tokenizer)
+        self._engine.send([Submit(attempt, stream.request) for attempt, stream in streams.items()])
+        running = dict(streams)
+        try:
+            while running:
+                self._take(self._outputs.get(), running)
+        finally:
+            self._engine.send([FinishAttempt(attempt) for attempt in running])
+        return [_completion(stream) for stream in streams.values()]
+
+    def _take(self, outputs: StepOutputs, running: dict[int, RequestStream]) -> None:
+        for i, attempt in enumerate(outputs.attempts.tolist()):
+            stream = running.get(attempt)
+            if stream is not None and stream.accept(outputs, i):
+                self._engine.send([FinishAttempt(attempt)])
+                del running[attempt]
+        for end in outputs.ends:
+            ended = running.pop(end.attempt, None)
+            if ended is not None:
+                ended.end(end)
+
+    def close(self) -> None:
+        """Stops the engine. A second call does nothing."""
+        self._engine.stop()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _completion(stream: RequestStream) -> Completion:
+    if stream.failure is not None:
+        raise stream.failure
+    if stream.finish is None:
+        raise RequestFailed("INTERNAL", "NOT_ENDED", "the engine sent no end")
+    delta = stream.take()
+    prompt_tokens = len(stream.request.prompt)
+    return Completion(delta.text, delta.token_ids, stream.finish, delta.logprobs, stream.score, prompt_tokens)
