@@ -1,5 +1,6 @@
 """Tiny random Llama checkpoints, written by transformers in float32, with a byte-level tokenizer beside them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -8,7 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def write_llama(directory: Path, seed: int = 0, shards: bool = False, **changes: object) -> Path:
-    """A random checkpoint whose logits are spread enough that greedy decoding has clear winners."""
+    """A random checkpoint whose logits are spread enough that greedy decoding has clear winners.
+
+    Norms and biases are random too: transformers makes them 1 and 0, which would hide a model that leaves them out.
+    """
     torch.manual_seed(seed)
     values = {
         "vocab_size": 320,
@@ -26,9 +30,30 @@ def write_llama(directory: Path, seed: int = 0, shards: bool = False, **changes:
         "dtype": "float32",
     } | changes
     model = LlamaForCausalLM(LlamaConfig(**values)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.normal_(0.0, 0.5)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
     model.save_pretrained(directory, max_shard_size="60KB" if shards else "5GB")
     byte_tokenizer().save(str(directory / "tokenizer.json"))
     return directory
+
+
+def greedy_ids(directory: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+    """What transformers generates for each prompt, alone, in float32; end tokens do not end it."""
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)])
+        everything = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None
+        )
+        outputs.append(everything[0, len(prompt) :].tolist())
+    assert all(len(output) == new_tokens for output in outputs)
+    return outputs
 
 
 def byte_tokenizer() -> Tokenizer:

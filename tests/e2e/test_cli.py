@@ -1,0 +1,89 @@
+"""The `quire` command as a person uses it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import QUIRE, clean_environment, running_server
+
+
+def quire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [QUIRE, *arguments], capture_output=True, text=True, timeout=120, env=clean_environment() | environment
+    )
+
+
+def test_version_and_help_import_no_torch() -> None:
+    assert quire("--version").stdout.startswith("quire 0.")
+    for command in ([], ["serve"], ["generate"], ["estimate"]):
+        script = (
+            "import sys; from rpc.cli.main import app\n"
+            f"try: app({[*command, '--help']!r})\n"
+            "except SystemExit as end: assert end.code == 0\n"
+            "assert not {'torch', 'grpc', 'ray', 'triton'} & sys.modules.keys(), sys.modules.keys()"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert "Usage" in done.stdout
+
+
+def test_client_and_frontend_import_no_torch() -> None:
+    script = (
+        "import sys, rpc.client, rpc.frontend.frontend, rpc.services.generation, rpc.services.health, quire.v1\n"
+        "assert 'torch' not in sys.modules and 'ray' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_generate_streams_to_the_terminal() -> None:
+    with running_server() as server:
+        arguments = ("generate", "First Citizen:", "--server", server.address, "--seed", "1", "--max-tokens", "40")
+        shown, quiet = quire(*arguments), quire(*arguments, "--quiet")
+        assert shown.returncode == quiet.returncode == 0
+        assert shown.stdout == "First Citizen:" + quiet.stdout
+        assert len(quiet.stdout) > 40
+        assert "seed 1]" in shown.stderr
+        assert quiet.stderr == ""
+        wrong = quire("generate", "x", "--server", server.address, "--top-p", "7")
+        assert wrong.returncode == 1
+        assert "sampling.top_p is 7.0: must be in (0, 1]" in wrong.stderr
+    gone = quire("generate", "x", "--server", server.address)
+    assert gone.returncode == 1
+    assert "no server answers" in gone.stderr
+
+
+def test_estimate_needs_no_weights(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 32768, "torch_dtype": "float16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = quire("estimate", "--model", str(tmp_path), "--kv-cache-memory", "64GiB", "--json")
+    values = json.loads(done.stdout)
+    assert values["bytes_a_token"] == 2 * 32 * 32 * 128 * 2
+    assert values["sequence_bytes"] == pytest.approx(17.18e9, rel=1e-3)
+    assert values["sequences"] == 4
+    table = quire("estimate", "--model", str(tmp_path), "--kv-cache-memory", "64GiB", "--length", "100")
+    assert "524,288" in table.stdout
+    assert "--length is 40000" in quire("estimate", "--model", str(tmp_path), "--length", "40000").stderr
+
+
+def test_command_line_beats_file_beats_environment(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text('page-size = 32\nkv-cache-memory = "64MiB"\n')
+
+    def page_size(*flags: str, **environment: str) -> int:
+        done = quire("estimate", "--json", *flags, **environment)
+        assert done.returncode == 0, done.stderr
+        return int(json.loads(done.stdout)["page_size"])
+
+    assert page_size() == 16
+    assert page_size(QUIRE_PAGE_SIZE="8") == 8
+    assert page_size("--config", str(file), QUIRE_PAGE_SIZE="8") == 32
+    assert page_size("--page-size", "4", "--config", str(file), QUIRE_PAGE_SIZE="8") == 4
+    file.write_text("page-sise = 32\n")
+    assert "unknown key 'page_sise'" in quire("estimate", "--config", str(file)).stderr

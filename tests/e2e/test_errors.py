@@ -1,0 +1,218 @@
+"""Every refusal reaches the client as the right status with google.rpc details, and hurts nobody."""
+
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from quire.v1 import generation_service_pb2 as pb
+
+from tests.support.server import RunningServer, running_server, stream_request
+
+Change = Callable[[pb.GenerationSpec], object]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    # One row and a queue of two, so that a full queue is easily made; 64 pages of 16 tokens.
+    with running_server(
+        "--max-sequences", "1", "--max-queue", "2", "--kv-cache-memory", str(64 * 16 * 3072), "--max-queue-time", "60"
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def channel(server: RunningServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address) as opened:
+        yield opened
+
+
+def details(error: grpc.RpcError) -> dict[str, object]:
+    """google.rpc details by type name."""
+    status = rpc_status.from_call(error)
+    assert status is not None, "the error carries no google.rpc.Status"
+    found = {}
+    for packed in status.details:
+        name = packed.TypeName().removeprefix("google.rpc.")
+        found[name] = getattr(error_details_pb2, name)()
+        assert packed.Unpack(found[name])
+    return found
+
+
+def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grpc.RpcError:
+    request = stream_request("ROMEO:", 3, temperature=0)
+    change(request.spec)
+    with pytest.raises(grpc.RpcError) as unary:
+        server.stub(channel).Generate(pb.GenerateRequest(spec=request.spec))
+    with pytest.raises(grpc.RpcError) as streamed:
+        list(server.stub(channel).StreamGenerate(request))
+    assert unary.value.code() is streamed.value.code()
+    assert unary.value.details() == streamed.value.details()
+    return unary.value
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("sampling.temperature", lambda s: setattr(s.sampling, "temperature", 2.5)),
+        ("sampling.temperature", lambda s: setattr(s.sampling, "temperature", float("nan"))),
+        ("sampling.top_p", lambda s: setattr(s.sampling, "top_p", 0.0)),
+        ("sampling.min_p", lambda s: setattr(s.sampling, "min_p", -0.1)),
+        ("stopping.max_tokens", lambda s: setattr(s.stopping, "max_tokens", 0)),
+        ("stopping.max_tokens", lambda s: setattr(s.stopping, "max_tokens", 1023)),
+        ("stopping.stop", lambda s: s.stopping.stop.extend("abcde")),
+        ("stopping.stop[0]", lambda s: s.stopping.stop.append("x" * 129)),
+        ("stopping.stop[1]", lambda s: s.stopping.stop.extend(["a", ""])),
+        ("stopping.stop_token_ids[0]", lambda s: s.stopping.stop_token_ids.append(2048)),
+        ("stopping.stop_token_ids", lambda s: s.stopping.stop_token_ids.extend(range(65))),
+        ("output.top_logprobs", lambda s: setattr(s.output, "top_logprobs", 21)),
+        ("text", lambda s: setattr(s, "text", "")),
+        ("text", lambda s: setattr(s, "text", "word " * 1500)),
+        ("text", lambda s: setattr(s, "text", "w" * 100_000)),
+        ("token_ids", lambda s: s.token_ids.ids.extend([1, 2048])),
+        ("prompt", lambda s: s.ClearField("text")),
+        ("max_time", lambda s: s.max_time.FromSeconds(-1)),
+        ("max_queue_time", lambda s: s.max_queue_time.FromSeconds(0)),
+    ],
+)
+def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channel, field: str, change: Change) -> None:
+    error = refused(server, channel, change)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    found = details(error)
+    assert found["ErrorInfo"].reason == "INVALID_FIELD"
+    assert [v.field for v in found["BadRequest"].field_violations] == [field]
+    assert field in error.details()
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("chat", lambda s: s.chat.messages.add(role="user")),
+        ("images", lambda s: s.images.add(data=b"x")),
+        ("output_prefix", lambda s: s.output_prefix.ids.append(1)),
+        ("priority", lambda s: setattr(s, "priority", 3)),
+        ("cache_salt", lambda s: setattr(s, "cache_salt", "a")),
+        ("sampling.frequency_penalty", lambda s: setattr(s.sampling, "frequency_penalty", 0.5)),
+        ("sampling.presence_penalty", lambda s: setattr(s.sampling, "presence_penalty", 0.5)),
+        ("sampling.repetition_penalty", lambda s: setattr(s.sampling, "repetition_penalty", 1.1)),
+        ("sampling.logit_bias", lambda s: s.sampling.logit_bias.update({1: 2.0})),
+        ("sampling.allowed_token_ids", lambda s: s.sampling.allowed_token_ids.append(1)),
+        ("sampling.bad_words", lambda s: s.sampling.bad_words.append("a")),
+        ("sampling.beam_search", lambda s: setattr(s.sampling.beam_search, "width", 2)),
+        ("sampling.sequence_count other than 1", lambda s: setattr(s.sampling, "sequence_count", 2)),
+        ("stopping.min_tokens", lambda s: setattr(s.stopping, "min_tokens", 2)),
+        ("output.prompt_logprobs", lambda s: setattr(s.output, "prompt_logprobs", True)),
+    ],
+)
+def test_what_is_not_there_yet_is_said(
+    server: RunningServer, channel: grpc.Channel, field: str, change: Change
+) -> None:
+    error = refused(server, channel, change)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == f"{field} is not supported yet"
+    assert details(error)["ErrorInfo"].reason == "NOT_SUPPORTED"
+
+
+def test_every_field_of_the_contract_is_read_or_refused() -> None:
+    """A field added to the proto must be converted or refused by name: this list is what convert.py reads."""
+    read = {
+        "GenerationSpec": "model text token_ids add_special_tokens max_time sampling stopping output max_queue_time",
+        "SamplingParameters": "temperature top_p top_k min_p seed sequence_count",
+        "StoppingCriteria": "max_tokens stop stop_token_ids include_stop ignore_eos",
+        "OutputOptions": "text token_ids logprobs top_logprobs skip_special_tokens",
+    }
+    from rpc.services.convert import NOT_YET
+
+    keys = {"GenerationSpec": "spec", "SamplingParameters": "sampling", "StoppingCriteria": "stopping"}
+    for message, fields in read.items():
+        known = {*fields.split(), *NOT_YET[keys.get(message, "output")]}
+        assert {f.name for f in pb.DESCRIPTOR.message_types_by_name[message].fields} == known
+
+
+def test_neutral_values_of_later_features_are_let_through(server: RunningServer, channel: grpc.Channel) -> None:
+    request = stream_request("ROMEO:", 3, temperature=0)
+    request.spec.sampling.frequency_penalty = 0
+    request.spec.sampling.repetition_penalty = 1
+    request.spec.sampling.sequence_count = 1
+    request.spec.stopping.min_tokens = 0
+    answer = server.stub(channel).Generate(pb.GenerateRequest(spec=request.spec))
+    assert answer.usage.completion_tokens == 3
+
+
+def test_unknown_model_is_not_found(server: RunningServer, channel: grpc.Channel) -> None:
+    error = refused(server, channel, lambda s: setattr(s, "model", "gpt-5"))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    found = details(error)
+    assert found["ResourceInfo"].resource_name == "gpt-5"
+    assert found["ErrorInfo"].reason == "MODEL_NOT_FOUND"
+
+
+def test_unset_max_tokens_takes_what_context_and_pool_allow(server: RunningServer, channel: grpc.Channel) -> None:
+    request = stream_request("ROMEO:", 1, temperature=0)
+    request.spec.stopping.ClearField("max_tokens")
+    answer = server.stub(channel).Generate(pb.GenerateRequest(spec=request.spec))
+    assert answer.usage.prompt_tokens + answer.usage.completion_tokens == 1024
+    assert answer.sequences[0].finish_reason == pb.FINISH_REASON_LENGTH
+
+
+def test_full_queue_says_when_to_come_back(server: RunningServer, channel: grpc.Channel) -> None:
+    running = server.stub(channel).StreamGenerate(stream_request("KING:", 900, temperature=1))
+    next(running)
+    waiting = [server.stub(channel).StreamGenerate(stream_request("KING:", 5)) for _ in range(2)]
+    server.wait_for_metric("quire_num_requests_waiting", 2)
+    with pytest.raises(grpc.RpcError) as full:
+        server.stub(channel).Generate(pb.GenerateRequest(spec=stream_request("KING:", 5).spec))
+    assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    found = details(full.value)
+    assert found["ErrorInfo"].reason == "QUEUE_FULL"
+    assert found["RetryInfo"].retry_delay.ToMilliseconds() > 0
+    waiting.pop().cancel()
+    server.wait_for_metric("quire_num_requests_waiting", 1)
+    late = stream_request("KING:", 5)
+    late.spec.max_queue_time.FromMilliseconds(200)
+    with pytest.raises(grpc.RpcError) as timeout:
+        list(server.stub(channel).StreamGenerate(late))
+    assert timeout.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert details(timeout.value)["ErrorInfo"].reason in ("QUEUE_TIMEOUT", "QUEUE_FULL")
+    running.cancel()
+    assert sum(m.deltas[0].token_count for m in waiting[0]) == 5
+
+
+def test_request_id_is_echoed_and_unique_while_live(server: RunningServer, channel: grpc.Channel) -> None:
+    request = stream_request("KING:", 200, temperature=1)
+    request.request_id = "mine-1"
+    first = server.stub(channel).StreamGenerate(request)
+    assert next(first).request_id == "mine-1"
+    assert dict(first.initial_metadata())["x-request-id"] == "mine-1"
+    with pytest.raises(grpc.RpcError) as twice:
+        list(server.stub(channel).StreamGenerate(request))
+    assert twice.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    first.cancel()
+    server.wait_for_metric("quire_num_requests_running", 0)
+    request.spec.stopping.max_tokens = 2
+    assert sum(m.deltas[0].token_count for m in server.stub(channel).StreamGenerate(request)) == 2
+    request.request_id = "two words"
+    with pytest.raises(grpc.RpcError) as bad:
+        list(server.stub(channel).StreamGenerate(request))
+    assert details(bad.value)["BadRequest"].field_violations[0].field == "request_id"
+
+
+def test_oversized_message_is_refused_by_the_transport(server: RunningServer, channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        server.stub(channel).Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="x" * (5 * 2**20))))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_outcomes_count_every_request(server: RunningServer, channel: grpc.Channel) -> None:
+    before = server.metrics()
+    refused(server, channel, lambda s: setattr(s.sampling, "top_p", 9.0))
+    refused(server, channel, lambda s: setattr(s, "priority", 1))
+    server.stub(channel).Generate(pb.GenerateRequest(spec=stream_request("A", 2).spec))
+    after = server.metrics()
+    grown = {k: after[k] - before[k] for k in after if k.startswith("quire_requests_total") and after[k] != before[k]}
+    assert grown == {
+        "quire_requests_total{invalid_field}": 2,
+        "quire_requests_total{not_supported}": 2,
+        "quire_requests_total{length}": 1,
+    }

@@ -1,0 +1,169 @@
+"""Real channels to a real server: streams, cancels, killed clients."""
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc import aio
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+from rpc.offline import LLM
+from scheduler.request import Sampling, Stopping
+from tests.support.client_process import prompt_of
+from tests.support.server import RunningServer, running_server, stream_request
+
+STREAMS, TOKENS = 64, 48
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("--poison-freed-pages") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """What each of the 64 seeded requests generates when it runs alone."""
+    with LLM() as llm:
+        stopping = Stopping(max_tokens=TOKENS, ignore_eos=True)
+        return [
+            llm.generate(prompt_of(seed), Sampling(seed=seed, temperature=1.0), stopping)[0].token_ids
+            for seed in range(STREAMS)
+        ]
+
+
+async def _read(address: str, seed: int, leave_after: int | None) -> list[int]:
+    ids: list[int] = []
+    async with aio.insecure_channel(address) as channel:
+        request = stream_request(prompt_of(seed), TOKENS, seed=seed, temperature=1.0)
+        call = pb_grpc.GenerationServiceStub(channel).StreamGenerate(request)
+        async for message in call:
+            for delta in message.deltas:
+                assert delta.first_position == len(ids), "a gap or a duplicate"
+                ids.extend(delta.token_ids)
+            if leave_after is not None and len(ids) >= leave_after:
+                call.cancel()
+                break
+    return ids
+
+
+def test_cancelled_streams_free_their_pages_and_change_nobody(server: RunningServer, expected: list[list[int]]) -> None:
+    rng = random.Random(5)
+    leaving = {seed: rng.randrange(TOKENS // 2) for seed in rng.sample(range(STREAMS), STREAMS // 2)}
+    before = server.metrics()
+
+    async def all_streams() -> list[list[int]]:
+        return await asyncio.gather(*(_read(server.address, seed, leaving.get(seed)) for seed in range(STREAMS)))
+
+    for seed, ids in enumerate(asyncio.run(all_streams())):
+        assert ids == expected[seed][: len(ids)]
+        assert seed in leaving or len(ids) == TOKENS
+    server.wait_for_metric("quire_kv_pages_used", 0)
+    server.wait_for_metric("quire_requests_total{cancelled}", before["quire_requests_total{cancelled}"] + len(leaving))
+    ended = server.metrics()["quire_requests_total{length}"] - before["quire_requests_total{length}"]
+    assert ended == STREAMS - len(leaving)
+
+
+def test_killed_clients_free_their_pages_and_change_nobody(server: RunningServer, expected: list[list[int]]) -> None:
+    each = STREAMS // 8
+    command = [sys.executable, "-m", "tests.support.client_process", server.address]
+    clients = [
+        subprocess.Popen([*command, str(first), str(each), str(TOKENS)], stdout=subprocess.PIPE, text=True)
+        for first in range(0, STREAMS, each)
+    ]
+    doomed = random.Random(11).sample(clients, 4)
+    for client in clients:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "started\n"
+        if client in doomed:
+            client.send_signal(signal.SIGKILL)
+    for client in clients:
+        output, _ = client.communicate(timeout=120)
+        if client not in doomed:
+            assert client.returncode == 0
+            for seed, ids in json.loads(output).items():
+                assert ids == expected[int(seed)]
+    server.wait_for_metric("quire_num_requests_running", 0)
+    server.wait_for_metric("quire_kv_pages_used", 0)
+
+
+def test_stream_matches_unary_and_accounts_for_every_token(server: RunningServer) -> None:
+    before = server.metrics()
+    with grpc.insecure_channel(server.address) as channel:
+        request = stream_request("ROMEO:", 30, seed=3)
+        request.spec.output.logprobs = True
+        messages = list(server.stub(channel).StreamGenerate(request))
+        whole = server.stub(channel).Generate(pb.GenerateRequest(spec=request.spec))
+    assert messages[0].request_id
+    assert messages[0].prompt_info.token_count == 2
+    assert messages[0].prompt_info.seed == 3
+    deltas = [delta for message in messages for delta in message.deltas]
+    assert "".join(d.text for d in deltas) == whole.sequences[0].text
+    assert [i for d in deltas for i in d.token_ids] == list(whole.sequences[0].token_ids)
+    assert sum(d.token_count for d in deltas) == messages[-1].usage.completion_tokens == 30
+    assert [d.finish_reason for d in deltas[:-1]] == [pb.FINISH_REASON_UNSPECIFIED] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == whole.sequences[0].finish_reason == pb.FINISH_REASON_LENGTH
+    logprobs = [position.tokens[0].logprob for position in whole.sequences[0].logprobs]
+    assert len(logprobs) == 30
+    assert whole.sequences[0].score == pytest.approx(sum(logprobs), rel=1e-5)
+    after = server.metrics()
+    assert after["quire_generation_tokens_total"] - before["quire_generation_tokens_total"] == 60
+    assert after["quire_prompt_tokens_total"] - before["quire_prompt_tokens_total"] == 4
+
+
+def test_stop_string_ends_the_stream_and_never_leaks(server: RunningServer) -> None:
+    request = stream_request("First Citizen:", 200, seed=1)
+    request.spec.stopping.stop.extend(["zzz", "AUFID"])
+    with grpc.insecure_channel(server.address) as channel:
+        messages = list(server.stub(channel).StreamGenerate(request))
+    texts = [d.text for m in messages for d in m.deltas]
+    assert "".join(texts).endswith("\n")
+    assert "AU" not in "".join(texts)
+    last = messages[-1].deltas[0]
+    assert (last.finish_reason, last.stop_string) == (pb.FINISH_REASON_STOP, "AUFID")
+    assert sum(d.token_count for m in messages for d in m.deltas) == messages[-1].usage.completion_tokens < 30
+
+
+def test_deltas_are_grouped_as_asked(server: RunningServer) -> None:
+    request = stream_request("KING:", 40, temperature=0)
+    request.stream_options.min_tokens_per_message = 16
+    request.stream_options.usage_in_every_message = True
+    with grpc.insecure_channel(server.address) as channel:
+        messages = list(server.stub(channel).StreamGenerate(request))
+    counts = [m.deltas[0].token_count for m in messages]
+    assert counts[0] < 16
+    assert all(count >= 16 for count in counts[1:-1])
+    assert [m.usage.completion_tokens for m in messages] == [sum(counts[: i + 1]) for i in range(len(counts))]
+
+
+def test_batch_answers_every_entry_though_some_fail(server: RunningServer) -> None:
+    specs = [stream_request(f"Speech {i}:", 5, temperature=0).spec for i in range(20)]
+    specs[7].sampling.top_p = 3
+    request = pb.BatchGenerateRequest(requests=[pb.GenerateRequest(spec=spec) for spec in specs])
+    with grpc.insecure_channel(server.address) as channel:
+        answers = {a.position: a for a in server.stub(channel).BatchGenerate(request)}
+        alone = server.stub(channel).Generate(pb.GenerateRequest(spec=specs[3]))
+    assert sorted(answers) == list(range(20))
+    assert [p for p, a in answers.items() if a.WhichOneof("outcome") == "error"] == [7]
+    assert answers[7].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert answers[3].response.sequences[0].token_ids == alone.sequences[0].token_ids
+
+
+def test_deadline_stops_the_work(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(server.stub(channel).StreamGenerate(stream_request("A", 1000, temperature=1), timeout=0.3))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        server.wait_for_metric("quire_kv_pages_used", 0)
+        request = stream_request("A", 1000, temperature=1)
+        request.spec.max_time.FromMilliseconds(300)
+        messages = list(server.stub(channel).StreamGenerate(request))
+    assert messages[-1].deltas[0].finish_reason == pb.FINISH_REASON_DEADLINE
+    assert 0 < messages[-1].usage.completion_tokens < 1000

@@ -1,0 +1,25 @@
+"""Checkpoints that the tests of the model share; each is written once a session."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import write_llama
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 layers, 64 wide, 4 heads over 2 KV heads, 320 ids, context 256."""
+    return write_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Context 512: room for sequences of several attention blocks."""
+    return write_llama(tmp_path_factory.mktemp("long"), seed=1, max_position_embeddings=512, num_hidden_layers=2)
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    """The checkpoint in the repository."""
+    return Path(__file__).parents[2] / "model" / "demo" / "checkpoint"

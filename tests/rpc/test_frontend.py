@@ -1,0 +1,167 @@
+"""The frontend against an engine that misbehaves in every way an engine can."""
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+
+from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.frontend import Live
+from rpc.frontend.stream import FinishReason
+from scheduler.events import EndReason
+from scheduler.request import Spec, Stopping
+from tests.support.frontends import make_frontend, outputs
+
+
+def run(test: Coroutine[object, object, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 30))
+
+
+def test_duplicates_gaps_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, metrics = make_frontend(tokenizer)
+        async with frontend.open(Spec("cat"), "a", None) as live:
+            (attempt,) = engine.submitted()
+            for step in (
+                outputs([(attempt, 0, 70)], starts=[attempt]),
+                outputs([(attempt, 0, 70)]),
+                outputs([(attempt, 2, 71), (attempt + 9, 0, 72)]),
+                outputs([(attempt, 1, 73)], [(attempt, EndReason.LENGTH), (attempt + 9, EndReason.STOP)]),
+                outputs([(attempt, 2, 74)], [(attempt, EndReason.STOP)]),
+            ):
+                frontend._deliver(step)
+            await live.wait()
+            delta = live.stream.take()
+            assert delta.token_ids == [70, 73]
+            assert delta.finish is not None
+            assert delta.finish.reason is FinishReason.LENGTH
+        assert engine.finished() == []
+        assert metrics.registry.get_sample_value("quire_generation_tokens_total", {"model_name": "m"}) == 2
+
+    run(test())
+
+
+def test_stop_string_finishes_the_attempt_at_once(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        ids = tokenizer.encode("xxSTOPyy", False)
+        async with frontend.open(Spec("cat", stopping=Stopping(stop=("STOP",))), "a", None) as live:
+            (attempt,) = engine.submitted()
+            for position, token in enumerate(ids):
+                frontend._deliver(outputs([(attempt, position, token)]))
+            assert engine.finished() == [attempt]
+            delta = live.stream.take()
+            assert delta.text == "xx"
+            assert len(delta.token_ids) == len(ids) - 2
+            assert delta.finish is not None
+            assert delta.finish.stop_string == "STOP"
+        assert engine.finished() == [attempt], "an ended attempt is not finished twice"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (EndReason.QUEUE_FULL, "RESOURCE_EXHAUSTED"),
+        (EndReason.QUEUE_TIMEOUT, "RESOURCE_EXHAUSTED"),
+        (EndReason.FAULT, "INTERNAL"),
+        (EndReason.ENGINE_FAILED, "UNAVAILABLE"),
+    ],
+)
+def test_failed_ends_become_failures(tokenizer: Tokenizer, reason: EndReason, code: str) -> None:
+    async def test() -> None:
+        frontend, engine, metrics = make_frontend(tokenizer)
+        async with frontend.open(Spec("cat"), "a", None) as live:
+            frontend._deliver(outputs(ends=[(engine.submitted()[0], reason)]))
+            await live.wait()
+            assert live.stream.failure is not None
+            assert live.stream.failure.code == code
+        counted = {"model_name": "m", "outcome": live.stream.failure.reason.lower()}
+        assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
+
+    run(test())
+
+
+def test_reader_that_falls_behind_is_cut_off_but_a_unary_call_is_not(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer, backlog_tokens=10)
+        lives: list[Live] = []
+        async with frontend.open(Spec("a"), "slow", None) as slow, frontend.open(Spec("a"), "u", None, False) as unary:
+            lives += [slow, unary]
+            first, second = engine.submitted()
+            for position in range(11):
+                frontend._deliver(outputs([(first, position, 70), (second, position, 70)]))
+            assert slow.stream.failure is not None
+            assert slow.stream.failure.reason == "SLOW_READER"
+            assert engine.finished() == [first]
+            assert unary.stream.failure is None
+            assert unary.stream.pending_tokens == 11
+        assert frontend.live_requests == 0
+
+    run(test())
+
+
+def test_leaving_early_finishes_the_attempt_and_frees_the_id(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        with pytest.raises(RuntimeError, match="client went"):
+            async with frontend.open(Spec("cat"), "same", None):
+                with pytest.raises(RequestFailed) as twice:
+                    await frontend.open(Spec("cat"), "same", None).__aenter__()
+                assert twice.value.code == "ALREADY_EXISTS"
+                raise RuntimeError("client went")
+        assert engine.finished() == engine.submitted()
+        assert frontend.live_requests == 0
+        await frontend.wait_idle()
+        async with frontend.open(Spec("cat"), "same", None):
+            assert frontend.live_requests == 1
+
+    run(test())
+
+
+def test_max_time_ends_with_what_there_is(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        async with frontend.open(Spec("cat", max_time=0.05), "a", None) as live:
+            frontend._deliver(outputs([(engine.submitted()[0], 0, 70)]))
+            while not live.stream.ended:
+                await live.wait()
+            delta = live.stream.take()
+            assert delta.token_ids == [70]
+            assert delta.finish is not None
+            assert delta.finish.reason is FinishReason.DEADLINE
+        assert engine.finished() == engine.submitted()
+
+    run(test())
+
+
+def test_health_is_progress(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer, stall_timeout=5)
+        assert frontend.health()
+        engine.stalled = 6
+        assert not frontend.health(), "a loop with work that finishes no step"
+        engine.stalled = 0
+        engine.failure = "RuntimeError: device lost"
+        assert not frontend.health()
+        engine.failure = None
+        frontend.draining = True
+        assert not frontend.health()
+        with pytest.raises(RequestFailed) as refused:
+            await frontend.open(Spec("cat"), "a", None).__aenter__()
+        assert refused.value.reason == "DRAINING"
+
+    run(test())
+
+
+def test_time_remaining_bounds_the_wait_in_the_queue(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        for spec_time, remaining, expected in ((None, None, None), (5.0, None, 5.0), (5.0, 2.0, 2.0), (None, 2.0, 2.0)):
+            engine.sent.clear()
+            async with frontend.open(Spec("cat", max_queue_time=spec_time), "a", remaining):
+                assert engine.sent[0].request.patience == expected
+
+    run(test())

@@ -1,0 +1,397 @@
+"""The scheduler's laws, over drawn workloads and in the cases that are easiest to get wrong.
+
+`Drive` checks after every turn what must hold in every schedule; the tests choose what the workloads stress.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_manager.layout import KVLayout
+from scheduler.events import EndReason, Finish, Logprobs, StepOutputs, Submit
+from scheduler.scheduler import Scheduler
+from scheduler.settings import QueueLimits, SchedulerSettings
+from scheduler.step import StepPlan, StepResult
+from tests.scheduler.drive import Drive
+from tests.scheduler.executor import alone, logprobs_of
+from tests.scheduler.workloads import PATIENT, Arrival, Workload, make_layout, make_request, workloads
+
+few = settings(max_examples=150, deadline=None)
+many = settings(max_examples=400, deadline=None)
+
+
+# Laws over drawn workloads
+
+
+@many
+@given(workloads())
+def test_tokens_do_not_depend_on_the_schedule(workload):
+    told = Drive(workload).run().told
+    assert all(one.end.reason in (EndReason.STOP, EndReason.LENGTH) for one in told.values())
+
+
+@few
+@given(workloads(cancels=True))
+def test_a_client_that_leaves_disturbs_nobody(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(cancels=True, patience=True))
+def test_a_queue_with_bounds_refuses_in_time_or_serves(workload):
+    Drive(workload).run()
+
+
+@many
+@given(workloads(faults=True))
+def test_a_fault_ends_only_its_own_attempt(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(resumed=True))
+def test_output_of_an_earlier_attempt_counts_as_output(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(cancels=True, patience=True, resumed=True, faults=True))
+def test_all_of_it_at_once(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(cancels=True, resumed=True, faults=True))
+def test_same_inputs_give_the_same_plans_and_outputs_byte_for_byte(workload):
+    assert Drive(workload).run().trace == Drive(workload).run().trace
+
+
+@few
+@given(workloads(roomy=True))
+def test_nothing_is_preempted_in_a_pool_that_holds_everything(workload):
+    stats = Drive(workload).run().stats
+    assert (stats.preemptions, stats.recomputed_tokens) == (0, 0)
+
+
+@few
+@given(workloads(roomy=True, resumed=True, depths=(1,)))
+def test_tokens_and_pages_held_follow_from_what_was_told(workload):
+    drive = Drive(workload)
+    while drive.turn < workload.most_turns:
+        drive.take_turn(drive.events_of(drive.turn))
+        pages = 0
+        running = {mirror.seed: mirror for mirror in drive.executor.rows.values()}
+        for attempt, told in drive.told.items():
+            if told.waited is None or told.end is not None:
+                continue
+            arrival = told.arrival
+            known = len(arrival.request.prompt) + arrival.emitted
+            held = known + len(told.tokens) - 1
+            if told.tokens:
+                assert running[attempt].computed == held, "prompt + generated - 1 tokens are held"
+            pages += workload.layout.pages_for(max(known, held))
+        assert drive.stats.pages_used == pages
+    needs = [len(a.request.prompt) + len(a.output) - 1 for a in workload.arrivals]
+    assert drive.stats.computed_tokens == sum(needs)
+
+
+@given(st.data())
+@few
+def test_recomputed_tokens_are_what_was_computed_in_vain(data):
+    workload = data.draw(workloads(depths=(1,)))
+    stats = Drive(workload).run().stats
+    needs = [len(a.request.prompt) + len(a.output) - 1 for a in workload.arrivals]
+    assert stats.computed_tokens - stats.recomputed_tokens == sum(needs)
+
+
+def test_small_engines_of_every_size_serve_three_requests():
+    requests = [make_request(1, 3, 6), make_request(2, 1, 7), make_request(3, 5, 3)]
+    come = tuple(Arrival(i, turn, request) for i, (turn, request) in enumerate(zip((0, 0, 1), requests, strict=True), 1))
+    preempted = 0
+    for pages in range(4, 9):
+        for budget in (2, 3, 5, 16):
+            for rows in (1, 2, 3):
+                for chunk in (None, 1, 2):
+                    for depth in (1, 2):
+                        if rows <= budget:
+                            engine = SchedulerSettings(budget, rows, chunk, depth)
+                            preempted += Drive(Workload(come, make_layout(2), pages, engine)).run().stats.preemptions
+    assert preempted > 100
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_client_may_leave_in_any_turn(depth):
+    requests = [make_request(1, 3, 6), make_request(2, 2, 7), make_request(3, 5, 3)]
+    engine = SchedulerSettings(4, 2, None, depth)
+    for attempt in (1, 2, 3):
+        for turn in range(25):
+            come = tuple(Arrival(i, 0, r, cancel=turn if i == attempt else None) for i, r in enumerate(requests, 1))
+            Drive(Workload(come, make_layout(2), 6, engine)).run()
+
+
+# One case each
+
+
+def engine(
+    rows: int = 4,
+    budget: int = 64,
+    depth: int = 1,
+    pages: int = 32,
+    page_size: int = 4,
+    chunk: int | None = None,
+    queue: QueueLimits = PATIENT,
+) -> Scheduler:
+    return Scheduler(SchedulerSettings(budget, rows, chunk, depth), queue, make_layout(page_size), pages)
+
+
+def result_of(plan: StepPlan, tokens: list[int], *faults: tuple[int, str]) -> StepResult:
+    drawn = np.array(tokens, np.int32)
+    return StepResult(plan.step, drawn, logprobs_of(drawn), faults)
+
+
+def pairs(outputs: StepOutputs) -> list[tuple[int, int, int]]:
+    """Attempt, position and token of all that is new."""
+    return list(
+        zip(outputs.attempts.tolist(), outputs.positions.tolist(), outputs.tokens.tolist(), strict=True)
+    )
+
+
+def reasons(outputs: StepOutputs) -> list[tuple[int, EndReason]]:
+    return [(end.attempt, end.reason) for end in outputs.ends]
+
+
+def test_an_idle_scheduler_plans_nothing():
+    scheduler = engine()
+    assert scheduler.schedule(0.0, []) is None
+    assert not scheduler.has_work
+    assert not scheduler.has_news
+    outputs = scheduler.commit(None, 0.0)
+    assert (pairs(outputs), outputs.starts, outputs.ends, outputs.step_seconds) == ([], (), (), None)
+
+
+def test_a_request_from_its_start_to_its_end():
+    scheduler = engine(page_size=2)
+    plan = scheduler.schedule(10.0, [Submit(7, make_request(7, (5, 6, 7), max_tokens=2))])
+    assert [(join.row, join.tokens.tolist(), join.prompt_count) for join in plan.joins] == [(0, [5, 6, 7], 3)]
+    assert plan.grown.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1]]
+    assert (plan.slices.tolist(), plan.logits.tolist()) == ([[0, 0, 3]], [[2, 0]])
+    outputs = scheduler.commit(result_of(plan, [9]), 10.5)
+    assert pairs(outputs) == [(7, 0, 9)]
+    assert [(start.attempt, start.waited) for start in outputs.starts] == [(7, 0.0)]
+    assert outputs.step_seconds == 0.5
+    plan = scheduler.schedule(11.0, [])
+    assert (plan.joins, plan.grown.tolist()) == ((), [])
+    assert (plan.slices.tolist(), plan.logits.tolist()) == ([[0, 3, 1]], [[0, 0]])
+    outputs = scheduler.commit(result_of(plan, [4]), 11.5)
+    assert (pairs(outputs), reasons(outputs), outputs.starts) == ([(7, 1, 4)], [(7, EndReason.LENGTH)], ())
+    assert (outputs.stats.pages_used, outputs.stats.computed_tokens, outputs.stats.steps) == (0, 4, 2)
+
+
+def test_a_stop_token_at_the_last_position_is_a_stop():
+    scheduler = engine()
+    plan = scheduler.schedule(0.0, [Submit(1, make_request(1, 3, max_tokens=1, stop_ids=(8, 9)))])
+    (end,) = scheduler.commit(result_of(plan, [9]), 0.0).ends
+    assert (end.reason, end.stop_token_id) == (EndReason.STOP, 9)
+
+
+def test_every_running_sequence_gets_a_token_beside_a_long_prompt():
+    come = [Arrival(1, 0, make_request(1, 2, 30)), Arrival(2, 0, make_request(2, 3, 30))]
+    come.append(Arrival(3, 4, make_request(3, 60, 2)))
+    drive = Drive(Workload(tuple(come), make_layout(4), 64, SchedulerSettings(6, 3)))
+    chunks = 0
+    for turn in range(20):
+        outputs = drive.take_turn(drive.events_of(turn))
+        assert {1, 2} <= set(outputs.attempts.tolist())
+        chunks += 3 in drive.scheduler.rows.attempts() and not drive.told[3].tokens
+    assert chunks >= 14, "the prompt was to take 4 tokens a step beside two decodes"
+    drive.run()
+
+
+def test_prompts_share_a_step_up_to_the_budget_and_the_chunk():
+    scheduler = engine(budget=10, chunk=6)
+    plan = scheduler.schedule(0.0, [Submit(i, make_request(i, 8)) for i in (1, 2, 3)])
+    assert plan.slices.tolist() == [[0, 0, 6], [1, 0, 4]]
+    assert plan.logits.tolist() == []
+    outputs = scheduler.commit(result_of(plan, []), 0.0)
+    assert (pairs(outputs), outputs.stats.running, outputs.stats.waiting) == ([], 2, 1)
+    plan = scheduler.schedule(0.0, [])
+    assert plan.slices.tolist() == [[0, 6, 2], [1, 4, 4], [2, 0, 4]]
+    assert plan.logits.tolist() == [[1, 0], [5, 1]]
+
+
+def test_the_latest_is_preempted_and_comes_back_in_front():
+    come = (
+        Arrival(1, 0, make_request(1, 4, 12)),
+        Arrival(2, 0, make_request(2, 4, 12)),
+        Arrival(3, 1, make_request(3, 1, 2)),
+    )
+    drive = Drive(Workload(come, make_layout(2), 9, SchedulerSettings(16, 2)))
+    while not drive.stats.preemptions:
+        drive.take_turn(drive.events_of(drive.turn))
+    assert drive.scheduler.rows.attempts() == [1]
+    assert drive.scheduler.queue.attempts() == [2, 3]
+    kept = len(drive.told[2].tokens)
+    assert kept > 0
+    drive.run()
+    assert drive.told[2].tokens[:kept] == alone(come[1].request)[:kept]
+
+
+def test_a_fault_of_a_former_tenant_spares_the_row_that_was_used_again():
+    scheduler = engine(rows=1, budget=8, depth=2)
+    first = scheduler.schedule(0.0, [Submit(1, make_request(1, 2, 5, stop_ids=(9,))), Submit(2, make_request(2, 2, 5))])
+    second = scheduler.schedule(0.0, [])
+    assert second.slices.tolist() == [[0, 2, 1]]
+    assert reasons(scheduler.commit(result_of(first, [9]), 0.0)) == [(1, EndReason.STOP)]
+    third = scheduler.schedule(0.0, [])
+    assert [join.row for join in third.joins] == [0]
+    outputs = scheduler.commit(result_of(second, [-1], (0, "bad row")), 0.0)
+    assert (pairs(outputs), reasons(outputs)) == ([], [])
+    assert pairs(scheduler.commit(result_of(third, [3]), 0.0)) == [(2, 0, 3)]
+
+
+def test_a_token_of_a_former_tenant_is_not_the_next_ones():
+    scheduler = engine(rows=1, budget=8, depth=2)
+    first = scheduler.schedule(0.0, [Submit(1, make_request(1, 2, 5, stop_ids=(9,))), Submit(2, make_request(2, 2, 5))])
+    second = scheduler.schedule(0.0, [])
+    scheduler.commit(result_of(first, [9]), 0.0)
+    third = scheduler.schedule(0.0, [])
+    assert pairs(scheduler.commit(result_of(second, [5]), 0.0)) == []
+    assert pairs(scheduler.commit(result_of(third, [3]), 0.0)) == [(2, 0, 3)]
+
+
+def test_a_fault_is_told_with_its_message_and_the_others_draw():
+    scheduler = engine()
+    plan = scheduler.schedule(0.0, [Submit(1, make_request(1)), Submit(2, make_request(2))])
+    outputs = scheduler.commit(result_of(plan, [-1, 6], (0, "logits are not finite")), 0.0)
+    assert pairs(outputs) == [(2, 0, 6)]
+    (end,) = outputs.ends
+    assert (end.attempt, end.reason, end.message) == (1, EndReason.FAULT, "logits are not finite")
+
+
+def test_a_fault_in_a_chunk_that_draws_nothing_ends_the_attempt():
+    scheduler = engine(chunk=2)
+    plan = scheduler.schedule(0.0, [Submit(1, make_request(1, 8))])
+    assert reasons(scheduler.commit(result_of(plan, [], (0, "bad row")), 0.0)) == [(1, EndReason.FAULT)]
+    assert not scheduler.has_work
+
+
+def test_alternatives_stay_with_their_tokens_when_a_row_is_dropped():
+    scheduler = engine()
+    plan = scheduler.schedule(0.0, [Submit(i, make_request(i)) for i in (1, 2, 3)])
+    scheduler.schedule(0.0, [Finish(2)])
+    logprobs = Logprobs(
+        np.array([-1, -2, -3], np.float32),
+        np.array([1, 2, 3], np.int32),
+        np.array([[1, 2], [3, 4], [5, 6]], np.int32),
+        np.array([[-1, -2], [-3, -4], [-5, -6]], np.float32),
+    )
+    outputs = scheduler.commit(StepResult(plan.step, np.array([1, 3, 5], np.int32), logprobs), 0.0)
+    assert pairs(outputs) == [(1, 0, 1), (3, 0, 5)]
+    assert outputs.logprobs.chosen.tolist() == [-1, -3]
+    assert outputs.logprobs.rank.tolist() == [1, 3]
+    assert outputs.logprobs.top_ids.tolist() == [[1, 2], [5, 6]]
+    assert outputs.logprobs.top.tolist() == [[-1, -2], [-5, -6]]
+
+
+def test_a_full_queue_refuses_at_once_with_numbers():
+    scheduler = engine(rows=1, queue=QueueLimits(requests=2))
+    scheduler.schedule(0.0, [Submit(1, make_request(1))])
+    scheduler.schedule(0.0, [Submit(i, make_request(i)) for i in (2, 3, 4)])
+    ends = scheduler.commit(None, 0.0).ends
+    assert [(end.attempt, end.reason) for end in ends] == [(4, EndReason.QUEUE_FULL)]
+    assert ends[0].message == "the queue is full: 2 requests wait, the limit is 2"
+    assert ends[0].retry_after >= 1.0
+
+
+@pytest.mark.parametrize(("patience", "limit", "ends_at"), [(None, 5.0, 5.0), (2.0, 5.0, 2.0), (9.0, 5.0, 5.0)])
+def test_a_request_waits_no_longer_than_it_and_the_queue_allow(patience, limit, ends_at):
+    scheduler = engine(rows=1, queue=QueueLimits(wait=limit))
+    scheduler.schedule(100.0, [Submit(1, make_request(1, max_tokens=9))])
+    scheduler.schedule(100.0, [Submit(2, make_request(2, patience=patience))])
+    scheduler.schedule(100.0 + ends_at - 0.001, [])
+    assert not scheduler.has_news
+    assert scheduler.queue.next_deadline() == 100.0 + ends_at
+    scheduler.schedule(100.0 + ends_at, [])
+    (end,) = scheduler.commit(None, 100.0 + ends_at).ends
+    assert (end.attempt, end.reason) == (2, EndReason.QUEUE_TIMEOUT)
+    assert end.message == f"not scheduled within {ends_at} s"
+    assert end.retry_after > 0
+
+
+def test_a_preempted_sequence_is_not_timed_out():
+    come = (Arrival(1, 0, make_request(1, 4, 12)), Arrival(2, 0, make_request(2, 4, 12, patience=2.0)))
+    told = Drive(Workload(come, make_layout(2), 9, SchedulerSettings(16, 2))).run()
+    assert told.stats.preemptions > 0
+    assert told.told[2].end.reason is EndReason.LENGTH
+
+
+def test_nobody_overtakes_a_request_that_waits_for_pages():
+    scheduler = engine(pages=4, page_size=4)
+    plan = scheduler.schedule(0.0, [Submit(1, make_request(1, 8, 4))])
+    scheduler.commit(result_of(plan, [1]), 0.0)
+    scheduler.schedule(0.0, [Submit(2, make_request(2, 12, 4)), Submit(3, make_request(3, 1, 1))])
+    assert scheduler.rows.attempts() == [1]
+    assert scheduler.queue.attempts() == [2, 3]
+
+
+def test_finish_of_an_unknown_attempt_is_ignored():
+    scheduler = engine()
+    plan = scheduler.schedule(0.0, [Submit(1, make_request(1)), Finish(2)])
+    assert reasons(scheduler.commit(result_of(plan, [3]), 0.0)) == []
+    assert scheduler.rows.attempts() == [1]
+
+
+def test_finish_before_the_start_ends_without_a_start():
+    scheduler = engine()
+    assert scheduler.schedule(0.0, [Submit(1, make_request(1)), Finish(1), Finish(1)]) is None
+    outputs = scheduler.commit(None, 0.0)
+    assert (reasons(outputs), outputs.starts) == ([(1, EndReason.FINISHED)], ())
+    assert not scheduler.has_work
+
+
+def test_emitted_output_goes_with_the_join_and_counts():
+    scheduler = engine()
+    plan = scheduler.schedule(0.0, [Submit(1, make_request(1, (5, 6), max_tokens=4), emitted=(7, 8))])
+    (join,) = plan.joins
+    assert (join.tokens.tolist(), join.prompt_count) == ([5, 6, 7, 8], 2)
+    assert pairs(scheduler.commit(result_of(plan, [1]), 0.0)) == [(1, 2, 1)]
+    plan = scheduler.schedule(0.0, [])
+    outputs = scheduler.commit(result_of(plan, [2]), 0.0)
+    assert (pairs(outputs), reasons(outputs)) == ([(1, 3, 2)], [(1, EndReason.LENGTH)])
+
+
+@pytest.mark.parametrize(("emitted", "reason"), [((7, 8, 2), EndReason.LENGTH), ((7, 9), EndReason.STOP)])
+def test_an_attempt_whose_output_is_already_complete_ends(emitted, reason):
+    """The replica that drew the last token may die before its end is told."""
+    scheduler = engine()
+    request = make_request(1, (5, 6), max_tokens=3, stop_ids=(9,))
+    plan = scheduler.schedule(0.0, [Submit(1, request, emitted)])
+    assert plan is None
+    assert reasons(scheduler.commit(None, 0.0)) == [(1, reason)]
+    assert not scheduler.has_work
+
+
+def test_results_must_come_in_order():
+    scheduler = engine(depth=2)
+    scheduler.schedule(0.0, [Submit(1, make_request(1))])
+    second = scheduler.schedule(0.0, [])
+    with pytest.raises(RuntimeError, match="step 1 was collected, step 0 is the oldest in flight"):
+        scheduler.commit(result_of(second, [1]), 0.0)
+
+
+def test_live_attempts_are_those_that_run_or_wait():
+    scheduler = engine(rows=2)
+    scheduler.schedule(0.0, [Submit(i, make_request(i)) for i in (1, 2, 3, 4)])
+    assert sorted(scheduler.live_attempts()) == [1, 2, 3, 4]
+    scheduler.schedule(0.0, [Finish(1), Finish(4)])
+    assert sorted(scheduler.live_attempts()) == [2, 3]
+
+
+def test_pages_of_two_groups_come_and_go_together():
+    groups: KVLayout = make_layout(2, groups=2)
+    come = tuple(replace(Arrival(i, 0, make_request(i, 3, 6)), turn=i) for i in (1, 2, 3))
+    drive = Drive(Workload(come, groups, 10, SchedulerSettings(8, 3, None, 2))).run()
+    assert drive.stats.preemptions > 0

@@ -1,0 +1,132 @@
+"""Workloads for the scheduler: who comes when and wants what, and what the engine has to serve them with."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cache_manager.layout import KVLayout
+from scheduler.request import Controls, Request
+from scheduler.settings import QueueLimits, SchedulerSettings
+from tests.scheduler.executor import VOCABULARY, alone
+
+GREEDY = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0)
+PATIENT = QueueLimits(wait=1e9)
+
+
+def make_layout(page_size: int, groups: int = 1) -> KVLayout:
+    return KVLayout(tuple((g,) for g in range(groups)), kv_heads=1, head_dim=8, element_bytes=2, page_size=page_size)
+
+
+def make_request(
+    attempt: int,
+    prompt: int | tuple[int, ...] = 4,
+    max_tokens: int = 4,
+    stop_ids: tuple[int, ...] = (),
+    patience: float | None = None,
+) -> Request:
+    """prompt: token ids, or how many (they are made up from the attempt)."""
+    if isinstance(prompt, int):
+        prompt = tuple((7 * attempt + 3 * i) % VOCABULARY for i in range(prompt))
+    controls = replace(GREEDY, seed=attempt)
+    return Request(np.array(prompt, np.int32), max_tokens, stop_ids, controls, patience)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One attempt. Turns are the engine's: `turn` when it comes, `cancel` when its client leaves.
+
+    emitted: how much of its output an earlier attempt delivered. fault: the position whose computation fails.
+    """
+
+    attempt: int
+    turn: int
+    request: Request
+    cancel: int | None = None
+    emitted: int = 0
+    fault: int | None = None
+
+    @property
+    def output(self) -> list[int]:
+        return alone(self.request)
+
+    @property
+    def longest(self) -> int:
+        """Slots that the attempt can come to need."""
+        return len(self.request.prompt) + self.request.max_tokens - 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """eager: turns in which the engine collects though it could launch one more step first."""
+
+    arrivals: tuple[Arrival, ...]
+    layout: KVLayout
+    pages: int
+    settings: SchedulerSettings
+    queue: QueueLimits = PATIENT
+    eager: frozenset[int] = frozenset()
+
+    @property
+    def depth(self) -> int:
+        return self.settings.steps_in_flight
+
+    @property
+    def most_turns(self) -> int:
+        """More than any engine needs that makes progress on its oldest sequence in every other turn."""
+        horizon = max((max(a.turn, a.cancel or 0) for a in self.arrivals), default=0)
+        return horizon + 10 + sum(4 * (a.longest + a.request.max_tokens + 2) for a in self.arrivals)
+
+
+@st.composite
+def arrivals(draw, attempt: int, cancels: bool, patience: bool, resumed: bool, faults: bool, last_turn: int):
+    prompt = tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=18)))
+    stop_ids = tuple(draw(st.just([]) | st.lists(st.integers(0, VOCABULARY - 1), max_size=2, unique=True)))
+    waits = draw(st.none() | st.integers(0, 12).map(float)) if patience else None
+    request = make_request(attempt, prompt, draw(st.integers(1, 24)), stop_ids, waits)
+    turn = draw(st.integers(0, last_turn))
+    arrival = Arrival(attempt, turn, request)
+    if cancels:
+        arrival = replace(arrival, cancel=draw(st.none() | st.none() | st.integers(turn, turn + 25)))
+    if resumed:
+        arrival = replace(arrival, emitted=draw(st.integers(0, len(arrival.output) - 1)))
+    if faults:
+        arrival = replace(arrival, fault=draw(st.none() | st.none() | st.integers(0, arrival.longest - 1)))
+    return arrival
+
+
+@st.composite
+def workloads(
+    draw,
+    cancels: bool = False,
+    patience: bool = False,
+    resumed: bool = False,
+    faults: bool = False,
+    depths: tuple[int, ...] = (1, 2),
+    roomy: bool = False,
+    last_turn: int = 6,
+):
+    """roomy: the pool holds everything at once, so nothing is preempted. Else it may be as small as one request."""
+    drawn = arrivals(0, cancels, patience, resumed, faults, last_turn)
+    several = draw(st.lists(drawn, min_size=1, max_size=4) | st.lists(drawn, min_size=4, max_size=8))
+    several.sort(key=lambda arrival: arrival.turn)
+    named = tuple(
+        replace(a, attempt=i, request=replace(a.request, controls=replace(GREEDY, seed=i)))
+        for i, a in enumerate(several, 1)
+    )
+    rows = draw(st.sampled_from((3, 2, 1, 4, 5)))
+    layout = make_layout(draw(st.sampled_from((3, 1, 2, 7, 16))), draw(st.integers(1, 2)))
+    settings = SchedulerSettings(
+        max_batched_tokens=rows + draw(st.integers(0, 12)),
+        max_sequences=rows,
+        prefill_chunk=draw(st.none() | st.integers(1, 8)),
+        steps_in_flight=draw(st.sampled_from(depths)),
+    )
+    needs = [layout.pages_for(a.longest) for a in named]
+    # One page a row is what admission keeps free for those that run.
+    pages = sum(needs) + rows * len(layout.groups) if roomy else max(needs) + draw(st.integers(0, 8))
+    queue = PATIENT
+    if patience:
+        queue = QueueLimits(draw(st.sampled_from((2, 1024))), wait=draw(st.sampled_from((6.0, 1e9))))
+    eager = frozenset(draw(st.sets(st.integers(0, 40), max_size=6)))
+    return Workload(named, layout, pages, settings, queue, eager)

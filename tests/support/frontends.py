@@ -1,0 +1,64 @@
+"""A frontend over an engine that does what a test tells it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.prepare import Preparer
+from rpc.frontend.settings import FrontendSettings
+from rpc.observe.metrics import Metrics
+from scheduler.events import End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
+from scheduler.request import Limits, ModelDefaults
+
+
+class PuppetEngine:
+    """Keeps what it was sent; a test makes the outputs."""
+
+    def __init__(self) -> None:
+        self.limits = Limits(vocabulary=320, context=256, pool_tokens=4096, page_size=16)
+        self.sent: list[Event] = []
+        self.stalled = 0.0
+        self.failure: str | None = None
+
+    def send(self, events: Sequence[Event]) -> None:
+        self.sent.extend(events)
+
+    def stalled_for(self) -> float:
+        return self.stalled
+
+    def submitted(self) -> list[int]:
+        return [event.attempt for event in self.sent if isinstance(event, Submit)]
+
+    def finished(self) -> list[int]:
+        return [event.attempt for event in self.sent if isinstance(event, Finish)]
+
+
+def make_frontend(tokenizer: Tokenizer, **settings: float) -> tuple[Frontend, PuppetEngine, Metrics]:
+    """Must be called on an asyncio loop."""
+    engine, metrics = PuppetEngine(), Metrics("m")
+    preparer = Preparer("m", tokenizer, engine.limits, ModelDefaults(eos_token_ids=(0,)))
+    frontend = Frontend(preparer, FrontendSettings(**settings), metrics)
+    frontend.attach(engine)
+    return frontend, engine, metrics
+
+
+def outputs(
+    tokens: Sequence[tuple[int, int, int]] = (), ends: Sequence[tuple[int, EndReason]] = (), starts: Sequence[int] = ()
+) -> StepOutputs:
+    """tokens: (attempt, position, token)."""
+    attempts, positions, ids = (np.array([t[i] for t in tokens], np.int64) for i in range(3))
+    n = len(tokens)
+    logprobs = Logprobs(
+        np.full(n, -0.5, np.float32), np.ones(n, np.int32), np.zeros((n, 0), np.int32), np.zeros((n, 0), np.float32)
+    )
+    return StepOutputs(
+        attempts,
+        positions.astype(np.int32),
+        ids.astype(np.int32),
+        logprobs,
+        tuple(Start(attempt, 0.25) for attempt in starts),
+        tuple(End(attempt, reason) for attempt, reason in ends),
+        EngineStats(pages_total=10, pages_used=n),
+    )

@@ -1,0 +1,98 @@
+"""Starts real `quire serve` processes for end-to-end tests."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+QUIRE = str(Path(sys.executable).parent / "quire")
+READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+)")
+START_SECONDS = 120
+STOP_SECONDS = 60
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen
+    model: str
+    address: str
+    metrics_url: str
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by "name" or "name{outcome}"; the model_name label is left out."""
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:  # noqa: S310 - our own loopback port
+            text = answer.read().decode()
+        samples = {}
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                key, value = line.rsplit(" ", 1)
+                key = re.sub(r'model_name="[^"]*",?', "", key).replace("{}", "")
+                samples[re.sub(r'\{outcome="(\w+)"\}', r"{\1}", key)] = float(value)
+        return samples
+
+    def wait_for_metric(self, name: str, value: float, seconds: float = 30) -> None:
+        """Polls until the metric has this value; fails with what it had."""
+        deadline = time.monotonic() + seconds
+        while (now := self.metrics()[name]) != value:
+            assert time.monotonic() < deadline, f"{name} is {now}, not {value}, after {seconds} s"
+            time.sleep(0.02)
+
+    def stub(self, channel: grpc.Channel) -> pb_grpc.GenerationServiceStub:
+        return pb_grpc.GenerationServiceStub(channel)
+
+    def stop(self, with_signal: int = signal.SIGTERM) -> int:
+        self.process.send_signal(with_signal)
+        return self.process.wait(STOP_SECONDS)
+
+
+@contextmanager
+def running_server(*flags: str) -> Iterator[RunningServer]:
+    """A server on free ports. Afterwards every page must be free and the process gone."""
+    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = READY.search(line)
+        assert found, f"the server said {line!r} and ended with {process.poll()}"
+        server = RunningServer(process, *found.groups())
+        yield server
+        if process.poll() is None:
+            server.wait_for_metric("quire_num_requests_running", 0)
+            server.wait_for_metric("quire_kv_pages_used", 0)
+            assert server.stop() == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def clean_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
+
+
+def stream_request(prompt: str | list[int], max_tokens: int, **sampling: float) -> pb.StreamGenerateRequest:
+    """Asks for token ids too; end tokens are ignored, so that lengths are known."""
+    spec = pb.GenerationSpec(
+        sampling=pb.SamplingParameters(**sampling),
+        stopping=pb.StoppingCriteria(max_tokens=max_tokens, ignore_eos=True),
+        output=pb.OutputOptions(token_ids=True),
+    )
+    if isinstance(prompt, str):
+        spec.text = prompt
+    else:
+        spec.token_ids.ids.extend(prompt)
+    return pb.StreamGenerateRequest(spec=spec)
