@@ -1,27 +1,46 @@
 """Settings of the model and its KV pool."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """model: a directory, or a name on the Hugging Face hub. kv_cache_memory: bytes; None takes a part of what is free.
+    """What is served, and in what."""
 
-    poison_freed_pages: fill freed pages with NaN, so that a stale read shows (slow; for debugging).
-    """
-
-    model: str
-    dtype: str = "auto"
-    device: str = "auto"
-    page_size: int = 16
-    kv_cache_memory: int | None = None
-    poison_freed_pages: bool = False
+    model: str = field(
+        default="demo",
+        metadata={
+            "help": "Model directory (Hugging Face layout), a name on the hub, or `demo` for the one that ships."
+        },
+    )
+    served_model_name: str | None = field(
+        default=None, metadata={"help": "Its name in requests. Unset: the directory's."}
+    )
+    dtype: str = field(
+        default="auto", metadata={"help": "Weights and KV: auto (the checkpoint's), float32, bfloat16 or float16."}
+    )
+    device: str = field(default="auto", metadata={"help": "auto, cpu or cuda."})
+    page_size: int = field(default=16, metadata={"help": "Tokens in a KV page."})
+    kv_cache_memory: int | None = field(
+        default=None,
+        metadata={
+            "size": True,
+            "help": "Bytes for the KV pool: 512MiB, 2GiB. Unset: half of the free memory (on a GPU 90 %), but no more "
+            "than --max-sequences times the model's context needs.",
+        },
+    )
+    poison_freed_pages: bool = field(
+        default=False, metadata={"help": "Fill freed KV pages with NaN, so that a stale read shows (debugging; slow)."}
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype is {self.dtype!r}, must be one of {', '.join(DTYPES)}")
+        if self.device not in DEVICES:
+            raise ValueError(f"--device is {self.device!r}, must be one of {', '.join(DEVICES)}")
         if self.page_size < 1:
             raise ValueError(f"--page-size is {self.page_size}, must be at least 1 token")
         if self.kv_cache_memory is not None and self.kv_cache_memory < 1:

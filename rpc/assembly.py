@@ -40,7 +40,7 @@ def assemble(settings: ServerSettings) -> Parts:
     directory = model_directory(settings.model.model)
     tokenizer = Tokenizer.load(directory)
     loaded = load(directory, settings.model, settings.scheduler.max_sequences, settings.request)
-    name = settings.served_model_name or model_name(settings.model.model, directory)
+    name = settings.model.served_model_name or model_name(settings.model.model, directory)
     preparer = Preparer(name, tokenizer, loaded.limits, loaded.defaults)
     scheduler = Scheduler(settings.scheduler, settings.queue, loaded.layout, loaded.pages)
     return Parts(directory, loaded, preparer, scheduler)

@@ -49,7 +49,7 @@ class LLM:
         max_sequences: int = 256,
     ) -> None:
         settings = ServerSettings(
-            model=ModelSettings(model, dtype, device, page_size, kv_cache_memory),
+            model=ModelSettings(model, None, dtype, device, page_size, kv_cache_memory),
             scheduler=SchedulerSettings(max_batched_tokens, max_sequences),
             queue=NO_LIMITS,
         )

@@ -17,22 +17,22 @@ from rpc.frontend.frontend import Frontend
 from rpc.observe.metrics import Metrics
 from rpc.services.generation import GenerationService
 from rpc.services.health import HealthService
-from rpc.settings import ServerSettings
+from rpc.settings import ListenSettings, ServerSettings
 from scheduler.events import EngineStats
 
 log = logging.getLogger("quire.server")
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-STREAMS_A_CONNECTION = 128
+USUAL_MESSAGE = 4 * 2**20  # gRPC's default, which clients count on; BatchGenerate sends many prompts in one message
 
 
-def channel_options(context: int) -> list[tuple[str, int]]:
+def channel_options(settings: ListenSettings, context: int) -> list[tuple[str, int]]:
     """context: of the model, in tokens. Keys as gRPC's core spells them; a misspelt one would be ignored."""
     return [
         ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
-        ("grpc.max_receive_message_length", max(4 * 2**20, 8 * context + 2**16)),
+        ("grpc.max_receive_message_length", settings.max_message_bytes or max(USUAL_MESSAGE, 8 * context + 2**16)),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", STREAMS_A_CONNECTION),
+        ("grpc.max_concurrent_streams", settings.max_streams),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -51,34 +51,32 @@ class Server:
         self._engine = parts.engine(self._frontend.sink)
         self._frontend.attach(self._engine)
         self._health = HealthService((SERVICE,), self._frontend.health)
-        self._grpc = aio.server(options=channel_options(parts.loaded.limits.context))
+        self._grpc = aio.server(options=channel_options(settings.listen, parts.loaded.limits.context))
         pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        if settings.reflection:
+        if settings.listen.reflection:
             health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
             reflection.enable_server_reflection((SERVICE, health_name, reflection.SERVICE_NAME), self._grpc)
         self._asked_to_stop, self._hurry = asyncio.Event(), asyncio.Event()
 
     async def start(self) -> str:
         """Opens the ports; returns the line that names every address. Raises OSError where a port cannot be had."""
-        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        listen = self._settings.listen
+        host = f"[{listen.host}]" if ":" in listen.host else listen.host
         try:
-            port = self._grpc.add_insecure_port(f"{host}:{self._settings.port}")
+            port = self._grpc.add_insecure_port(f"{host}:{listen.port}")
         except RuntimeError as error:
-            raise OSError(f"--port {self._settings.port} on {self._settings.host} cannot be opened: {error}") from None
+            raise OSError(f"--port {listen.port} on {listen.host} cannot be opened: {error}") from None
         try:
-            http, self._http_thread = start_http_server(
-                self._settings.metrics_port, "127.0.0.1", registry=self._metrics.registry
-            )
+            self._http, _ = start_http_server(listen.metrics_port, "127.0.0.1", registry=self._metrics.registry)
         except OSError as error:
-            raise OSError(f"--metrics-port {self._settings.metrics_port} cannot be opened: {error}") from None
-        self._http = http
+            raise OSError(f"--metrics-port {listen.metrics_port} cannot be opened: {error}") from None
         self._metrics.engine_stats(EngineStats(pages_total=self._parts.loaded.pages))
         self._engine.start()
         await self._grpc.start()
         return (
             f"ready: model {self._parts.preparer.name} ({self._parts.loaded.dtype}, {self._parts.loaded.device}), "
-            f"gRPC {host}:{port}, metrics http://127.0.0.1:{http.server_port}/metrics"
+            f"gRPC {host}:{port}, metrics http://127.0.0.1:{self._http.server_port}/metrics"
         )
 
     def stop(self) -> None:

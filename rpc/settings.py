@@ -1,4 +1,4 @@
-"""Settings of a server process: where it listens and what it serves."""
+"""Settings of a server process: where it listens, and those of its rooms."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -9,20 +9,26 @@ from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """All of `quire serve`. port, metrics_port: 0 picks a free one. served_model_name: None takes the directory's."""
+class ListenSettings:
+    """Addresses, and what may come in through them."""
 
-    model: ModelSettings
-    served_model_name: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 50051
-    metrics_port: int = 9464
-    reflection: bool = False
-    allow_insecure_bind: bool = False
-    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
-    queue: QueueLimits = field(default_factory=QueueLimits)
-    request: RequestLimits = field(default_factory=RequestLimits)
-    frontend: FrontendSettings = field(default_factory=FrontendSettings)
+    host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
+    port: int = field(default=50051, metadata={"help": "gRPC port; 0 picks a free one."})
+    metrics_port: int = field(
+        default=9464, metadata={"help": "HTTP port of /metrics, on loopback only; 0 picks a free one."}
+    )
+    allow_insecure_bind: bool = field(
+        default=False, metadata={"help": "Listen on a --host that other machines reach, without TLS and token."}
+    )
+    reflection: bool = field(default=False, metadata={"help": "Serve gRPC reflection."})
+    max_message_bytes: int | None = field(
+        default=None,
+        metadata={
+            "size": True,
+            "help": "Largest request message. Unset: 8 bytes a token of context + 64 KiB, at least gRPC's usual 4 MiB.",
+        },
+    )
+    max_streams: int = field(default=128, metadata={"help": "Calls at once on a connection."})
 
     def __post_init__(self) -> None:
         for flag, port in (("--port", self.port), ("--metrics-port", self.metrics_port)):
@@ -34,9 +40,26 @@ class ServerSettings:
                 "anyone who reaches the port could use the model. Serve on 127.0.0.1, or insist with "
                 "--allow-insecure-bind"
             )
+        if self.max_message_bytes is not None and self.max_message_bytes < 1024:
+            raise ValueError(f"--max-message-bytes is {self.max_message_bytes}, must be at least 1024")
+        if self.max_streams < 1:
+            raise ValueError(f"--max-streams is {self.max_streams}, must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """All of `quire serve`."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    listen: ListenSettings = field(default_factory=ListenSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    request: RequestLimits = field(default_factory=RequestLimits)
+    frontend: FrontendSettings = field(default_factory=FrontendSettings)
 
 
 def is_loopback(host: str) -> bool:
+    """localhost counts; other names do not, since they can come to mean another address."""
     if host == "localhost":
         return True
     try:

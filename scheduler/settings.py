@@ -1,18 +1,26 @@
-"""Settings of the scheduler and the limits that every request is checked against."""
+"""Settings of the scheduler and the limits that every request is checked against.
 
-from dataclasses import dataclass
+Here and in the other rooms' settings a field's metadata is its help text on the command line, whose flag is the field's
+name or `flag`.
+"""
+
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """max_batched_tokens: token budget of a step. max_sequences: rows that run at once. prefill_chunk: most prompt
-    tokens of one request in a step. steps_in_flight: how many steps may be launched before the first is collected.
-    """
+    """How steps are put together."""
 
-    max_batched_tokens: int = 512
-    max_sequences: int = 256
-    prefill_chunk: int | None = None
-    steps_in_flight: int = 1
+    max_batched_tokens: int = field(
+        default=512, metadata={"help": "Token budget of a step, decodes and prefill chunks together."}
+    )
+    max_sequences: int = field(default=256, metadata={"help": "Sequences that run at once."})
+    prefill_chunk: int | None = field(
+        default=None, metadata={"help": "Most prompt tokens of one request in a step. Unset: the whole budget."}
+    )
+    steps_in_flight: int = field(
+        default=1, metadata={"help": "2 plans a step while the one before it runs, which pays on a GPU."}
+    )
 
     def __post_init__(self) -> None:
         if self.max_sequences < 1:
@@ -30,17 +38,26 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds of the waiting queue. requests: how many may wait. pools_of_tokens: prompt tokens that may wait, as a
-    multiple of what the KV pool holds. wait: seconds that a request may wait, predicted or real.
-    """
+    """Bounds of the waiting queue."""
 
-    requests: int = 1024
-    pools_of_tokens: float = 8.0
-    wait: float = 30.0
+    requests: int = field(default=1024, metadata={"flag": "--max-queue", "help": "Requests that may wait."})
+    pools_of_tokens: float = field(
+        default=8.0,
+        metadata={
+            "flag": "--max-queue-pools",
+            "help": "Prompt tokens that may wait, as a multiple of what the KV pool holds.",
+        },
+    )
+    wait: float = field(
+        default=30.0,
+        metadata={"flag": "--max-queue-time", "help": "Seconds that a request may wait, predicted or real."},
+    )
 
     def __post_init__(self) -> None:
         if self.requests < 1:
             raise ValueError(f"--max-queue is {self.requests}, must be at least 1")
+        if not self.pools_of_tokens > 0:
+            raise ValueError(f"--max-queue-pools is {self.pools_of_tokens}, must be above 0")
         if not self.wait > 0:
             raise ValueError(f"--max-queue-time is {self.wait}, must be above 0 seconds")
 
@@ -49,9 +66,28 @@ class QueueLimits:
 class RequestLimits:
     """Most that one request may ask for, whatever the model."""
 
-    stop_strings: int = 4
-    stop_string_bytes: int = 128
-    stop_token_ids: int = 64
-    top_logprobs: int = 20
-    batch_requests: int = 1024
-    request_id_bytes: int = 128
+    stop_strings: int = field(default=4, metadata={"flag": "--max-stop-strings", "help": "Stop strings."})
+    stop_string_bytes: int = field(
+        default=128, metadata={"flag": "--max-stop-string-bytes", "help": "Bytes of a stop string."}
+    )
+    stop_token_ids: int = field(
+        default=64, metadata={"flag": "--max-stop-token-ids", "help": "Stop token ids beside the end tokens."}
+    )
+    top_logprobs: int = field(
+        default=20, metadata={"flag": "--max-top-logprobs", "help": "Alternatives at each position."}
+    )
+    batch_requests: int = field(
+        default=1024, metadata={"flag": "--max-batch-requests", "help": "Entries of one BatchGenerate."}
+    )
+    request_id_bytes: int = field(
+        default=128, metadata={"flag": "--max-request-id-bytes", "help": "Length of a client's request id."}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("stop_strings", "stop_string_bytes", "stop_token_ids", "top_logprobs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--max-{name.replace('_', '-')} is {getattr(self, name)}, must be at least 0")
+        if self.batch_requests < 1:
+            raise ValueError(f"--max-batch-requests is {self.batch_requests}, must be at least 1")
+        if self.request_id_bytes < 32:
+            raise ValueError(f"--max-request-id-bytes is {self.request_id_bytes}, must be at least 32")

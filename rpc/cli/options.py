@@ -1,30 +1,87 @@
-"""What the commands share: sizes, the configuration file, flags in the order command line > file > environment."""
+"""Command-line flags from settings dataclasses, and the order of their sources: command line > file > environment."""
 
+import inspect
 import os
 import re
 import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+
+S = TypeVar("S")
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 ENVIRONMENT = "QUIRE_"
 
 
-def parse_size(text: str) -> int:
+def parse_size(value: str | int) -> int:
     """Bytes in "512MiB", "2G", "1073741824". Raises typer.BadParameter."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no size: write 512MiB, 2GiB or a number of bytes")
+        raise typer.BadParameter(f"{value!r} is no size: write 512MiB, 2GiB or a number of bytes")
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
+def flag_of(setting: "Field[Any]") -> str:
+    flag: str = setting.metadata.get("flag", "--" + setting.name.replace("_", "-"))
+    return flag
+
+
+def parameter_of(setting: "Field[Any]") -> str:
+    """The name of the flag as a Python parameter."""
+    return flag_of(setting).removeprefix("--").replace("-", "_")
+
+
+def with_settings(panels: Mapping[type, str | None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command one flag for each field of these dataclasses, in help panels of these titles.
+
+    The command is called with the flags' values by parameter name; `build` makes the dataclasses of them.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        made = [
+            _parameter(s, get_type_hints(kind)[s.name], panel) for kind, panel in panels.items() for s in fields(kind)
+        ]
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [p.replace(kind=p.KEYWORD_ONLY) for p in [*made, *own]]
+        )
+        return command
+
+    return decorate
+
+
+def _parameter(setting: "Field[Any]", kind: Any, panel: str | None) -> inspect.Parameter:
+    size = setting.metadata.get("size", False)
+    option = typer.Option(
+        flag_of(setting),
+        help=setting.metadata["help"],
+        rich_help_panel=panel,
+        show_default=setting.default is not None and kind is not bool,
+        parser=parse_size if size else None,
+        metavar="SIZE" if size else None,
+    )
+    return inspect.Parameter(
+        parameter_of(setting),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=setting.default,
+        annotation=Annotated[kind, option],
+    )
+
+
+def build(kind: type[S], values: Mapping[str, Any]) -> S:
+    """The dataclass from a command's values. Raises ValueError as it does."""
+    return kind(**{setting.name: values[parameter_of(setting)] for setting in fields(kind)})  # type: ignore[arg-type]
+
+
 def load_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Option callback of --config: takes the file's and the environment's values as the command's defaults."""
-    known = {p.name for p in context.command.params if p.name} - {"config"}
+    """Callback of --config: the environment's values, under the file's, become the command's defaults."""
+    known = {p.name for p in context.command.params if p.name} - {"config", "help"}
     values: dict[str, Any] = {
-        key: os.environ[ENVIRONMENT + key.upper()] for key in known if ENVIRONMENT + key.upper() in os.environ
+        name: os.environ[ENVIRONMENT + name.upper()] for name in known if ENVIRONMENT + name.upper() in os.environ
     }
     if path is not None:
         values |= _read(path, known)
@@ -43,3 +100,14 @@ def _read(path: Path, known: set[str]) -> dict[str, Any]:
         flags = ", ".join(sorted(k.replace("_", "-") for k in known))
         raise typer.BadParameter(f"{path}: unknown key {unknown[0]!r}. Known: {flags}")
     return values
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file of flags: `port = 50051`, `max-batched-tokens = 512`. The command line is stronger.",
+        callback=load_defaults,
+        is_eager=True,
+        show_default=False,
+    ),
+]

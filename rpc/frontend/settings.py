@@ -1,19 +1,41 @@
 """Settings of a frontend."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
-    """Seconds, unless the name says otherwise. request_time: longest life of a request. write_stall: longest time that
-    one message may wait for a client to read. stall_timeout: an engine with work and no progress for this long is
-    unhealthy. batch_concurrency: entries of one BatchGenerate that are in the engine at once.
-    """
+    """Times, in seconds, and bounds of what a frontend holds for its clients."""
 
-    request_time: float = 600.0
-    write_stall: float = 30.0
-    backlog_tokens: int = 1024
-    stall_timeout: float = 30.0
-    drain: float = 60.0
-    tokenizer_threads: int = 2
-    batch_concurrency: int = 256
+    request_time: float = field(
+        default=600.0, metadata={"flag": "--max-request-time", "help": "Seconds that a request may take in all."}
+    )
+    backlog_tokens: int = field(
+        default=1024, metadata={"flag": "--max-backlog", "help": "Tokens that may wait for a slow reader of a stream."}
+    )
+    write_stall: float = field(
+        default=30.0, metadata={"flag": "--write-stall", "help": "Seconds that one message may wait for its reader."}
+    )
+    batch_concurrency: int = field(
+        default=256, metadata={"help": "Entries of one BatchGenerate that are in the engine at once."}
+    )
+    drain: float = field(
+        default=60.0, metadata={"flag": "--drain-time", "help": "Seconds that running requests get after SIGTERM."}
+    )
+    stall_timeout: float = field(
+        default=30.0, metadata={"help": "Seconds of work without progress after which health says NOT_SERVING."}
+    )
+    tokenizer_threads: int = field(default=2, metadata={"help": "Threads that tokenize and validate prompts."})
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("--max-request-time", self.request_time),
+            ("--max-backlog", self.backlog_tokens),
+            ("--write-stall", self.write_stall),
+            ("--batch-concurrency", self.batch_concurrency),
+            ("--drain-time", self.drain),
+            ("--stall-timeout", self.stall_timeout),
+            ("--tokenizer-threads", self.tokenizer_threads),
+        ):
+            if not value > 0:
+                raise ValueError(f"{flag} is {value}, must be above 0")

@@ -65,6 +65,8 @@ PIPELINED = SchedulerSettings(max_sequences=128, steps_in_flight=2)
 BOTH = SchedulerSettings(max_sequences=128, prefill_chunk=8, steps_in_flight=2)
 TIGHT = SchedulerSettings(max_sequences=7, max_batched_tokens=11, prefill_chunk=5, steps_in_flight=2)
 
+TIGHT_POOL = Schedule("few rows, small budget", pool_tokens=64, scheduling=TIGHT)
+
 SCHEDULES = [
     Schedule("reversed", reverse=True),
     Schedule("unpoisoned", poison=False),
@@ -108,6 +110,12 @@ def test_alone_is_as_in_a_batch(tiny: Path, prompts: list[list[int]], together: 
         rig.run({i: make_request(rig, prompt, NEW)})
     assert tokens_of(rig, len(prompts)) == tokens_of(together, len(prompts))
     assert bits_of(rig, len(prompts)) == bits_of(together, len(prompts))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_two_threads_change_no_bit(tiny: Path, prompts: list[list[int]], together: Rig) -> None:
+    rig = TIGHT_POOL.run(tiny, prompts[:9], NEW)
+    assert bits_of(rig, 9) == bits_of(together, 9)
 
 
 def test_every_drawn_token_has_recorded_logits(prompts: list[list[int]], together: Rig) -> None:

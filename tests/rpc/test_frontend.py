@@ -106,12 +106,16 @@ def test_reader_that_falls_behind_is_cut_off_but_a_unary_call_is_not(tokenizer: 
 def test_leaving_early_finishes_the_attempt_and_frees_the_id(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         frontend, engine, _ = make_frontend(tokenizer)
-        with pytest.raises(RuntimeError, match="client went"):
+
+        async def leave() -> None:
             async with frontend.open(Spec("cat"), "same", None):
                 with pytest.raises(RequestFailed) as twice:
                     await frontend.open(Spec("cat"), "same", None).__aenter__()
                 assert twice.value.code == "ALREADY_EXISTS"
                 raise RuntimeError("client went")
+
+        with pytest.raises(RuntimeError, match="client went"):
+            await leave()
         assert engine.finished() == engine.submitted()
         assert frontend.live_requests == 0
         await frontend.wait_idle()

@@ -3,15 +3,13 @@
 `Drive` checks after every turn what must hold in every schedule; the tests choose what the workloads stress.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from cache_manager.layout import KVLayout
-from scheduler.events import EndReason, Finish, Logprobs, StepOutputs, Submit
+from scheduler.events import EndReason, Event, Finish, Logprobs, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
@@ -19,11 +17,37 @@ from tests.scheduler.drive import Drive
 from tests.scheduler.executor import alone, logprobs_of
 from tests.scheduler.workloads import PATIENT, Arrival, Workload, make_layout, make_request, workloads
 
-few = settings(max_examples=150, deadline=None)
-many = settings(max_examples=400, deadline=None)
+OUTCOMES = [reason for reason in EndReason if reason is not EndReason.ENGINE_FAILED]
+few = settings(max_examples=100, deadline=None)
+many = settings(max_examples=250, deadline=None)
 
 
 # Laws over drawn workloads
+
+
+NOTES = {
+    "preempted": lambda drive: drive.stats.preemptions > 0,
+    "preempted with two steps in flight": lambda drive: drive.stats.preemptions > 0 and drive.workload.depth == 2,
+    "preempted often": lambda drive: drive.stats.preemptions > 3,
+    "token for a row used again": lambda drive: "token" in drive.executor.late,
+    "fault in a row used again": lambda drive: "fault" in drive.executor.late,
+    **{
+        reason.value: lambda drive, r=reason: any(t.end.reason is r for t in drive.told.values()) for reason in OUTCOMES
+    },
+}
+
+
+def test_drawn_workloads_reach_what_the_laws_speak_of():
+    seen = set()
+
+    @settings(max_examples=500, deadline=None, derandomize=True, database=None)
+    @given(workloads() | workloads(cancels=True, patience=True, faults=True))
+    def search(workload):
+        drive = Drive(workload).run()
+        seen.update(note for note, reached in NOTES.items() if reached(drive))
+
+    search()
+    assert seen == set(NOTES)
 
 
 @many
@@ -98,10 +122,9 @@ def test_tokens_and_pages_held_follow_from_what_was_told(workload):
     assert drive.stats.computed_tokens == sum(needs)
 
 
-@given(st.data())
 @few
-def test_recomputed_tokens_are_what_was_computed_in_vain(data):
-    workload = data.draw(workloads(depths=(1,)))
+@given(workloads(depths=(1,)))
+def test_recomputed_tokens_are_what_was_computed_in_vain(workload):
     stats = Drive(workload).run().stats
     needs = [len(a.request.prompt) + len(a.output) - 1 for a in workload.arrivals]
     assert stats.computed_tokens - stats.recomputed_tokens == sum(needs)
@@ -109,7 +132,9 @@ def test_recomputed_tokens_are_what_was_computed_in_vain(data):
 
 def test_small_engines_of_every_size_serve_three_requests():
     requests = [make_request(1, 3, 6), make_request(2, 1, 7), make_request(3, 5, 3)]
-    come = tuple(Arrival(i, turn, request) for i, (turn, request) in enumerate(zip((0, 0, 1), requests, strict=True), 1))
+    come = tuple(
+        Arrival(i, turn, request) for i, (turn, request) in enumerate(zip((0, 0, 1), requests, strict=True), 1)
+    )
     preempted = 0
     for pages in range(4, 9):
         for budget in (2, 3, 5, 16):
@@ -152,11 +177,15 @@ def result_of(plan: StepPlan, tokens: list[int], *faults: tuple[int, str]) -> St
     return StepResult(plan.step, drawn, logprobs_of(drawn), faults)
 
 
+def step(scheduler: Scheduler, now: float = 0.0, events: Sequence[Event] = (), token: int = 1) -> StepOutputs:
+    """Plans and commits a step in which every row draws the same token."""
+    plan = scheduler.schedule(now, events)
+    return scheduler.commit(None if plan is None else result_of(plan, [token] * len(plan.logits)), now)
+
+
 def pairs(outputs: StepOutputs) -> list[tuple[int, int, int]]:
     """Attempt, position and token of all that is new."""
-    return list(
-        zip(outputs.attempts.tolist(), outputs.positions.tolist(), outputs.tokens.tolist(), strict=True)
-    )
+    return list(zip(outputs.attempts.tolist(), outputs.positions.tolist(), outputs.tokens.tolist(), strict=True))
 
 
 def reasons(outputs: StepOutputs) -> list[tuple[int, EndReason]]:
@@ -279,7 +308,7 @@ def test_a_fault_in_a_chunk_that_draws_nothing_ends_the_attempt():
 
 
 def test_alternatives_stay_with_their_tokens_when_a_row_is_dropped():
-    scheduler = engine()
+    scheduler = engine(depth=2)
     plan = scheduler.schedule(0.0, [Submit(i, make_request(i)) for i in (1, 2, 3)])
     scheduler.schedule(0.0, [Finish(2)])
     logprobs = Logprobs(
@@ -298,24 +327,22 @@ def test_alternatives_stay_with_their_tokens_when_a_row_is_dropped():
 
 def test_a_full_queue_refuses_at_once_with_numbers():
     scheduler = engine(rows=1, queue=QueueLimits(requests=2))
-    scheduler.schedule(0.0, [Submit(1, make_request(1))])
-    scheduler.schedule(0.0, [Submit(i, make_request(i)) for i in (2, 3, 4)])
-    ends = scheduler.commit(None, 0.0).ends
-    assert [(end.attempt, end.reason) for end in ends] == [(4, EndReason.QUEUE_FULL)]
-    assert ends[0].message == "the queue is full: 2 requests wait, the limit is 2"
-    assert ends[0].retry_after >= 1.0
+    outputs = step(scheduler, 0.0, [Submit(1, make_request(1))])
+    assert reasons(outputs) == []
+    (end,) = step(scheduler, 0.0, [Submit(i, make_request(i)) for i in (2, 3, 4)]).ends
+    assert (end.attempt, end.reason) == (4, EndReason.QUEUE_FULL)
+    assert end.message == "the queue is full: 2 requests wait, the limit is 2"
+    assert end.retry_after >= 1.0
 
 
 @pytest.mark.parametrize(("patience", "limit", "ends_at"), [(None, 5.0, 5.0), (2.0, 5.0, 2.0), (9.0, 5.0, 5.0)])
 def test_a_request_waits_no_longer_than_it_and_the_queue_allow(patience, limit, ends_at):
     scheduler = engine(rows=1, queue=QueueLimits(wait=limit))
-    scheduler.schedule(100.0, [Submit(1, make_request(1, max_tokens=9))])
-    scheduler.schedule(100.0, [Submit(2, make_request(2, patience=patience))])
-    scheduler.schedule(100.0 + ends_at - 0.001, [])
-    assert not scheduler.has_news
+    step(scheduler, 100.0, [Submit(1, make_request(1, max_tokens=9))])
+    step(scheduler, 100.0, [Submit(2, make_request(2, patience=patience))])
     assert scheduler.queue.next_deadline() == 100.0 + ends_at
-    scheduler.schedule(100.0 + ends_at, [])
-    (end,) = scheduler.commit(None, 100.0 + ends_at).ends
+    assert reasons(step(scheduler, 100.0 + ends_at - 0.001)) == []
+    (end,) = step(scheduler, 100.0 + ends_at).ends
     assert (end.attempt, end.reason) == (2, EndReason.QUEUE_TIMEOUT)
     assert end.message == f"not scheduled within {ends_at} s"
     assert end.retry_after > 0
@@ -330,9 +357,8 @@ def test_a_preempted_sequence_is_not_timed_out():
 
 def test_nobody_overtakes_a_request_that_waits_for_pages():
     scheduler = engine(pages=4, page_size=4)
-    plan = scheduler.schedule(0.0, [Submit(1, make_request(1, 8, 4))])
-    scheduler.commit(result_of(plan, [1]), 0.0)
-    scheduler.schedule(0.0, [Submit(2, make_request(2, 12, 4)), Submit(3, make_request(3, 1, 1))])
+    step(scheduler, 0.0, [Submit(1, make_request(1, 8, 4))])
+    step(scheduler, 0.0, [Submit(2, make_request(2, 12, 4)), Submit(3, make_request(3, 1, 1))])
     assert scheduler.rows.attempts() == [1]
     assert scheduler.queue.attempts() == [2, 3]
 
@@ -368,9 +394,9 @@ def test_an_attempt_whose_output_is_already_complete_ends(emitted, reason):
     """The replica that drew the last token may die before its end is told."""
     scheduler = engine()
     request = make_request(1, (5, 6), max_tokens=3, stop_ids=(9,))
-    plan = scheduler.schedule(0.0, [Submit(1, request, emitted)])
-    assert plan is None
-    assert reasons(scheduler.commit(None, 0.0)) == [(1, reason)]
+    outputs = [step(scheduler, 0.0, [Submit(1, request, emitted)])] + [step(scheduler) for _ in range(9)]
+    assert [pair for one in outputs for pair in pairs(one)] == []
+    assert [end for one in outputs for end in reasons(one)] == [(1, reason)]
     assert not scheduler.has_work
 
 
@@ -384,14 +410,13 @@ def test_results_must_come_in_order():
 
 def test_live_attempts_are_those_that_run_or_wait():
     scheduler = engine(rows=2)
-    scheduler.schedule(0.0, [Submit(i, make_request(i)) for i in (1, 2, 3, 4)])
+    step(scheduler, 0.0, [Submit(i, make_request(i)) for i in (1, 2, 3, 4)])
     assert sorted(scheduler.live_attempts()) == [1, 2, 3, 4]
-    scheduler.schedule(0.0, [Finish(1), Finish(4)])
+    step(scheduler, 0.0, [Finish(1), Finish(4)])
     assert sorted(scheduler.live_attempts()) == [2, 3]
 
 
 def test_pages_of_two_groups_come_and_go_together():
-    groups: KVLayout = make_layout(2, groups=2)
-    come = tuple(replace(Arrival(i, 0, make_request(i, 3, 6)), turn=i) for i in (1, 2, 3))
-    drive = Drive(Workload(come, groups, 10, SchedulerSettings(8, 3, None, 2))).run()
+    come = tuple(Arrival(i, i, make_request(i, 3, 6)) for i in (1, 2, 3))
+    drive = Drive(Workload(come, make_layout(2, groups=2), 10, SchedulerSettings(8, 3, None, 2))).run()
     assert drive.stats.preemptions > 0

@@ -117,7 +117,7 @@ def make_rig(
     config = read_config(directory)
     layout = config.kv_layout(page_size, config.dtype if dtype == "auto" else dtype)
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
-    model_settings = ModelSettings(str(directory), dtype, "cpu", page_size, memory, poison)
+    model_settings = ModelSettings(str(directory), None, dtype, "cpu", page_size, memory, poison)
     loaded = load(directory, model_settings, settings.max_sequences, RequestLimits())
     rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), loaded.layout, loaded.pages))
     if record_logits:

@@ -1,0 +1,213 @@
+"""The reference back end against plain float64 attention, on ragged slices, random pages and a poisoned pool."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cache_manager.layout import KVLayout
+from model.attention.backend import StepShape
+from model.attention.reference import ReferenceAttention
+
+Floats = NDArray[np.float64]
+LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """lengths: (tokens already in the cache, tokens of the step) of each sequence."""
+
+    lengths: tuple[tuple[int, int], ...]
+    group: int
+    kv_heads: int = 2
+    head_dim: int = 8
+    page_size: int = 16
+    dtype: str = "float32"
+    seed: int = 0
+
+
+class Pool:
+    """A back end with sequences on random pages of a pool that is NaN everywhere else."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.rng = case, np.random.default_rng(case.seed)
+        self.dtype: torch.dtype = getattr(torch, case.dtype)
+        layout = KVLayout((tuple(range(LAYERS)),), case.kv_heads, case.head_dim, 4, case.page_size)
+        needed = [layout.pages_for(before + now) for before, now in case.lengths]
+        pages = sum(needed) + 5
+        self.heads = case.kv_heads * case.group
+        self.attention = ReferenceAttention(layout, pages, self.heads, self.dtype, torch.device("cpu"))
+        self.attention.poison(np.arange(pages, dtype=np.int32))
+        shuffled = self.rng.permutation(pages).astype(np.int32)
+        # What stands in a table past a sequence's pages is meaningless: here the id of a page that nobody owns.
+        rows = len(case.lengths) + 2
+        self.tables = np.full((1, rows, max(needed) + 3), shuffled[-1], np.int32)
+        self.rows = self.rng.permutation(rows)[: len(case.lengths)]
+        first = 0
+        for row, count in zip(self.rows, needed, strict=True):
+            self.tables[0, row, :count] = shuffled[first : first + count]
+            first += count
+        self.keys, self.values = ([self._random(sum(n), case.kv_heads) for n in case.lengths] for _ in range(2))
+        self.queries = [self._random(sum(n), self.heads) for n in case.lengths]
+
+    def _random(self, tokens: int, heads: int) -> Tensor:
+        return torch.from_numpy(self.rng.normal(size=(tokens, heads, self.case.head_dim)) * 1.5).to(self.dtype)
+
+    def shape(self, slices: list[tuple[int, int, int]]) -> StepShape:
+        """slices: (sequence, start, count)."""
+        size, packed, positions, slots = self.case.page_size, [], [], []
+        for sequence, start, count in slices:
+            where = np.arange(start, start + count)
+            packed.append((self.rows[sequence], start, count))
+            positions.append(where)
+            slots.append(self.tables[0, self.rows[sequence], where // size].astype(np.int64) * size + where % size)
+        return StepShape(
+            np.array(packed, np.int32), np.concatenate(positions), np.concatenate(slots)[None], self.tables
+        )
+
+    def step(self, slices: list[tuple[int, int, int]], layer: int = 0) -> list[Tensor]:
+        """Writes and attends; the output of each slice."""
+
+        def pick(tensors: list[Tensor]) -> Tensor:
+            return torch.cat([tensors[sequence][start : start + count] for sequence, start, count in slices])
+
+        plan = self.attention.plan(self.shape(slices))
+        self.attention.write(layer, pick(self.keys), pick(self.values), plan)
+        mixed = self.attention.attend(layer, pick(self.queries), plan)
+        assert mixed.dtype == self.dtype
+        return list(mixed.split([count for _, _, count in slices]))
+
+
+def plain_attention(queries: Floats, keys: Floats, values: Floats, start: int) -> Floats:
+    """[tokens, heads, head_dim]: query i stands at position start + i and sees keys up to its own."""
+    group = queries.shape[1] // keys.shape[1]
+    mixed = np.empty_like(queries)
+    for i, query in enumerate(queries):
+        for head, vector in enumerate(query):
+            seen = keys[: start + i + 1, head // group], values[: start + i + 1, head // group]
+            scores = seen[0] @ vector / np.sqrt(len(vector))
+            weights = np.exp(scores - scores.max())
+            mixed[i, head] = weights @ seen[1] / weights.sum()
+    return mixed
+
+
+cases = st.builds(
+    Case,
+    lengths=st.lists(
+        st.tuples(st.sampled_from([0, 0, 1, 15, 16, 40, 127, 128, 200]), st.sampled_from([1, 1, 2, 5, 16, 17, 130])),
+        min_size=1,
+        max_size=4,
+    ).map(tuple),
+    group=st.sampled_from([1, 2, 3, 8, 20]),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([2, 6, 16, 24]),
+    page_size=st.sampled_from([1, 2, 7, 16, 64]),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases)
+@example(Case(((0, 300), (255, 1), (127, 2)), group=3, page_size=7))
+@example(Case(((0, 1),), group=1, kv_heads=1, page_size=1))
+@example(Case(((128, 128), (0, 129)), group=8, page_size=16))
+def test_equals_plain_attention(case: Case) -> None:
+    pool = Pool(case)
+    for layer in range(LAYERS):
+        history = [(i, 0, before) for i, (before, _) in enumerate(case.lengths) if before]
+        if history:
+            pool.step(history, layer)
+        outputs = pool.step([(i, before, now) for i, (before, now) in enumerate(case.lengths)], layer)
+        for i, ((before, now), output) in enumerate(zip(case.lengths, outputs, strict=True)):
+            expected = plain_attention(
+                pool.queries[i][before : before + now].double().numpy(),
+                pool.keys[i].double().numpy(),
+                pool.values[i].double().numpy(),
+                before,
+            )
+            np.testing.assert_allclose(output.double().numpy(), expected, atol=TOLERANCE[case.dtype], rtol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=cases, data=st.data())
+def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataObject) -> None:
+    """Sequence 0 in one piece, alone, on pages of 16; then cut at random among the others, on other pages."""
+    length = sum(case.lengths[0])
+    together = Pool(case)
+    alone = Pool(Case(case.lengths[:1], case.group, case.kv_heads, case.head_dim, 16, case.dtype, case.seed + 1))
+    alone.keys[0], alone.values[0], alone.queries[0] = together.keys[0], together.values[0], together.queries[0]
+    (expected,) = alone.step([(0, 0, length)])
+    done = [0] * len(case.lengths)
+    pieces = []
+    while done[0] < length:
+        slices = []
+        for i, total in enumerate(map(sum, case.lengths)):
+            count = min(total - done[i], data.draw(st.integers(1 if i == 0 else 0, 140)))
+            if count:
+                slices.append((i, done[i], count))
+                done[i] += count
+        slices = data.draw(st.permutations(slices))
+        outputs = together.step(slices)
+        pieces.append(outputs[[s[0] for s in slices].index(0)])
+    assert torch.equal(torch.cat(pieces).view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16])
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_writes_go_to_the_named_slots_of_their_layer_only(page_size: int, layer: int) -> None:
+    pool = Pool(Case(((3, 9), (0, 1), (20, 2)), group=2, page_size=page_size))
+    slices = [(0, 3, 9), (1, 0, 1), (2, 20, 2)]
+    stores = pool.attention._keys, pool.attention._values
+    before = [[tensor.clone() for tensor in store] for store in stores]
+    slots = pool.shape(slices).slots[0]
+    pool.step(slices, layer)
+    for store, was, source in zip(stores, before, (pool.keys, pool.values), strict=True):
+        written = torch.cat([source[i][start : start + count] for i, start, count in slices])
+        assert torch.equal(store[layer][:, slots], written.transpose(0, 1))
+        others = np.setdiff1d(np.arange(store[layer].shape[1]), slots)
+        for number in range(LAYERS):
+            kept = others if number == layer else np.arange(store[layer].shape[1])
+            now, then = store[number][:, kept].view(torch.int32), was[number][:, kept].view(torch.int32)
+            assert torch.equal(now, then)
+
+
+def test_poison_fills_exactly_the_given_pages() -> None:
+    layout = KVLayout(((0, 1),), kv_heads=2, head_dim=4, element_bytes=4, page_size=3)
+    attention = ReferenceAttention(layout, 5, 2, torch.float32, torch.device("cpu"))
+    attention.poison(np.array([1, 4], np.int32))
+    expected = torch.zeros(2, 15, 4, dtype=torch.bool)
+    expected[:, [3, 4, 5, 12, 13, 14]] = True
+    for store in (attention._keys, attention._values):
+        assert all(torch.equal(tensor.isnan(), expected) for tensor in store)
+    attention.poison(np.empty(0, np.int32))
+    assert all(torch.equal(tensor.isnan(), expected) for tensor in attention._keys)
+
+
+def test_nan_of_one_sequence_stays_in_it() -> None:
+    pool = Pool(Case(((0, 20), (0, 33), (0, 5)), group=2, page_size=4))
+    slices = [(0, 0, 20), (1, 0, 33), (2, 0, 5)]
+    healthy = pool.step(slices)
+    pool.values[1][7] = torch.nan
+    pool.keys[1][7] = torch.nan
+    sick = pool.step(slices)
+    assert torch.equal(sick[0], healthy[0])
+    assert torch.equal(sick[2], healthy[2])
+    assert sick[1][7:].isnan().all()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    """exp of these scores overflows float32 unless the running maximum is taken off first."""
+    pool = Pool(Case(((0, 140),), group=1, kv_heads=1, head_dim=4))
+    pool.keys[0] *= 100
+    (output,) = pool.step([(0, 0, 140)])
+    expected = plain_attention(
+        *(tensor[0].double().numpy() for tensor in (pool.queries, pool.keys, pool.values)), start=0
+    )
+    np.testing.assert_allclose(output.double().numpy(), expected, atol=1e-3)

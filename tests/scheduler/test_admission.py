@@ -1,0 +1,92 @@
+"""The door of the queue: bounds in requests, in tokens and in predicted seconds, each with an honest message."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.admission import Admission
+from scheduler.settings import QueueLimits
+
+counts = st.integers(0, 2000)
+sizes = st.integers(0, 10**6)
+seconds = st.floats(1e-6, 1e6)
+
+
+def admission(requests: int = 10, pools: float = 2.0, wait: float = 30.0, pool_tokens: int = 1000) -> Admission:
+    return Admission(QueueLimits(requests, pools, wait), pool_tokens)
+
+
+def test_an_empty_queue_takes_whatever_fits_the_engine():
+    door = admission()
+    door.observe_step(1, 1000.0)
+    assert door.refuse(0, 0, 10**6, patience=0.001) is None
+
+
+@pytest.mark.parametrize(("requests", "refused"), [(9, False), (10, True), (11, True)])
+def test_requests_are_bounded(requests, refused):
+    refusal = admission().refuse(requests, 0, 1, 30.0)
+    assert (refusal is not None) == refused
+    if refusal:
+        assert refusal.message == f"the queue is full: {requests} requests wait, the limit is 10"
+
+
+@pytest.mark.parametrize(("prompt", "refused"), [(500, False), (501, True)])
+def test_tokens_are_bounded_by_pools(prompt, refused):
+    refusal = admission(pools=2.0, pool_tokens=1000).refuse(1, 1500, prompt, 30.0)
+    assert (refusal is not None) == refused
+    if refusal:
+        assert refusal.message == ("the queue is full: 1500 prompt tokens wait, 501 more would pass the limit of 2000")
+
+
+def test_predicted_wait_is_bounded_by_patience():
+    door = admission()
+    door.observe_step(100, 1.0)
+    wait = door.predicted_wait(3, 700)
+    assert door.refuse(3, 700, 1, patience=wait) is None
+    refusal = door.refuse(3, 700, 1, patience=wait * 0.9)
+    assert refusal.message == (f"the predicted wait is {wait:.1f} s, the request would wait at most {wait * 0.9:.1f} s")
+
+
+def test_nothing_is_predicted_before_the_first_step():
+    door = admission()
+    assert door.predicted_wait(1000, 10**9) == 0.0
+    door.observe_step(0, 1.0)
+    door.observe_step(10, 0.0)
+    assert door.predicted_wait(1000, 10**9) == 0.0
+
+
+def test_prediction_follows_rate_and_output_lengths():
+    door = admission()
+    for _ in range(1000):
+        door.observe_step(500, 1.0)
+        door.observe_output(10)
+    assert door.predicted_wait(5, 450) == pytest.approx(1.0, rel=0.01)
+    for _ in range(1000):
+        door.observe_step(50, 1.0)
+    assert door.predicted_wait(5, 450) == pytest.approx(10.0, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10_000), seconds), max_size=20), counts, sizes, counts, sizes)
+def test_more_work_never_waits_shorter(steps, requests, tokens, more_requests, more_tokens):
+    door = admission()
+    for computed, took in steps:
+        door.observe_step(computed, took)
+    wait = door.predicted_wait(requests, tokens)
+    assert 0.0 <= wait <= door.predicted_wait(requests + more_requests, tokens + more_tokens)
+
+
+@given(st.lists(st.tuples(counts, st.floats(0, 1e6)), max_size=20), st.lists(counts), counts, sizes, sizes, seconds)
+def test_every_refusal_says_why_and_a_time_worth_waiting(steps, outputs, requests, tokens, prompt, patience):
+    door = admission()
+    for computed, took in steps:
+        door.observe_step(computed, took)
+    for output in outputs:
+        door.observe_output(output)
+    refusal = door.refuse(requests, tokens, prompt, patience)
+    if refusal is not None:
+        assert requests > 0
+        assert refusal.message
+        assert 1.0 <= refusal.retry_after <= 30.0
+    else:
+        assert requests < 10
+        assert not requests or tokens + prompt <= 2000

@@ -1,0 +1,102 @@
+"""The waiting queue, beside a plain list."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scheduler.queue import Queue
+from scheduler.rows import Sequence
+from tests.scheduler.workloads import make_request
+
+TIMES = st.integers(0, 20).map(float)
+
+
+def sequence(attempt: int, prompt: int = 3, emitted: int = 0, preempted: bool = False) -> Sequence:
+    output = np.zeros(emitted, np.int32)
+    return Sequence(attempt, make_request(attempt, prompt), output, 0.0, attempt, preempted)
+
+
+class QueueModel(RuleBasedStateMachine):
+    """`line` is the model: (attempt, length, deadline or None) in order. An attempt comes once."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = Queue()
+        self.line: list[tuple[int, int, float | None]] = []
+        self.served: list[int] = []
+        self.now = 0.0
+        self.attempts = 0
+
+    @rule(prompt=st.integers(1, 9), emitted=st.integers(0, 9), wait=TIMES)
+    def push(self, prompt, emitted, wait):
+        self.attempts += 1
+        self.queue.push(sequence(self.attempts, prompt, emitted), self.now + wait)
+        self.line.append((self.attempts, prompt + emitted, self.now + wait))
+
+    @precondition(lambda self: self.line)
+    @rule()
+    def serve_the_head(self):
+        attempt = self.line.pop(0)[0]
+        assert self.queue.remove(attempt).attempt == attempt
+        self.served.append(attempt)
+
+    @precondition(lambda self: self.served)
+    @rule(prompt=st.integers(1, 9))
+    def preempt(self, prompt):
+        attempt = self.served.pop()
+        self.queue.push_front(sequence(attempt, prompt, preempted=True))
+        self.line.insert(0, (attempt, prompt, None))
+
+    @rule(attempt=st.integers(1, 30))
+    def remove(self, attempt):
+        kept = [entry for entry in self.line if entry[0] != attempt]
+        assert (self.queue.remove(attempt) is not None) == (len(kept) < len(self.line))
+        self.line = kept
+
+    @rule(later=TIMES)
+    def expire(self, later):
+        self.now += later
+        gone = [entry for entry in self.line if entry[2] is not None and entry[2] <= self.now]
+        expired = [one.attempt for one in self.queue.expired(self.now)]
+        assert expired == [attempt for attempt, _, _ in sorted(gone, key=lambda entry: (entry[2], entry[0]))]
+        self.line = [entry for entry in self.line if entry not in gone]
+
+    @invariant()
+    def agree(self):
+        attempts = [attempt for attempt, _, _ in self.line]
+        assert self.queue.attempts() == attempts
+        assert len(self.queue) == len(attempts)
+        assert all(attempt in self.queue for attempt in attempts)
+        assert 0 not in self.queue
+        head = self.queue.head()
+        assert (None if head is None else head.attempt) == (attempts[0] if attempts else None)
+        assert self.queue.tokens == sum(length for _, length, _ in self.line)
+
+    @rule()
+    def next_deadline(self):
+        deadlines = [deadline for _, _, deadline in self.line if deadline is not None]
+        assert self.queue.next_deadline() == min(deadlines, default=None)
+
+
+TestQueueModel = QueueModel.TestCase
+TestQueueModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+def test_expired_come_by_deadline_not_by_place():
+    queue = Queue()
+    for attempt, deadline in ((1, 5.0), (2, 3.0), (3, 4.0), (4, 9.0)):
+        queue.push(sequence(attempt), deadline)
+    assert [one.attempt for one in queue.expired(5.0)] == [2, 3, 1]
+    assert queue.attempts() == [4]
+    assert queue.expired(8.9) == []
+
+
+def test_a_preempted_sequence_has_no_deadline():
+    queue = Queue()
+    queue.push(sequence(1), 5.0)
+    queue.push_front(queue_again := queue.remove(1))
+    queue_again.preempted = True
+    assert queue.next_deadline() is None
+    assert queue.expired(100.0) == []
+    assert queue.attempts() == [1]

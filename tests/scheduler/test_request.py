@@ -1,0 +1,264 @@
+"""The one validator: every refusal names the field, the value and the limit; what is accepted can be served."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.request import (
+    InvalidRequest,
+    Limits,
+    ModelDefaults,
+    Output,
+    Request,
+    Sampling,
+    Spec,
+    Stopping,
+    check_text,
+    most_prompt_characters,
+    resolve,
+)
+from scheduler.settings import RequestLimits
+
+LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, page_size=16)
+DEFAULTS = ModelDefaults(temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, eos_token_ids=(2, 3))
+
+
+def resolved(spec: Spec | None = None, prompt: tuple[int, ...] = (5, 6), limits: Limits = LIMITS) -> Request:
+    """What becomes of a spec whose prompt has these token ids."""
+    return resolve(spec or Spec(prompt), list(prompt), limits, DEFAULTS, minted_seed=99)
+
+
+def refusal(call) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as refused:
+        call()
+    return refused.value
+
+
+# Values that are wrong whatever the model
+
+WRONG_VALUES = [
+    *[(Sampling, "temperature", value, "must be in [0, 2]") for value in (-0.001, 2.001, math.nan, math.inf)],
+    *[(Sampling, "top_p", value, "must be in (0, 1]") for value in (0.0, -1.0, 1.001, math.nan)],
+    *[(Sampling, "top_k", value, "must be in [0, 2^32)") for value in (-1, 2**32, math.nan)],
+    *[(Sampling, "min_p", value, "must be in [0, 1]") for value in (-0.001, 1.001, math.nan)],
+    *[(Sampling, "seed", value, "must be in [0, 2^64)") for value in (-1, 2**64, math.nan)],
+    *[(Stopping, "max_tokens", value, "must be at least 1") for value in (0, -1, math.nan)],
+    *[(Spec, "max_time", value, "above 0") for value in (0.0, -1.0, math.nan, math.inf)],
+    *[(Spec, "max_queue_time", value, "above 0") for value in (0.0, -1.0, math.nan, math.inf)],
+]
+PREFIX = {Sampling: "sampling.", Stopping: "stopping.", Spec: ""}
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "limit"), WRONG_VALUES)
+def test_a_wrong_value_is_refused_by_name_value_and_limit(kind, name, value, limit):
+    error = refusal(lambda: kind(**({"prompt": "x"} if kind is Spec else {}), **{name: value}))
+    assert error.field == PREFIX[kind] + name
+    assert str(error).startswith(f"{error.field} is {value!r}: ")
+    assert limit in error.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (Sampling, {"temperature": 0.0}),
+        (Sampling, {"temperature": 2.0}),
+        (Sampling, {"top_p": 5e-324}),
+        (Sampling, {"top_p": 1.0}),
+        (Sampling, {"top_k": 0}),
+        (Sampling, {"top_k": 2**32 - 1}),
+        (Sampling, {"min_p": 0.0}),
+        (Sampling, {"min_p": 1.0}),
+        (Sampling, {"seed": 0}),
+        (Sampling, {"seed": 2**64 - 1}),
+        (Stopping, {"max_tokens": 1}),
+    ],
+)
+def test_values_at_the_edge_are_accepted(kind, values):
+    kind(**values)
+
+
+def test_an_empty_stop_string_is_refused_by_its_place():
+    error = refusal(lambda: Stopping(stop=("a", "")))
+    assert str(error) == "stopping.stop[1] is '': must not be empty"
+
+
+def test_a_long_value_is_shown_in_part():
+    error = InvalidRequest("text", "x" * 1000, "too long")
+    assert str(error) == "text is '" + "x" * 56 + "...: too long"
+
+
+# Values that this engine cannot serve
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "value", "limit"),
+    [
+        (Spec("x", stopping=Stopping(stop=("a",) * 5)), "stopping.stop", "5 strings", "at most 4"),
+        (Spec("x", stopping=Stopping(stop=("a", "é" * 65))), "stopping.stop[1]", "130 bytes", "at most 128 bytes"),
+        (Spec("x", stopping=Stopping(stop_token_ids=(1,) * 65)), "stopping.stop_token_ids", "65 ids", "at most 64"),
+        (Spec("x", stopping=Stopping(stop_token_ids=(1, 100))), "stopping.stop_token_ids[1]", "100", "[0, 100)"),
+        (Spec("x", stopping=Stopping(stop_token_ids=(-1,))), "stopping.stop_token_ids[0]", "-1", "[0, 100)"),
+        (Spec("x", stopping=Stopping(stop_token_ids=(2**31,))), "stopping.stop_token_ids[0]", str(2**31), "[0, 100)"),
+        (Spec("x", output=Output(top_logprobs=21)), "output.top_logprobs", "21", "[0, 20]"),
+        (Spec("x", output=Output(top_logprobs=-1)), "output.top_logprobs", "-1", "[0, 20]"),
+    ],
+)
+def test_a_value_beyond_the_engines_limits_is_refused(spec, field, value, limit):
+    error = refusal(lambda: resolved(spec))
+    assert error.field == field
+    assert value in str(error)
+    assert limit in error.reason
+
+
+def test_limits_themselves_are_accepted():
+    stopping = Stopping(stop=("é" * 64,) * 4, stop_token_ids=tuple(range(64)))
+    request = resolved(Spec("x", stopping=stopping, output=Output(top_logprobs=20)))
+    assert request.controls.top_logprobs == 20
+
+
+def test_limits_are_the_engines_not_fixed():
+    limits = replace(LIMITS, request=RequestLimits(stop_strings=1, stop_token_ids=1, top_logprobs=1))
+    error = refusal(lambda: resolved(Spec("x", stopping=Stopping(stop=("a", "b"))), limits=limits))
+    assert (error.field, error.reason) == ("stopping.stop", "at most 1")
+
+
+def test_a_stop_string_that_is_not_unicode_is_refused_like_any_other_value():
+    """Arguments of a command line that are not UTF-8 reach Python as lone surrogates."""
+    error = refusal(lambda: resolved(Spec("x", stopping=Stopping(stop=("a", "\udcff")))))
+    assert error.field == "stopping.stop[1]"
+
+
+# The prompt
+
+
+@pytest.mark.parametrize(("prompt", "field"), [("", "text"), ((), "token_ids")])
+def test_an_empty_prompt_is_refused(prompt, field):
+    error = refusal(lambda: resolved(Spec(prompt), prompt=()))
+    assert (error.field, error.reason) == (field, "the prompt has no tokens")
+
+
+@pytest.mark.parametrize("token", [-1, 100, 2**31, 2**40, -(2**40)])
+def test_a_token_outside_the_vocabulary_is_refused(token):
+    error = refusal(lambda: resolved(prompt=(5, token, 6)))
+    assert str(error) == f"token_ids is {token}: token ids must be in [0, 100)"
+
+
+def test_the_first_and_last_token_of_the_vocabulary_are_accepted():
+    assert resolved(prompt=(0, 99)).prompt.tolist() == [0, 99]
+
+
+@pytest.mark.parametrize(
+    ("context", "pool", "longest"), [(64, 256, 64), (256, 64, 65), (64, 64, 64), (64, 63, 64), (64, 62, 63)]
+)
+def test_a_prompt_that_leaves_no_room_for_output_is_refused_with_the_numbers(context, pool, longest):
+    limits = replace(LIMITS, context=context, pool_tokens=pool)
+    assert limits.longest == longest
+    assert resolved(prompt=(1,) * (longest - 1), limits=limits).max_tokens == 1
+    for length in (longest, longest + 1):
+        error = refusal(lambda length=length: resolved(prompt=(1,) * length, limits=limits))
+        assert error.field == "token_ids"
+        assert f"{length} tokens" in str(error)
+        for number in (longest, context, pool):
+            assert str(number) in error.reason
+
+
+limits_and_prompts = st.builds(
+    lambda context, pool, fill: (
+        replace(LIMITS, context=context, pool_tokens=pool),
+        1 + int(fill * (min(context, pool + 1) - 2)),
+    ),
+    st.integers(2, 300),
+    st.integers(1, 300),
+    st.floats(0, 1),
+)
+
+
+@given(limits_and_prompts)
+def test_without_max_tokens_a_request_may_use_what_context_and_pool_allow(drawn):
+    limits, length = drawn
+    request = resolved(prompt=(1,) * length, limits=limits)
+    assert request.max_tokens >= 1
+    assert length + request.max_tokens <= limits.context
+    assert length + request.max_tokens - 1 <= limits.pool_tokens
+    assert length + request.max_tokens + 1 > limits.context or length + request.max_tokens > limits.pool_tokens
+
+
+@given(limits_and_prompts, st.integers(1, 400))
+def test_max_tokens_is_kept_or_refused_with_the_numbers(drawn, asked):
+    limits, length = drawn
+    prompt = (1,) * length
+    spec = Spec(prompt, stopping=Stopping(max_tokens=asked))
+    if length + asked <= limits.context and length + asked - 1 <= limits.pool_tokens:
+        assert resolved(spec, prompt, limits).max_tokens == asked
+        return
+    error = refusal(lambda: resolved(spec, prompt, limits))
+    assert error.field == "stopping.max_tokens"
+    assert str(error).startswith(f"stopping.max_tokens is {asked}: at most {limits.longest - length} fit")
+    for number in (length, limits.context, limits.pool_tokens):
+        assert str(number) in error.reason
+
+
+# What is made of it
+
+maybe_floats = st.none() | st.floats(0.0, 1.0, exclude_min=True)
+
+
+@given(
+    sampling=st.builds(
+        Sampling,
+        temperature=st.none() | st.just(0.0) | st.floats(0.0, 2.0),
+        top_p=maybe_floats,
+        top_k=st.none() | st.integers(0, 2**32 - 1),
+        min_p=maybe_floats | st.just(0.0),
+        seed=st.none() | st.integers(0, 2**64 - 1),
+    )
+)
+def test_defaults_fill_in_only_where_the_request_is_silent(sampling):
+    controls = resolved(Spec("x", sampling=sampling)).controls
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        asked = getattr(sampling, name)
+        assert getattr(controls, name) == (getattr(DEFAULTS, name) if asked is None else asked)
+    assert controls.seed == (99 if sampling.seed is None else sampling.seed)
+
+
+@pytest.mark.parametrize(("logprobs", "top", "expected"), [(False, 0, -1), (True, 0, 0), (True, 3, 3), (False, 3, 3)])
+def test_alternatives_imply_logprobs(logprobs, top, expected):
+    output = Output(logprobs=logprobs, top_logprobs=top)
+    assert resolved(Spec("x", output=output)).controls.top_logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("stopping", "expected"),
+    [
+        (Stopping(), (2, 3)),
+        (Stopping(ignore_eos=True), ()),
+        (Stopping(stop_token_ids=(7, 3, 7)), (2, 3, 7)),
+        (Stopping(stop_token_ids=(3, 7), ignore_eos=True), (3, 7)),
+    ],
+)
+def test_end_tokens_and_stop_tokens_end_a_request_each_named_once(stopping, expected):
+    assert resolved(Spec("x", stopping=stopping)).stop_ids == expected
+
+
+@pytest.mark.parametrize("patience", [None, 2.5])
+def test_patience_is_the_requests_own(patience):
+    assert resolved(Spec("x", max_queue_time=patience)).patience == patience
+
+
+def test_the_prompt_is_an_int32_array():
+    prompt = resolved(prompt=(5, 6)).prompt
+    assert prompt.dtype == np.int32
+    assert prompt.tolist() == [5, 6]
+
+
+def test_text_is_bounded_before_it_is_tokenized():
+    most = most_prompt_characters(LIMITS)
+    check_text("x" * most, LIMITS)
+    error = refusal(lambda: check_text("x" * (most + 1), LIMITS))
+    assert error.field == "text"
+    assert f"{most + 1} characters" in str(error)
+    assert str(most) in error.reason
