@@ -20,7 +20,6 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.out_features = weight.shape[0]
         self._bias = bias
         packable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
         self._packed = packable and torch.backends.mkldnn.is_available()

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import psutil
+
 from cache_manager.layout import KVLayout
 
 HOST_FRACTION = 0.5
@@ -10,8 +12,7 @@ DEVICE_FRACTION = 0.9
 
 def free_host_bytes() -> int:
     """What this process may still take: the machine's available memory, or less if its cgroup has less left."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
+    free = int(psutil.virtual_memory().available)
     try:
         most = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if most != "max":

@@ -53,7 +53,7 @@ class ReferenceAttention:
     name = "reference"
 
     def __init__(self, layout: KVLayout, pages: int, heads: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._page_size, self._kv_heads, self._head_dim = layout.page_size, layout.kv_heads, layout.head_dim
+        self._page_size, self._kv_heads = layout.page_size, layout.kv_heads
         self._group = heads // layout.kv_heads
         self._tile = max(1, TILE_ROWS // self._group)
         self._device = device

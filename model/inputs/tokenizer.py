@@ -12,7 +12,6 @@ class Tokenizer:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._special = frozenset(i for i, added in library.get_added_tokens_decoder().items() if added.special)
 
     @staticmethod
     def load(directory: Path) -> "Tokenizer":
@@ -25,11 +24,6 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} cannot be read: {error}") from None
 
-    @property
-    def size(self) -> int:
-        """Number of ids, added tokens included."""
-        return int(self._library.get_vocab_size(with_added_tokens=True))
-
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._library.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
@@ -38,6 +32,3 @@ class Tokenizer:
         """Bytes that form no character become U+FFFD; ids that the tokenizer does not know are left out."""
         text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
-
-    def is_special(self, token: int) -> bool:
-        return token in self._special

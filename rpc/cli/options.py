@@ -25,12 +25,12 @@ def parse_size(value: str | int) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def flag_of(setting: "Field[Any]") -> str:
+def flag_of(setting: Field[Any]) -> str:
     flag: str = setting.metadata.get("flag", "--" + setting.name.replace("_", "-"))
     return flag
 
 
-def parameter_of(setting: "Field[Any]") -> str:
+def parameter_of(setting: Field[Any]) -> str:
     """The name of the flag as a Python parameter."""
     return flag_of(setting).removeprefix("--").replace("-", "_")
 
@@ -54,7 +54,7 @@ def with_settings(panels: Mapping[type, str | None]) -> Callable[[Callable[..., 
     return decorate
 
 
-def _parameter(setting: "Field[Any]", kind: Any, panel: str | None) -> inspect.Parameter:
+def _parameter(setting: Field[Any], kind: Any, panel: str | None) -> inspect.Parameter:
     size = setting.metadata.get("size", False)
     option = typer.Option(
         flag_of(setting),

@@ -123,6 +123,9 @@ class Frontend:
             request = await self._loop.run_in_executor(self._workers, self.preparer.prepare, spec)
         except RequestFailed as failure:
             raise self.refused(failure) from None
+        except asyncio.CancelledError:
+            self._metrics.request_ended("cancelled")
+            raise
         patience = [t for t in (request.patience, time_remaining) if t is not None]
         request = replace(request, patience=min(patience) if patience else None)
         stream = RequestStream(next(self._attempts), spec, request, self.preparer.tokenizer)
