@@ -5,8 +5,6 @@ hands them to that step; they are free once it retires. So a late write of a dea
 page.
 """
 
-from collections import deque
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,7 +40,7 @@ class CacheManager:
         self.layout = layout
         self.allocator = PageAllocator(pages)
         self.tables = PageTables(len(layout.groups), rows)
-        self._in_flight: deque[tuple[int, Pages]] = deque()  # pages of rows that left, by the step they wait for
+        self._in_flight: dict[int, list[Pages]] = {}  # pages of rows that left, by the step they wait for
         self.returning = 0
         """Pages that become free as steps in flight retire."""
 
@@ -85,15 +83,15 @@ class CacheManager:
         if after_step is None:
             self.allocator.drop(pages)
         elif len(pages):
-            self._in_flight.append((after_step, pages))
+            self._in_flight.setdefault(after_step, []).append(pages)
             self.returning += len(pages)
 
     def retire(self, step: int) -> None:
         """No step up to and with this one can touch a page any more."""
-        while self._in_flight and self._in_flight[0][0] <= step:
-            _, pages = self._in_flight.popleft()
-            self.returning -= len(pages)
-            self.allocator.drop(pages)
+        for waiting in [s for s in self._in_flight if s <= step]:
+            for pages in self._in_flight.pop(waiting):
+                self.returning -= len(pages)
+                self.allocator.drop(pages)
 
     def verify(self) -> None:
         """Raises LedgerError, naming pages and holders, unless every count is its page tables + steps in flight."""
@@ -107,8 +105,9 @@ class CacheManager:
 
         for row in np.flatnonzero(self.tables.held).tolist():
             book(self.tables.row(row).reshape(-1), f"row {row}")
-        for step, pages in self._in_flight:
-            book(pages, f"step {step}")
+        for step, parts in self._in_flight.items():
+            for pages in parts:
+                book(pages, f"step {step}")
         wrong = np.flatnonzero(expected != self.allocator.counts)
         if len(wrong):
             lines = [

@@ -76,7 +76,7 @@ class Engine:
                 events, self._inbox = events + self._inbox, []
             self._busy = False
             attempts = self._scheduler.live_attempts() + [e.attempt for e in events if isinstance(e, Submit)]
-            self._sink(_ends(list(dict.fromkeys(attempts)), self.failure))
+            self._sink(_ends(attempts, self.failure, self._scheduler.untold_ends))
 
     def _take(self) -> list[Event]:
         """The events so far; waits for some where there is nothing else to do."""
@@ -113,7 +113,10 @@ class Engine:
             self._wake.wait_for(lambda: bool(self._inbox) or self._stopping, wait)
 
 
-def _ends(attempts: list[int], message: str) -> StepOutputs:
+def _ends(attempts: list[int], message: str, untold: tuple[End, ...] = ()) -> StepOutputs:
+    """untold: ends that were decided before the failure. Every other attempt gets ENGINE_FAILED."""
     none = np.empty(0, np.int32)
-    ends = tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in attempts)
+    decided = {end.attempt for end in untold}
+    failed = [attempt for attempt in dict.fromkeys(attempts) if attempt not in decided]
+    ends = untold + tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in failed)
     return StepOutputs(np.empty(0, np.int64), none, none, Logprobs.none(), (), ends, EngineStats())

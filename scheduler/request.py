@@ -205,7 +205,10 @@ def _check_sizes(spec: Spec, limits: Limits) -> None:
     count = len(stopping.stop)
     _require(count <= most.stop_strings, "stopping.stop", f"{count} strings", f"at most {most.stop_strings}")
     for i, text in enumerate(stopping.stop):
-        size = len(text.encode())
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"stopping.stop[{i}]", text, "is no Unicode text") from None
         _require(
             size <= most.stop_string_bytes,
             f"stopping.stop[{i}]",
@@ -240,3 +243,7 @@ def check_text(text: str, limits: Limits) -> None:
     """Bounds the tokenizer's work. Raises InvalidRequest."""
     most = most_prompt_characters(limits)
     _require(len(text) <= most, "text", f"{len(text)} characters", f"at most {most} for {limits.longest} tokens")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("text", text, "is no Unicode text") from None

@@ -93,6 +93,11 @@ class Scheduler:
         """`commit` would tell of starts or ends even without a step."""
         return bool(self._ends or self._starts)
 
+    @property
+    def untold_ends(self) -> tuple[End, ...]:
+        """Ends that the next `commit` will tell."""
+        return tuple(self._ends)
+
     def live_attempts(self) -> list[int]:
         return self.rows.attempts() + self.queue.attempts()
 
@@ -119,6 +124,13 @@ class Scheduler:
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
+        # The replica that drew the last token may have died before its end was told.
+        if event.emitted and event.emitted[-1] in request.stop_ids:
+            self._ends.append(End(event.attempt, EndReason.STOP, stop_token_id=event.emitted[-1]))
+            return
+        if len(event.emitted) >= request.max_tokens:
+            self._ends.append(End(event.attempt, EndReason.LENGTH))
+            return
         longest_wait = (
             self.queue_limits.wait if request.patience is None else min(request.patience, self.queue_limits.wait)
         )
