@@ -38,7 +38,7 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     (Gumbel-max; Maddison, Tarlow and Minka, 2014).
     """
     z = _mix(keys[:, None] ^ tokens)
-    uniform = (_shift(z, 11).double() + 0.5) * 2.0**-53  # in (0, 1): neither logarithm below is infinite
+    uniform = (_shift(z, 12).double() + 0.5) * 2.0**-52  # 52 bits: 0 < uniform < 1, so both logarithms are finite
     return -torch.log(-torch.log(uniform))
 
 

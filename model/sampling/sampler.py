@@ -71,10 +71,11 @@ def _column(values: NDArray[np.float64] | NDArray[np.int64], like: Tensor) -> Te
 
 
 def _scaled(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -> Tensor:
-    """float64 logits over temperature, -inf where min_p forbids."""
-    scaled = logits.double() / _column(controls.temperature[rows], logits)
-    floor = scaled.amax(-1, keepdim=True) + torch.log(_column(controls.min_p[rows], logits))
-    return scaled.masked_fill(scaled < floor, -torch.inf)
+    """float64 logits below the largest, over temperature; -inf where min_p forbids."""
+    wide = logits.double()
+    # The largest becomes 0 before the division: the smallest temperatures then make the others -inf, never inf.
+    scaled = (wide - wide.amax(-1, keepdim=True)) / _column(controls.temperature[rows], logits)
+    return scaled.masked_fill(scaled < torch.log(_column(controls.min_p[rows], logits)), -torch.inf)
 
 
 def _keep_top(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -100,5 +101,17 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Logp
     if not (wanted >= 0).any():
         return Logprobs(chosen, np.zeros(n, np.int32), np.empty((n, 0), np.int32), np.empty((n, 0), np.float32))
     rank = (logits > picked).sum(-1, dtype=torch.int32) + 1
-    top, ids = torch.topk(logits, min(k, logits.shape[1]), -1)
-    return Logprobs(chosen, rank.cpu().numpy(), ids.int().cpu().numpy(), (top - normal).cpu().numpy())
+    ids = _largest(logits, min(k, logits.shape[1]))
+    top = logits.gather(1, ids) - normal
+    return Logprobs(chosen, rank.cpu().numpy(), ids.int().cpu().numpy(), top.cpu().numpy())
+
+
+def _largest(logits: Tensor, k: int) -> Tensor:
+    """Token ids [n, k] of the k largest logits of each row, the lower id first where they are equal.
+
+    topk alone orders ties by k, that is by what others in the batch ask for; so each id is made part of its key.
+    """
+    bits = logits.contiguous().view(torch.int32).long()
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # as integers in the order of the floats
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return torch.topk((ordered << 32) - ids, k, -1).indices

@@ -116,7 +116,11 @@ def test_drain_is_bounded_and_a_second_signal_ends_it() -> None:
             streams = [server.stub(channel).StreamGenerate(stream_request("K", 1000, temperature=1)) for _ in range(8)]
             for stream in streams:
                 next(stream)
-            for _ in range(signals):
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            server.process.send_signal(signal.SIGTERM)
+            while next(watch).status == health_pb2.HealthCheckResponse.SERVING:
+                pass
+            if signals == 2:  # sent once the first was seen: equal signals that are pending count as one
                 server.process.send_signal(signal.SIGTERM)
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 codes = set(pool.map(_end_of, streams))

@@ -40,8 +40,8 @@ NOTES = {
 def test_drawn_workloads_reach_what_the_laws_speak_of():
     seen = set()
 
-    @settings(max_examples=500, deadline=None, derandomize=True, database=None)
-    @given(workloads() | workloads(cancels=True, patience=True, faults=True))
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @given(workloads() | workloads(cancels=True, patience=True) | workloads(faults=True, depths=(2,)))
     def search(workload):
         drive = Drive(workload).run()
         seen.update(note for note, reached in NOTES.items() if reached(drive))

@@ -16,6 +16,10 @@ from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
 
 
+class LogitsChangedError(AssertionError):
+    """The same position of the same attempt was computed twice and got two answers."""
+
+
 @dataclass
 class Result:
     tokens: list[int] = field(default_factory=list)
@@ -57,7 +61,8 @@ class Rig:
         return outputs
 
     def _record(self, outputs: StepOutputs) -> None:
-        assert not self.changed, f"logits of {self.changed} changed when they were computed again"
+        if self.changed:
+            raise LogitsChangedError(f"logits of {self.changed} changed when they were computed again")
         for i, attempt in enumerate(outputs.attempts.tolist()):
             result = self.results.setdefault(attempt, Result())
             assert outputs.positions[i] == len(result.tokens), "a gap or a duplicate"

@@ -1,0 +1,164 @@
+"""The executor's mirror: rows as the plans make them, work packed by slice, and halves that are parts of the whole."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from model.batch import Mirror, Packed, Work
+from scheduler.request import Controls
+from scheduler.step import Join, StepPlan
+
+PAGE = 4
+ROWS = 8
+CONTROLS = Controls(0.0, 1.0, 0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A row's tokens known at its join, of which so many are prompt, and the slice to compute."""
+
+    row: int
+    known: tuple[int, ...]
+    prompt: int
+    start: int
+    count: int
+    draws: bool
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Sequence]:
+    rows = draw(st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=ROWS, unique=True))
+    result = []
+    for row in rows:
+        known = tuple(draw(st.lists(st.integers(0, 999), min_size=1, max_size=40)))
+        prompt = draw(st.integers(1, len(known)))
+        start = draw(st.integers(0, len(known) - 1))
+        count = draw(st.integers(1, len(known) - start))
+        draws = start + count == len(known) and draw(st.booleans())
+        result.append(Sequence(row, known, prompt, start, count, draws))
+    return result
+
+
+def pages_of(sequence: Sequence) -> NDArray[np.int32]:
+    """Some pages, other ones for each row."""
+    return np.arange(-(-len(sequence.known) // PAGE), dtype=np.int32) * ROWS + sequence.row
+
+
+def plan_of(batch: list[Sequence], leaves: list[int] | None = None) -> StepPlan:
+    grown = [(0, s.row, index, page) for s in batch for index, page in enumerate(pages_of(s).tolist())]
+    slices = [(s.row, s.start, s.count) for s in batch]
+    ends = np.cumsum([s.count for s in batch])
+    logits = [(end - 1, s.row) for s, end in zip(batch, ends.tolist(), strict=True) if s.draws]
+    joins = tuple(Join(s.row, np.array(s.known, np.int32), s.prompt, CONTROLS) for s in batch)
+    return StepPlan(
+        0,
+        np.array(leaves or [], np.int32),
+        joins,
+        np.array(grown, np.int32).reshape(-1, 4),
+        np.array(slices, np.int32).reshape(-1, 3),
+        np.array(logits, np.int32).reshape(-1, 2),
+    )
+
+
+def check(packed: Packed, batch: list[Sequence]) -> None:
+    """Token by token, what the packed arrays must say of these slices."""
+    tokens, positions, slots, wanted, rows, outputs = [], [], [], [], [], []
+    for s in batch:
+        for position in range(s.start, s.start + s.count):
+            tokens.append(s.known[position])
+            positions.append(position)
+            slots.append(int(pages_of(s)[position // PAGE]) * PAGE + position % PAGE)
+        if s.draws:
+            wanted.append(len(tokens) - 1)
+            rows.append(s.row)
+            outputs.append(len(s.known) - s.prompt)
+    assert packed.tokens.tolist() == tokens
+    assert packed.shape.positions.tolist() == positions
+    assert packed.shape.slots.tolist() == [slots]
+    assert packed.shape.slices.tolist() == [[s.row, s.start, s.count] for s in batch]
+    assert packed.wanted.tolist() == wanted
+    assert packed.rows.tolist() == rows
+    assert packed.positions.tolist() == outputs
+    for s in batch:
+        table = packed.shape.tables[0, s.row]
+        assert table[: len(pages_of(s))].tolist() == pages_of(s).tolist()
+
+
+@settings(deadline=None)
+@given(batch=batches(), before=batches())
+def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Sequence]) -> None:
+    """Rows had other tenants before, of whom nothing may be left."""
+    mirror = Mirror(ROWS, 1, PAGE)
+    mirror.apply(plan_of(before))
+    mirror.last[:] = 777
+    plan = plan_of(batch, leaves=[s.row for s in before])
+    mirror.apply(plan)
+
+    def walk(work: Work, part: list[Sequence], places: list[int]) -> None:
+        check(mirror.pack(work), part)
+        assert work.draws[:, 2].tolist() == places
+        if len(part) > 1:
+            first, second = work.halves()
+            middle = len(first.slices)
+            assert 0 < middle < len(part)
+            drawing = sum(s.draws for s in part[:middle])
+            walk(first, part[:middle], places[:drawing])
+            walk(second, part[middle:], places[drawing:])
+
+    walk(Work.of(plan), batch, list(range(len(plan.logits))))
+
+
+def test_a_decode_takes_the_token_that_the_row_drew_last() -> None:
+    mirror = Mirror(ROWS, 1, PAGE)
+    first, second = Sequence(3, (5, 6, 7), 2, 0, 3, True), Sequence(1, (8, 9), 2, 0, 2, True)
+    mirror.apply(plan_of([first, second]))
+    mirror.last[[3, 1]] = [41, 42]
+    slices = np.array([[1, 2, 1], [3, 3, 1]], np.int32)
+    none = np.empty(0, np.int32)
+    logits = np.array([[0, 1], [1, 3]], np.int32)
+    packed = mirror.pack(Work.of(StepPlan(1, none, (), none.reshape(0, 4), slices, logits)))
+    assert packed.tokens.tolist() == [42, 41]
+    assert packed.positions.tolist() == [1, 2], "output positions: second and third token"
+
+
+def test_a_join_sets_all_of_a_row() -> None:
+    """Whatever the row held: all that an executor remembers of it comes from its last join."""
+    mirror = Mirror(ROWS, 1, PAGE)
+    mirror.apply(plan_of([Sequence(3, tuple(range(30)), 20, 0, 30, True)]))
+    mirror.last[3] = 5
+    join = Join(3, np.array([1, 2], np.int32), 1, Controls(0.5, 0.9, 3, 0.1, 7, 2), index=4)
+    none = np.empty(0, np.int32)
+    mirror.apply(StepPlan(1, none, (join,), none.reshape(0, 4), none.reshape(0, 3), none.reshape(0, 2)))
+    assert mirror.pages_of(np.array([3], np.int32)).tolist() == []
+    assert mirror.last[3] == -1
+    assert (mirror.controls.seed[3], mirror.controls.index[3], mirror.controls.top_logprobs[3]) == (7, 4, 2)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_pages_of_rows_are_those_of_their_present_tenants(groups: int) -> None:
+    mirror = Mirror(ROWS, groups, PAGE)
+    none = np.empty(0, np.int32)
+
+    def apply(leaves: list[int], joins: list[int], grown: list[tuple[int, int, int, int]]) -> None:
+        joined = tuple(Join(row, np.array([1], np.int32), 1, CONTROLS) for row in joins)
+        changes = np.array(grown, np.int32).reshape(-1, 4)
+        mirror.apply(StepPlan(0, np.array(leaves, np.int32), joined, changes, none.reshape(0, 3), none.reshape(0, 2)))
+
+    def pages(*rows: int) -> list[int]:
+        return sorted(mirror.pages_of(np.array(rows, np.int32)).tolist())
+
+    apply([], [2, 4], [(g, 2, i, 10 * g + i) for g in range(groups) for i in range(3)])
+    apply([], [], [(g, 4, 0, 50 + g) for g in range(groups)])
+    assert pages(2) == sorted(10 * g + i for g in range(groups) for i in range(3))
+    assert pages(4, 5) == [50 + g for g in range(groups)]
+    assert pages() == []
+    apply([2], [], [])
+    assert pages(2) == []
+    apply([4], [4], [(g, 4, 0, 70 + g) for g in range(groups)])
+    assert pages(4) == [70 + g for g in range(groups)]
+    apply([], [], [(g, 4, 30, 90 + g) for g in range(groups)])  # wider than any table so far
+    assert pages(4)[-groups:] == [90 + g for g in range(groups)]

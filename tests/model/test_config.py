@@ -1,0 +1,357 @@
+"""config.json, generation_config.json and tokenizer.json: what they say, and how they are refused when wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.architectures.registry import load_model
+from model.config import ModelConfig, read_config, read_defaults, read_json
+from model.errors import CheckpointError
+from model.inputs.tokenizer import Tokenizer
+from scheduler.request import ModelDefaults
+from tests.support.checkpoints import byte_tokenizer
+
+CLASSIC = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-05,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
+NEW = {key: value for key, value in CLASSIC.items() if key not in ("rope_theta", "rope_scaling", "torch_dtype")} | {
+    "dtype": "bfloat16",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+}
+
+
+def write(directory: Path, values: object, name: str = "config.json") -> Path:
+    (directory / name).write_text(json.dumps(values))
+    return directory
+
+
+def without(*keys: str) -> dict[str, Any]:
+    return {key: value for key, value in CLASSIC.items() if key not in keys}
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_config(directory)
+    assert str(directory / "config.json") in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("values", [CLASSIC, NEW], ids=["classic", "transformers 5"])
+def test_both_styles_say_the_same(tmp_path: Path, values: dict[str, Any]) -> None:
+    assert read_config(write(tmp_path, values)) == ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocabulary=128256,
+        hidden=4096,
+        intermediate=14336,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        context=8192,
+        rope_theta=500000.0,
+        norm_eps=1e-5,
+        attention_bias=False,
+        mlp_bias=False,
+        tied_embeddings=False,
+        dtype="bfloat16",
+        eos_token_ids=(128001,),
+    )
+
+
+def test_what_is_left_out_has_the_defaults_of_transformers(tmp_path: Path) -> None:
+    silent = without(
+        "num_key_value_heads", "rope_theta", "rope_scaling", "rms_norm_eps", "hidden_act", "attention_bias",
+        "tie_word_embeddings", "torch_dtype", "eos_token_id",
+    )  # fmt: skip
+    config = read_config(write(tmp_path, silent))
+    assert (config.kv_heads, config.rope_theta, config.norm_eps, config.dtype) == (32, 10000.0, 1e-6, "float32")
+    assert (config.attention_bias, config.mlp_bias, config.tied_embeddings) == (False, False, False)
+    assert config.eos_token_ids == ()
+
+
+def test_null_is_left_out(tmp_path: Path) -> None:
+    nulls = dict.fromkeys(("num_key_value_heads", "head_dim", "rope_scaling", "torch_dtype", "eos_token_id"))
+    config = read_config(write(tmp_path, CLASSIC | nulls))
+    assert (config.kv_heads, config.head_dim, config.dtype, config.eos_token_ids) == (32, 128, "float32", ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"head_dim": 64}, "head_dim", 64),
+        ({"rope_theta": 10000}, "rope_theta", 10000.0),
+        ({"rope_scaling": {"rope_type": "default"}}, "rope_theta", 500000.0),
+        ({"eos_token_id": [128001, 128009]}, "eos_token_ids", (128001, 128009)),
+        ({"eos_token_id": 0}, "eos_token_ids", (0,)),
+        ({"torch_dtype": "float16"}, "dtype", "float16"),
+        ({"dtype": "float32"}, "dtype", "float32"),  # the newer key wins
+        ({"mlp_bias": True, "attention_bias": True}, "mlp_bias", True),
+        ({"tie_word_embeddings": True}, "tied_embeddings", True),
+    ],
+)
+def test_values(tmp_path: Path, changes: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(read_config(write(tmp_path, CLASSIC | changes)), field) == value
+
+
+REQUIRED = [
+    "architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_missing_key(tmp_path: Path, key: str) -> None:
+    message = refusal(write(tmp_path, without(key)))
+    assert repr(key) in message
+    assert "missing" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vocab_size", "128256"),
+        ("vocab_size", 0),
+        ("vocab_size", 1.5),
+        ("vocab_size", True),
+        ("hidden_size", -1),
+        ("num_hidden_layers", []),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", 0),
+        ("head_dim", 0),
+        ("head_dim", "128"),
+        ("max_position_embeddings", 8192.0),
+        ("rope_theta", "500000"),
+        ("rope_theta", True),
+        ("rms_norm_eps", []),
+        ("attention_bias", 1),
+        ("mlp_bias", "yes"),
+        ("tie_word_embeddings", 0),
+        ("architectures", "LlamaForCausalLM"),
+        ("architectures", []),
+        ("architectures", ["LlamaForCausalLM", "Other"]),
+        ("architectures", [7]),
+        ("eos_token_id", "2"),
+        ("eos_token_id", [1, "2"]),
+        ("eos_token_id", True),
+        ("rope_scaling", "linear"),
+        ("hidden_act", "gelu"),
+        ("hidden_act", None),
+    ],
+)
+def test_wrong_value(tmp_path: Path, key: str, value: object) -> None:
+    message = refusal(write(tmp_path, CLASSIC | {key: value}))
+    assert key in message
+    assert repr(value) in message
+
+
+@pytest.mark.parametrize("value", ["float64", "int8", "float8_e4m3fn", "torch.bfloat16", ["bfloat16"], 16])
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_bad_dtype(tmp_path: Path, key: str, value: object) -> None:
+    message = refusal(write(tmp_path, without("torch_dtype") | {key: value}))
+    assert "dtype" in message
+    assert "bfloat16" in message, "what is supported"
+
+
+def test_heads_that_cannot_be_shared(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path, CLASSIC | {"num_key_value_heads": 5}))
+    assert "32" in message
+    assert "5" in message
+
+
+def test_odd_head_dim(tmp_path: Path) -> None:
+    """Rotary positions turn pairs; an odd head_dim would make every request fault instead of the start."""
+    assert "head_dim" in refusal(write(tmp_path, CLASSIC | {"head_dim": 127}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_theta", 0.0),
+        ("rope_theta", -10000.0),
+        ("rope_theta", float("nan")),
+        ("rope_theta", float("inf")),
+        ("rms_norm_eps", -1e-5),
+        ("rms_norm_eps", float("nan")),
+    ],
+)
+def test_numbers_that_mean_nothing(tmp_path: Path, key: str, value: float) -> None:
+    """Else logits are NaN or wrong, and the start says nothing of it. json.loads takes NaN and Infinity."""
+    assert key in refusal(write(tmp_path, CLASSIC | {key: value}))
+
+
+def test_end_token_that_is_no_token(tmp_path: Path) -> None:
+    """Ids that do not fit an int32 would raise in the scheduler, which ends the engine at the first request."""
+    assert "eos_token_id" in refusal(write(tmp_path, CLASSIC | {"eos_token_id": 2**31}))
+
+
+SCALED = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"rope_scaling": SCALED}, "llama3"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": SCALED | {"rope_theta": 500000.0}}, "llama3"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "yarn"),
+    ],
+)
+def test_scaled_rope(tmp_path: Path, changes: dict[str, Any], kind: str) -> None:
+    message = refusal(write(tmp_path, CLASSIC | changes))
+    assert kind in message
+    assert next(iter(changes)) in message
+
+
+def test_scaled_rope_behind_a_default_one(tmp_path: Path) -> None:
+    """Where a config holds both, transformers takes rope_scaling; serving it unscaled would be silently wrong."""
+    assert "linear" in refusal(write(tmp_path, NEW | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+        ("quantization_config", {}),
+        ("auto_map", {"AutoModelForCausalLM": "modeling_evil.Evil"}),
+    ],
+)
+def test_unsupported(tmp_path: Path, key: str, value: object) -> None:
+    assert key in refusal(write(tmp_path, CLASSIC | {key: value}))
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, CLASSIC | {"architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(CheckpointError, match=r"'MambaForCausalLM'.*LlamaForCausalLM"):
+        load_model(config, None, None, None)  # type: ignore[arg-type]
+
+
+def test_missing_config(tmp_path: Path) -> None:
+    assert "missing" in refusal(tmp_path)
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        read_config(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"text"', b"null", b"\xff\xfe", b'{"a": 1,}'])
+def test_broken_json(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    assert "JSON" in refusal(tmp_path)
+
+
+def test_config_that_is_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    refusal(tmp_path)
+
+
+def test_json_nested_too_deep(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 200_000)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_json(tmp_path / "config.json")
+
+
+# generation_config.json
+
+
+def defaults_of(directory: Path, generation: object, config: dict[str, Any] = CLASSIC) -> ModelDefaults:
+    write(directory, config)
+    if generation is not None:
+        write(directory, generation, "generation_config.json")
+    return read_defaults(directory, read_config(directory))
+
+
+def test_no_generation_config(tmp_path: Path) -> None:
+    assert defaults_of(tmp_path, None) == ModelDefaults(eos_token_ids=(128001,))
+
+
+def test_generation_config(tmp_path: Path) -> None:
+    found = defaults_of(
+        tmp_path,
+        {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "eos_token_id": [5, 6]},
+    )
+    assert found == ModelDefaults(0.6, 0.9, 40, 0.05, (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({}, ModelDefaults(eos_token_ids=(128001,))),
+        ({"eos_token_id": 7}, ModelDefaults(eos_token_ids=(7,))),
+        ({"eos_token_id": None}, ModelDefaults(eos_token_ids=(128001,))),
+        ({"do_sample": False, "temperature": 0.6}, ModelDefaults(temperature=0.0, eos_token_ids=(128001,))),
+        ({"temperature": None, "top_k": None}, ModelDefaults(eos_token_ids=(128001,))),
+        ({"temperature": 1}, ModelDefaults(temperature=1.0, eos_token_ids=(128001,))),
+        ({"transformers_version": "5.0", "pad_token_id": 3}, ModelDefaults(eos_token_ids=(128001,))),
+    ],
+)
+def test_generation_defaults(tmp_path: Path, generation: dict[str, Any], expected: ModelDefaults) -> None:
+    assert defaults_of(tmp_path, generation) == expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "key"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 2.0}, "min_p"),
+        ({"do_sample": "no"}, "do_sample"),
+        ({"eos_token_id": "7"}, "eos_token_id"),
+        ([], "JSON"),
+    ],
+)
+def test_wrong_generation_config(tmp_path: Path, generation: object, key: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        defaults_of(tmp_path, generation)
+    assert str(tmp_path / "generation_config.json") in str(caught.value)
+    assert key in str(caught.value)
+
+
+# tokenizer.json
+
+
+def test_missing_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"model": {"type": "Nothing"}}'])
+def test_broken_tokenizer(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.load(tmp_path)
+
+
+def test_tokenizer(tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    ids = tokenizer.encode("the cat sat, né? 🐈", add_special_tokens=True)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "the cat sat, né? 🐈"
+    assert tokenizer.decode([0, ids[0]], True) == tokenizer.decode([ids[0]], True)
+    assert tokenizer.decode([0], False) == "<|end|>"
+    assert tokenizer.decode([10**6], False) == ""

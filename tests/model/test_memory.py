@@ -1,0 +1,51 @@
+"""How many pages a pool gets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_manager.layout import KVLayout
+from model.memory import free_bytes, free_host_bytes, pool_pages
+
+layouts = st.builds(
+    lambda groups, layers, heads, dim, size, page: KVLayout(
+        tuple(tuple(range(g * layers, (g + 1) * layers)) for g in range(groups)), heads, dim, size, page
+    ),
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 8), st.integers(1, 128), st.sampled_from([2, 4]),
+    st.integers(1, 64),
+)  # fmt: skip
+
+
+@given(layout=layouts, memory=st.integers(0, 2**34), most=st.integers(1, 2**20))
+def test_pages_fill_the_memory_but_no_more_than_is_of_use(layout: KVLayout, memory: int, most: int) -> None:
+    if memory < layout.page_bytes * len(layout.groups):
+        with pytest.raises(ValueError, match="--kv-cache-memory"):
+            pool_pages(layout, memory, most)
+        return
+    pages = pool_pages(layout, memory, most)
+    assert pages * layout.page_bytes <= memory
+    assert layout.tokens_in(pages) >= min(most, layout.tokens_in(memory // layout.page_bytes))
+    one_more = pages + 1
+    assert one_more * layout.page_bytes > memory or one_more > layout.pages_for(most)
+
+
+def test_an_example() -> None:
+    """Llama 3 8B in bfloat16: 128 KiB a token, 2 MiB a page of 16."""
+    layout = KVLayout((tuple(range(32)),), 8, 128, 2, 16)
+    assert pool_pages(layout, 2**30, 10**6) == 512
+    assert pool_pages(layout, 2**30 - 1, 10**6) == 511
+    assert pool_pages(layout, 2**30, 100) == 7
+    assert pool_pages(layout, layout.page_bytes, 10**6) == 1
+
+
+def test_too_little_memory_says_how_much_a_page_takes() -> None:
+    layout = KVLayout((tuple(range(32)),), 8, 128, 2, 16)
+    with pytest.raises(ValueError, match=f"1000 bytes, one page of 16 tokens takes {2 * 2**20}"):
+        pool_pages(layout, 1000, 100)
+
+
+def test_host_memory_is_what_is_really_there() -> None:
+    free, fraction = free_bytes("cpu")
+    assert 0 < fraction < 1
+    assert 2**20 < free < 2**50
+    assert 2**20 < free_host_bytes() < 2**50

@@ -1,0 +1,177 @@
+"""Freed pages filled with NaN change nothing, and make a read of memory that is not the sequence's own show."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.attention.reference import ReferenceAttention
+from model.batch import Mirror
+from scheduler.events import EndReason
+from scheduler.settings import SchedulerSettings
+from scheduler.step import StepPlan
+from tests.model.test_parity import ENDLESS, random_prompts
+from tests.support.engines import LogitsChangedError, Rig, make_request, make_rig
+
+NEW = 12
+LENGTHS = [20, 3, 33, 16, 1, 47, 9, 31, 15, 5]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return random_prompts(LENGTHS, seed=6)
+
+
+def run(directory: Path, prompts: list[list[int]], poison: bool = True, page_size: int = 4) -> Rig:
+    """Few rows and a small pool, so that pages change hands all the time, some of them by preemption."""
+    scheduling = SchedulerSettings(max_sequences=4, max_batched_tokens=32, prefill_chunk=8, steps_in_flight=2)
+    rig = make_rig(directory, page_size, 100, scheduling, record_logits=True, poison=poison, queue=ENDLESS)
+    rig.run({i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
+    return rig
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_poison_changes_nothing(tiny: Path, prompts: list[list[int]], page_size: int) -> None:
+    plain, poisoned = (run(tiny, prompts, poison, page_size) for poison in (False, True))
+    assert {i: r.tokens for i, r in poisoned.results.items()} == {i: r.tokens for i, r in plain.results.items()}
+    assert all(poisoned.logits_of(i) == plain.logits_of(i) for i in range(len(prompts)))
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16])
+@pytest.mark.parametrize("poison", [False, True])
+def test_a_sequence_on_the_pages_of_another_is_as_on_fresh_ones(tiny: Path, page_size: int, poison: bool) -> None:
+    first, second = random_prompts([40, 23], seed=7)
+    fresh, used = (make_rig(tiny, page_size, 56, record_logits=True, poison=poison) for _ in range(2))
+    pages: list[set[int]] = []
+    mirror = used.loaded.runner._mirror
+    apply = mirror.apply
+
+    def watching(plan: StepPlan) -> None:
+        pages.extend(set() for _ in plan.joins)
+        if len(plan.grown):
+            pages[-1].update(plan.grown[:, 3].tolist())
+        apply(plan)
+
+    mirror.apply = watching  # type: ignore[method-assign]
+    used.run({0: make_request(used, first, 16)})
+    used.run({1: make_request(used, second, 16)})
+    fresh.run({1: make_request(fresh, second, 16)})
+    assert pages[1] <= pages[0], "the second sequence was to get the first one's pages"
+    assert used.results[1].tokens == fresh.results[1].tokens
+    assert used.logits_of(1) == fresh.logits_of(1)
+
+
+# Planted faults: each makes the executor read or write what is not the sequence's own. The harness must see them all.
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention looks at one position too many."""
+    block = ReferenceAttention._block
+
+    def longer(self, index, row, end, positions, depth, table):  # type: ignore[no-untyped-def]
+        return block(self, index, row, end + 1, positions + 1, depth, table)
+
+    monkeypatch.setattr(ReferenceAttention, "_block", longer)
+
+
+def show_the_key_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys past the end are hidden, but read where they would stand."""
+    block = ReferenceAttention._block
+
+    def unclamped(self, index, row, end, positions, depth, table):  # type: ignore[no-untyped-def]
+        return block(self, index, row, end + 1, positions, depth, table)
+
+    monkeypatch.setattr(ReferenceAttention, "_block", unclamped)
+
+
+def keep_a_stale_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror keeps the first page of a row's last tenant."""
+    apply = Mirror.apply
+
+    def stale(self: Mirror, plan: StepPlan) -> None:
+        before = self._tables.copy()
+        apply(self, plan)
+        for join in plan.joins:
+            if before[0, join.row, 0]:
+                self._tables[0, join.row, 0] = before[0, join.row, 0]
+
+    monkeypatch.setattr(Mirror, "apply", stale)
+
+
+def lose_a_grown_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror misses the last page that a step adds."""
+    apply = Mirror.apply
+    monkeypatch.setattr(Mirror, "apply", lambda self, plan: apply(self, replace(plan, grown=plan.grown[:-1])))
+
+
+def write_one_slot_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values land one slot before their own."""
+    plan = ReferenceAttention.plan
+
+    def early(self, shape):  # type: ignore[no-untyped-def]
+        return plan(self, replace(shape, slots=np.maximum(shape.slots - 1, 0)))
+
+    monkeypatch.setattr(ReferenceAttention, "plan", early)
+
+
+def poison_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of a row that still runs count as freed."""
+    pages_of = Mirror.pages_of
+
+    def wrong(self: Mirror, rows):  # type: ignore[no-untyped-def]
+        return pages_of(self, np.flatnonzero(self._held)[:1] if len(rows) else rows)
+
+    monkeypatch.setattr(Mirror, "pages_of", wrong)
+
+
+PLANTS = [
+    read_past_the_end,
+    show_the_key_past_the_end,
+    keep_a_stale_table,
+    lose_a_grown_page,
+    write_one_slot_early,
+    poison_too_early,
+]
+
+
+@pytest.fixture
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("quire.runner")
+    logger.disabled = True
+    yield
+    logger.disabled = False
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize("plant", PLANTS)
+def test_the_harness_catches(
+    tiny: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, plant: Plant
+) -> None:
+    healthy = run(tiny, prompts)
+    assert all(r.end is not None and r.end.reason is EndReason.LENGTH for r in healthy.results.values())
+    plant(monkeypatch)
+    try:
+        sick = run(tiny, prompts)
+    except LogitsChangedError:
+        return
+    ends = [r.end.reason for r in sick.results.values() if r.end is not None]
+    changed = [i for i in range(len(prompts)) if sick.logits_of(i) != healthy.logits_of(i)]
+    assert EndReason.FAULT in ends or changed
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_only_poison_shows_a_hidden_read_past_the_end(
+    tiny: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What poison is for: weight 0 times a stale number is 0, so nothing shows, until the number is a NaN."""
+    healthy = run(tiny, prompts, poison=False)
+    show_the_key_past_the_end(monkeypatch)
+    unseen = run(tiny, prompts, poison=False)
+    assert all(unseen.logits_of(i) == healthy.logits_of(i) for i in range(len(prompts)))
+    seen = run(tiny, prompts, poison=True)
+    assert EndReason.FAULT in [r.end.reason for r in seen.results.values() if r.end is not None]

@@ -1,0 +1,295 @@
+"""A checkpoint is loaded strictly: whatever is wrong is one CheckpointError that names file and tensor."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model.errors import CheckpointError
+from model.loading import LoadedModel, load
+from model.settings import ModelSettings
+from model.weights import Checkpoint
+from scheduler.settings import RequestLimits
+from tests.support.checkpoints import write_llama
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def load_it(directory: Path, **settings: object) -> LoadedModel:
+    values = {"device": "cpu", "kv_cache_memory": 2**20} | settings
+    return load(directory, ModelSettings(str(directory), **values), 4, RequestLimits())  # type: ignore[arg-type]
+
+
+def refusal(directory: Path) -> str:
+    """The message with which the directory is refused."""
+    with pytest.raises(CheckpointError) as caught:
+        load_it(directory)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def single(tiny: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return shutil.copytree(tiny, tmp_path / "single")
+
+
+@pytest.fixture(scope="session")
+def sharded_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("sharded"), shards=True)
+
+
+@pytest.fixture
+def sharded(sharded_original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sharded_original, tmp_path / "sharded")
+
+
+def edit(directory: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def edit_index(directory: Path, change: Callable[[dict[str, str]], object]) -> Path:
+    path = directory / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    change(index["weight_map"])
+    path.write_text(json.dumps(index))
+    return path
+
+
+def test_a_good_checkpoint_loads(single: Path, sharded: Path) -> None:
+    for directory in (single, sharded):
+        loaded = load_it(directory)
+        assert (loaded.config.layers, loaded.dtype, loaded.limits.vocabulary) == (3, "float32", 320)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        DOWN,
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        "model.layers.2.self_attn.k_proj.weight",
+    ],
+)
+def test_missing_tensor(single: Path, name: str) -> None:
+    edit(single, lambda tensors: tensors.pop(name))
+    message = refusal(single)
+    assert name in message
+    assert str(single) in message
+
+
+def test_missing_bias(single: Path) -> None:
+    """config.json asks for biases that the weights do not have."""
+    config = json.loads((single / "config.json").read_text())
+    (single / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
+    assert "model.layers.0.self_attn.q_proj.bias" in refusal(single)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.3.mlp.down_proj.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "lm_head.bias",
+        "extra",
+        "vision.model.layers.0.self_attn.rotary_emb.inv_freq",  # only the whole name of a buffer is let pass
+        "model.layers.0.self_attn.rotary_emb.inv_freq.scale",
+    ],
+)
+def test_unexpected_tensor(single: Path, name: str) -> None:
+    edit(single, lambda tensors: tensors.update({name: torch.zeros(64)}))
+    message = refusal(single)
+    assert name in message
+    assert "model.safetensors" in message
+
+
+def test_several_unexpected_tensors_are_counted(single: Path) -> None:
+    edit(single, lambda tensors: tensors.update({f"extra.{i}": torch.zeros(1) for i in range(4)}))
+    assert re.search(r"extra\.0 in model\.safetensors and 3 more", refusal(single))
+
+
+def test_buffers_of_old_checkpoints_are_let_pass(single: Path) -> None:
+    edit(single, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
+    load_it(single)
+
+
+def test_head_of_a_tied_model_is_let_pass_and_not_used(tmp_path: Path) -> None:
+    directory = write_llama(tmp_path, tie_word_embeddings=True)
+    edit(directory, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(320, 64)}))
+    load_it(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (DOWN, (96, 64)),  # transposed
+        ("model.embed_tokens.weight", (319, 64)),
+        ("model.norm.weight", (1, 64)),
+        ("model.layers.0.self_attn.k_proj.weight", (64, 64)),
+    ],
+)
+def test_wrong_shape(single: Path, name: str, shape: tuple[int, ...]) -> None:
+    right = list(load_file(single / "model.safetensors")[name].shape)
+    edit(single, lambda tensors: tensors.update({name: torch.zeros(shape)}))
+    message = refusal(single)
+    for part in (name, "model.safetensors", str(list(shape)), str(right)):
+        assert part in message
+
+
+def test_weights_that_are_integers(single: Path) -> None:
+    edit(single, lambda tensors: tensors.update({DOWN: torch.zeros(64, 96, dtype=torch.int8)}))
+    message = refusal(single)
+    assert DOWN in message
+    assert "int8" in message
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 0.5, -1])
+def test_truncated_file(single: Path, keep: float) -> None:
+    path = single / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * keep) if isinstance(keep, float) else keep])
+    message = refusal(single)
+    assert str(path) in message
+    assert "cut off" in message
+
+
+def test_garbage_in_place_of_weights(single: Path) -> None:
+    path = single / "model.safetensors"
+    path.write_bytes(b"\xff" * 1000)
+    assert str(path) in refusal(single)
+
+
+def test_git_lfs_pointer_in_place_of_weights(single: Path) -> None:
+    path = single / "model.safetensors"
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 308184\n")
+    message = refusal(single)
+    assert str(path) in message
+    assert "git lfs pull" in message
+
+
+def test_git_lfs_pointer_in_place_of_a_shard(sharded: Path) -> None:
+    path = sorted(sharded.glob("model-*.safetensors"))[1]
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 308184\n")
+    message = refusal(sharded)
+    assert str(path) in message
+    assert "git lfs pull" in message
+
+
+def test_missing_shard(sharded: Path) -> None:
+    shard = sorted(sharded.glob("model-*.safetensors"))[0]
+    shard.unlink()
+    message = refusal(sharded)
+    assert shard.name in message
+    assert "model.safetensors.index.json" in message
+
+
+def test_shard_without_a_tensor_of_the_index(sharded: Path) -> None:
+    edit_index(sharded, lambda names: names.pop(DOWN))
+    load_it(sharded)  # what stands in the files counts, not what the index says of them
+    (shard,) = {path for path in sharded.glob("model-*.safetensors") if DOWN in load_file(path)}
+    tensors = load_file(shard)
+    del tensors[DOWN]
+    save_file(tensors, shard, {"format": "pt"})
+    assert DOWN in refusal(sharded)
+
+
+def test_tensor_in_two_shards(sharded: Path) -> None:
+    first, second, *_ = sorted(sharded.glob("model-*.safetensors"))
+    tensors = load_file(second)
+    name, tensor = next(iter(load_file(first).items()))
+    save_file(tensors | {name: tensor}, second, {"format": "pt"})
+    message = refusal(sharded)
+    for part in (name, first.name, second.name):
+        assert part in message
+
+
+@pytest.mark.parametrize("outside", ["../stolen.safetensors", "/stolen", "sub/stolen.safetensors", "sub/../../stolen"])
+def test_index_naming_a_file_outside_of_the_directory(sharded: Path, tiny: Path, outside: str) -> None:
+    (sharded / "sub").mkdir()
+    name = str(sharded.parent / "stolen.safetensors") if outside == "/stolen" else outside
+    shutil.copy(tiny / "model.safetensors", sharded / name)
+    index = edit_index(sharded, lambda names: names.update({DOWN: name}))
+    message = refusal(sharded)
+    assert str(index) in message
+    assert Path(name).name in message
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "sub"])
+def test_index_naming_a_directory(sharded: Path, name: str) -> None:
+    (sharded / "sub").mkdir()
+    edit_index(sharded, lambda names: names.update({DOWN: name}))
+    assert "model.safetensors.index.json" in refusal(sharded)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "\xff"])
+def test_broken_index(sharded: Path, text: str) -> None:
+    (sharded / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
+    assert "model.safetensors.index.json" in refusal(sharded)
+
+
+class Bomb:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
+def test_pickled_weights_are_named_and_never_opened(single: Path, name: str) -> None:
+    (single / "model.safetensors").unlink()
+    mark = single / "exploded"
+    (single / name).write_bytes(pickle.dumps(Bomb(mark)))
+    message = refusal(single)
+    assert name in message
+    assert "only safetensors" in message
+    assert not mark.exists()
+
+
+def test_no_weights_at_all(single: Path) -> None:
+    (single / "model.safetensors").unlink()
+    message = refusal(single)
+    assert str(single) in message
+    assert "model.safetensors" in message
+
+
+def test_pickle_in_place_of_safetensors(single: Path) -> None:
+    mark = single / "exploded"
+    (single / "model.safetensors").write_bytes(pickle.dumps(Bomb(mark)))
+    assert "model.safetensors" in refusal(single)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_weights_are_converted(single: Path, dtype: torch.dtype) -> None:
+    edit(single, lambda tensors: tensors.update({DOWN: tensors[DOWN].to(dtype)}))
+    taken = Checkpoint(single).take(DOWN, (64, 96), torch.float32)
+    assert torch.equal(taken, load_file(single / "model.safetensors")[DOWN].float())
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"device": "gpu"}, "--device"),
+        ({"kv_cache_memory": 2**60}, "--kv-cache-memory"),
+        ({"kv_cache_memory": 100}, "--kv-cache-memory"),
+    ],
+)
+def test_settings_that_cannot_be_met(single: Path, settings: dict[str, object], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        load_it(single, **settings)
