@@ -91,9 +91,7 @@ class AllocatorBooks(RuleBasedStateMachine):
 
 
 class ManagerBooks(RuleBasedStateMachine):
-    """The model: a table for each row, pages that wait for a step, free pages; and steps as a scheduler counts them.
-
-    """
+    """The model: a table for each row, pages that wait for a step, free pages; and steps as a scheduler counts them."""
 
     groups = 1
 
@@ -105,7 +103,7 @@ class ManagerBooks(RuleBasedStateMachine):
         self.tables: list[list[list[int]]] = [[[] for _ in range(self.groups)] for _ in range(rows)]
         self.waiting: list[tuple[int, set[int]]] = []
         self.free = set(range(pages))
-        self.launched = self.retired = -1
+        self.launched, self.retired = 1, -1
 
     def _row(self, number: int) -> int:
         return number % self.rows
@@ -142,12 +140,11 @@ class ManagerBooks(RuleBasedStateMachine):
         else:
             self.manager.open(row)
 
+    @precondition(lambda self: any(table[0] for table in self.tables))
     @rule(number=st.integers(0, 4), data=st.data())
     def release(self, number, data):
-        row = self._row(number)
-        holding = [r for r in range(self.rows) if self.tables[r][0]]
-        if holding and number:
-            row = holding[number % len(holding)]
+        holding = [row for row, table in enumerate(self.tables) if table[0]]
+        row = holding[number % len(holding)]
         after = data.draw(st.sampled_from((*range(self.launched, self.retired, -1), None)))
         pages = {page for table in self.tables[row] for page in table}
         self.manager.release(row, after)

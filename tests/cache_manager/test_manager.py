@@ -26,6 +26,15 @@ def test_a_page_of_a_step_in_flight_is_given_out_only_after_it_retires():
     assert manager.returning == 0
 
 
+@pytest.mark.parametrize("after_step", [None, 3])
+def test_releasing_an_empty_row_changes_nothing(after_step):
+    manager = make_manager(page_size=2, pages=1, rows=1)
+    manager.release(0, after_step)
+    assert (manager.free, manager.returning) == (1, 0)
+    manager.retire(3)
+    manager.verify()
+
+
 def test_pages_released_out_of_step_order_come_back_with_their_own_step():
     manager = make_manager(page_size=1, pages=2, rows=2)
     for row in (0, 1):
@@ -87,4 +96,33 @@ def test_the_ledger_sees_a_page_in_two_tables():
     manager.grow(0, 4, PageChanges())
     manager.tables.append(1, np.array([[0]], np.int32))
     with pytest.raises(LedgerError, match=r"page 0: count 1, held by \['row 0', 'row 1'\]"):
+        manager.verify()
+
+
+def free_page_twice(allocator):
+    allocator._stack[0] = allocator._stack[1]
+
+
+def held_page_is_free(allocator):
+    allocator._stack[0] = 0
+
+
+def free_page_is_lost(allocator):
+    allocator.free -= 1
+
+
+@pytest.mark.parametrize(
+    ("tamper", "message"),
+    [
+        (free_page_twice, "holds a page twice"),
+        (held_page_is_free, "a page that is held"),
+        (free_page_is_lost, "pages were lost"),
+    ],
+)
+def test_the_ledger_sees_what_is_wrong_with_the_free_list(tamper, message):
+    manager = make_manager(page_size=4, pages=4, rows=1)
+    manager.grow(0, 4, PageChanges())
+    manager.verify()
+    tamper(manager.allocator)
+    with pytest.raises(LedgerError, match=message):
         manager.verify()

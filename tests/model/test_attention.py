@@ -159,6 +159,18 @@ def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataOb
     assert torch.equal(torch.cat(pieces).view(torch.uint8), expected.contiguous().view(torch.uint8))
 
 
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20])
+@pytest.mark.parametrize("head_dim", [2, 6, 8, 10, 16, 24, 64, 80, 96, 128])
+def test_bits_do_not_depend_on_a_tile_s_place_in_the_step(group: int, head_dim: int) -> None:
+    """MKL's product has other bits where a result is not aligned to 16 bytes, and matrices of a batch lie end to end."""
+    case = Case(((0, 140), (0, 3), (0, 20)), group, kv_heads=1, head_dim=head_dim)
+    (whole,) = Pool(case).step([(0, 0, 140)])
+    cut = Pool(case)
+    first, _ = cut.step([(0, 0, 43), (1, 0, 3)])
+    _, second = cut.step([(2, 0, 20), (0, 43, 97)])
+    assert torch.equal(torch.cat((first, second)), whole)
+
+
 @pytest.mark.parametrize("page_size", [1, 7, 16])
 @pytest.mark.parametrize("layer", range(LAYERS))
 def test_writes_go_to_the_named_slots_of_their_layer_only(page_size: int, layer: int) -> None:

@@ -271,7 +271,8 @@ def test_a_failure_of_the_executor_ends_every_attempt_once(make_rig, call, numbe
     assert rig.reasons() == {i: [EndReason.ENGINE_FAILED] for i in range(1, 6)}
     assert all(ends[0].message == "RuntimeError: the device is gone" for ends in rig.ends.values() if ends)
     assert rig.engine.failure == "RuntimeError: the device is gone"
-    assert rig.engine.stalled_for() == 0.0
+    rig.clock.now += 100.0
+    assert rig.engine.stalled_for() == 0.0, "a dead engine is dead, not stalled"
 
 
 def test_attempts_that_ended_before_a_failure_are_not_told_again(make_rig):
@@ -300,6 +301,20 @@ def test_events_that_wait_when_the_engine_fails_are_answered(make_rig):
     gate.open()
     rig.wait_dead()
     assert {attempt: len(ends) for attempt, ends in rig.ends.items()} == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_scheduler_that_raises_ends_what_it_was_just_given(make_rig):
+    rig = make_rig()
+
+    def broken(now, events):
+        raise ZeroDivisionError("a bug")
+
+    rig.scheduler.schedule = broken
+    rig.engine.start()
+    rig.engine.send(submits(2))
+    rig.wait_dead()
+    assert rig.reasons() == {1: [EndReason.ENGINE_FAILED], 2: [EndReason.ENGINE_FAILED]}
+    assert rig.engine.failure == "ZeroDivisionError: a bug"
 
 
 def test_a_failed_engine_answers_later_submits_at_once(make_rig):
@@ -372,13 +387,14 @@ def test_stop_waits_for_the_step_in_flight_and_says_so(make_rig):
 def test_an_engine_whose_executor_blocks_stalls(make_rig, call):
     rig = make_rig()
     rig.clock.now = 1000.0
+    rig.on_outputs = lambda outputs: setattr(rig.clock, "now", rig.clock.now + 7.0)
     gate = rig.stop_at(call, 1)
     rig.engine.start()
     rig.parked()
     assert rig.engine.stalled_for() == 0.0
     rig.engine.send(submits(1, max_tokens=3))
     gate.wait_reached()
-    assert rig.engine.stalled_for() == 0.0
+    assert rig.engine.stalled_for() == 0.0, "the first step was progress"
     rig.clock.now += 40.0
     assert rig.engine.stalled_for() == 40.0
     rig.clock.now += 2.5

@@ -268,6 +268,28 @@ def test_the_latest_is_preempted_and_comes_back_in_front():
     assert drive.told[2].tokens[:kept] == alone(come[1].request)[:kept]
 
 
+def test_a_step_in_flight_is_waited_for_before_another_victim_is_taken():
+    come = tuple(Arrival(i, 0, make_request(i, 4, 12)) for i in (1, 2, 3))
+    drive = Drive(Workload(come, make_layout(4), 5, SchedulerSettings(16, 3, None, 2)))
+    while not drive.stats.preemptions:
+        drive.take_turn(drive.events_of(drive.turn))
+    assert drive.scheduler.rows.attempts() == [1, 2]
+    assert drive.stats.preemptions == 1
+    drive.run()
+
+
+def test_a_newcomer_leaves_a_page_for_each_that_runs():
+    scheduler = engine(pages=3, page_size=4)
+    step(scheduler, 0.0, [Submit(1, make_request(1, 4, 9))])
+    assert scheduler.cache.free == 2
+    step(scheduler, 0.0, [Submit(2, make_request(2, 4, 2))])
+    assert (scheduler.rows.attempts(), scheduler.cache.free) == ([1], 1)
+    scheduler = engine(pages=4, page_size=4)
+    step(scheduler, 0.0, [Submit(1, make_request(1, 4, 9))])
+    step(scheduler, 0.0, [Submit(2, make_request(2, 4, 2))])
+    assert scheduler.rows.attempts() == [1, 2]
+
+
 def test_a_fault_of_a_former_tenant_spares_the_row_that_was_used_again():
     scheduler = engine(rows=1, budget=8, depth=2)
     first = scheduler.schedule(0.0, [Submit(1, make_request(1, 2, 5, stop_ids=(9,))), Submit(2, make_request(2, 2, 5))])
