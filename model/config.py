@@ -1,6 +1,7 @@
 """config.json and generation_config.json of a Hugging Face model directory. Imports no torch."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +59,12 @@ class _Fields:
             raise CheckpointError(f"{self.path}: {key!r} is {value!r}, must be of type {kind.__name__}")
         return value
 
+    def positive_float(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, float, default)
+        if not 0 < value < math.inf:
+            raise CheckpointError(f"{self.path}: {key!r} is {value}, must be a number above 0")
+        return value
+
     def positive(self, key: str, default: int | None = None) -> int:
         value = self.get(key, int, default)
         if value < 1:
@@ -91,6 +98,9 @@ def read_config(directory: Path) -> ModelConfig:
     kv_heads = fields.positive("num_key_value_heads", heads)
     if heads % kv_heads:
         raise CheckpointError(f"{path}: {heads} attention heads cannot share {kv_heads} KV heads evenly")
+    head_dim = fields.positive("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise CheckpointError(f"{path}: 'head_dim' is {head_dim}, rotary positions need an even one")
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32")
     if dtype not in ELEMENT_BYTES:
         raise CheckpointError(f"{path}: dtype {dtype!r} is not supported, use one of {', '.join(ELEMENT_BYTES)}")
@@ -102,15 +112,15 @@ def read_config(directory: Path) -> ModelConfig:
         layers=fields.positive("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=fields.positive("head_dim", hidden // heads),
+        head_dim=head_dim,
         context=fields.positive("max_position_embeddings"),
         rope_theta=_rope_theta(fields),
-        norm_eps=fields.get("rms_norm_eps", float, 1e-6),
+        norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
         attention_bias=fields.get("attention_bias", bool, False),
         mlp_bias=fields.get("mlp_bias", bool, False),
         tied_embeddings=fields.get("tie_word_embeddings", bool, False),
         dtype=dtype,
-        eos_token_ids=_eos(path, values) or (),
+        eos_token_ids=_eos(path, values, fields.positive("vocab_size")) or (),
     )
 
 
@@ -132,17 +142,17 @@ def _rope_theta(fields: _Fields) -> float:
         if kind != "default":
             raise CheckpointError(f"{fields.path}: rope type {kind!r} in {key!r} is not supported yet, only 'default'")
         if "rope_theta" in rope:
-            return _Fields(fields.path, rope).get("rope_theta", float)
-    return fields.get("rope_theta", float, 10000.0)
+            return _Fields(fields.path, rope).positive_float("rope_theta")
+    return fields.positive_float("rope_theta", 10000.0)
 
 
-def _eos(path: Path, values: dict[str, Any]) -> tuple[int, ...] | None:
+def _eos(path: Path, values: dict[str, Any], vocabulary: int) -> tuple[int, ...] | None:
     eos = values.get("eos_token_id")
     if eos is None:
         return None
     ids = eos if isinstance(eos, list) else [eos]
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise CheckpointError(f"{path}: 'eos_token_id' is {eos!r}, must be an id or a list of ids")
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocabulary for i in ids):
+        raise CheckpointError(f"{path}: 'eos_token_id' is {eos!r}, must be an id or a list of ids below {vocabulary}")
     return tuple(ids)
 
 
@@ -158,7 +168,7 @@ def read_defaults(directory: Path, config: ModelConfig) -> ModelDefaults:
         top_p=fields.get("top_p", float, 1.0),
         top_k=fields.get("top_k", int, 0),
         min_p=fields.get("min_p", float, 0.0),
-        eos_token_ids=_eos(path, fields.values) or config.eos_token_ids,
+        eos_token_ids=_eos(path, fields.values, config.vocabulary) or config.eos_token_ids,
     )
     try:
         Sampling(defaults.temperature, defaults.top_p, defaults.top_k, defaults.min_p)

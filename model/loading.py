@@ -13,6 +13,7 @@ from cache_manager.layout import KVLayout
 from model.architectures.registry import load_model
 from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig, read_config, read_defaults
+from model.errors import CheckpointError
 from model.memory import free_bytes, pool_pages
 from model.runner import Runner
 from model.settings import ModelSettings
@@ -52,7 +53,8 @@ def load(directory: Path, settings: ModelSettings, rows: int, request_limits: Re
         if memory > free:
             raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
         pages = pool_pages(layout, memory, rows * config.context)
-        attention = ReferenceAttention(layout, pages, config.heads, torch_dtype, torch.device(device))
+        # One page more than the scheduler knows of, for the runner's own use.
+        attention = ReferenceAttention(layout, pages + 1, config.heads, torch_dtype, torch.device(device))
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
     tokens = layout.tokens_in(pages)
@@ -60,8 +62,12 @@ def load(directory: Path, settings: ModelSettings, rows: int, request_limits: Re
         "KV cache: %d pages of %d tokens = %d tokens, %d bytes a token, %.1f MiB (%s, %s attention)",
         pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, dtype, attention.name,
     )  # fmt: skip
-    limits = Limits(config.vocabulary, config.context, tokens, layout.page_size, request_limits)
-    runner = Runner(model, attention, layout, rows, torch.device(device), settings.poison_freed_pages)
+    limits = Limits(config.vocabulary, config.context, tokens, rows, request_limits)
+    runner = Runner(model, attention, layout, rows, torch.device(device), pages, settings.poison_freed_pages)
+    try:
+        runner.probe()
+    except RuntimeError as error:
+        raise CheckpointError(f"{directory} was loaded but cannot compute a token: {error}") from None
     return LoadedModel(config, defaults, limits, layout, pages, dtype, device, runner)
 
 

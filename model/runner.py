@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cache_manager.layout import KVLayout
 from model.architectures.registry import Model
-from model.attention.backend import AttentionBackend
+from model.attention.backend import AttentionBackend, StepShape
 from model.batch import Mirror, Work
 from model.sampling.sampler import Drawn, sample
 from scheduler.events import Logprobs
@@ -24,7 +24,9 @@ log = logging.getLogger("quire.runner")
 
 
 class Runner:
-    """`Executor` for `model` on `device`. poison: fill the pages of rows that leave with NaN (a debugging aid)."""
+    """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill the pages
+    of rows that leave with NaN (a debugging aid).
+    """
 
     def __init__(
         self,
@@ -33,9 +35,11 @@ class Runner:
         layout: KVLayout,
         rows: int,
         device: torch.device,
+        probe_page: int,
         poison: bool = False,
     ) -> None:
         self._model, self._attention, self._device, self._poison = model, attention, device, poison
+        self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
         self._mirror = Mirror(rows, len(layout.groups), layout.page_size)
         self._results: deque[StepResult] = deque()
 
@@ -49,6 +53,21 @@ class Runner:
     def collect(self) -> StepResult:
         return self._results.popleft()
 
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    @torch.inference_mode()
+    def probe(self) -> None:
+        """Computes one token of its own. Raises what the model or the device raises, or RuntimeError for logits that
+        are not finite: then no sequence is to blame for a step that failed.
+        """
+        table = np.full((self._groups, 1, 1), self._probe_page, np.int32)
+        slots = np.full((self._groups, 1), self._probe_page * self._page_size, np.int64)
+        zero = np.zeros(1, np.int64)
+        shape = StepShape(np.array([[0, 0, 1]], np.int32), zero, slots, table)
+        if not torch.isfinite(self._logits(zero, shape, zero)).all():
+            raise RuntimeError("the model's logits for token 0 alone are not finite")
+
     def _run(self, plan: StepPlan) -> StepResult:
         n = len(plan.logits)
         drawing = plan.logits[:, 1]
@@ -59,7 +78,9 @@ class Runner:
         )
         faults: list[tuple[int, str]] = []
         self._compute(Work.of(plan), tokens, logprobs, faults)
-        self._mirror.last[drawing] = tokens
+        if len(faults) == len(plan.slices):
+            self.probe()  # all failed: is it the device?
+        self._mirror.last[drawing] = np.maximum(tokens, 0)  # a faulted row's next token is never looked at
         return StepResult(plan.step, tokens, logprobs, tuple(faults))
 
     def _compute(
@@ -93,17 +114,15 @@ class Runner:
 
     def _forward(self, work: Work) -> Drawn | None:
         packed = self._mirror.pack(work)
-        plan = self._attention.plan(packed.shape)
-        logits = self._model.forward(
-            self._to_device(packed.tokens),
-            self._to_device(packed.shape.positions),
-            self._to_device(packed.wanted),
-            self._attention,
-            plan,
-        )
+        logits = self._logits(packed.tokens, packed.shape, packed.wanted)
         if not len(packed.wanted):
             return None
         return sample(logits, self._mirror.controls, packed.rows, packed.positions)
+
+    def _logits(self, tokens: NDArray[np.int64], shape: StepShape, wanted: NDArray[np.int64]) -> torch.Tensor:
+        plan = self._attention.plan(shape)
+        device_tokens, positions, places = (self._to_device(array) for array in (tokens, shape.positions, wanted))
+        return self._model.forward(device_tokens, positions, places, self._attention, plan)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from model.inputs.tokenizer import Tokenizer
 from model.loading import LoadedModel, load
+from model.overlapped import Overlapped
 from rpc.frontend.prepare import Preparer
 from rpc.paths import model_directory, model_name
 from rpc.settings import ServerSettings
@@ -17,7 +18,8 @@ class LocalEngine(Engine):
     """An engine in this process, as an `EngineClient`."""
 
     def __init__(self, scheduler: Scheduler, loaded: LoadedModel, sink: Sink) -> None:
-        super().__init__(scheduler, loaded.runner, sink)
+        overlap = scheduler.settings.steps_in_flight > 1
+        super().__init__(scheduler, Overlapped(loaded.runner) if overlap else loaded.runner, sink)
         self.limits: Limits = loaded.limits
 
 

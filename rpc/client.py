@@ -16,7 +16,7 @@ def stream_text(
     server: str,
     prompt: str,
     model: str,
-    max_tokens: int,
+    max_tokens: int | None,
     sampling: Mapping[str, Any],
     stop: Sequence[str],
     timeout: float | None,
@@ -32,7 +32,7 @@ def stream_text(
         )
     )
     usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0
-    with grpc.insecure_channel(server, options=[("grpc.enable_retries", 0)]) as channel:
+    with grpc.insecure_channel(server, options=[("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)]) as channel:
         try:
             for message in pb_grpc.GenerationServiceStub(channel).StreamGenerate(request, timeout=timeout):
                 seed = message.prompt_info.seed or seed

@@ -2,6 +2,7 @@
 
 import itertools
 import queue
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -58,6 +59,8 @@ class LLM:
         self._outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
         self._attempts = itertools.count(1)
         self._engine = parts.engine(self._outputs.put)
+        self._one_at_a_time = threading.Lock()
+        self._closed = False
         self._engine.start()
 
     def generate(
@@ -67,10 +70,22 @@ class LLM:
         stopping: Stopping | None = None,
         output: Output | None = None,
     ) -> list[Completion]:
-        """Runs the prompts (texts or token ids) together; results stand in their order.
+        """Runs the prompts (texts or token ids) together; results stand in their order. Other threads' calls wait.
 
-        Raises RequestFailed, before anything runs, if one of them cannot be served.
+        Raises RequestFailed, before anything runs, if one of them cannot be served; RuntimeError after `close`.
         """
+        with self._one_at_a_time:
+            if self._closed:
+                raise RuntimeError("this LLM is closed")
+            return self._generate(prompts, sampling, stopping, output)
+
+    def _generate(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        sampling: Sampling | None,
+        stopping: Stopping | None,
+        output: Output | None,
+    ) -> list[Completion]:
         streams: dict[int, RequestStream] = {}
         for prompt in [prompts] if isinstance(prompts, str) else prompts:
             spec = Spec(
@@ -102,8 +117,10 @@ class LLM:
                 ended.end(end)
 
     def close(self) -> None:
-        """Stops the engine. A second call does nothing."""
-        self._engine.stop()
+        """Stops the engine, after a call that is running. A second call does nothing."""
+        with self._one_at_a_time:
+            self._closed = True
+            self._engine.stop()
 
     def __enter__(self) -> "LLM":
         return self

@@ -17,20 +17,19 @@ from rpc.frontend.frontend import Frontend
 from rpc.observe.metrics import Metrics
 from rpc.services.generation import GenerationService
 from rpc.services.health import HealthService
-from rpc.settings import ListenSettings, ServerSettings
+from rpc.settings import ListenSettings, ServerSettings, is_loopback
 from scheduler.events import EngineStats
 
 log = logging.getLogger("quire.server")
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-USUAL_MESSAGE = 4 * 2**20  # gRPC's default, which clients count on; BatchGenerate sends many prompts in one message
 
 
 def channel_options(settings: ListenSettings, context: int) -> list[tuple[str, int]]:
     """context: of the model, in tokens. Keys as gRPC's core spells them; a misspelt one would be ignored."""
     return [
         ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
-        ("grpc.max_receive_message_length", settings.max_message_bytes or max(USUAL_MESSAGE, 8 * context + 2**16)),
+        ("grpc.max_receive_message_length", settings.max_message_bytes or 8 * context + 2**16),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", settings.max_streams),
         ("grpc.keepalive_time_ms", 20_000),
@@ -71,6 +70,8 @@ class Server:
             self._http, _ = start_http_server(listen.metrics_port, "127.0.0.1", registry=self._metrics.registry)
         except OSError as error:
             raise OSError(f"--metrics-port {listen.metrics_port} cannot be opened: {error}") from None
+        if not is_loopback(listen.host):
+            log.warning("%s can be reached from other machines, without TLS and token (--allow-insecure-bind)", host)
         self._metrics.engine_stats(EngineStats(pages_total=self._parts.loaded.pages))
         self._engine.start()
         await self._grpc.start()

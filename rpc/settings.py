@@ -25,7 +25,7 @@ class ListenSettings:
         default=None,
         metadata={
             "size": True,
-            "help": "Largest request message. Unset: 8 bytes a token of context + 64 KiB, at least gRPC's usual 4 MiB.",
+            "help": "Largest request message; of BatchGenerate too. Unset: 8 bytes a token of context + 64 KiB.",
         },
     )
     max_streams: int = field(default=128, metadata={"help": "Calls at once on a connection."})

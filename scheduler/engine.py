@@ -9,10 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from scheduler.events import End, EndReason, EngineStats, Event, Logprobs, StepOutputs, Submit
+from scheduler.events import End, EndReason, Event, Logprobs, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.step import Executor
 
@@ -48,7 +49,7 @@ class Engine:
                 self._inbox.extend(events)
                 self._wake.notify()
                 return
-        self._sink(_ends([e.attempt for e in events if isinstance(e, Submit)], self.failure))
+        self._tell_failure([e.attempt for e in events if isinstance(e, Submit)])
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the loop after the step in flight. Raises TimeoutError where that takes over `timeout` seconds."""
@@ -69,6 +70,7 @@ class Engine:
             while not self._stopping:
                 events = self._take()
                 self._turn(events)
+            self._executor.close()
         except Exception as error:  # a fault of the device, or a bug: every attempt is told, none is left to wait
             log.exception("the engine failed")
             with self._wake:
@@ -76,7 +78,15 @@ class Engine:
                 events, self._inbox = events + self._inbox, []
             self._busy = False
             attempts = self._scheduler.live_attempts() + [e.attempt for e in events if isinstance(e, Submit)]
-            self._sink(_ends(attempts, self.failure, self._scheduler.untold_ends))
+            self._tell_failure(attempts, self._scheduler.untold_ends)
+
+    def _tell_failure(self, attempts: list[int], decided: tuple[End, ...] = ()) -> None:
+        """decided: ends from before the failure. Every other attempt gets ENGINE_FAILED."""
+        none, message = np.empty(0, np.int32), self.failure or ""
+        lost = dict.fromkeys(attempts).keys() - {end.attempt for end in decided}
+        ends = decided + tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in sorted(lost))
+        stats = replace(self._scheduler.stats(), running=0, waiting=0, waiting_tokens=0, pages_used=0)
+        self._sink(StepOutputs(np.empty(0, np.int64), none, none, Logprobs.none(), (), ends, stats))
 
     def _take(self) -> list[Event]:
         """The events so far; waits for some where there is nothing else to do."""
@@ -86,7 +96,8 @@ class Engine:
                 self._busy = False
                 self._wake.wait_for(lambda: bool(self._inbox) or self._stopping)
             if not self._busy:
-                self._busy, self._progress = True, self._clock()
+                self._progress = self._clock()  # before _busy: another thread must not see old progress of new work
+                self._busy = True
             events, self._inbox = self._inbox, []
             return events
 
@@ -102,21 +113,5 @@ class Engine:
             self._progress = self._clock()
         elif events or self._scheduler.has_news:
             self._sink(self._scheduler.commit(None, self._clock()))
-        elif plan is None:
-            self._wait_for_deadline()
-
-    def _wait_for_deadline(self) -> None:
-        """Work is queued that cannot start: sleep until an event or until the queue gives one up."""
-        deadline = self._scheduler.queue.next_deadline()
-        with self._wake:
-            wait = None if deadline is None else max(0.0, deadline - self._clock())
-            self._wake.wait_for(lambda: bool(self._inbox) or self._stopping, wait)
-
-
-def _ends(attempts: list[int], message: str, untold: tuple[End, ...] = ()) -> StepOutputs:
-    """untold: ends that were decided before the failure. Every other attempt gets ENGINE_FAILED."""
-    none = np.empty(0, np.int32)
-    decided = {end.attempt for end in untold}
-    failed = [attempt for attempt in dict.fromkeys(attempts) if attempt not in decided]
-    ends = untold + tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in failed)
-    return StepOutputs(np.empty(0, np.int64), none, none, Logprobs.none(), (), ends, EngineStats())
+        elif plan is None and self._scheduler.has_work:
+            raise RuntimeError("requests wait, none can be scheduled and no step is in flight: a bug in the scheduler")

@@ -1,6 +1,7 @@
 """The waiting queue: first come first, preempted sequences in front, with the time until which each will wait."""
 
 import heapq
+import math
 from collections import OrderedDict
 
 from scheduler.rows import Sequence
@@ -24,10 +25,11 @@ class Queue:
         return list(self._waiting)
 
     def push(self, sequence: Sequence, deadline: float) -> None:
-        """Last in line; `expired` reports it once `deadline` has passed."""
+        """Last in line; `expired` reports it once `deadline`, which may be infinite, has passed."""
         self._waiting[sequence.attempt] = sequence
         self.tokens += sequence.length
-        heapq.heappush(self._deadlines, (deadline, sequence.attempt))
+        if deadline < math.inf:
+            heapq.heappush(self._deadlines, (deadline, sequence.attempt))
 
     def push_front(self, sequence: Sequence) -> None:
         """First in line, with no deadline: it has been served before."""
@@ -44,11 +46,6 @@ class Queue:
             self.tokens -= sequence.length
         return sequence
 
-    def next_deadline(self) -> float | None:
-        """When `expired` will next have something to say, at the earliest."""
-        self._forget_gone()
-        return self._deadlines[0][0] if self._deadlines else None
-
     def expired(self, now: float) -> list[Sequence]:
         """Removes and returns the sequences whose deadline has passed."""
         gone = []
@@ -59,10 +56,3 @@ class Queue:
                 self.remove(attempt)
                 gone.append(sequence)
         return gone
-
-    def _forget_gone(self) -> None:
-        while self._deadlines:
-            sequence = self._waiting.get(self._deadlines[0][1])
-            if sequence is not None and not sequence.preempted:
-                return
-            heapq.heappop(self._deadlines)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from scheduler.settings import RequestLimits
 
+BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
+
 
 class InvalidRequest(ValueError):
     """A client's value that cannot be served: which field, what it held, what is allowed."""
@@ -107,7 +109,7 @@ class Limits:
     vocabulary: int
     context: int
     pool_tokens: int
-    page_size: int
+    sequences: int
     request: RequestLimits = field(default_factory=RequestLimits)
 
     @property
@@ -226,24 +228,16 @@ def _check_sizes(spec: Spec, limits: Limits) -> None:
             token,
             f"must be in [0, {limits.vocabulary})",
         )
-    _require(
-        0 <= output.top_logprobs <= most.top_logprobs,
-        "output.top_logprobs",
-        output.top_logprobs,
-        f"must be in [0, {most.top_logprobs}]",
-    )
-
-
-def most_prompt_characters(limits: Limits) -> int:
-    """Longest text worth tokenizing: beyond it no tokenizer in use could make few enough tokens."""
-    return 64 * limits.longest
+    most_top = min(most.top_logprobs, limits.vocabulary)
+    top = output.top_logprobs
+    _require(0 <= top <= most_top, "output.top_logprobs", top, f"must be in [0, {most_top}]")
 
 
 def check_text(text: str, limits: Limits) -> None:
-    """Bounds the tokenizer's work. Raises InvalidRequest."""
-    most = most_prompt_characters(limits)
-    _require(len(text) <= most, "text", f"{len(text)} characters", f"at most {most} for {limits.longest} tokens")
+    """Bounds the tokenizer's work, before it. Raises InvalidRequest."""
     try:
-        text.encode()
+        size = len(text.encode())
     except UnicodeEncodeError:
         raise InvalidRequest("text", text, "is no Unicode text") from None
+    most = max(2**16, BYTES_A_TOKEN * limits.longest)
+    _require(size <= most, "text", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")

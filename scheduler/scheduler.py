@@ -67,7 +67,7 @@ class Scheduler:
         self.settings = settings
         self.queue_limits = queue_limits
         self.cache = CacheManager(layout, pages, settings.max_sequences)
-        self.admission = Admission(queue_limits, layout.tokens_in(pages))
+        self.admission = Admission(queue_limits, layout.tokens_in(pages), settings.max_sequences)
         self.rows = Rows(settings.max_sequences)
         self.queue = Queue()
         self._in_flight: deque[_InFlight] = deque()
@@ -134,7 +134,8 @@ class Scheduler:
         longest_wait = (
             self.queue_limits.wait if request.patience is None else min(request.patience, self.queue_limits.wait)
         )
-        refusal = self.admission.refuse(len(self.queue), self.queue.tokens, len(request.prompt), longest_wait)
+        waiting, tokens = self._will_wait()
+        refusal = self.admission.refuse(waiting, tokens, len(request.prompt), longest_wait)
         if refusal is not None:
             reason = EndReason.QUEUE_FULL
             self._ends.append(End(event.attempt, reason, message=refusal.message, retry_after=refusal.retry_after))
@@ -142,6 +143,14 @@ class Scheduler:
         self._arrivals += 1
         sequence = Sequence(event.attempt, request, np.array(event.emitted, np.int32), now, self._arrivals)
         self.queue.push(sequence, now + longest_wait)
+
+    def _will_wait(self) -> tuple[int, int]:
+        """Queued requests, and their tokens, beyond those for which rows and pages are free at this moment."""
+        queued = len(self.queue)
+        needed = self.cache.layout.pages_for(self.queue.tokens)
+        startable = min(self.rows.size - self.rows.used, queued * self.cache.free // max(needed, 1))
+        waiting = max(0, queued - startable)
+        return waiting, self.queue.tokens * waiting // max(queued, 1)
 
     def _finish(self, event: Finish) -> None:
         row = self.rows.row_of(event.attempt)

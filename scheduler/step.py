@@ -67,3 +67,6 @@ class Executor(Protocol):
 
     def collect(self) -> StepResult:
         """The oldest step that was launched and not collected, waiting for it."""
+
+    def close(self) -> None:
+        """Lets go of threads; nothing is launched any more."""

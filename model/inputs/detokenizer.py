@@ -8,31 +8,40 @@ is held until the next token settles it, or until `flush`.
 from model.inputs.tokenizer import Tokenizer
 
 UNSETTLED = "\ufffd"
+LONGEST_WINDOW = 256  # tokens; text that is still unsettled then is given out as it is
 
 
 class Detokenizer:
-    """Law, for byte-level tokenizers: the concatenation of all parts and `flush` equals `decode` of all ids."""
+    """Law, for byte-level tokenizers: the concatenation of all parts and `flush` equals `decode` of all ids.
+
+    (But for output that stays unsettled over LONGEST_WINDOW tokens, whose decoding would cost more with each.)
+    """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._window: list[int] = []
         self._told = 0  # tokens at the front of the window whose text was given out
+        self._told_text = ""
 
     def push(self, token: int) -> str:
         """New text that this token completes, maybe none."""
         self._window.append(token)
-        before, after = self._texts()
-        if after.endswith(UNSETTLED) or len(after) <= len(before):
+        text = self._decode(self._window)
+        unsettled = text.endswith(UNSETTLED) or len(text) <= len(self._told_text)
+        if unsettled and len(self._window) <= LONGEST_WINDOW:
             return ""
-        self._window, self._told = self._window[self._told :], len(self._window) - self._told
-        return after[len(before) :]
+        return self._give(text)
 
     def flush(self) -> str:
         """What was held, with U+FFFD for bytes that never became a character."""
-        before, after = self._texts()
-        self._told = len(self._window)
-        return after[len(before) :]
+        return self._give(self._decode(self._window))
 
-    def _texts(self) -> tuple[str, str]:
-        decode = self._tokenizer.decode
-        return decode(self._window[: self._told], self._skip), decode(self._window, self._skip)
+    def _give(self, text: str) -> str:
+        new = text[len(self._told_text) :]
+        self._window = self._window[self._told :]
+        self._told = len(self._window)
+        self._told_text = self._decode(self._window)
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, self._skip)

@@ -3,6 +3,7 @@
 import logging
 import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -13,14 +14,16 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.settings import ListenSettings, ServerSettings
 from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
 
+UINT32 = 2**32 - 1
+
 app = typer.Typer(
     help="Quire serves language models from a paged KV cache, with continuous batching, over gRPC.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    epilog="Every flag can also stand in a TOML file (--config) or, weaker still, in the environment: --page-size as "
-    "QUIRE_PAGE_SIZE.",
+    epilog="The flags of serve and estimate can also stand in a TOML file (--config) or, weaker still, in the "
+    "environment: --page-size as QUIRE_PAGE_SIZE.",
 )
 
 
@@ -78,24 +81,30 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
     server: Annotated[str, typer.Option(help="HOST:PORT of a running `quire serve`.")] = "127.0.0.1:50051",
     model: Annotated[str, typer.Option(help="Served model's name; unset: the only one.", show_default=False)] = "",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 200,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=UINT32, help="Most tokens to generate. Unset: what fits.", show_default=False),
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy. Unset: the model's default.", show_default=False)
     ] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus mass in (0, 1].", show_default=False)] = None,
-    top_k: Annotated[int | None, typer.Option(help="0 is off.", show_default=False)] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, max=UINT32, help="0 is off.", show_default=False)] = None,
     min_p: Annotated[float | None, typer.Option(help="In [0, 1].", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.", show_default=False)
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop string; may be given several times.", show_default=False)
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for all of it.", show_default=False)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the generated text.")] = False,
-    config: Config = None,
 ) -> None:
     """Stream text from a running server to the terminal."""
     from rpc.client import CallFailed, stream_text
 
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
     if not quiet:

@@ -23,12 +23,18 @@ class RequestFailed(Exception):
         return self.message
 
 
+def internal() -> RequestFailed:
+    return RequestFailed("INTERNAL", "INTERNAL", "an internal error ended this request; the server's log has it")
+
+
 def invalid(error: InvalidRequest) -> RequestFailed:
     return RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", str(error), field=error.field)
 
 
-def not_supported(field: str) -> RequestFailed:
-    return RequestFailed("INVALID_ARGUMENT", "NOT_SUPPORTED", f"{field} is not supported yet", field=field)
+def not_supported(field: str, what: str = "") -> RequestFailed:
+    """what: which values of the field, if not all."""
+    message = f"{field} {what}".strip() + " is not supported yet"
+    return RequestFailed("INVALID_ARGUMENT", "NOT_SUPPORTED", message, field=field)
 
 
 def failed_end(end: End) -> RequestFailed | None:

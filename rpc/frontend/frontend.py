@@ -5,20 +5,23 @@ Lives on one asyncio loop. The engine's thread wakes the loop once a step.
 
 import asyncio
 import itertools
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from rpc.frontend.engine_client import EngineClient
-from rpc.frontend.errors import RequestFailed
+from rpc.frontend.errors import RequestFailed, internal
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import Finish, FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
-from scheduler.request import Spec
+from scheduler.request import Request, Spec
+
+log = logging.getLogger("quire.frontend")
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +60,7 @@ class Frontend:
         self._live: dict[int, Live] = {}
         self._ids: set[str] = set()
         self._attempts = itertools.count(1)
+        self._preparing = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -100,6 +104,9 @@ class Frontend:
             live = await self._submit(spec, request_id, time_remaining, streaming)
             try:
                 yield live
+            except Exception as error:
+                live.stream.fail(error if isinstance(error, RequestFailed) else internal())
+                raise
             finally:
                 self._close(live)
         finally:
@@ -113,29 +120,40 @@ class Frontend:
         return failure
 
     async def _submit(self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool) -> Live:
+        started = time.monotonic()
+        engine, request = await self._prepare(spec)
+        spent = time.monotonic() - started
+        patience = [t - spent for t in (request.patience, time_remaining) if t is not None]
+        request = replace(request, patience=max(0.0, min(patience)) if patience else None)
+        stream = RequestStream(next(self._attempts), spec, request, self.preparer.tokenizer)
+        live = Live(stream, request_id, started, streaming)
+        most = self.settings.request_time
+        seconds = most if spec.max_time is None else min(spec.max_time, most)
+        live.timer = self._loop.call_later(max(0.0, seconds - spent), self._time_is_up, live)
+        self._live[stream.attempt] = live
+        engine.send([events.Submit(stream.attempt, request)])
+        return live
+
+    async def _prepare(self, spec: Spec) -> tuple[EngineClient, Request]:
+        """Tokenizes and validates in a worker thread. Raises RequestFailed."""
         if self.draining:
             message = "the server is shutting down"
             raise self.refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
         if self._engine is None:
             raise self.refused(RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0))
-        started = time.monotonic()
+        if self._preparing >= self.settings.max_preparing:
+            message = f"{self._preparing} requests are being tokenized, the limit is {self.settings.max_preparing}"
+            raise self.refused(RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0))
+        self._preparing += 1
         try:
-            request = await self._loop.run_in_executor(self._workers, self.preparer.prepare, spec)
+            return self._engine, await self._loop.run_in_executor(self._workers, self.preparer.prepare, spec)
         except RequestFailed as failure:
             raise self.refused(failure) from None
         except asyncio.CancelledError:
             self._metrics.request_ended("cancelled")
             raise
-        patience = [t for t in (request.patience, time_remaining) if t is not None]
-        request = replace(request, patience=min(patience) if patience else None)
-        stream = RequestStream(next(self._attempts), spec, request, self.preparer.tokenizer)
-        live = Live(stream, request_id, started, streaming)
-        most = self.settings.request_time
-        seconds = most if spec.max_time is None else min(spec.max_time, most)
-        live.timer = self._loop.call_later(seconds, self._time_is_up, live)
-        self._live[stream.attempt] = live
-        self._engine.send([events.Submit(stream.attempt, request)])
-        return live
+        finally:
+            self._preparing -= 1
 
     def _time_is_up(self, live: Live) -> None:
         live.stream.close(Finish(FinishReason.DEADLINE))
@@ -174,12 +192,28 @@ class Frontend:
         for i, attempt in enumerate(outputs.attempts.tolist()):
             live = self._live.get(attempt)
             if live is not None:
-                self._accept(live, outputs, i, now)
+                with self._contained(live):
+                    self._accept(live, outputs, i, now)
         for end in outputs.ends:
             live = self._live.pop(end.attempt, None)
             if live is not None:
-                live.stream.end(end)
+                with self._contained(live):
+                    live.stream.end(end)
                 live.news.set()
+
+    @contextmanager
+    def _contained(self, live: Live) -> Iterator[None]:
+        """What one stream raises ends that stream alone; the others of the step get their tokens."""
+        try:
+            yield
+        except Exception:
+            log.exception("the output of request %s cannot be read", live.request_id)
+            self._cut_off(live, internal())
+
+    def _cut_off(self, live: Live, failure: RequestFailed) -> None:
+        live.stream.fail(failure)
+        self._forget(live)
+        live.news.set()
 
     def _accept(self, live: Live, outputs: events.StepOutputs, i: int, now: float) -> None:
         stream = live.stream
@@ -192,9 +226,9 @@ class Frontend:
             self._forget(live)
         elif live.streaming and stream.pending_tokens > self.settings.backlog_tokens:
             message = f"more than {self.settings.backlog_tokens} tokens wait for this client to read them"
-            stream.fail(RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
-            self._forget(live)
-        live.news.set()
+            self._cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
+        if live.streaming or stream.ended:
+            live.news.set()
 
     def shutdown(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)

@@ -22,7 +22,7 @@ class Preparer:
         served.
         """
         if spec.model not in ("", self.name):
-            message = f"model {spec.model!r} is not served here, {self.name!r} is"
+            message = f"model {spec.model[:100]!r} is not served here, {self.name!r} is"
             raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=spec.model)
         try:
             if isinstance(spec.prompt, str):

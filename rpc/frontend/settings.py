@@ -16,9 +16,7 @@ class FrontendSettings:
     write_stall: float = field(
         default=30.0, metadata={"flag": "--write-stall", "help": "Seconds that one message may wait for its reader."}
     )
-    batch_concurrency: int = field(
-        default=256, metadata={"help": "Entries of one BatchGenerate that are in the engine at once."}
-    )
+    max_preparing: int = field(default=256, metadata={"help": "Requests that may wait for the tokenizer."})
     drain: float = field(
         default=60.0, metadata={"flag": "--drain-time", "help": "Seconds that running requests get after SIGTERM."}
     )
@@ -32,7 +30,7 @@ class FrontendSettings:
             ("--max-request-time", self.request_time),
             ("--max-backlog", self.backlog_tokens),
             ("--write-stall", self.write_stall),
-            ("--batch-concurrency", self.batch_concurrency),
+            ("--max-preparing", self.max_preparing),
             ("--drain-time", self.drain),
             ("--stall-timeout", self.stall_timeout),
             ("--tokenizer-threads", self.tokenizer_threads),

@@ -79,10 +79,13 @@ class RequestStream:
     def accept(self, outputs: StepOutputs, i: int) -> bool:
         """Takes the i-th new token of a step. True if a stop string ended the stream with it.
 
-        A token that is not at the next position, or comes after the end, is ignored: a duplicate, or a zombie's.
+        A token that was there before, or comes after the end, is ignored. Raises ValueError where tokens are missing.
         """
-        if self.ended or outputs.positions[i] != self.token_count:
+        position = int(outputs.positions[i])
+        if self.ended or position < self.token_count:
             return False
+        if position > self.token_count:
+            raise ValueError(f"attempt {self.attempt}: token {position} came where {self.token_count} was due")
         token = int(outputs.tokens[i])
         self.token_count += 1
         self.score += float(outputs.logprobs.chosen[i])

@@ -3,6 +3,7 @@ name.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -26,6 +27,8 @@ NOT_YET = {
 """Fields that later versions will support. Values that ask for nothing (1 sequence, penalty 0) are let through below.
 """
 
+LONGEST = 10**6  # seconds, of any Duration
+
 NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
 
 FINISH_REASONS = {
@@ -43,7 +46,7 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
     _refuse_unsupported(message.stopping, "stopping", "stopping.")
     _refuse_unsupported(message.output, "output", "output.")
     if message.sampling.HasField("sequence_count") and message.sampling.sequence_count != 1:
-        raise not_supported("sampling.sequence_count other than 1")
+        raise not_supported("sampling.sequence_count", "other than 1")
     kind = message.WhichOneof("prompt")
     try:
         if kind is None:
@@ -55,13 +58,42 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
             sampling=_sampling(message.sampling),
             stopping=_stopping(message.stopping),
             output=_output(message.output),
-            max_time=message.max_time.ToTimedelta().total_seconds() if message.HasField("max_time") else None,
-            max_queue_time=(
-                message.max_queue_time.ToTimedelta().total_seconds() if message.HasField("max_queue_time") else None
-            ),
+            max_time=seconds(message, "max_time", "max_time"),
+            max_queue_time=seconds(message, "max_queue_time", "max_queue_time"),
         )
     except InvalidRequest as error:
         raise invalid(error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How a stream's deltas are put into messages. tokens: as many as must wait. delay: seconds, at most."""
+
+    tokens: int
+    delay: float | None
+    usage: bool
+
+
+def grouping_from(options: pb.StreamOptions, most_held: int) -> Grouping:
+    """most_held: tokens that may be held back, whatever the client asked. Raises RequestFailed."""
+    tokens = max(1, min(options.min_tokens_per_message, most_held))
+    try:
+        return Grouping(
+            tokens, seconds(options, "max_delay", "stream_options.max_delay"), options.usage_in_every_message
+        )
+    except InvalidRequest as error:
+        raise invalid(error) from None
+
+
+def seconds(message: Message, name: str, path: str) -> float | None:
+    """A Duration field in seconds, None where it is unset. Raises InvalidRequest unless it is above 0 and sane."""
+    if not message.HasField(name):
+        return None
+    duration = getattr(message, name)
+    value = duration.seconds + duration.nanos / 1e9
+    if not 0 < value <= LONGEST:
+        raise InvalidRequest(path, value, f"must be above 0 and at most {LONGEST} seconds")
+    return value
 
 
 def _refuse_unsupported(message: Message, which: str, prefix: str) -> None:

@@ -9,21 +9,25 @@ from grpc_status import rpc_status
 from rpc.frontend.errors import RequestFailed
 
 DOMAIN = "quire"
+LONGEST = 1000  # characters of a message; longer ones would not fit the trailing metadata
+OUTSIDE_SPEC = ("request_id", "requests", "stream_options.max_delay")
 
 
 def status_of(failure: RequestFailed) -> status_pb2.Status:
+    message = failure.message if len(failure.message) <= LONGEST else failure.message[: LONGEST - 3] + "..."
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)]
     if failure.code == "INVALID_ARGUMENT":
-        violation = error_details_pb2.BadRequest.FieldViolation(field=failure.field, description=failure.message)
+        path = failure.field if failure.field in OUTSIDE_SPEC else f"spec.{failure.field}"
+        violation = error_details_pb2.BadRequest.FieldViolation(field=path, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if failure.code == "NOT_FOUND":
-        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=failure.field))
+        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=failure.field[:LONGEST]))
     if failure.retry_after is not None:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(round(failure.retry_after * 1000))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     return status_pb2.Status(
-        code=code_pb2.Code.Value(failure.code), message=failure.message, details=[_packed(d) for d in details]
+        code=code_pb2.Code.Value(failure.code), message=message, details=[_packed(d) for d in details]
     )
 
 

@@ -11,7 +11,7 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from rpc.frontend.errors import RequestFailed, invalid
+from rpc.frontend.errors import RequestFailed, internal, invalid
 from rpc.frontend.frontend import Frontend, Live
 from rpc.services import convert
 from rpc.services.errors import abort, status_of
@@ -41,10 +41,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     ) -> None:
         async with _failures_to(context):
             request_id = await self._accept(request.request_id, context)
-            spec = self._spec(request.spec)
-            most_held = self._frontend.settings.backlog_tokens // 2
+            spec, grouping = self._spec(request.spec), self._grouping(request.stream_options)
             async with self._frontend.open(spec, request_id, context.time_remaining()) as live:
-                async for message in _messages(live, request.stream_options, most_held):
+                async for message in _messages(live, grouping):
                     await self._write(context, message)
                 if live.stream.failure is not None:
                     raise live.stream.failure
@@ -56,8 +55,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             most = self._frontend.preparer.limits.request.batch_requests
             if len(request.requests) > most:
                 count = f"{len(request.requests)} entries"
-                raise invalid(InvalidRequest("requests", count, f"at most {most} in one batch"))
-            places, remaining = asyncio.Semaphore(self._frontend.settings.batch_concurrency), context.time_remaining()
+                raise self._frontend.refused(invalid(InvalidRequest("requests", count, f"at most {most} in one batch")))
+            # No more of a batch is in the engine than can run at once: its tail must not fill everybody's queue.
+            places, remaining = asyncio.Semaphore(self._frontend.preparer.limits.sequences), context.time_remaining()
             entries = [
                 asyncio.create_task(self._entry(position, entry, places, remaining))
                 for position, entry in enumerate(request.requests)
@@ -90,6 +90,12 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         except RequestFailed as failure:
             raise self._frontend.refused(failure) from None
 
+    def _grouping(self, options: pb.StreamOptions) -> convert.Grouping:
+        try:
+            return convert.grouping_from(options, self._frontend.settings.backlog_tokens // 2)
+        except RequestFailed as failure:
+            raise self._frontend.refused(failure) from None
+
     async def _generate(
         self, request: pb.GenerateRequest, request_id: str, remaining: float | None
     ) -> pb.GenerateResponse:
@@ -105,10 +111,10 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         async with places:
             try:
                 response = await self._generate(request, self._request_id(request.request_id), remaining)
-            except RequestFailed as failure:
-                status = status_of(failure)
-                error = pb.EntryError(code=status.code, message=status.message, details=status.details)
-                return pb.BatchGenerateResponse(position=position, error=error)
+            except Exception as error:
+                status = status_of(_as_failure(error))
+                entry = pb.EntryError(code=status.code, message=status.message, details=status.details)
+                return pb.BatchGenerateResponse(position=position, error=entry)
             return pb.BatchGenerateResponse(position=position, response=response)
 
     async def _write(self, context: aio.ServicerContext, message: object) -> None:
@@ -122,27 +128,25 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             raise RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message_text) from None
 
 
-async def _messages(live: Live, options: pb.StreamOptions, most_held: int) -> AsyncIterator[pb.StreamGenerateResponse]:
-    """Deltas as they come, grouped as the client asked; the first comes with the first token, the last has the usage.
-
-    most_held: tokens that grouping may hold back, whatever the client asked.
-    """
+async def _messages(live: Live, grouping: convert.Grouping) -> AsyncIterator[pb.StreamGenerateResponse]:
+    """Deltas as they come, grouped as asked; the first comes with the first token, the last has the usage."""
     stream, first = live.stream, True
-    delay = options.max_delay.ToTimedelta().total_seconds() if options.HasField("max_delay") else None
-    group = max(1, min(options.min_tokens_per_message, most_held))
-    while not stream.ended:
-        await live.wait(1 if first else group, delay)
+    while True:
+        await live.wait(1 if first else grouping.tokens, grouping.delay)
         if stream.failure is not None:
             return
+        last = stream.ended  # asked before the message is sent: the end may come while it is being written
         message = pb.StreamGenerateResponse()
         if first:
             message.request_id = live.request_id
             message.prompt_info.CopyFrom(convert.prompt_info(stream))
         message.deltas.append(convert.delta_message(stream.take(), stream.spec.output.token_ids))
-        if stream.ended or options.usage_in_every_message:
+        if last or grouping.usage:
             message.usage.CopyFrom(convert.usage(stream))
         first = False
         yield message
+        if last:
+            return
 
 
 @asynccontextmanager
@@ -150,11 +154,15 @@ async def _failures_to(context: aio.ServicerContext) -> AsyncIterator[None]:
     """Ends the call with a status for whatever is raised; what nobody foresaw is INTERNAL, and its text stays here."""
     try:
         yield
-    except RequestFailed as failure:
-        await abort(context, failure)
     except aio.AbortError:
         raise
-    except Exception:
-        log.exception("a request failed in its handler")
-        message = "an internal error ended this request; the server's log has it"
-        await abort(context, RequestFailed("INTERNAL", "INTERNAL", message))
+    except Exception as error:
+        await abort(context, _as_failure(error))
+
+
+def _as_failure(error: Exception) -> RequestFailed:
+    """What the client is told. The text of what nobody foresaw stays in the log."""
+    if isinstance(error, RequestFailed):
+        return error
+    log.error("a request failed in its handler", exc_info=error)
+    return internal()

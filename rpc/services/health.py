@@ -32,7 +32,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
         self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
         if request.service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:100]!r} here")
         return health_pb2.HealthCheckResponse(status=self.status(request.service))
 
     async def Watch(  # noqa: N802

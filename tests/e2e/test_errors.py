@@ -69,10 +69,11 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
         ("output.top_logprobs", lambda s: setattr(s.output, "top_logprobs", 21)),
         ("text", lambda s: setattr(s, "text", "")),
         ("text", lambda s: setattr(s, "text", "word " * 1500)),
-        ("text", lambda s: setattr(s, "text", "w" * 100_000)),
+        ("text", lambda s: setattr(s, "text", "w" * 70_000)),
         ("token_ids", lambda s: s.token_ids.ids.extend([1, 2048])),
         ("prompt", lambda s: s.ClearField("text")),
         ("max_time", lambda s: s.max_time.FromSeconds(-1)),
+        ("max_time", lambda s: setattr(s.max_time, "seconds", 2**62)),
         ("max_queue_time", lambda s: s.max_queue_time.FromSeconds(0)),
     ],
 )
@@ -81,7 +82,7 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     found = details(error)
     assert found["ErrorInfo"].reason == "INVALID_FIELD"
-    assert [v.field for v in found["BadRequest"].field_violations] == [field]
+    assert [v.field for v in found["BadRequest"].field_violations] == [f"spec.{field}"]
     assert field in error.details()
 
 
@@ -111,7 +112,9 @@ def test_what_is_not_there_yet_is_said(
     error = refused(server, channel, change)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == f"{field} is not supported yet"
-    assert details(error)["ErrorInfo"].reason == "NOT_SUPPORTED"
+    found = details(error)
+    assert found["ErrorInfo"].reason == "NOT_SUPPORTED"
+    assert found["BadRequest"].field_violations[0].field == "spec." + field.split()[0]
 
 
 def test_every_field_of_the_contract_is_read_or_refused() -> None:
@@ -146,6 +149,8 @@ def test_unknown_model_is_not_found(server: RunningServer, channel: grpc.Channel
     found = details(error)
     assert found["ResourceInfo"].resource_name == "gpt-5"
     assert found["ErrorInfo"].reason == "MODEL_NOT_FOUND"
+    long = refused(server, channel, lambda s: setattr(s, "model", "m" * 20_000))
+    assert details(long)["ErrorInfo"].reason == "MODEL_NOT_FOUND"
 
 
 def test_unset_max_tokens_takes_what_context_and_pool_allow(server: RunningServer, channel: grpc.Channel) -> None:

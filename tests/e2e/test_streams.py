@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
@@ -152,6 +153,7 @@ def test_batch_answers_every_entry_though_some_fail(server: RunningServer) -> No
         alone = server.stub(channel).Generate(pb.GenerateRequest(spec=specs[3]))
     assert sorted(answers) == list(range(20))
     assert [p for p, a in answers.items() if a.WhichOneof("outcome") == "error"] == [7]
+    assert sorted(answers[7].error.message.split()[:3]) == ["3.0:", "is", "sampling.top_p"]
     assert answers[7].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert answers[3].response.sequences[0].token_ids == alone.sequences[0].token_ids
 
@@ -167,3 +169,21 @@ def test_deadline_stops_the_work(server: RunningServer) -> None:
         messages = list(server.stub(channel).StreamGenerate(request))
     assert messages[-1].deltas[0].finish_reason == pb.FINISH_REASON_DEADLINE
     assert 0 < messages[-1].usage.completion_tokens < 1000
+
+
+def test_burst_of_short_requests_all_end_properly_and_none_is_refused(server: RunningServer) -> None:
+    """An idle server turns nobody away; and many ends come while an earlier message is being written."""
+
+    async def one(stub: pb_grpc.GenerationServiceStub, i: int) -> tuple[int, int, int]:
+        messages = [m async for m in stub.StreamGenerate(stream_request(f"Speech {i}:", 3, temperature=1, seed=i))]
+        tokens = sum(d.token_count for m in messages for d in m.deltas)
+        return tokens, messages[-1].usage.completion_tokens, messages[-1].deltas[-1].finish_reason
+
+    async def burst() -> list[tuple[int, int, int]]:
+        own = [("grpc.use_local_subchannel_pool", 1)]  # a connection each: one carries 128 streams
+        async with AsyncExitStack() as stack:
+            channels = [aio.insecure_channel(server.address, options=own) for _ in range(2)]
+            stubs = [pb_grpc.GenerationServiceStub(await stack.enter_async_context(c)) for c in channels]
+            return await asyncio.gather(*(one(stubs[i % 2], i) for i in range(200)))
+
+    assert set(asyncio.run(burst())) == {(3, 3, pb.FINISH_REASON_LENGTH)}

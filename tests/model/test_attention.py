@@ -162,7 +162,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataOb
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20])
 @pytest.mark.parametrize("head_dim", [2, 6, 8, 10, 16, 24, 64, 80, 96, 128])
 def test_bits_do_not_depend_on_a_tile_s_place_in_the_step(group: int, head_dim: int) -> None:
-    """MKL's product has other bits where a result is not aligned to 16 bytes, and matrices of a batch lie end to end."""
+    """MKL's product has other bits where its result is not aligned to 16 bytes; matrices of a batch lie end to end."""
     case = Case(((0, 140), (0, 3), (0, 20)), group, kv_heads=1, head_dim=head_dim)
     (whole,) = Pool(case).step([(0, 0, 140)])
     cut = Pool(case)

@@ -215,9 +215,36 @@ def test_one_bad_row_is_found_in_logarithmic_time(tiny: Path, count: int, bad: s
     rig.wrap_model(wrap)
     place = {"first": 0, "middle": count // 2, "last": count - 1}[bad]
     rig.run({i: make_request(rig, [BAD if i == place else 7], 1) for i in range(count)})
-    halvings = (count - 1).bit_length()
-    assert models[0].calls <= 1 + 2 * halvings
+    halvings, probe = (count - 1).bit_length(), count == 1
+    assert models[0].calls <= 1 + 2 * halvings + probe
     assert sum(result.end.reason is EndReason.FAULT for result in rig.results.values()) == 1  # type: ignore[union-attr]
+
+
+class Broken:
+    """A device that computes so many steps and nothing after them."""
+
+    def __init__(self, model: Model, steps: int, value: float | None) -> None:
+        self.model, self.left, self.value = model, steps, value
+
+    def forward(self, *args: object) -> Tensor:
+        self.left -= 1
+        if self.left >= 0:
+            return self.model.forward(*args)  # type: ignore[arg-type]
+        if self.value is None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return self.model.forward(*args).fill_(self.value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("value", "part"), [(None, "device-side assert"), (float("nan"), "not finite")])
+def test_a_device_that_fails_is_not_blamed_on_the_requests(
+    tiny: Path, prompts: list[list[int]], value: float | None, part: str
+) -> None:
+    """The engine ends, so that its requests can go on elsewhere, where a fault would be their end."""
+    rig = make_rig(tiny)
+    rig.wrap_model(lambda model: Broken(model, 3, value))
+    with pytest.raises(RuntimeError, match=part):
+        rig.run({i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
+    assert all(result.end is None for result in rig.results.values())
 
 
 def test_a_step_that_raises_only_as_a_whole_hurts_nobody(

@@ -147,6 +147,16 @@ def _quiet() -> Iterator[None]:
     logger.disabled = False
 
 
+def shows(directory: Path, prompts: list[list[int]], healthy: Rig, poison: bool) -> bool:
+    """Whether a run differs from the healthy one: a fault, other logits, or other logits when computed again."""
+    try:
+        rig = run(directory, prompts, poison)
+    except LogitsChangedError:
+        return True
+    faults = [r for r in rig.results.values() if r.end is not None and r.end.reason is EndReason.FAULT]
+    return bool(faults) or any(rig.logits_of(i) != healthy.logits_of(i) for i in range(len(prompts)))
+
+
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("plant", PLANTS)
 def test_the_harness_catches(
@@ -154,14 +164,9 @@ def test_the_harness_catches(
 ) -> None:
     healthy = run(tiny, prompts)
     assert all(r.end is not None and r.end.reason is EndReason.LENGTH for r in healthy.results.values())
+    assert not shows(tiny, prompts, healthy, poison=True)
     plant(monkeypatch)
-    try:
-        sick = run(tiny, prompts)
-    except LogitsChangedError:
-        return
-    ends = [r.end.reason for r in sick.results.values() if r.end is not None]
-    changed = [i for i in range(len(prompts)) if sick.logits_of(i) != healthy.logits_of(i)]
-    assert EndReason.FAULT in ends or changed
+    assert shows(tiny, prompts, healthy, poison=True)
 
 
 @pytest.mark.usefixtures("_quiet")
@@ -171,7 +176,5 @@ def test_only_poison_shows_a_hidden_read_past_the_end(
     """What poison is for: weight 0 times a stale number is 0, so nothing shows, until the number is a NaN."""
     healthy = run(tiny, prompts, poison=False)
     show_the_key_past_the_end(monkeypatch)
-    unseen = run(tiny, prompts, poison=False)
-    assert all(unseen.logits_of(i) == healthy.logits_of(i) for i in range(len(prompts)))
-    seen = run(tiny, prompts, poison=True)
-    assert EndReason.FAULT in [r.end.reason for r in seen.results.values() if r.end is not None]
+    assert not shows(tiny, prompts, healthy, poison=False)
+    assert shows(tiny, prompts, healthy, poison=True)

@@ -7,7 +7,7 @@ import pytest
 
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
-from rpc.frontend.frontend import Live
+from rpc.frontend.frontend import Frontend, Live
 from rpc.frontend.stream import FinishReason
 from scheduler.events import EndReason
 from scheduler.request import Spec, Stopping
@@ -18,7 +18,7 @@ def run(test: Coroutine[object, object, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 30))
 
 
-def test_duplicates_gaps_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
+def test_duplicates_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         frontend, engine, metrics = make_frontend(tokenizer)
         async with frontend.open(Spec("cat"), "a", None) as live:
@@ -26,7 +26,7 @@ def test_duplicates_gaps_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
             for step in (
                 outputs([(attempt, 0, 70)], starts=[attempt]),
                 outputs([(attempt, 0, 70)]),
-                outputs([(attempt, 2, 71), (attempt + 9, 0, 72)]),
+                outputs([(attempt + 9, 0, 72)]),
                 outputs([(attempt, 1, 73)], [(attempt, EndReason.LENGTH), (attempt + 9, EndReason.STOP)]),
                 outputs([(attempt, 2, 74)], [(attempt, EndReason.STOP)]),
             ):
@@ -38,6 +38,58 @@ def test_duplicates_gaps_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
             assert delta.finish.reason is FinishReason.LENGTH
         assert engine.finished() == []
         assert metrics.registry.get_sample_value("quire_generation_tokens_total", {"model_name": "m"}) == 2
+
+    run(test())
+
+
+def test_stream_that_cannot_be_read_fails_alone(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, metrics = make_frontend(tokenizer)
+        async with frontend.open(Spec("a"), "lost", None) as lost, frontend.open(Spec("a"), "fine", None) as fine:
+            first, second = engine.submitted()
+            frontend._deliver(outputs([(first, 1, 70), (second, 0, 71)], [(second, EndReason.LENGTH)]))
+            await lost.wait()
+            assert lost.stream.failure is not None
+            assert lost.stream.failure.code == "INTERNAL"
+            await fine.wait()
+            assert fine.stream.take().token_ids == [71]
+            assert fine.stream.finish is not None
+        assert engine.finished() == [first]
+        counted = {"model_name": "m", "outcome": "internal"}
+        assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
+
+    run(test())
+
+
+def test_failure_of_the_caller_is_the_outcome(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, _, metrics = make_frontend(tokenizer)
+        stalled = RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", "the client read nothing")
+        with pytest.raises(RequestFailed):
+            await _open_and_raise(frontend, stalled)
+        counted = {"model_name": "m", "outcome": "slow_reader"}
+        assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
+
+    run(test())
+
+
+async def _open_and_raise(frontend: Frontend, error: Exception) -> None:
+    async with frontend.open(Spec("cat"), "a", None):
+        raise error
+
+
+def test_tokenizer_takes_a_bounded_number_of_prompts(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer, max_preparing=1)
+        first = frontend.open(Spec("cat"), "a", None)
+        opening = asyncio.create_task(first.__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(RequestFailed) as refused:
+            await frontend.open(Spec("cat"), "b", None).__aenter__()
+        assert refused.value.reason == "QUEUE_FULL"
+        await opening
+        await first.__aexit__(None, None, None)
+        assert engine.finished() == engine.submitted()
 
     run(test())
 
@@ -166,6 +218,9 @@ def test_time_remaining_bounds_the_wait_in_the_queue(tokenizer: Tokenizer) -> No
         for spec_time, remaining, expected in ((None, None, None), (5.0, None, 5.0), (5.0, 2.0, 2.0), (None, 2.0, 2.0)):
             engine.sent.clear()
             async with frontend.open(Spec("cat", max_queue_time=spec_time), "a", remaining):
-                assert engine.sent[0].request.patience == expected
+                patience = engine.sent[0].request.patience
+                assert (patience is None) == (expected is None)
+                # The time that tokenizing took is not there for the queue any more.
+                assert patience is None or expected - 1 < patience <= expected
 
     run(test())

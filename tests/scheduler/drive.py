@@ -70,6 +70,8 @@ class Drive:
             outputs = self.scheduler.commit(self.executor.collect(), now)
         elif events or self.scheduler.has_news:
             outputs = self.scheduler.commit(None, now)
+        else:
+            law(plan is not None or not self.scheduler.has_work, "there is work, but none is begun or in flight")
         self.turn += 1
         if outputs is not None:
             self._record(outputs)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from scheduler.engine import Engine
-from scheduler.events import End, EndReason, Event, Finish, StepOutputs, Submit
+from scheduler.events import End, EndReason, EngineStats, Event, Finish, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
@@ -80,22 +80,20 @@ class Clock:
 class Rig:
     """An engine with its thread, and all that its sink was told."""
 
-    def __init__(
-        self, depth: int = 1, rows: int = 4, pages: int = 64, queue: QueueLimits = PATIENT, fake_clock: bool = True
-    ) -> None:
+    def __init__(self, depth: int = 1, rows: int = 4, pages: int = 64, queue: QueueLimits = PATIENT) -> None:
         settings = SchedulerSettings(max_batched_tokens=16, max_sequences=rows, steps_in_flight=depth)
         layout = make_layout(4)
         self.scheduler = Scheduler(settings, queue, layout, pages)
         self.executor = HookedExecutor(layout, pages, settings)
         self.executor.before = {}
         self.clock = Clock()
-        clock = {"clock": self.clock} if fake_clock else {}
-        self.engine = Engine(self.scheduler, self.executor, self._sink, **clock)
+        self.engine = Engine(self.scheduler, self.executor, self._sink, self.clock)
         self.engine._wake = self.parking = Parking()
         self.on_outputs: Callable[[StepOutputs], None] = lambda outputs: None
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, list[End]] = defaultdict(list)
         self.threads: set[str] = set()
+        self.stats = EngineStats()
         self.schedules = 0
         self._told = threading.Condition()
         self._count_schedules()
@@ -118,6 +116,7 @@ class Rig:
                 assert position == len(self.tokens[attempt]), "a gap or a duplicate"
                 assert not self.ends[attempt], "a token after the end"
                 self.tokens[attempt].append(token)
+            self.stats = outputs.stats
             for end in outputs.ends:
                 self.ends[end.attempt].append(end)
             self._told.notify_all()
@@ -247,15 +246,6 @@ def test_the_sink_may_send(make_rig):
     assert len(rig.tokens[1]) == 1
 
 
-def test_work_that_cannot_start_is_given_up_in_time(make_rig):
-    rig = make_rig(pages=2, queue=QueueLimits(wait=0.01), fake_clock=False)
-    rig.engine.start()
-    rig.engine.send([Submit(1, make_request(1, 30, 1))])
-    rig.wait_ends(1)
-    assert rig.reasons() == {1: [EndReason.QUEUE_TIMEOUT]}
-    assert rig.schedules < 20, "it is to sleep until the deadline, not to ask again and again"
-
-
 # Failure
 
 FAILURES = [(call, number, depth) for call in ("launch", "collect") for number in (0, 1, 3) for depth in (1, 2)]
@@ -303,6 +293,28 @@ def test_events_that_wait_when_the_engine_fails_are_answered(make_rig):
     assert {attempt: len(ends) for attempt, ends in rig.ends.items()} == {1: 1, 2: 1, 3: 1}
 
 
+def test_gauges_of_a_dead_engine_are_zero_and_its_counts_stay(make_rig):
+    rig = make_rig(rows=2)
+    rig.fail_at("launch", 3)
+    rig.engine.start()
+    rig.engine.send(submits(4, max_tokens=9))
+    rig.wait_dead()
+    told = rig.stats
+    assert (told.running, told.waiting, told.waiting_tokens, told.pages_used) == (0, 0, 0, 0)
+    assert (told.steps, told.computed_tokens, told.pages_total) == (3, 2 * (3 + 1 + 1), 64)
+    rig.engine.send([Submit(9, make_request(9))])
+    assert rig.stats == told
+
+
+def test_work_that_cannot_start_is_a_bug_and_told(make_rig):
+    rig = make_rig(pages=2)
+    rig.engine.start()
+    rig.engine.send([Submit(1, make_request(1, 30, 1))])
+    rig.wait_dead()
+    assert rig.reasons() == {1: [EndReason.ENGINE_FAILED]}
+    assert "none can be scheduled" in rig.engine.failure
+
+
 def test_a_scheduler_that_raises_ends_what_it_was_just_given(make_rig):
     rig = make_rig()
 
@@ -340,6 +352,20 @@ def test_an_attempt_that_is_finished_in_the_turn_that_fails_is_told(make_rig):
     gate.open()
     rig.wait_dead()
     assert {attempt: len(ends) for attempt, ends in rig.ends.items()} == {1: 1, 2: 1}
+
+
+def test_an_attempt_that_is_refused_in_the_turn_that_fails_is_told_once(make_rig):
+    rig = make_rig(rows=1, queue=QueueLimits(requests=1))
+    gate = rig.stop_at("collect", 0)
+    rig.fail_at("launch", 1)
+    rig.engine.start()
+    rig.engine.send(submits(1, max_tokens=9))
+    gate.wait_reached()
+    rig.engine.send([Submit(2, make_request(2)), Submit(3, make_request(3))])
+    gate.open()
+    rig.wait_dead()
+    failed = [EndReason.ENGINE_FAILED]
+    assert rig.reasons() == {1: failed, 2: failed, 3: [EndReason.QUEUE_FULL]}
 
 
 def test_an_attempt_that_times_out_in_the_turn_that_fails_is_told(make_rig):

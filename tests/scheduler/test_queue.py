@@ -1,5 +1,7 @@
 """The waiting queue, beside a plain list."""
 
+import math
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from scheduler.rows import Sequence
 from tests.scheduler.workloads import make_request
 
 TIMES = st.integers(0, 20).map(float)
+WAITS = TIMES | st.just(math.inf)
 
 
 def sequence(attempt: int, prompt: int = 3, emitted: int = 0, preempted: bool = False) -> Sequence:
@@ -28,7 +31,7 @@ class QueueModel(RuleBasedStateMachine):
         self.now = 0.0
         self.attempts = 0
 
-    @rule(prompt=st.integers(1, 9), emitted=st.integers(0, 9), wait=TIMES)
+    @rule(prompt=st.integers(1, 9), emitted=st.integers(0, 9), wait=WAITS)
     def push(self, prompt, emitted, wait):
         self.attempts += 1
         self.queue.push(sequence(self.attempts, prompt, emitted), self.now + wait)
@@ -73,11 +76,6 @@ class QueueModel(RuleBasedStateMachine):
         assert (None if head is None else head.attempt) == (attempts[0] if attempts else None)
         assert self.queue.tokens == sum(length for _, length, _ in self.line)
 
-    @rule()
-    def next_deadline(self):
-        deadlines = [deadline for _, _, deadline in self.line if deadline is not None]
-        assert self.queue.next_deadline() == min(deadlines, default=None)
-
 
 TestQueueModel = QueueModel.TestCase
 TestQueueModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
@@ -97,6 +95,5 @@ def test_a_preempted_sequence_has_no_deadline():
     queue.push(sequence(1), 5.0)
     queue.push_front(queue_again := queue.remove(1))
     queue_again.preempted = True
-    assert queue.next_deadline() is None
     assert queue.expired(100.0) == []
     assert queue.attempts() == [1]

@@ -18,12 +18,11 @@ from scheduler.request import (
     Spec,
     Stopping,
     check_text,
-    most_prompt_characters,
     resolve,
 )
 from scheduler.settings import RequestLimits
 
-LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, page_size=16)
+LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, sequences=8)
 DEFAULTS = ModelDefaults(temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, eos_token_ids=(2, 3))
 
 
@@ -255,10 +254,25 @@ def test_the_prompt_is_an_int32_array():
     assert prompt.tolist() == [5, 6]
 
 
-def test_text_is_bounded_before_it_is_tokenized():
-    most = most_prompt_characters(LIMITS)
-    check_text("x" * most, LIMITS)
-    error = refusal(lambda: check_text("x" * (most + 1), LIMITS))
-    assert error.field == "text"
-    assert f"{most + 1} characters" in str(error)
-    assert str(most) in error.reason
+@pytest.mark.parametrize(("context", "most"), [(64, 2**16), (100_000, 16 * 100_000)])
+def test_text_is_bounded_before_it_is_tokenized(context, most):
+    limits = replace(LIMITS, context=context, pool_tokens=context)
+    check_text("x" * most, limits)
+    check_text("é" * (most // 2), limits)
+    for text in ("x" * (most + 1), "é" * (most // 2 + 1)):
+        error = refusal(lambda text=text: check_text(text, limits))
+        assert error.field == "text"
+        assert f"{len(text.encode())} bytes" in str(error)
+        assert f"{most} bytes" in error.reason
+        assert str(context) in error.reason
+
+
+def test_text_that_is_not_unicode_is_refused():
+    assert refusal(lambda: check_text("a\udcff", LIMITS)).field == "text"
+
+
+def test_there_are_no_more_alternatives_than_tokens():
+    limits = replace(LIMITS, vocabulary=10)
+    resolved(Spec("x", output=Output(top_logprobs=10)), limits=limits)
+    error = refusal(lambda: resolved(Spec("x", output=Output(top_logprobs=11)), limits=limits))
+    assert (error.field, error.reason) == ("output.top_logprobs", "must be in [0, 10]")

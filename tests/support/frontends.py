@@ -17,7 +17,7 @@ class PuppetEngine:
     """Keeps what it was sent; a test makes the outputs."""
 
     def __init__(self) -> None:
-        self.limits = Limits(vocabulary=320, context=256, pool_tokens=4096, page_size=16)
+        self.limits = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
         self.sent: list[Event] = []
         self.stalled = 0.0
         self.failure: str | None = None
