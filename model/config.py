@@ -78,7 +78,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: is this a Hugging Face model directory?") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds no JSON object")
@@ -141,8 +141,9 @@ def _rope_theta(fields: _Fields) -> float:
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
             raise CheckpointError(f"{fields.path}: rope type {kind!r} in {key!r} is not supported yet, only 'default'")
-        if "rope_theta" in rope:
-            return _Fields(fields.path, rope).positive_float("rope_theta")
+    rope = fields.get("rope_parameters", dict, {})
+    if "rope_theta" in rope:
+        return _Fields(fields.path, rope).positive_float("rope_theta")
     return fields.positive_float("rope_theta", 10000.0)
 
 

@@ -83,7 +83,7 @@ def _weight_files(directory: Path) -> list[Path]:
         raise CheckpointError(f"{index}: 'weight_map' is missing or not a map of tensors to files")
     paths = [directory / name for name in sorted(set(weight_map.values()))]
     for path in paths:
-        if path.parent != directory or not path.exists():
+        if path.parent != directory or not path.is_file():
             raise CheckpointError(f"{index} names {path.name}, which is not in {directory}")
     return paths
 

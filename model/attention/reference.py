@@ -9,6 +9,7 @@ computes a whole tile.
 Softmax is the online form of Milakov and Gimelshein, 2018, block by block in order of position.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +56,9 @@ class ReferenceAttention:
     def __init__(self, layout: KVLayout, pages: int, heads: int, dtype: torch.dtype, device: torch.device) -> None:
         self._page_size, self._kv_heads = layout.page_size, layout.kv_heads
         self._group = heads // layout.kv_heads
-        self._tile = max(1, TILE_ROWS // self._group)
+        # Whole 16 bytes in each matrix: MKL's product has other bits for one of a batch that starts elsewhere.
+        whole = 4 // math.gcd(self._group, 4)
+        self._tile = -(-max(1, TILE_ROWS // self._group) // whole) * whole
         self._device = device
         shape = (layout.kv_heads, pages * layout.page_size, layout.head_dim)
         layers = range(len(layout.groups[0]))
