@@ -14,8 +14,8 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """Slices of a step and the rows that draw. slices: [n, 3] of row, start, count. draws: [m, 3] of slice, offset in
-    it, place in the step's result.
+    """Slices of a step and the rows that draw. slices: [n, 3] of row, start, count. draws: [m, 4] of slice, offset in
+    it, place in the step's result, row that draws.
     """
 
     slices: Ints
@@ -27,14 +27,15 @@ class Work:
         offsets = plan.logits[:, 0].astype(np.int64)
         owner = np.searchsorted(ends, offsets, side="right")
         within = offsets - (ends - plan.slices[:, 2])[owner]
-        return Work(plan.slices, np.stack((owner, within, np.arange(len(offsets))), axis=1))
+        places, rows = np.arange(len(offsets)), plan.logits[:, 1].astype(np.int64)
+        return Work(plan.slices, np.stack((owner, within, places, rows), axis=1))
 
     def halves(self) -> tuple["Work", "Work"]:
         middle = len(self.slices) // 2
         first = self.draws[:, 0] < middle
         return (
             Work(self.slices[:middle], self.draws[first]),
-            Work(self.slices[middle:], self.draws[~first] - np.array([middle, 0, 0])),
+            Work(self.slices[middle:], self.draws[~first] - np.array([middle, 0, 0, 0])),
         )
 
 
@@ -112,8 +113,7 @@ class Mirror:
                 tokens[first[i] : first[i] + count[i]] = known[start[i] : start[i] + count[i]]
         pages = self._tables[:, row[owner], positions // self._page_size].astype(np.int64)
         slots = pages * self._page_size + positions % self._page_size
-        slice_of, within, _ = work.draws.T
+        slice_of, within, _, rows = work.draws.T
         wanted = first[slice_of] + within
-        rows = row[slice_of]
         shape = StepShape(work.slices, positions, slots, self._tables)
         return Packed(tokens, shape, wanted, rows, positions[wanted] + 1 - self._prompt_count[rows])

@@ -81,10 +81,12 @@ def _weight_files(directory: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index}: 'weight_map' is missing or not a map of tensors to files")
-    paths = [directory / name for name in sorted(set(weight_map.values()))]
-    for path in paths:
+    paths = []
+    for name in sorted(set(weight_map.values())):
+        path = directory / name
         if path.parent != directory or not path.is_file():
-            raise CheckpointError(f"{index} names {path.name}, which is not in {directory}")
+            raise CheckpointError(f"{index} names {name!r}, which is no file in {directory}")
+        paths.append(path)
     return paths
 
 

@@ -87,9 +87,7 @@ def _keep_top(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -
     ordered = ordered.masked_fill(ordered < lowest, -torch.inf)
     probabilities = torch.softmax(ordered, -1)
     before = probabilities.cumsum(-1) - probabilities
-    beyond = before >= _column(controls.top_p[rows], ordered)
-    beyond[:, 0] = False
-    return ordered.masked_fill(beyond, -torch.inf), ids
+    return ordered.masked_fill(before >= _column(controls.top_p[rows], ordered), -torch.inf), ids
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Logprobs:

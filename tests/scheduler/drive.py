@@ -121,6 +121,9 @@ class Drive:
         law(sorted(running + waiting) == live, f"{running} run and {waiting} wait, {live} have no end")
         lengths = [len(self._arrivals[a].request.prompt) + self._known_outputs(a) for a in waiting]
         law(scheduler.queue.tokens == sum(lengths), f"the queue counts {scheduler.queue.tokens} tokens, not {lengths}")
+        most = self.workload.queue.requests + self.workload.settings.max_sequences
+        fresh = [attempt for attempt in waiting if self.told[attempt].waited is None]
+        law(len(fresh) <= most, f"{len(fresh)} requests wait, more than the bound and the rows together")
         for attempt in waiting:
             told = self.told[attempt]
             patience = told.arrival.request.patience

@@ -78,6 +78,7 @@ class FakeExecutor:
     rows: dict[int, Mirror] = field(default_factory=dict)
     computed_tokens: int = 0
     late: set[str] = field(default_factory=set)
+    closed: int = 0
 
     def __post_init__(self) -> None:
         self._slots = np.full(self.pages * self.layout.page_size, -1, np.int32)
@@ -86,6 +87,7 @@ class FakeExecutor:
         self._next_step = 0
 
     def launch(self, plan: StepPlan) -> None:
+        law(not self.closed, "a step for an executor that is closed")
         law(len(self._results) < self.settings.steps_in_flight, "more steps in flight than the settings allow")
         law(plan.step == self._next_step, f"step {plan.step} was planned, {self._next_step} is next")
         self._next_step += 1
@@ -101,6 +103,9 @@ class FakeExecutor:
         faulted = {row for row, _ in result.faults}
         self.late |= {"fault" if row in faulted else "token" for row in gone}
         return result
+
+    def close(self) -> None:
+        self.closed += 1
 
     def _leave(self, plan: StepPlan) -> None:
         for row in plan.leaves.tolist():

@@ -1,10 +1,10 @@
 """The door of the queue: bounds in requests, in tokens and in predicted seconds, each with an honest message."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduler.admission import Admission
+from scheduler.admission import Admission, StepCost
 from scheduler.settings import QueueLimits
 
 counts = st.integers(0, 2000)
@@ -12,11 +12,20 @@ sizes = st.integers(0, 10**6)
 seconds = st.floats(1e-6, 1e6)
 
 
-def admission(requests: int = 10, pools: float = 2.0, wait: float = 30.0, pool_tokens: int = 1000) -> Admission:
-    return Admission(QueueLimits(requests, pools, wait), pool_tokens)
+def admission(
+    requests: int = 10, pools: float = 2.0, wait: float = 30.0, pool_tokens: int = 1000, rows: int = 8
+) -> Admission:
+    return Admission(QueueLimits(requests, pools, wait), pool_tokens, rows)
 
 
-def test_an_empty_queue_takes_whatever_fits_the_engine():
+def observe(door: Admission, fixed: float, each: float, sizes: tuple[int, ...], times: int = 1) -> None:
+    """Steps that cost `fixed` seconds and `each` for every token."""
+    for _ in range(times):
+        for tokens in sizes:
+            door.observe_step(tokens, fixed + each * tokens)
+
+
+def test_who_waits_behind_nobody_is_not_refused():
     door = admission()
     door.observe_step(1, 1000.0)
     assert door.refuse(0, 0, 10**6, patience=0.001) is None
@@ -55,15 +64,43 @@ def test_nothing_is_predicted_before_the_first_step():
     assert door.predicted_wait(1000, 10**9) == 0.0
 
 
-def test_prediction_follows_rate_and_output_lengths():
-    door = admission()
-    for _ in range(1000):
-        door.observe_step(500, 1.0)
-        door.observe_output(10)
-    assert door.predicted_wait(5, 450) == pytest.approx(1.0, rel=0.01)
-    for _ in range(1000):
-        door.observe_step(50, 1.0)
-    assert door.predicted_wait(5, 450) == pytest.approx(10.0, rel=0.01)
+def test_prediction_is_prompts_computed_and_outputs_decoded_at_full_batch():
+    door = admission(rows=8)
+    observe(door, 0.010, 0.0001, (8, 512, 100, 300), times=50)
+    for _ in range(200):
+        door.observe_output(40)
+    prompts = 4000 * 0.0001
+    decodes = 16 * 40 / 8 * (0.010 + 8 * 0.0001)
+    assert door.predicted_wait(16, 4000) == pytest.approx(prompts + decodes, rel=1e-3)
+
+
+def test_prediction_forgets_how_steps_were_once():
+    door, fresh = admission(), admission()
+    observe(door, 1.0, 0.01, (8, 512), times=200)
+    observe(door, 0.001, 0.0001, (8, 512), times=1000)
+    observe(fresh, 0.001, 0.0001, (8, 512), times=1000)
+    assert door.predicted_wait(5, 450) == pytest.approx(fresh.predicted_wait(5, 450), rel=1e-3)
+
+
+def test_steps_of_one_size_say_nothing_of_the_cost_of_a_token():
+    door = admission(rows=8)
+    observe(door, 0.010, 0.0001, (8,), times=50)
+    door._output = 64.0
+    assert door.predicted_wait(0, 10**6) == 0.0
+    assert door.predicted_wait(8, 0) == pytest.approx(64 * (0.010 + 8 * 0.0001))
+
+
+@example([(1, 1.0), (4979, 111.0), (587, 1.0), (1, 2.0)])
+@given(st.lists(st.tuples(st.integers(1, 10_000), seconds), min_size=1, max_size=20))
+def test_neither_part_of_a_steps_cost_is_negative(steps):
+    cost = StepCost()
+    for tokens, took in steps:
+        cost.observe(tokens, took)
+    fixed, each = cost.fit()
+    longest = max(took for _, took in steps)
+    assert fixed >= 0.0
+    assert each >= 0.0
+    assert fixed + each <= longest * (1 + 1e-9)
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), seconds), max_size=20), counts, sizes, counts, sizes)
@@ -89,6 +126,7 @@ def test_every_refusal_says_why_and_a_time_worth_waiting(steps, outputs, request
         assert requests > 0
         assert refusal.message
         assert 1.0 <= refusal.retry_after <= 30.0
-    else:
+    elif requests:
         assert requests < 10
-        assert not requests or tokens + prompt <= 2000
+        assert tokens + prompt <= 2000
+        assert door.predicted_wait(requests, tokens) <= patience

@@ -393,6 +393,7 @@ def test_stop_ends_an_idle_engine(make_rig, depth):
     rig.engine.stop(PATIENCE)
     assert not rig.engine._thread.is_alive()
     assert rig.engine.failure is None
+    assert rig.executor.closed == 1
 
 
 def test_stop_waits_for_the_step_in_flight_and_says_so(make_rig):

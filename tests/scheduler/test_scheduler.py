@@ -363,6 +363,17 @@ def test_a_full_queue_refuses_at_once_with_numbers():
     assert end.retry_after >= 1.0
 
 
+# The first that must wait has nobody before it in the queue: only its own time there bounds it.
+@pytest.mark.parametrize(("rows", "refused"), [(5, []), (4, []), (3, [5]), (2, [4, 5])])
+def test_only_who_would_have_to_wait_is_refused_for_a_predicted_wait(rows, refused):
+    scheduler = engine(rows=rows)
+    plan = scheduler.schedule(0.0, [Submit(9, make_request(9, 4, 1))])
+    scheduler.commit(result_of(plan, [1]), 100.0)
+    outputs = step(scheduler, 100.0, [Submit(i, make_request(i, patience=1.0)) for i in (1, 2, 3, 4)])
+    late = step(scheduler, 100.0, [Submit(5, make_request(5, patience=1.0))])
+    assert reasons(outputs) + reasons(late) == [(i, EndReason.QUEUE_FULL) for i in refused]
+
+
 @pytest.mark.parametrize(("patience", "limit", "ends_at"), [(None, 5.0, 5.0), (2.0, 5.0, 2.0), (9.0, 5.0, 5.0)])
 def test_a_request_waits_no_longer_than_it_and_the_queue_allow(patience, limit, ends_at):
     scheduler = engine(rows=1, queue=QueueLimits(wait=limit))
