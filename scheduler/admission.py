@@ -44,7 +44,7 @@ class StepCost:
         variance = self._nn / self._weight - n * n
         covariance = self._nt / self._weight - n * t
         b = min(max(covariance / variance, 0.0), t / n) if variance > 1e-6 * n * n else 0.0
-        return t - b * n, b
+        return max(t - b * n, 0.0), b
 
 
 class Admission:
@@ -82,7 +82,7 @@ class Admission:
             return Refusal(f"the queue is full: {requests} requests wait, the limit is {self.limits.requests}", retry)
         if tokens + prompt > self._most_tokens:
             return Refusal(
-                f"the queue is full: {tokens} prompt tokens wait, {prompt} more would pass the limit of "
+                f"the queue is full: {tokens} tokens wait, {prompt} more would pass the limit of "
                 f"{self._most_tokens:.0f}",
                 retry,
             )

@@ -1,7 +1,7 @@
 """The engine's loop: the only clock and the only thread of the scheduler.
 
-Events come in through `send` from any thread; each step's outputs go to one sink, called on the engine's thread. An
-idle engine waits on a condition and uses no processor time.
+Events come in through `send` from any thread; each step's outputs go to one sink, called on the engine's thread, and on
+the sender's once the engine is dead. An idle engine waits on a condition and uses no processor time.
 """
 
 import logging
@@ -37,13 +37,13 @@ class Engine:
         self._progress = clock()
         self._busy = False
         self.failure: str | None = None
-        """Why the engine died, if it did."""
+        """Why nothing more comes from this engine, None while it lives."""
 
     def start(self) -> None:
         self._thread.start()
 
     def send(self, events: Sequence[Event]) -> None:
-        """Hands over events. After a failure each Submit is answered at once with ENGINE_FAILED."""
+        """Hands over events. After a failure, or `stop`, each Submit is answered at once with ENGINE_FAILED."""
         with self._wake:
             if self.failure is None:
                 self._inbox.extend(events)
@@ -52,7 +52,9 @@ class Engine:
         self._tell_failure([e.attempt for e in events if isinstance(e, Submit)])
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends the loop after the step in flight. Raises TimeoutError where that takes over `timeout` seconds."""
+        """Ends the loop after the steps in flight; what still lives gets ENGINE_FAILED. Raises TimeoutError where that
+        takes over `timeout` seconds.
+        """
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -70,15 +72,30 @@ class Engine:
             while not self._stopping:
                 events = self._take()
                 self._turn(events)
-            self._executor.close()
+            while self._launched:
+                self._collect()
+            self._die("the engine was stopped", [])
         except Exception as error:  # a fault of the device, or a bug: every attempt is told, none is left to wait
             log.exception("the engine failed")
-            with self._wake:
-                self.failure = f"{type(error).__name__}: {error}"
-                events, self._inbox = events + self._inbox, []
-            self._busy = False
-            attempts = self._scheduler.live_attempts() + [e.attempt for e in events if isinstance(e, Submit)]
-            self._tell_failure(attempts, self._scheduler.untold_ends)
+            self._die(f"{type(error).__name__}: {error}", events)
+        finally:
+            self._executor.close()
+
+    def _die(self, why: str, events: list[Event]) -> None:
+        """Tells every attempt that lives, or came in `events` or since, that no more comes."""
+        with self._wake:
+            self.failure = why
+            events, self._inbox = events + self._inbox, []
+        self._busy = False
+        attempts = self._scheduler.live_attempts() + [e.attempt for e in events if isinstance(e, Submit)]
+        self._tell_failure(attempts, self._scheduler.untold_ends)
+
+    def _collect(self) -> None:
+        """Waits for the oldest step in flight and tells what came of it."""
+        result = self._executor.collect()
+        self._launched.popleft()
+        self._sink(self._scheduler.commit(result, self._clock()))
+        self._progress = self._clock()
 
     def _tell_failure(self, attempts: list[int], decided: tuple[End, ...] = ()) -> None:
         """decided: ends from before the failure. Every other attempt gets ENGINE_FAILED."""
@@ -107,10 +124,7 @@ class Engine:
             self._executor.launch(plan)
             self._launched.append(plan.step)
         if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.steps_in_flight):
-            result = self._executor.collect()
-            self._launched.popleft()
-            self._sink(self._scheduler.commit(result, self._clock()))
-            self._progress = self._clock()
+            self._collect()
         elif events or self._scheduler.has_news:
             self._sink(self._scheduler.commit(None, self._clock()))
         elif plan is None and self._scheduler.has_work:

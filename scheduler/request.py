@@ -95,7 +95,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         for name, value in (("max_time", self.max_time), ("max_queue_time", self.max_queue_time)):
-            _require(value is None or 0 < value < math.inf, name, value, "must be above 0 seconds")
+            _require(value is None or 0 < value < math.inf, name, value, "must be a finite number of seconds above 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ and it is queued again in front. The oldest running sequence is never a victim, 
 `schedule` and `commit` are pure: time comes in as an argument, and the same calls give the same plans.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class Scheduler:
         self._in_flight: deque[_InFlight] = deque()
         self._steps = 0
         self._retired = -1
+        self._last_commit = -math.inf
         self._arrivals = 0
         self._computed = 0
         self._recomputed = 0
@@ -135,7 +137,8 @@ class Scheduler:
             self.queue_limits.wait if request.patience is None else min(request.patience, self.queue_limits.wait)
         )
         waiting, tokens = self._will_wait()
-        refusal = self.admission.refuse(waiting, tokens, len(request.prompt), longest_wait)
+        length = len(request.prompt) + len(event.emitted)
+        refusal = self.admission.refuse(waiting, tokens, length, longest_wait)
         if refusal is not None:
             reason = EndReason.QUEUE_FULL
             self._ends.append(End(event.attempt, reason, message=refusal.message, retry_after=refusal.retry_after))
@@ -229,7 +232,8 @@ class Scheduler:
             flown = self._in_flight.popleft()
             if flown.step != result.step:
                 raise RuntimeError(f"step {result.step} was collected, step {flown.step} is the oldest in flight")
-            seconds = now - flown.launched
+            seconds = now - max(flown.launched, self._last_commit)  # with two in flight, a step starts when one ends
+            self._last_commit = now
             self._computed += flown.tokens
             self.admission.observe_step(flown.tokens, seconds)
             self._retire(result.step)

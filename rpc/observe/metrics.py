@@ -79,7 +79,7 @@ class Metrics:
         (self._ttft if first else self._itl).observe(seconds)
 
     def request_ended(self, outcome: str) -> None:
-        self._outcomes[outcome].inc()
+        self._outcomes.get(outcome, self._outcomes["internal"]).inc()
 
     def engine_step(self, outputs: StepOutputs) -> None:
         if outputs.step_seconds is not None:

@@ -44,7 +44,7 @@ def test_tokens_are_bounded_by_pools(prompt, refused):
     refusal = admission(pools=2.0, pool_tokens=1000).refuse(1, 1500, prompt, 30.0)
     assert (refusal is not None) == refused
     if refusal:
-        assert refusal.message == ("the queue is full: 1500 prompt tokens wait, 501 more would pass the limit of 2000")
+        assert refusal.message == ("the queue is full: 1500 tokens wait, 501 more would pass the limit of 2000")
 
 
 def test_predicted_wait_is_bounded_by_patience():

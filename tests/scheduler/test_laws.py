@@ -1,0 +1,148 @@
+"""The scheduler's laws over drawn workloads.
+
+`Drive` checks after every turn what must hold in every schedule; the tests choose what the workloads stress.
+"""
+
+import pytest
+from hypothesis import given, settings
+
+from scheduler.events import EndReason
+from scheduler.settings import SchedulerSettings
+from tests.scheduler.drive import Drive
+from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
+
+OUTCOMES = [reason for reason in EndReason if reason is not EndReason.ENGINE_FAILED]
+few = settings(max_examples=100, deadline=None)
+many = settings(max_examples=250, deadline=None)
+
+
+NOTES = {
+    "preempted": lambda drive: drive.stats.preemptions > 0,
+    "preempted with two steps in flight": lambda drive: drive.stats.preemptions > 0 and drive.workload.depth == 2,
+    "preempted often": lambda drive: drive.stats.preemptions > 3,
+    "token for a row used again": lambda drive: "token" in drive.executor.late,
+    "fault in a row used again": lambda drive: "fault" in drive.executor.late,
+    **{
+        reason.value: lambda drive, r=reason: any(t.end.reason is r for t in drive.told.values()) for reason in OUTCOMES
+    },
+}
+
+
+def test_drawn_workloads_reach_what_the_laws_speak_of():
+    seen = set()
+
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @given(workloads() | workloads(cancels=True, patience=True) | workloads(faults=True, depths=(2,)))
+    def search(workload):
+        drive = Drive(workload).run()
+        seen.update(note for note, reached in NOTES.items() if reached(drive))
+
+    search()
+    assert seen == set(NOTES)
+
+
+@many
+@given(workloads())
+def test_tokens_do_not_depend_on_the_schedule(workload):
+    told = Drive(workload).run().told
+    assert all(one.end.reason in (EndReason.STOP, EndReason.LENGTH) for one in told.values())
+
+
+@few
+@given(workloads(cancels=True))
+def test_a_client_that_leaves_disturbs_nobody(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(cancels=True, patience=True))
+def test_a_queue_with_bounds_refuses_in_time_or_serves(workload):
+    Drive(workload).run()
+
+
+@many
+@given(workloads(faults=True))
+def test_a_fault_ends_only_its_own_attempt(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(resumed=True))
+def test_output_of_an_earlier_attempt_counts_as_output(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(cancels=True, patience=True, resumed=True, faults=True))
+def test_all_of_it_at_once(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(cancels=True, resumed=True, faults=True))
+def test_same_inputs_give_the_same_plans_and_outputs_byte_for_byte(workload):
+    assert Drive(workload).run().trace == Drive(workload).run().trace
+
+
+@few
+@given(workloads(roomy=True))
+def test_nothing_is_preempted_in_a_pool_that_holds_everything(workload):
+    stats = Drive(workload).run().stats
+    assert (stats.preemptions, stats.recomputed_tokens) == (0, 0)
+
+
+@few
+@given(workloads(roomy=True, resumed=True, depths=(1,)))
+def test_tokens_and_pages_held_follow_from_what_was_told(workload):
+    drive = Drive(workload)
+    while drive.turn < workload.most_turns:
+        drive.take_turn(drive.events_of(drive.turn))
+        pages = 0
+        running = {mirror.seed: mirror for mirror in drive.executor.rows.values()}
+        for attempt, told in drive.told.items():
+            if told.waited is None or told.end is not None:
+                continue
+            arrival = told.arrival
+            known = len(arrival.request.prompt) + arrival.emitted
+            held = known + len(told.tokens) - 1
+            if told.tokens:
+                assert running[attempt].computed == held, "prompt + generated - 1 tokens are held"
+            pages += workload.layout.pages_for(max(known, held))
+        assert drive.stats.pages_used == pages
+    needs = [len(a.request.prompt) + len(a.output) - 1 for a in workload.arrivals]
+    assert drive.stats.computed_tokens == sum(needs)
+
+
+@few
+@given(workloads(depths=(1,)))
+def test_recomputed_tokens_are_what_was_computed_in_vain(workload):
+    stats = Drive(workload).run().stats
+    needs = [len(a.request.prompt) + len(a.output) - 1 for a in workload.arrivals]
+    assert stats.computed_tokens - stats.recomputed_tokens == sum(needs)
+
+
+def test_small_engines_of_every_size_serve_three_requests():
+    requests = [make_request(1, 3, 6), make_request(2, 1, 7), make_request(3, 5, 3)]
+    come = tuple(
+        Arrival(i, turn, request) for i, (turn, request) in enumerate(zip((0, 0, 1), requests, strict=True), 1)
+    )
+    preempted = 0
+    for pages in range(4, 9):
+        for budget in (2, 3, 5, 16):
+            for rows in (1, 2, 3):
+                for chunk in (None, 1, 2):
+                    for depth in (1, 2):
+                        if rows <= budget:
+                            engine = SchedulerSettings(budget, rows, chunk, depth)
+                            preempted += Drive(Workload(come, make_layout(2), pages, engine)).run().stats.preemptions
+    assert preempted > 100
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_client_may_leave_in_any_turn(depth):
+    requests = [make_request(1, 3, 6), make_request(2, 2, 7), make_request(3, 5, 3)]
+    engine = SchedulerSettings(4, 2, None, depth)
+    for attempt in (1, 2, 3):
+        for turn in range(25):
+            come = tuple(Arrival(i, 0, r, cancel=turn if i == attempt else None) for i, r in enumerate(requests, 1))
+            Drive(Workload(come, make_layout(2), 6, engine)).run()
