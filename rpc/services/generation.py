@@ -57,9 +57,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 count = f"{len(request.requests)} entries"
                 raise self._frontend.refused(invalid(InvalidRequest("requests", count, f"at most {most} in one batch")))
             # No more of a batch is in the engine than can run at once: its tail must not fill everybody's queue.
-            places, remaining = asyncio.Semaphore(self._frontend.preparer.limits.sequences), context.time_remaining()
+            places = asyncio.Semaphore(self._frontend.preparer.limits.sequences)
             entries = [
-                asyncio.create_task(self._entry(position, entry, places, remaining))
+                asyncio.create_task(self._entry(position, entry, places, context))
                 for position, entry in enumerate(request.requests)
             ]
             try:
@@ -106,11 +106,12 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             return convert.result_message(live.stream, live.stream.take(), request_id)
 
     async def _entry(
-        self, position: int, request: pb.GenerateRequest, places: asyncio.Semaphore, remaining: float | None
+        self, position: int, request: pb.GenerateRequest, places: asyncio.Semaphore, context: aio.ServicerContext
     ) -> pb.BatchGenerateResponse:
         async with places:
             try:
-                response = await self._generate(request, self._request_id(request.request_id), remaining)
+                request_id = self._request_id(request.request_id)
+                response = await self._generate(request, request_id, context.time_remaining())
             except Exception as error:
                 status = status_of(_as_failure(error))
                 entry = pb.EntryError(code=status.code, message=status.message, details=status.details)
