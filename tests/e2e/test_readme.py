@@ -1,0 +1,38 @@
+"""What the README shows works as it stands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.server import QUIRE, clean_environment, running_server
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_python_examples_run() -> None:
+    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(examples) == 2
+    with running_server() as server:
+        for example in examples:
+            script = example.replace("127.0.0.1:50051", server.address)
+            done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            assert len(done.stdout) > 50
+
+
+def test_files_and_flags_that_it_names_exist() -> None:
+    root = Path(__file__).parents[2]
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (root / target).exists(), target
+    helps = "".join(
+        subprocess.run(
+            [QUIRE, command, "--help"], capture_output=True, text=True, env=clean_environment() | {"COLUMNS": "200"}
+        ).stdout
+        for command in ("serve", "generate", "estimate")
+    )
+    for flag in set(re.findall(r"(--[a-z][a-z-]+)", README)):
+        assert flag in helps, flag
+    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"make ([a-z-]+)", README)) <= targets
+    assert all((root / path).exists() for path in re.findall(r"`(tests/[\w/.]+)`", README))

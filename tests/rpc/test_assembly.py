@@ -1,0 +1,52 @@
+"""The engine as `quire serve` puts it together, with one step in flight and with two."""
+
+import queue
+import threading
+
+import pytest
+
+from model.settings import ModelSettings
+from rpc.assembly import assemble
+from rpc.settings import ServerSettings
+from scheduler.events import EndReason, StepOutputs, Submit
+from scheduler.request import Sampling, Spec, Stopping
+from scheduler.settings import SchedulerSettings
+
+
+def run(steps_in_flight: int, prefill_chunk: int | None) -> dict[int, list[int]]:
+    """Tokens of 20 requests, some greedy, some that meet a stop id in the middle."""
+    settings = ServerSettings(
+        model=ModelSettings(kv_cache_memory=2**20, page_size=4, poison_freed_pages=True),
+        scheduler=SchedulerSettings(
+            max_batched_tokens=64, max_sequences=16, prefill_chunk=prefill_chunk, steps_in_flight=steps_in_flight
+        ),
+    )
+    parts = assemble(settings)
+    outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
+    engine = parts.engine(outputs.put)
+    engine.start()
+    stopping = Stopping(max_tokens=30, stop_token_ids=(11, 199), ignore_eos=True)
+    specs = [Spec(f"Speech {i}: " * (1 + i % 4), sampling=Sampling(temperature=i % 2, seed=i)) for i in range(20)]
+    specs = [Spec(s.prompt, sampling=s.sampling, stopping=stopping) for s in specs]
+    engine.send([Submit(i, parts.preparer.prepare(spec)) for i, spec in enumerate(specs)])
+    tokens: dict[int, list[int]] = {i: [] for i in range(20)}
+    ended: dict[int, EndReason] = {}
+    while len(ended) < 20:
+        step = outputs.get(timeout=60)
+        for attempt, position, token in zip(
+            step.attempts.tolist(), step.positions.tolist(), step.tokens.tolist(), strict=True
+        ):
+            assert position == len(tokens[attempt])
+            assert attempt not in ended
+            tokens[attempt].append(token)
+        ended |= {end.attempt: end.reason for end in step.ends}
+    engine.stop()
+    assert {EndReason.STOP} <= set(ended.values()) <= {EndReason.STOP, EndReason.LENGTH}
+    assert parts.scheduler.cache.free == parts.scheduler.cache.total
+    return tokens
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_two_steps_in_flight_give_the_tokens_of_one(chunk: int | None) -> None:
+    assert run(2, chunk) == run(1, None)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("quire-step")]
