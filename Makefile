@@ -21,7 +21,8 @@ setup-dev: $(VENV)/.quire-dev ## The same with the test tools
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Quire needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; name another with PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip --version > /dev/null || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make a virtual environment with pip; on Debian and Ubuntu install python3-venv"; exit 1; }
 
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	@echo "installing torch (the largest part) ..."

@@ -1,7 +1,7 @@
 """An executor on a thread of its own, so that the next step is planned while one runs."""
 
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+import queue
+import threading
 
 from scheduler.step import Executor, StepPlan, StepResult
 
@@ -9,23 +9,35 @@ from scheduler.step import Executor, StepPlan, StepResult
 class Overlapped:
     """`Executor` around another one, whose steps run in order on one thread. torch lets go of the interpreter lock
     while it computes, which is when the scheduler plans.
+
+    The thread is a daemon: a step that hangs must not keep the process from ending.
     """
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-step")
-        self._results: deque[Future[StepResult]] = deque()
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[StepResult | Exception] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="quire-step", daemon=True).start()
 
     def launch(self, plan: StepPlan) -> None:
-        self._results.append(self._thread.submit(self._run, plan))
+        self._plans.put(plan)
 
     def collect(self) -> StepResult:
-        return self._results.popleft().result()
+        """Raises what the step raised."""
+        result = self._results.get()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def close(self) -> None:
-        """Waits for the step that runs and ends the thread."""
-        self._thread.shutdown()
+        """Ends the thread after the steps that were launched; does not wait for it."""
+        self._plans.put(None)
 
-    def _run(self, plan: StepPlan) -> StepResult:
-        self._inner.launch(plan)
-        return self._inner.collect()
+    def _run(self) -> None:
+        while (plan := self._plans.get()) is not None:
+            try:
+                self._inner.launch(plan)
+                self._results.put(self._inner.collect())
+            except Exception as error:  # it is the caller's: `collect` raises it there
+                self._results.put(error)
+        self._inner.close()

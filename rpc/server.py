@@ -97,10 +97,12 @@ class Server:
             log.warning("cutting off %d requests that did not end in time", self._frontend.live_requests)
         self._health.close()
         await self._grpc.stop(grace=1.0)
-        await asyncio.to_thread(self._engine.stop)
-        self._frontend.shutdown()
-        await asyncio.to_thread(self._http.shutdown)
-        self._http.server_close()
+        try:
+            await asyncio.to_thread(self._engine.stop)
+        finally:
+            self._frontend.shutdown()
+            await asyncio.to_thread(self._http.shutdown)
+            self._http.server_close()
 
 
 async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:

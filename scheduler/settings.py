@@ -6,6 +6,8 @@ name or `flag`.
 
 from dataclasses import dataclass, field
 
+MOST_SEQUENCES = 2**16  # rows are arrays: more would only cost memory
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
@@ -23,8 +25,8 @@ class SchedulerSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.max_sequences < 1:
-            raise ValueError(f"--max-sequences is {self.max_sequences}, must be at least 1")
+        if not 1 <= self.max_sequences <= MOST_SEQUENCES:
+            raise ValueError(f"--max-sequences is {self.max_sequences}, must be in [1, {MOST_SEQUENCES}]")
         if self.max_batched_tokens < self.max_sequences:
             raise ValueError(
                 f"--max-batched-tokens is {self.max_batched_tokens}, must be at least --max-sequences "

@@ -100,15 +100,16 @@ class Frontend:
             raise self.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", f"{request_id!r} is being served"))
         self._ids.add(request_id)
         self._idle.clear()
+        failure: RequestFailed | None = None
         try:
             live = await self._submit(spec, request_id, time_remaining, streaming)
             try:
                 yield live
             except Exception as error:
-                live.stream.fail(error if isinstance(error, RequestFailed) else internal())
+                failure = error if isinstance(error, RequestFailed) else internal()
                 raise
             finally:
-                self._close(live)
+                self._close(live, failure)
         finally:
             self._ids.discard(request_id)
             if not self._ids:
@@ -118,6 +119,15 @@ class Frontend:
         """Counts a request that ended before it was submitted."""
         self._metrics.request_ended(failure.reason.lower())
         return failure
+
+    @contextmanager
+    def counting_cancel(self) -> Iterator[None]:
+        """Counts a request whose caller leaves before it was submitted."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._metrics.request_ended("cancelled")
+            raise
 
     async def _submit(self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool) -> Live:
         started = time.monotonic()
@@ -146,28 +156,31 @@ class Frontend:
             raise self.refused(RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0))
         self._preparing += 1
         try:
-            return self._engine, await self._loop.run_in_executor(self._workers, self.preparer.prepare, spec)
+            with self.counting_cancel():
+                return self._engine, await self._loop.run_in_executor(self._workers, self.preparer.prepare, spec)
         except RequestFailed as failure:
             raise self.refused(failure) from None
-        except asyncio.CancelledError:
-            self._metrics.request_ended("cancelled")
+        except Exception:
+            self.refused(internal())
             raise
         finally:
             self._preparing -= 1
 
     def _time_is_up(self, live: Live) -> None:
-        live.stream.close(Finish(FinishReason.DEADLINE))
+        with self._contained(live):
+            live.stream.close(Finish(FinishReason.DEADLINE))
         self._forget(live)
         live.news.set()
 
-    def _close(self, live: Live) -> None:
-        """The caller is done with the request, served or not."""
+    def _close(self, live: Live, failure: RequestFailed | None) -> None:
+        """The caller is done with the request, served or not. failure: what the caller failed with."""
         stream = live.stream
+        failure = failure or stream.failure
         if live.timer is not None:
             live.timer.cancel()
         self._forget(live)
-        if stream.failure is not None:
-            outcome = stream.failure.reason.lower()
+        if failure is not None:
+            outcome = failure.reason.lower()
         elif stream.finish is not None:
             outcome = stream.finish.reason.value
         else:

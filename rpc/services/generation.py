@@ -5,7 +5,7 @@ import logging
 import secrets
 import string
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
@@ -56,10 +56,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             if len(request.requests) > most:
                 count = f"{len(request.requests)} entries"
                 raise self._frontend.refused(invalid(InvalidRequest("requests", count, f"at most {most} in one batch")))
-            # No more of a batch is in the engine than can run at once: its tail must not fill everybody's queue.
-            places = asyncio.Semaphore(self._frontend.preparer.limits.sequences)
+            # No more of a batch is in the engine than can run at once, and one of it at the tokenizer: its tail must
+            # not fill everybody's queues.
+            places, door = asyncio.Semaphore(self._frontend.preparer.limits.sequences), asyncio.Lock()
             entries = [
-                asyncio.create_task(self._entry(position, entry, places, context))
+                asyncio.create_task(self._entry(position, entry, places, door, context))
                 for position, entry in enumerate(request.requests)
             ]
             try:
@@ -97,26 +98,43 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             raise self._frontend.refused(failure) from None
 
     async def _generate(
-        self, request: pb.GenerateRequest, request_id: str, remaining: float | None
+        self,
+        request: pb.GenerateRequest,
+        request_id: str,
+        remaining: float | None,
+        door: AbstractAsyncContextManager[object] | None = None,
     ) -> pb.GenerateResponse:
+        """door: held while the request is opened."""
         spec = self._spec(request.spec)
-        async with self._frontend.open(spec, request_id, remaining, streaming=False) as live:
+        async with AsyncExitStack() as stack:
+            async with door or nullcontext():
+                opened = self._frontend.open(spec, request_id, remaining, streaming=False)
+                live = await stack.enter_async_context(opened)
             while not live.stream.ended:
                 await live.wait()
             return convert.result_message(live.stream, live.stream.take(), request_id)
 
     async def _entry(
-        self, position: int, request: pb.GenerateRequest, places: asyncio.Semaphore, context: aio.ServicerContext
+        self,
+        position: int,
+        request: pb.GenerateRequest,
+        places: asyncio.Semaphore,
+        door: asyncio.Lock,
+        context: aio.ServicerContext,
     ) -> pb.BatchGenerateResponse:
-        async with places:
+        with self._frontend.counting_cancel():
+            await places.acquire()
+        try:
             try:
                 request_id = self._request_id(request.request_id)
-                response = await self._generate(request, request_id, context.time_remaining())
+                response = await self._generate(request, request_id, context.time_remaining(), door)
             except Exception as error:
                 status = status_of(_as_failure(error))
                 entry = pb.EntryError(code=status.code, message=status.message, details=status.details)
                 return pb.BatchGenerateResponse(position=position, error=entry)
             return pb.BatchGenerateResponse(position=position, response=response)
+        finally:
+            places.release()
 
     async def _write(self, context: aio.ServicerContext, message: object) -> None:
         """Raises RequestFailed where the client does not read."""

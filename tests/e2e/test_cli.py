@@ -85,5 +85,16 @@ def test_command_line_beats_file_beats_environment(tmp_path: Path) -> None:
     assert page_size(QUIRE_PAGE_SIZE="8") == 8
     assert page_size("--config", str(file), QUIRE_PAGE_SIZE="8") == 32
     assert page_size("--page-size", "4", "--config", str(file), QUIRE_PAGE_SIZE="8") == 4
-    file.write_text("page-sise = 32\n")
-    assert "unknown key 'page_sise'" in quire("estimate", "--config", str(file)).stderr
+    file.write_text("page-size = 32\nport = 7\n")
+    assert page_size("--config", str(file)) == 32, "serve's flags may stand in the same file"
+    for content, complaint in (
+        ("page-sise = 32", "unknown key 'page-sise'"),
+        ("page-size = true", "page-size = True is of the wrong type"),
+        ("model = ['demo']", "is of the wrong type"),
+        ("page-size = 1\npage_size = 2", "is given twice"),
+    ):
+        file.write_text(content + "\n")
+        refused = quire("estimate", "--config", str(file), COLUMNS="300")
+        assert refused.returncode == 2
+        assert complaint in refused.stderr
+    assert "QUIRE_PAGE_SZE in the environment is no setting" in quire("estimate", QUIRE_PAGE_SZE="8").stderr

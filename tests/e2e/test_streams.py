@@ -158,6 +158,17 @@ def test_batch_answers_every_entry_though_some_fail(server: RunningServer) -> No
     assert answers[3].response.sequences[0].token_ids == alone.sequences[0].token_ids
 
 
+def test_cancelled_batch_counts_every_entry(server: RunningServer) -> None:
+    before = sum(v for k, v in server.metrics().items() if k.startswith("quire_requests_total"))
+    entries = [pb.GenerateRequest(spec=stream_request(f"Speech {i}:", 900, temperature=1).spec) for i in range(300)]
+    with grpc.insecure_channel(server.address) as channel:
+        call = server.stub(channel).BatchGenerate(pb.BatchGenerateRequest(requests=entries))
+        server.wait_for_metric("quire_num_requests_running", 256)
+        call.cancel()
+    server.wait_for_metric("quire_num_requests_running", 0)
+    assert sum(v for k, v in server.metrics().items() if k.startswith("quire_requests_total")) == before + 300
+
+
 def test_deadline_stops_the_work(server: RunningServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:

@@ -1,10 +1,14 @@
 """The engine as `quire serve` puts it together, with one step in flight and with two."""
 
 import queue
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
+from model.overlapped import Overlapped
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.settings import ServerSettings
@@ -49,4 +53,35 @@ def run(steps_in_flight: int, prefill_chunk: int | None) -> dict[int, list[int]]
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_two_steps_in_flight_give_the_tokens_of_one(chunk: int | None) -> None:
     assert run(2, chunk) == run(1, None)
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("quire-step")]
+    deadline = time.monotonic() + 30
+    while any(t.name == "quire-step" for t in threading.enumerate()):
+        assert time.monotonic() < deadline, "the step's thread does not end with its engine"
+        time.sleep(0.01)
+
+
+def test_hung_step_does_not_keep_the_process() -> None:
+    script = (
+        "import threading\n"
+        "from model.overlapped import Overlapped\n"
+        "class Hung:\n"
+        "    def launch(self, plan): started.set(); threading.Event().wait()\n"
+        "started = threading.Event()\n"
+        "Overlapped(Hung()).launch(object())\n"
+        "started.wait()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_what_a_step_raises_is_raised_where_it_is_collected() -> None:
+    class Broken:
+        def launch(self, plan: object) -> None:
+            raise RuntimeError("device lost")
+
+        def close(self) -> None:
+            pass
+
+    overlapped = Overlapped(Broken())
+    overlapped.launch(object())
+    with pytest.raises(RuntimeError, match="device lost"):
+        overlapped.collect()
+    overlapped.close()

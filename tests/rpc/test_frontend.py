@@ -61,6 +61,21 @@ def test_stream_that_cannot_be_read_fails_alone(tokenizer: Tokenizer) -> None:
     run(test())
 
 
+def test_deadline_holds_though_the_last_text_cannot_be_read(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        async with frontend.open(Spec("cat", max_time=0.05), "a", None) as live:
+            monkeypatch.setattr(live.stream, "close", lambda finish: 1 / 0)
+            await live.wait()
+            assert live.stream.failure is not None
+            assert live.stream.failure.code == "INTERNAL"
+        assert engine.finished() == engine.submitted()
+
+    run(test())
+
+
 def test_failure_of_the_caller_is_the_outcome(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         frontend, _, metrics = make_frontend(tokenizer)
