@@ -82,11 +82,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One request as a client states it. prompt: text, or token ids used as they are. Times are seconds."""
+    """One request as a client states it. prompt: text, or token ids used as they are. Times are seconds.
+
+    output_prefix: output that this prompt had already, to go on from; positions, limits and draws count it as output.
+    """
 
     prompt: str | tuple[int, ...]
     model: str = ""
     add_special_tokens: bool = True
+    output_prefix: tuple[int, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     stopping: Stopping = field(default_factory=Stopping)
     output: Output = field(default_factory=Output)
@@ -170,11 +174,12 @@ def resolve(spec: Spec, prompt: list[int], limits: Limits, defaults: ModelDefaul
         f"prompt and output must fit in {limits.longest} tokens (model context {limits.context}, KV pool "
         f"{limits.pool_tokens}), and the output needs at least 1",
     )
-    low, high = min(prompt), max(prompt)
-    in_range = f"token ids must be in [0, {limits.vocabulary})"
-    _require(low >= 0, where, low, in_range)
-    _require(high < limits.vocabulary, where, high, in_range)
+    for name, ids in ((where, prompt), ("output_prefix", spec.output_prefix)):
+        for token in (min(ids, default=0), max(ids, default=0)):
+            _require(0 <= token < limits.vocabulary, name, token, f"token ids must be in [0, {limits.vocabulary})")
     room = limits.longest - len(prompt)
+    known = len(spec.output_prefix)
+    _require(known <= room, "output_prefix", f"{known} tokens", f"at most {room} fit after {len(prompt)} prompt tokens")
     asked = spec.stopping.max_tokens
     _require(
         asked is None or asked <= room,

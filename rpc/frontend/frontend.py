@@ -139,9 +139,12 @@ class Frontend:
         live = Live(stream, request_id, started, streaming)
         most = self.settings.request_time
         seconds = most if spec.max_time is None else min(spec.max_time, most)
+        if stream.ended:  # its output prefix has a stop string
+            live.news.set()
+            return live
         live.timer = self._loop.call_later(max(0.0, seconds - spent), self._time_is_up, live)
         self._live[stream.attempt] = live
-        engine.send([events.Submit(stream.attempt, request)])
+        engine.send([events.Submit(stream.attempt, request, spec.output_prefix)])
         return live
 
     async def _prepare(self, spec: Spec) -> tuple[EngineClient, Request]:
@@ -233,7 +236,8 @@ class Frontend:
         before = stream.token_count
         stopped = stream.accept(outputs, i)
         if stream.token_count > before:
-            self._metrics.token(now - live.started if live.last_token is None else now - live.last_token, before == 0)
+            first = live.last_token is None
+            self._metrics.token(now - (live.started if live.last_token is None else live.last_token), first)
             live.last_token = now
         if stopped:
             self._forget(live)

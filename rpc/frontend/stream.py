@@ -51,7 +51,11 @@ class Delta:
 
 
 class RequestStream:
-    """Output of one attempt. `accept` tokens and the engine's `end`; `take` what is new."""
+    """Output of one attempt. `accept` tokens and the engine's `end`; `take` what is new.
+
+    An output prefix is read like tokens that were accepted and taken, so text goes on where it stopped: also in the
+    middle of a character or of what may be a stop string. token_count counts it; score does not, its logprobs are gone.
+    """
 
     def __init__(self, attempt: int, spec: Spec, request: Request, tokenizer: Tokenizer) -> None:
         self.attempt, self.spec, self.request = attempt, spec, request
@@ -63,6 +67,11 @@ class RequestStream:
         self._detokenizer = Detokenizer(tokenizer, spec.output.skip_special_tokens) if self._needs_text() else None
         self._stops = StopStrings(spec.stopping.stop, spec.stopping.include_stop)
         self._pending = Delta(0)
+        for token in spec.output_prefix:
+            self.token_count += 1
+            if self._read_token(token):
+                break
+        self._pending = Delta(self.token_count, finish=self.finish)
 
     def _needs_text(self) -> bool:
         return self.spec.output.text or bool(self.spec.stopping.stop)
@@ -92,15 +101,19 @@ class RequestStream:
         self._pending.token_ids.append(token)
         if self.request.controls.top_logprobs >= 0:
             self._pending.logprobs.append(self._logprobs(outputs.logprobs, i, token))
-        if self._detokenizer is None or (token in self._stop_ids and not self.spec.stopping.include_stop):
-            return False
-        return self._read(self._detokenizer.push(token))
+        return self._read_token(token)
 
     def _logprobs(self, step: Logprobs, i: int, token: int) -> list[TokenLogprob]:
         chosen = TokenLogprob(token, float(step.chosen[i]), int(step.rank[i]))
         wanted = self.request.controls.top_logprobs
         top = zip(step.top_ids[i, :wanted].tolist(), step.top[i, :wanted].tolist(), strict=True)
         return [chosen, *(TokenLogprob(t, p, rank) for rank, (t, p) in enumerate(top, 1) if t != token)]
+
+    def _read_token(self, token: int) -> bool:
+        """True if the token's text completes a stop string."""
+        if self._detokenizer is None or (token in self._stop_ids and not self.spec.stopping.include_stop):
+            return False
+        return self._read(self._detokenizer.push(token))
 
     def _read(self, text: str) -> bool:
         found = self._stops.push(text)

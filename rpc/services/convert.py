@@ -16,7 +16,7 @@ from scheduler.request import InvalidRequest, Output, Sampling, Spec, Stopping
 T = TypeVar("T")
 
 NOT_YET = {
-    "spec": ("chat", "images", "output_prefix", "priority", "cache_salt"),
+    "spec": ("chat", "images", "priority", "cache_salt"),
     "sampling": (
         "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
         "beam_search",
@@ -55,6 +55,7 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
             prompt=message.text if kind == "text" else tuple(message.token_ids.ids),
             model=message.model,
             add_special_tokens=_given(message, "add_special_tokens", True),
+            output_prefix=tuple(message.output_prefix.ids),
             sampling=_sampling(message.sampling),
             stopping=_stopping(message.stopping),
             output=_output(message.output),

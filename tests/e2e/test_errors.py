@@ -71,6 +71,8 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
         ("text", lambda s: setattr(s, "text", "word " * 1500)),
         ("text", lambda s: setattr(s, "text", "w" * 70_000)),
         ("token_ids", lambda s: s.token_ids.ids.extend([1, 2048])),
+        ("output_prefix", lambda s: s.output_prefix.ids.extend([1, 2048])),
+        ("output_prefix", lambda s: s.output_prefix.ids.extend([1] * 1030)),
         ("prompt", lambda s: s.ClearField("text")),
         ("max_time", lambda s: s.max_time.FromSeconds(-1)),
         ("max_time", lambda s: setattr(s.max_time, "seconds", 2**62)),
@@ -91,7 +93,6 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
     [
         ("chat", lambda s: s.chat.messages.add(role="user")),
         ("images", lambda s: s.images.add(data=b"x")),
-        ("output_prefix", lambda s: s.output_prefix.ids.append(1)),
         ("priority", lambda s: setattr(s, "priority", 3)),
         ("cache_salt", lambda s: setattr(s, "cache_salt", "a")),
         ("sampling.frequency_penalty", lambda s: setattr(s.sampling, "frequency_penalty", 0.5)),
@@ -120,7 +121,8 @@ def test_what_is_not_there_yet_is_said(
 def test_every_field_of_the_contract_is_read_or_refused() -> None:
     """A field added to the proto must be converted or refused by name: this list is what convert.py reads."""
     read = {
-        "GenerationSpec": "model text token_ids add_special_tokens max_time sampling stopping output max_queue_time",
+        "GenerationSpec": "model text token_ids add_special_tokens output_prefix sampling stopping output max_time "
+        "max_queue_time",
         "SamplingParameters": "temperature top_p top_k min_p seed sequence_count",
         "StoppingCriteria": "max_tokens stop stop_token_ids include_stop ignore_eos",
         "OutputOptions": "text token_ids logprobs top_logprobs skip_special_tokens",

@@ -119,6 +119,37 @@ def test_stream_matches_unary_and_accounts_for_every_token(server: RunningServer
     assert after["quire_prompt_tokens_total"] - before["quire_prompt_tokens_total"] == 4
 
 
+def test_output_prefix_goes_on_where_the_output_stopped(server: RunningServer) -> None:
+    request = stream_request("ROMEO:", 40, seed=9, temperature=1.2)
+    request.spec.stopping.stop.append("never to be found")
+    with grpc.insecure_channel(server.address) as channel:
+        parts = [m.deltas[0] for m in server.stub(channel).StreamGenerate(request)]
+        ids = [i for part in parts for i in part.token_ids]
+        for known in (1, 7, 20, 39, 40):
+            resumed = pb.StreamGenerateRequest()
+            resumed.CopyFrom(request)
+            resumed.spec.output_prefix.ids.extend(ids[:known])
+            messages = list(server.stub(channel).StreamGenerate(resumed))
+            rest = [m.deltas[0] for m in messages]
+            assert rest[0].first_position == known
+            assert [i for part in rest for i in part.token_ids] == ids[known:]
+            told = _text_of_tokens(parts, known)
+            assert told + "".join(part.text for part in rest) == "".join(part.text for part in parts)
+            assert messages[-1].usage.completion_tokens == 40
+            assert rest[-1].finish_reason == pb.FINISH_REASON_LENGTH
+        request.spec.stopping.stop[0] = "".join(part.text for part in parts)[10:14]
+        request.spec.output_prefix.ids.extend(ids)
+        (ended,) = server.stub(channel).StreamGenerate(request)
+    assert ended.deltas[0].stop_string == request.spec.stopping.stop[0]
+    assert ended.deltas[0].token_count == 0
+
+
+def _text_of_tokens(parts: list[pb.SequenceDelta], count: int) -> str:
+    """What a client had been told when it had so many tokens; each part here has one."""
+    assert all(part.token_count == 1 for part in parts[:count])
+    return "".join(part.text for part in parts[:count])
+
+
 def test_stop_string_ends_the_stream_and_never_leaks(server: RunningServer) -> None:
     request = stream_request("First Citizen:", 200, seed=1)
     request.spec.stopping.stop.extend(["zzz", "AUFID"])

@@ -276,3 +276,17 @@ def test_there_are_no_more_alternatives_than_tokens():
     resolved(Spec("x", output=Output(top_logprobs=10)), limits=limits)
     error = refusal(lambda: resolved(Spec("x", output=Output(top_logprobs=11)), limits=limits))
     assert (error.field, error.reason) == ("output.top_logprobs", "must be in [0, 10]")
+
+
+# Output that was there before
+
+
+@pytest.mark.parametrize("prefix", [(-1,), (3, 100), (0,) * 60])
+def test_an_output_prefix_is_checked_like_the_prompt(prefix):
+    error = refusal(lambda: resolved(Spec("x", output_prefix=prefix), prompt=(1, 2, 3, 4, 5)))
+    assert error.field == "output_prefix"
+
+
+def test_an_output_prefix_takes_nothing_from_what_the_output_may_be():
+    request = resolved(Spec("x", output_prefix=(7,) * 59), prompt=(1, 2, 3, 4, 5))
+    assert request.max_tokens == 59

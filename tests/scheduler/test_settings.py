@@ -10,7 +10,7 @@ from scheduler.settings import QueueLimits, SchedulerSettings
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (SchedulerSettings, {"max_sequences": 0}, "--max-sequences is 0, must be at least 1"),
+        (SchedulerSettings, {"max_sequences": 0}, "--max-sequences is 0, must be in .1, 65536."),
         (
             SchedulerSettings,
             {"max_sequences": 9, "max_batched_tokens": 8},
