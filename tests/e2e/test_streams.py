@@ -67,9 +67,11 @@ def test_cancelled_streams_free_their_pages_and_change_nobody(server: RunningSer
         assert ids == expected[seed][: len(ids)]
         assert seed in leaving or len(ids) == TOKENS
     server.wait_for_metric("quire_kv_pages_used", 0)
-    server.wait_for_metric("quire_requests_total{cancelled}", before["quire_requests_total{cancelled}"] + len(leaving))
-    ended = server.metrics()["quire_requests_total{length}"] - before["quire_requests_total{length}"]
-    assert ended == STREAMS - len(leaving)
+    ended = "quire_requests_total{length}"
+    ways = ("quire_requests_total{cancelled}", ended)
+    server.wait_until(lambda metrics: sum(metrics[way] - before[way] for way in ways), STREAMS)
+    # A client that is slow to leave may find its stream at its end.
+    assert STREAMS - len(leaving) <= server.metrics()[ended] - before[ended] < STREAMS
 
 
 def test_killed_clients_free_their_pages_and_change_nobody(server: RunningServer, expected: list[list[int]]) -> None:
@@ -196,8 +198,7 @@ def test_cancelled_batch_counts_every_entry(server: RunningServer) -> None:
         call = server.stub(channel).BatchGenerate(pb.BatchGenerateRequest(requests=entries))
         server.wait_for_metric("quire_num_requests_running", 256)
         call.cancel()
-    server.wait_for_metric("quire_num_requests_running", 0)
-    assert sum(v for k, v in server.metrics().items() if k.startswith("quire_requests_total")) == before + 300
+    server.wait_until(lambda m: sum(v for k, v in m.items() if k.startswith("quire_requests_total")), before + 300)
 
 
 def test_deadline_stops_the_work(server: RunningServer) -> None:

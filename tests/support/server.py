@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +43,13 @@ class RunningServer:
 
     def wait_for_metric(self, name: str, value: float, seconds: float = 30) -> None:
         """Polls until the metric has this value; fails with what it had."""
+        self.wait_until(lambda metrics: metrics[name], value, seconds)
+
+    def wait_until(self, figure: Callable[[dict[str, float]], float], value: float, seconds: float = 30) -> None:
+        """Polls until a figure made of the metrics has this value; fails with what it was."""
         deadline = time.monotonic() + seconds
-        while (now := self.metrics()[name]) != value:
-            assert time.monotonic() < deadline, f"{name} is {now}, not {value}, after {seconds} s"
+        while (now := figure(self.metrics())) != value:
+            assert time.monotonic() < deadline, f"the figure is {now}, not {value}, after {seconds} s"
             time.sleep(0.02)
 
     def stub(self, channel: grpc.Channel) -> pb_grpc.GenerationServiceStub:
