@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # oneDNN's packed product gives a row the same bits for every number of rows from 2 on, and can give others for one row
-# (seen for 576 x 1536 in float32, 4096 x 4096 in bfloat16); below 4 rows it is no faster either.
+# (seen for 576 x 1536 in float32, 4096 x 4096 in bfloat16).
 FEWEST_ROWS = 4
 
 

@@ -3,8 +3,8 @@
 Queries are cut into tiles and keys into blocks at fixed absolute positions, and each (tile, block) is one product of
 fixed shape. So the bits of a query's result depend on nothing but its own sequence: not on the batch, the chunk it came
 in, the page size or where its pages lie. (torch.bmm gives each matrix of a batch the same bits for any number of
-matrices, but not for any number of rows in a matrix; seen with torch 2.13 on AVX-512.) The price is that a decode
-computes a whole tile.
+matrices, where each is whole multiples of 16 bytes, but not for any number of rows in a matrix; seen with torch 2.13 on
+AVX-512.) The price is that a decode computes a whole tile.
 
 Softmax is the online form of Milakov and Gimelshein, 2018, block by block in order of position.
 """

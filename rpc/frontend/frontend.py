@@ -19,7 +19,7 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import Finish, FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
-from scheduler.request import Request, Spec
+from scheduler.request import Spec
 
 log = logging.getLogger("quire.frontend")
 
@@ -131,11 +131,10 @@ class Frontend:
 
     async def _submit(self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool) -> Live:
         started = time.monotonic()
-        engine, request = await self._prepare(spec)
+        engine, stream = await self._prepare(spec)
         spent = time.monotonic() - started
-        patience = [t - spent for t in (request.patience, time_remaining) if t is not None]
-        request = replace(request, patience=max(0.0, min(patience)) if patience else None)
-        stream = RequestStream(next(self._attempts), spec, request, self.preparer.tokenizer)
+        patience = [t - spent for t in (stream.request.patience, time_remaining) if t is not None]
+        request = replace(stream.request, patience=max(0.0, min(patience)) if patience else None)
         live = Live(stream, request_id, started, streaming)
         most = self.settings.request_time
         seconds = most if spec.max_time is None else min(spec.max_time, most)
@@ -147,8 +146,8 @@ class Frontend:
         engine.send([events.Submit(stream.attempt, request, spec.output_prefix)])
         return live
 
-    async def _prepare(self, spec: Spec) -> tuple[EngineClient, Request]:
-        """Tokenizes and validates in a worker thread. Raises RequestFailed."""
+    async def _prepare(self, spec: Spec) -> tuple[EngineClient, RequestStream]:
+        """Tokenizes, validates and reads the output prefix in a worker thread. Raises RequestFailed."""
         if self.draining:
             message = "the server is shutting down"
             raise self.refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
@@ -160,7 +159,8 @@ class Frontend:
         self._preparing += 1
         try:
             with self.counting_cancel():
-                return self._engine, await self._loop.run_in_executor(self._workers, self.preparer.prepare, spec)
+                stream = await self._loop.run_in_executor(self._workers, self._make_stream, next(self._attempts), spec)
+                return self._engine, stream
         except RequestFailed as failure:
             raise self.refused(failure) from None
         except Exception:
@@ -168,6 +168,9 @@ class Frontend:
             raise
         finally:
             self._preparing -= 1
+
+    def _make_stream(self, attempt: int, spec: Spec) -> RequestStream:
+        return RequestStream(attempt, spec, self.preparer.prepare(spec), self.preparer.tokenizer)
 
     def _time_is_up(self, live: Live) -> None:
         with self._contained(live):

@@ -122,19 +122,25 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         door: asyncio.Lock,
         context: aio.ServicerContext,
     ) -> pb.BatchGenerateResponse:
-        with self._frontend.counting_cancel():
-            await places.acquire()
-        try:
+        async with self._turn(places):
             try:
                 request_id = self._request_id(request.request_id)
-                response = await self._generate(request, request_id, context.time_remaining(), door)
+                response = await self._generate(request, request_id, context.time_remaining(), self._turn(door))
             except Exception as error:
                 status = status_of(_as_failure(error))
                 entry = pb.EntryError(code=status.code, message=status.message, details=status.details)
                 return pb.BatchGenerateResponse(position=position, error=entry)
             return pb.BatchGenerateResponse(position=position, response=response)
+
+    @asynccontextmanager
+    async def _turn(self, place: asyncio.Semaphore | asyncio.Lock) -> AsyncIterator[None]:
+        """Holds the place; an entry that is cancelled while it waits for it is counted."""
+        with self._frontend.counting_cancel():
+            await place.acquire()
+        try:
+            yield
         finally:
-            places.release()
+            place.release()
 
     async def _write(self, context: aio.ServicerContext, message: object) -> None:
         """Raises RequestFailed where the client does not read."""

@@ -1,6 +1,7 @@
 """The frontend against an engine that misbehaves in every way an engine can."""
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 
 import pytest
@@ -105,6 +106,26 @@ def test_tokenizer_takes_a_bounded_number_of_prompts(tokenizer: Tokenizer) -> No
         await opening
         await first.__aexit__(None, None, None)
         assert engine.finished() == engine.submitted()
+
+    run(test())
+
+
+def test_output_prefix_is_not_read_on_the_loop(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    decode = tokenizer.decode
+
+    def spy(ids: list[int], skip_special_tokens: bool) -> str:
+        threads.add(threading.current_thread().name)
+        return decode(ids, skip_special_tokens)
+
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        monkeypatch.setattr(tokenizer, "decode", spy)
+        async with frontend.open(Spec("cat", output_prefix=(70, 71, 72)), "a", None) as live:
+            assert live.stream.token_count == 3
+            assert engine.sent[0].emitted == (70, 71, 72)
+        assert threads
+        assert all(name.startswith("quire-prepare") for name in threads)
 
     run(test())
 

@@ -52,3 +52,18 @@ def test_end_that_comes_during_a_write_is_still_sent(tokenizer: Tokenizer) -> No
     assert [m.deltas[0].token_count for m in messages] == [1, 1]
     assert messages[-1].deltas[0].finish_reason == pb.FINISH_REASON_LENGTH
     assert messages[-1].usage.completion_tokens == 2
+
+
+def test_entry_cancelled_while_it_waits_for_its_turn_is_counted(tokenizer: Tokenizer) -> None:
+    async def test() -> float | None:
+        frontend, _, metrics = make_frontend(tokenizer)
+        door = asyncio.Lock()
+        await door.acquire()
+        waiting = asyncio.create_task(GenerationService(frontend)._turn(door).__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        door.release()
+        return metrics.registry.get_sample_value("quire_requests_total", {"model_name": "m", "outcome": "cancelled"})
+
+    assert asyncio.run(asyncio.wait_for(test(), 30)) == 1
