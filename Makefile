@@ -9,7 +9,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
-PROTOS := $(wildcard proto/quire/*/*.proto)
+PROTOS := $(shell find proto -name "*.proto")
 
 .PHONY: help setup setup-dev serve test test-fast lint proto check-proto demo-model format clean
 

@@ -1,16 +1,15 @@
-"""Where the rooms meet: a loaded model, a scheduler and an engine around them."""
+"""Where the rooms meet: a loaded model, a scheduler and an engine around them. Imports torch."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from model.inputs.tokenizer import Tokenizer
+import torch
+
 from model.loading import LoadedModel, load
 from model.overlapped import Overlapped
-from rpc.frontend.prepare import Preparer
-from rpc.paths import model_directory, model_name
-from rpc.settings import ServerSettings
+from rpc.frontend.engine_client import EngineInfo
+from rpc.paths import model_directory
+from rpc.settings import EngineConfig
 from scheduler.engine import Engine, Sink
-from scheduler.request import Limits
 from scheduler.scheduler import Scheduler
 
 
@@ -20,16 +19,14 @@ class LocalEngine(Engine):
     def __init__(self, scheduler: Scheduler, loaded: LoadedModel, sink: Sink) -> None:
         overlap = scheduler.settings.steps_in_flight > 1
         super().__init__(scheduler, Overlapped(loaded.runner) if overlap else loaded.runner, sink)
-        self.limits: Limits = loaded.limits
+        self.info = EngineInfo(loaded.limits, loaded.pages, loaded.dtype, loaded.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What `assemble` makes ready before a port opens."""
+    """What `assemble` makes."""
 
-    directory: Path
     loaded: LoadedModel
-    preparer: Preparer
     scheduler: Scheduler
 
     def engine(self, sink: Sink) -> LocalEngine:
@@ -37,12 +34,10 @@ class Parts:
         return LocalEngine(self.scheduler, self.loaded, sink)
 
 
-def assemble(settings: ServerSettings) -> Parts:
+def assemble(config: EngineConfig) -> Parts:
     """Loads everything. Raises CheckpointError or ValueError with one clear message."""
-    directory = model_directory(settings.model.model)
-    tokenizer = Tokenizer.load(directory)
-    loaded = load(directory, settings.model, settings.scheduler.max_sequences, settings.request)
-    name = settings.model.served_model_name or model_name(settings.model.model, directory)
-    preparer = Preparer(name, tokenizer, loaded.limits, loaded.defaults)
-    scheduler = Scheduler(settings.scheduler, settings.queue, loaded.layout, loaded.pages)
-    return Parts(directory, loaded, preparer, scheduler)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    directory = model_directory(config.model.model)
+    loaded = load(directory, config.model, config.scheduler.max_sequences, config.request)
+    return Parts(loaded, Scheduler(config.scheduler, config.queue, loaded.layout, loaded.pages))

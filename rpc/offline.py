@@ -10,8 +10,9 @@ from types import TracebackType
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.frontend.errors import RequestFailed
+from rpc.frontend.prepare import load_preparer
 from rpc.frontend.stream import Finish, RequestStream, TokenLogprob
-from rpc.settings import ServerSettings
+from rpc.settings import EngineConfig
 from scheduler.events import Finish as FinishAttempt
 from scheduler.events import StepOutputs, Submit
 from scheduler.request import Output, Sampling, Spec, Stopping
@@ -49,13 +50,13 @@ class LLM:
         max_batched_tokens: int = 512,
         max_sequences: int = 256,
     ) -> None:
-        settings = ServerSettings(
+        config = EngineConfig(
             model=ModelSettings(model, None, dtype, device, page_size, kv_cache_memory),
             scheduler=SchedulerSettings(max_batched_tokens, max_sequences),
             queue=NO_LIMITS,
         )
-        parts = assemble(settings)
-        self._preparer = parts.preparer
+        self._preparer = load_preparer(config.model)
+        parts = assemble(config)
         self._outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
         self._attempts = itertools.count(1)
         self._engine = parts.engine(self._outputs.put)
@@ -95,7 +96,9 @@ class LLM:
                 output=output or Output(),
             )
             attempt = next(self._attempts)
-            streams[attempt] = RequestStream(attempt, spec, self._preparer.prepare(spec), self._preparer.tokenizer)
+            streams[attempt] = RequestStream(
+                attempt, spec, self._preparer.prepare(spec, self._engine.info.limits), self._preparer.tokenizer
+            )
         self._engine.send([Submit(attempt, stream.request) for attempt, stream in streams.items()])
         running = dict(streams)
         try:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from wsgiref.simple_server import WSGIServer
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -12,13 +13,14 @@ from prometheus_client import start_http_server
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from rpc.assembly import Parts, assemble
+from rpc.engines.host import choose_host
+from rpc.engines.supervisor import Supervisor
 from rpc.frontend.frontend import Frontend
+from rpc.frontend.prepare import Preparer, load_preparer
 from rpc.observe.metrics import Metrics
 from rpc.services.generation import GenerationService
 from rpc.services.health import HealthService
 from rpc.settings import ListenSettings, ServerSettings, is_loopback
-from scheduler.events import EngineStats
 
 log = logging.getLogger("quire.server")
 
@@ -41,26 +43,35 @@ def channel_options(settings: ListenSettings, context: int) -> list[tuple[str, i
 
 
 class Server:
-    """One frontend and one engine in this process. `start`, then `run` until a signal."""
+    """One frontend of this process over its engine. `start`, then `run` until a signal."""
 
-    def __init__(self, settings: ServerSettings, parts: Parts) -> None:
-        self._settings, self._parts = settings, parts
-        self._metrics = Metrics(parts.preparer.name)
-        self._frontend = Frontend(parts.preparer, settings.frontend, self._metrics)
-        self._engine = parts.engine(self._frontend.sink)
-        self._frontend.attach(self._engine)
+    def __init__(self, settings: ServerSettings, preparer: Preparer) -> None:
+        self._settings = settings
+        self._metrics = Metrics(preparer.name)
+        self._frontend = Frontend(preparer, settings.frontend, self._metrics)
+        self._supervisor = Supervisor(choose_host(settings), self._frontend)
         self._health = HealthService((SERVICE,), self._frontend.health)
-        self._grpc = aio.server(options=channel_options(settings.listen, parts.loaded.limits.context))
-        pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend), self._grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        if settings.listen.reflection:
-            health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-            reflection.enable_server_reflection((SERVICE, health_name, reflection.SERVICE_NAME), self._grpc)
+        self._grpc: aio.Server | None = None
+        self._http: WSGIServer | None = None
         self._asked_to_stop, self._hurry = asyncio.Event(), asyncio.Event()
 
-    async def start(self) -> str:
-        """Opens the ports; returns the line that names every address. Raises OSError where a port cannot be had."""
+    def _services(self) -> aio.Server:
         listen = self._settings.listen
+        server = aio.server(options=channel_options(listen, self._frontend.info.limits.context))
+        pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if listen.reflection:
+            health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+            reflection.enable_server_reflection((SERVICE, health_name, reflection.SERVICE_NAME), server)
+        return server
+
+    async def start(self) -> str:
+        """Starts the engine, then opens the ports; returns the line that names every address. Raises OSError where a
+        port cannot be had, and what a host's `launch` does.
+        """
+        listen = self._settings.listen
+        await self._supervisor.start()
+        self._grpc = self._services()
         host = f"[{listen.host}]" if ":" in listen.host else listen.host
         try:
             port = self._grpc.add_insecure_port(f"{host}:{listen.port}")
@@ -72,21 +83,23 @@ class Server:
             raise OSError(f"--metrics-port {listen.metrics_port} cannot be opened: {error}") from None
         if not is_loopback(listen.host):
             log.warning("%s can be reached from other machines, without TLS and token (--allow-insecure-bind)", host)
-        self._metrics.engine_stats(EngineStats(pages_total=self._parts.loaded.pages))
-        self._engine.start()
         await self._grpc.start()
+        engine = self._frontend.info
         return (
-            f"ready: model {self._parts.preparer.name} ({self._parts.loaded.dtype}, {self._parts.loaded.device}), "
+            f"ready: model {self._frontend.preparer.name} ({engine.dtype}, {engine.device}), "
             f"gRPC {host}:{port}, metrics http://127.0.0.1:{self._http.server_port}/metrics"
         )
 
     def stop(self) -> None:
-        """Asks `run` to drain; a second time, to end at once."""
+        """Asks for a drain; a second time, to end at once."""
         (self._hurry if self._asked_to_stop.is_set() else self._asked_to_stop).set()
 
-    async def run(self) -> None:
-        """Serves until `stop`, then drains: health says NOT_SERVING, running requests end, new ones are refused."""
+    async def wait_stop(self) -> None:
+        """Until `stop`."""
         await self._asked_to_stop.wait()
+
+    async def drain(self) -> None:
+        """Health says NOT_SERVING, running requests end, new ones are refused."""
         self._frontend.draining = True
         log.info("draining: %d requests are live", self._frontend.live_requests)
         waits = [asyncio.create_task(wait) for wait in (self._frontend.wait_idle(), self._hurry.wait())]
@@ -95,22 +108,36 @@ class Server:
             wait.cancel()
         if self._frontend.live_requests:
             log.warning("cutting off %d requests that did not end in time", self._frontend.live_requests)
+
+    async def close(self) -> None:
+        """Ends what was started. Raises TimeoutError where the engine does not end."""
         self._health.close()
-        await self._grpc.stop(grace=1.0)
+        if self._grpc is not None:
+            await self._grpc.stop(grace=1.0)
         try:
-            await asyncio.to_thread(self._engine.stop)
+            await self._supervisor.stop()
         finally:
             self._frontend.shutdown()
-            await asyncio.to_thread(self._http.shutdown)
-            self._http.server_close()
+            if self._http is not None:
+                await asyncio.to_thread(self._http.shutdown)
+                self._http.server_close()
 
 
 async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:
     """Runs a server until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken."""
-    parts = await asyncio.to_thread(assemble, settings)
-    server = Server(settings, parts)
+    server = Server(settings, await asyncio.to_thread(load_preparer, settings.model))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
-    announce(await server.start())
-    await server.run()
+    starting, stopped = asyncio.create_task(server.start()), asyncio.create_task(server.wait_stop())
+    try:
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            announce(starting.result())
+            await stopped
+            await server.drain()
+    finally:
+        for task in (starting, stopped):
+            task.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+        await server.close()

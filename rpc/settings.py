@@ -1,7 +1,8 @@
-"""Settings of a server process: where it listens, and those of its rooms."""
+"""Settings of a server process: where it listens, where its engine runs, and those of its rooms."""
 
 import ipaddress
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 
 from model.settings import ModelSettings
 from rpc.frontend.settings import FrontendSettings
@@ -46,16 +47,86 @@ class ListenSettings:
             raise ValueError(f"--max-streams is {self.max_streams}, must be at least 1")
 
 
+ENGINES = ("auto", "thread", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Where the engine runs, and how long a server waits for it. Times are seconds."""
+
+    engine: str = field(
+        default="auto",
+        metadata={
+            "help": "thread: in the server's process. process: in one of its own, behind the engine link. auto: "
+            "process on a machine with an NVIDIA device, else thread."
+        },
+    )
+    ray: bool = field(
+        default=False,
+        metadata={"help": "Run the engine in an actor of a Ray cluster that is started for it on this machine."},
+    )
+    start: float = field(
+        default=600.0,
+        metadata={"flag": "--engine-start-timeout", "help": "Seconds that an engine's process may take to be ready."},
+    )
+    silence: float = field(
+        default=10.0,
+        metadata={
+            "flag": "--engine-timeout",
+            "help": "Seconds without a sign of life from its process after which an engine is killed and replaced.",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f"--engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
+        if self.ray and self.engine == "thread":
+            raise ValueError("--engine thread and --ray exclude each other: an actor is a process of its own")
+        for flag, value in (("--engine-start-timeout", self.start), ("--engine-timeout", self.silence)):
+            if not value > 0:
+                raise ValueError(f"{flag} is {value}, must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that an engine is made from; as JSON on its way to another process. threads: of torch, None its default."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    request: RequestLimits = field(default_factory=RequestLimits)
+    threads: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "EngineConfig":
+        values = json.loads(text)
+        return EngineConfig(
+            ModelSettings(**values["model"]),
+            SchedulerSettings(**values["scheduler"]),
+            QueueLimits(**values["queue"]),
+            RequestLimits(**values["request"]),
+            values["threads"],
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """All of `quire serve`."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     listen: ListenSettings = field(default_factory=ListenSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     queue: QueueLimits = field(default_factory=QueueLimits)
     request: RequestLimits = field(default_factory=RequestLimits)
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(self.model, self.scheduler, self.queue, self.request)
 
 
 def is_loopback(host: str) -> bool:

@@ -11,9 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from scheduler.events import End, EndReason, Event, Logprobs, StepOutputs, Submit
+from scheduler.events import End, EndReason, Event, StepOutputs, Submit, nothing
 from scheduler.scheduler import Scheduler
 from scheduler.step import Executor
 
@@ -99,11 +97,11 @@ class Engine:
 
     def _tell_failure(self, attempts: list[int], decided: tuple[End, ...] = ()) -> None:
         """decided: ends from before the failure. Every other attempt gets ENGINE_FAILED."""
-        none, message = np.empty(0, np.int32), self.failure or ""
+        message = self.failure or ""
         lost = dict.fromkeys(attempts).keys() - {end.attempt for end in decided}
         ends = decided + tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in sorted(lost))
         stats = replace(self._scheduler.stats(), running=0, waiting=0, waiting_tokens=0, pages_used=0)
-        self._sink(StepOutputs(np.empty(0, np.int64), none, none, Logprobs.none(), (), ends, stats))
+        self._sink(nothing(stats, ends))
 
     def _take(self) -> list[Event]:
         """The events so far; waits for some where there is nothing else to do."""

@@ -109,7 +109,8 @@ class EngineStats:
 class StepOutputs:
     """All that one step has to tell its frontends. attempts, positions, tokens: [n], one entry a new token.
 
-    position: of the token in its output, from 0. step_seconds: how long the step ran; None where none did.
+    position: of the token in its output, from 0. step_seconds: how long the step ran; empty where none did, several
+    where the outputs of several steps were put together.
     """
 
     attempts: NDArray[np.int64]
@@ -119,4 +120,10 @@ class StepOutputs:
     starts: tuple[Start, ...]
     ends: tuple[End, ...]
     stats: EngineStats
-    step_seconds: float | None = None
+    step_seconds: tuple[float, ...] = ()
+
+
+def nothing(stats: EngineStats, ends: tuple[End, ...] = ()) -> StepOutputs:
+    """Outputs without a token."""
+    none = np.empty(0, np.int32)
+    return StepOutputs(np.empty(0, np.int64), none, none, Logprobs.none(), (), ends, stats)

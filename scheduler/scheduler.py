@@ -227,13 +227,14 @@ class Scheduler:
     def commit(self, result: StepResult | None, now: float) -> StepOutputs:
         """Takes in the oldest step in flight (None: no step ran, there are only starts and ends to tell)."""
         tokens = np.empty(0, np.int32)
-        attempts, positions, logprobs, seconds = np.empty(0, np.int64), tokens, Logprobs.none(), None
+        attempts, positions, logprobs = np.empty(0, np.int64), tokens, Logprobs.none()
+        took: tuple[float, ...] = ()
         if result is not None:
             flown = self._in_flight.popleft()
             if flown.step != result.step:
                 raise RuntimeError(f"step {result.step} was collected, step {flown.step} is the oldest in flight")
             seconds = now - max(flown.launched, self._last_commit)  # with two in flight, a step starts when one ends
-            self._last_commit = now
+            took, self._last_commit = (seconds,), now
             self._computed += flown.tokens
             self.admission.observe_step(flown.tokens, seconds)
             self._retire(result.step)
@@ -246,7 +247,7 @@ class Scheduler:
             attempts, positions = self._append(flown.drawing[valid], tokens)
         starts, self._starts = tuple(self._starts), []
         ends, self._ends = tuple(self._ends), []
-        return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), seconds)
+        return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), took)
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -11,7 +11,7 @@ import typer
 from model.settings import ModelSettings
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.frontend.settings import FrontendSettings
-from rpc.settings import ListenSettings, ServerSettings
+from rpc.settings import EngineSettings, ListenSettings, ServerSettings
 from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
 
 UINT32 = 2**32 - 1
@@ -47,6 +47,7 @@ def _root(
     {
         ModelSettings: None,
         ListenSettings: "Addresses",
+        EngineSettings: "Engine",
         SchedulerSettings: "Scheduling",
         QueueLimits: "Queue",
         FrontendSettings: "Times and clients",
@@ -58,12 +59,14 @@ def serve(config: Config = None, **values: Any) -> None:
     import asyncio
 
     from model.errors import CheckpointError
+    from rpc.engines.process import EngineStartError
 
     logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
     try:
         settings = ServerSettings(
             model=build(ModelSettings, values),
             listen=build(ListenSettings, values),
+            engine=build(EngineSettings, values),
             scheduler=build(SchedulerSettings, values),
             queue=build(QueueLimits, values),
             request=build(RequestLimits, values),
@@ -72,7 +75,7 @@ def serve(config: Config = None, **values: Any) -> None:
         from rpc.server import serve as run
 
         asyncio.run(run(settings, lambda line: print(f"quire: {line}", flush=True)))
-    except (CheckpointError, ValueError, OSError, MemoryError) as error:
+    except (CheckpointError, EngineStartError, ValueError, OSError, MemoryError) as error:
         _stop(error)
 
 

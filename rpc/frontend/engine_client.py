@@ -1,21 +1,37 @@
 """What a frontend sees of an engine, in its own process or in another."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler.events import Event
 from scheduler.request import Limits
 
 
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is. limits: what it can serve. pages: size of its KV pool. dtype: of weights and KV. device: cpu
+    or cuda.
+    """
+
+    limits: Limits
+    pages: int
+    dtype: str
+    device: str
+
+
 class EngineClient(Protocol):
-    """`StepOutputs` reach a sink that the engine was given when it was made."""
+    """`StepOutputs` reach a sink that the engine was given when it was made.
+
+    When the engine dies, the sink is told once more: ENGINE_FAILED for every attempt that lives, `failure` being set.
+    """
 
     @property
-    def limits(self) -> Limits:
-        """What the engine can serve."""
+    def info(self) -> EngineInfo:
+        """What the engine is."""
 
     def send(self, events: Sequence[Event]) -> None:
-        """Hands over events; never blocks on the engine's step."""
+        """Hands over events; never blocks on the engine's step. On the frontend's loop."""
 
     def stalled_for(self) -> float:
         """Seconds since the engine last made progress while it had work; 0 when idle."""

@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from rpc.frontend.engine_client import EngineClient
+from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import Finish, FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
-from scheduler.request import Spec
+from scheduler.request import Limits, Spec
 
 log = logging.getLogger("quire.frontend")
 
@@ -49,7 +49,9 @@ class Live:
 
 
 class Frontend:
-    """Requests of one served model. `attach` an engine's client before the first request."""
+    """Requests of one served model. `attach` an engine's client before the first request, and a new one's when it was
+    lost.
+    """
 
     def __init__(self, preparer: Preparer, settings: FrontendSettings, metrics: Metrics) -> None:
         self.preparer, self.settings, self._metrics = preparer, settings, metrics
@@ -63,9 +65,37 @@ class Frontend:
         self._preparing = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._lost = asyncio.Event()
 
     def attach(self, engine: EngineClient) -> None:
+        """From now on requests go to this engine."""
         self._engine = engine
+        self._metrics.engine_attached(engine.info.pages)
+        self._lost.clear()
+        self._look_at_engine()
+
+    def detach(self) -> None:
+        """The dead engine is let go of, with all that it holds; requests are refused until there is another."""
+        self._engine = None
+
+    async def engine_lost(self) -> str:
+        """Until the attached engine is dead; why. Its requests have their ends by then."""
+        await self._lost.wait()
+        return (self._engine.failure if self._engine else None) or ""
+
+    def _look_at_engine(self) -> None:
+        if self._engine is not None and self._engine.failure is not None:
+            self._lost.set()
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of the attached engine. Raises RequestFailed where there is none."""
+        return self._attached().info
+
+    def _attached(self) -> EngineClient:
+        if self._engine is None:
+            raise self.refused(RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0))
+        return self._engine
 
     @property
     def live_requests(self) -> int:
@@ -151,16 +181,17 @@ class Frontend:
         if self.draining:
             message = "the server is shutting down"
             raise self.refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
-        if self._engine is None:
-            raise self.refused(RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0))
+        engine = self._attached()
         if self._preparing >= self.settings.max_preparing:
             message = f"{self._preparing} requests are being tokenized, the limit is {self.settings.max_preparing}"
             raise self.refused(RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0))
         self._preparing += 1
         try:
             with self.counting_cancel():
-                stream = await self._loop.run_in_executor(self._workers, self._make_stream, next(self._attempts), spec)
-                return self._engine, stream
+                stream = await self._loop.run_in_executor(
+                    self._workers, self._make_stream, next(self._attempts), spec, engine.info.limits
+                )
+                return engine, stream
         except RequestFailed as failure:
             raise self.refused(failure) from None
         except Exception:
@@ -169,8 +200,8 @@ class Frontend:
         finally:
             self._preparing -= 1
 
-    def _make_stream(self, attempt: int, spec: Spec) -> RequestStream:
-        return RequestStream(attempt, spec, self.preparer.prepare(spec), self.preparer.tokenizer)
+    def _make_stream(self, attempt: int, spec: Spec, limits: Limits) -> RequestStream:
+        return RequestStream(attempt, spec, self.preparer.prepare(spec, limits), self.preparer.tokenizer)
 
     def _time_is_up(self, live: Live) -> None:
         with self._contained(live):
@@ -219,6 +250,7 @@ class Frontend:
                 with self._contained(live):
                     live.stream.end(end)
                 live.news.set()
+        self._look_at_engine()
 
     @contextmanager
     def _contained(self, live: Live) -> Iterator[None]:

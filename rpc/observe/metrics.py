@@ -54,6 +54,7 @@ class Metrics:
         self._computed = counter("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included.")
         self._recomputed = counter("quire_recomputed_tokens", "Tokens whose KV a preemption threw away.")
         self._preemptions = counter("quire_num_preemptions", "Sequences that lost their pages to an older one.")
+        self._engines = counter("quire_engine_starts", "Engines that became ready: the first one, and its successors.")
         self._prompt_tokens = counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
         self._generation_tokens = counter("quire_generation_tokens", "Output tokens delivered to request streams.")
         self._step_time = histogram("quire_step_duration_seconds", "Time from a step's plan to its result.", STEP)
@@ -81,9 +82,15 @@ class Metrics:
     def request_ended(self, outcome: str) -> None:
         self._outcomes.get(outcome, self._outcomes["internal"]).inc()
 
+    def engine_attached(self, pages: int) -> None:
+        """An engine, the first or a new one, counts from 0."""
+        self._engines.inc()
+        self._counted = EngineStats()
+        self.engine_stats(EngineStats(pages_total=pages))
+
     def engine_step(self, outputs: StepOutputs) -> None:
-        if outputs.step_seconds is not None:
-            self._step_time.observe(outputs.step_seconds)
+        for seconds in outputs.step_seconds:
+            self._step_time.observe(seconds)
         self.engine_stats(outputs.stats)
 
     def engine_stats(self, stats: EngineStats) -> None:

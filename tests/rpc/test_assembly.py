@@ -11,7 +11,8 @@ import pytest
 from model.overlapped import Overlapped
 from model.settings import ModelSettings
 from rpc.assembly import assemble
-from rpc.settings import ServerSettings
+from rpc.frontend.prepare import load_preparer
+from rpc.settings import EngineConfig
 from scheduler.events import EndReason, StepOutputs, Submit
 from scheduler.request import Sampling, Spec, Stopping
 from scheduler.settings import SchedulerSettings
@@ -19,20 +20,20 @@ from scheduler.settings import SchedulerSettings
 
 def run(steps_in_flight: int, prefill_chunk: int | None) -> dict[int, list[int]]:
     """Tokens of 20 requests, some greedy, some that meet a stop id in the middle."""
-    settings = ServerSettings(
+    settings = EngineConfig(
         model=ModelSettings(kv_cache_memory=2**20, page_size=4, poison_freed_pages=True),
         scheduler=SchedulerSettings(
             max_batched_tokens=64, max_sequences=16, prefill_chunk=prefill_chunk, steps_in_flight=steps_in_flight
         ),
     )
-    parts = assemble(settings)
+    parts, preparer = assemble(settings), load_preparer(settings.model)
     outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
     engine = parts.engine(outputs.put)
     engine.start()
     stopping = Stopping(max_tokens=30, stop_token_ids=(11, 199), ignore_eos=True)
     specs = [Spec(f"Speech {i}: " * (1 + i % 4), sampling=Sampling(temperature=i % 2, seed=i)) for i in range(20)]
     specs = [Spec(s.prompt, sampling=s.sampling, stopping=stopping) for s in specs]
-    engine.send([Submit(i, parts.preparer.prepare(spec)) for i, spec in enumerate(specs)])
+    engine.send([Submit(i, preparer.prepare(spec, engine.info.limits)) for i, spec in enumerate(specs)])
     tokens: dict[int, list[int]] = {i: [] for i in range(20)}
     ended: dict[int, EndReason] = {}
     while len(ended) < 20:

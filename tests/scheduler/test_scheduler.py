@@ -52,7 +52,7 @@ def test_an_idle_scheduler_plans_nothing():
     assert not scheduler.has_work
     assert not scheduler.has_news
     outputs = scheduler.commit(None, 0.0)
-    assert (pairs(outputs), outputs.starts, outputs.ends, outputs.step_seconds) == ([], (), (), None)
+    assert (pairs(outputs), outputs.starts, outputs.ends, outputs.step_seconds) == ([], (), (), ())
 
 
 def test_a_request_from_its_start_to_its_end():
@@ -64,7 +64,7 @@ def test_a_request_from_its_start_to_its_end():
     outputs = scheduler.commit(result_of(plan, [9]), 10.5)
     assert pairs(outputs) == [(7, 0, 9)]
     assert [(start.attempt, start.waited) for start in outputs.starts] == [(7, 0.0)]
-    assert outputs.step_seconds == 0.5
+    assert outputs.step_seconds == (0.5,)
     plan = scheduler.schedule(11.0, [])
     assert (plan.joins, plan.grown.tolist()) == ((), [])
     assert (plan.slices.tolist(), plan.logits.tolist()) == ([[0, 3, 1]], [[0, 0]])

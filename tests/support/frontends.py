@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.engine_client import EngineInfo
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
@@ -17,7 +18,8 @@ class PuppetEngine:
     """Keeps what it was sent; a test makes the outputs."""
 
     def __init__(self) -> None:
-        self.limits = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
+        limits = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
+        self.info = EngineInfo(limits, pages=256, dtype="float32", device="cpu")
         self.sent: list[Event] = []
         self.stalled = 0.0
         self.failure: str | None = None
@@ -38,7 +40,7 @@ class PuppetEngine:
 def make_frontend(tokenizer: Tokenizer, **settings: float) -> tuple[Frontend, PuppetEngine, Metrics]:
     """Must be called on an asyncio loop."""
     engine, metrics = PuppetEngine(), Metrics("m")
-    preparer = Preparer("m", tokenizer, engine.limits, ModelDefaults(eos_token_ids=(0,)))
+    preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
     frontend = Frontend(preparer, FrontendSettings(**settings), metrics)
     frontend.attach(engine)
     return frontend, engine, metrics

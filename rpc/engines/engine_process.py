@@ -1,0 +1,113 @@
+"""The process of an engine: `rpc.engines.process` says how it is started. Ends with its parent, whatever happens."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from grpc import aio
+from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
+
+from model.errors import CheckpointError
+from rpc.engines.process import SOCKET
+from rpc.engines.reaping import die_with_parent
+from rpc.link import CHANNEL_OPTIONS
+from rpc.link.server import LinkService
+from rpc.settings import EngineConfig
+
+log = logging.getLogger("quire.engines")
+
+
+class EngineFailedError(RuntimeError):
+    """The engine of this process has died; says why."""
+
+
+async def run_engine(config: EngineConfig, directory: Path, stop: asyncio.Event) -> None:
+    """Serves one engine on the link's socket in `directory` until `stop`.
+
+    Raises CheckpointError or ValueError where it cannot start, EngineFailedError where it fails.
+    """
+    from rpc.assembly import assemble  # here, since it imports torch: the frontend's side imports this module's parent
+
+    server, service = aio.server(options=CHANNEL_OPTIONS), LinkService()
+    pb_grpc.add_EngineServiceServicer_to_server(service, server)
+    server.add_insecure_port(f"unix:{directory / SOCKET}")
+    await server.start()
+    parts = await asyncio.to_thread(assemble, config)
+    engine = parts.engine(service.sink)
+    engine.start()
+    service.attach(engine)
+    waits = [asyncio.create_task(service.wait_failure()), asyncio.create_task(stop.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    failed = waits[0].done()
+    if not failed:
+        await asyncio.to_thread(engine.stop)
+    await server.stop(grace=1.0)
+    waits[1].cancel()
+    if failed:
+        raise EngineFailedError(engine.failure)
+
+
+def run_and_report(run: Callable[[], None]) -> str:
+    """Runs it; what ended it as a line, or "". What nobody foresaw is logged with its trace."""
+    try:
+        run()
+    except (CheckpointError, ValueError, OSError, MemoryError, EngineFailedError) as error:
+        return " ".join(str(error).split())
+    except Exception as error:
+        log.exception("the engine's process failed")
+        return f"the engine's process failed: {type(error).__name__}: {error}"
+    return ""
+
+
+def read_config() -> EngineConfig:
+    """From the first line of standard input, which is left open."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)  # no buffer: the end of the input is watched for on the file descriptor
+        if not byte:
+            raise ValueError("the engine's process got no configuration: its parent ended")
+        line += byte
+    return EngineConfig.from_json(line.decode())
+
+
+def take_standard_output() -> int:
+    """A descriptor of the real standard output; from now on what is printed goes to standard error."""
+    report = os.dup(1)
+    os.dup2(2, 1)
+    return report
+
+
+def set_up_logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
+
+
+async def _main(config: EngineConfig, directory: Path) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def parent_has_closed() -> None:
+        loop.remove_reader(0)
+        stop.set()
+
+    loop.add_reader(0, parent_has_closed)
+    await run_engine(config, directory, stop)
+
+
+def main() -> None:
+    die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the server drains first, then ends this process
+    report = take_standard_output()
+    set_up_logging()
+    config = read_config()
+    why = run_and_report(lambda: asyncio.run(_main(config, Path(sys.argv[1]))))
+    os.write(report, why.encode())
+    sys.stderr.flush()
+    os._exit(1 if why else 0)  # a thread of the model may hang
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What a server knows of the place where its engine runs."""
+
+from pathlib import Path
+from typing import Protocol
+
+from rpc.engines.process import ProcessHost
+from rpc.engines.thread import ThreadHost
+from rpc.frontend.engine_client import EngineClient
+from rpc.settings import ServerSettings
+from scheduler.engine import Sink
+
+NVIDIA = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Windows' subsystem for it
+
+
+class EngineHost(Protocol):
+    """Runs one engine at a time."""
+
+    async def launch(self, sink: Sink) -> EngineClient:
+        """Starts an engine; returns once it takes requests. Raises EngineStartError, CheckpointError, ValueError."""
+
+    async def stop(self) -> None:
+        """Ends the engine, dead or alive, and leaves nothing of it behind. Raises TimeoutError."""
+
+
+def choose_host(settings: ServerSettings) -> EngineHost:
+    """The place that the settings name."""
+    config, engine = settings.engine_config, settings.engine
+    if engine.ray:
+        return ProcessHost("rpc.engines.ray_process", config, engine)
+    if engine.engine == "process" or (engine.engine == "auto" and _may_use_cuda(settings.model.device)):
+        return ProcessHost("rpc.engines.engine_process", config, engine)
+    return ThreadHost(config)
+
+
+def _may_use_cuda(device: str) -> bool:
+    """Asked without torch, which a frontend does not import."""
+    return device == "cuda" or (device == "auto" and any(Path(node).exists() for node in NVIDIA))

@@ -1,0 +1,118 @@
+"""An engine in a process of its own, behind the engine link.
+
+The process is `python -m MODULE DIRECTORY` in a session of its own. It reads an EngineConfig as one line of JSON from
+its standard input, whose end tells it to stop; serves the link on `engine.sock` in the directory; and, where it cannot
+start or has failed, says why in a line on its standard output. Its standard error is the server's.
+"""
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from pathlib import Path
+
+from rpc.engines.reaping import kill_session
+from rpc.frontend.engine_client import EngineClient
+from rpc.link.client import LinkClient
+from rpc.settings import EngineConfig, EngineSettings
+from scheduler.engine import Sink
+
+log = logging.getLogger("quire.engines")
+
+SOCKET = "engine.sock"
+STOP_SECONDS = 10.0
+
+
+class EngineStartError(RuntimeError):
+    """An engine's process did not become ready; says why."""
+
+
+class ProcessHost:
+    """`EngineHost` of engines in processes that `module` is the main module of."""
+
+    def __init__(self, module: str, config: EngineConfig, settings: EngineSettings) -> None:
+        self._module, self._config, self._settings = module, config, settings
+        self._process: Process | None = None
+        self._client: LinkClient | None = None
+        self._directory: Path | None = None
+
+    async def launch(self, sink: Sink) -> EngineClient:
+        directory = self._directory = private_directory()
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", self._module, str(directory), stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        assert process.stdin is not None  # noqa: S101 - a pipe was asked for
+        process.stdin.write(self._config.to_json().encode() + b"\n")
+        client = self._client = LinkClient(
+            f"unix:{directory / SOCKET}", sink, self._config.request, self._settings.silence
+        )
+        try:
+            await self._wait_ready(process, client)
+        except BaseException:
+            await self.stop()
+            raise
+        _remove(directory)
+        return client
+
+    async def _wait_ready(self, process: Process, client: LinkClient) -> None:
+        """Raises EngineStartError where the process ends, hangs up or takes too long."""
+        seconds = self._settings.start
+        connected, ended = asyncio.create_task(client.connect()), asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait((connected, ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not connected.done() and not ended.done():
+                raise EngineStartError(
+                    f"the engine's process was not ready within --engine-start-timeout {seconds:g} s"
+                )
+            if connected.done() and connected.exception() is None:
+                return
+            raise EngineStartError(await self._last_words(process))
+        finally:
+            for task in (connected, ended):
+                task.cancel()
+            await asyncio.gather(connected, ended, return_exceptions=True)
+
+    async def _last_words(self, process: Process) -> str:
+        """Why the process, which has ended or is about to, did not serve."""
+        assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                words = (await process.stdout.read()).decode(errors="replace").strip()
+                code = await process.wait()
+        except TimeoutError:
+            return "the engine's process hung up and did not end"
+        return words or f"the engine's process ended with code {code} before it was ready"
+
+    async def stop(self) -> None:
+        process, client, directory = self._process, self._client, self._directory
+        self._process = self._client = self._directory = None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    if client is not None and client.failure is None:
+                        await process.wait()
+            except TimeoutError:
+                log.warning("the engine's process did not end within %g s and is killed", STOP_SECONDS)
+            await asyncio.to_thread(kill_session, process.pid)
+            await process.wait()
+        if client is not None:
+            await client.close()
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+def _remove(directory: Path) -> None:
+    """The socket has served: the link keeps its connection. Less is left where this process is killed."""
+    (directory / SOCKET).unlink(missing_ok=True)
+    with suppress(OSError):  # Ray's own files are in it
+        directory.rmdir()
+
+
+def private_directory() -> Path:
+    """A new directory that only this user can enter, with a path short enough for sockets in it."""
+    place = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="quire-", dir=place if len(place) <= 20 else "/tmp"))  # noqa: S108 - mkdtemp

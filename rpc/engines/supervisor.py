@@ -1,0 +1,58 @@
+"""Keeps an engine behind a frontend: starts one, replaces it when it dies, ends it."""
+
+import asyncio
+import logging
+
+from model.errors import CheckpointError
+from rpc.engines.host import EngineHost
+from rpc.engines.process import EngineStartError
+from rpc.frontend.frontend import Frontend
+
+log = logging.getLogger("quire.engines")
+
+FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between two attempts to start an engine
+STEADY = 60.0  # seconds after which an engine's death counts as the first again
+
+
+class Supervisor:
+    """`start` once, then `keep` runs as a task until `stop`."""
+
+    def __init__(self, host: EngineHost, frontend: Frontend) -> None:
+        self._host, self._frontend = host, frontend
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """The first engine. Raises what the host's `launch` does."""
+        self._frontend.attach(await self._host.launch(self._frontend.sink))
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        """Ends the engine. Raises TimeoutError."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._host.stop()
+
+    async def _keep(self) -> None:
+        clock = asyncio.get_running_loop().time
+        delay, since = 0.0, clock()
+        while True:
+            log.error("the engine has failed: %s. Starting a new one", await self._frontend.engine_lost())
+            if clock() - since > STEADY:
+                delay = 0.0
+            self._frontend.detach()
+            delay = await self._replace(delay)
+            since = clock()
+            log.info("a new engine is ready")
+
+    async def _replace(self, delay: float) -> float:
+        """Until an engine runs, waiting longer each time. Returns how long to wait if it dies soon."""
+        while True:
+            await asyncio.sleep(delay)
+            delay = min(max(FIRST_DELAY, 2 * delay), LONGEST_DELAY)
+            try:
+                await self._host.stop()
+                self._frontend.attach(await self._host.launch(self._frontend.sink))
+                return delay
+            except (EngineStartError, CheckpointError, ValueError, OSError, MemoryError) as error:
+                log.error("no engine could be started, trying again in %g s: %s", delay, error)

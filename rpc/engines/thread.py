@@ -1,0 +1,28 @@
+"""An engine on a thread of the server's own process: the default where there is no GPU."""
+
+import asyncio
+
+from rpc.frontend.engine_client import EngineClient
+from rpc.settings import EngineConfig
+from scheduler.engine import Engine, Sink
+
+
+class ThreadHost:
+    """`EngineHost` of an engine in this process."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._engine: Engine | None = None
+
+    async def launch(self, sink: Sink) -> EngineClient:
+        from rpc.assembly import assemble  # here, since it imports torch, which a server of other hosts does without
+
+        parts = await asyncio.to_thread(assemble, self._config)
+        self._engine = engine = parts.engine(sink)
+        engine.start()
+        return engine
+
+    async def stop(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.stop)

@@ -1,0 +1,71 @@
+"""Step outputs taken apart by frontend, and put together where one lags."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.events import End, Logprobs, Start, StepOutputs
+
+T = TypeVar("T", Start, End)
+
+LOCAL_BITS = 40
+"""An engine that serves several frontends numbers attempts by frontend x 2^40 + the frontend's own number."""
+LOCAL = 2**LOCAL_BITS - 1
+
+
+def owned_by(outputs: StepOutputs, frontend: int) -> StepOutputs:
+    """What is for one frontend, with its own attempt numbers. Stats and step times are for all."""
+    owners = outputs.attempts >> LOCAL_BITS
+    if not np.all(owners == frontend):
+        mine = np.flatnonzero(owners == frontend)
+        outputs = replace(
+            outputs,
+            attempts=outputs.attempts[mine],
+            positions=outputs.positions[mine],
+            tokens=outputs.tokens[mine],
+            logprobs=outputs.logprobs.select(mine),
+        )
+    return replace(
+        outputs,
+        attempts=outputs.attempts & LOCAL,
+        starts=_local(outputs.starts, frontend),
+        ends=_local(outputs.ends, frontend),
+    )
+
+
+def _local(items: tuple[T, ...], frontend: int) -> tuple[T, ...]:
+    return tuple(replace(i, attempt=i.attempt & LOCAL) for i in items if i.attempt >> LOCAL_BITS == frontend)
+
+
+def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
+    """The outputs of several steps as one, in order; stats are the last one's. At least one step."""
+    if len(steps) == 1:
+        return steps[0]
+    return StepOutputs(
+        attempts=np.concatenate([s.attempts for s in steps]),
+        positions=np.concatenate([s.positions for s in steps]),
+        tokens=np.concatenate([s.tokens for s in steps]),
+        logprobs=_merged_logprobs([s.logprobs for s in steps]),
+        starts=tuple(start for s in steps for start in s.starts),
+        ends=tuple(end for s in steps for end in s.ends),
+        stats=steps[-1].stats,
+        step_seconds=tuple(seconds for s in steps for seconds in s.step_seconds),
+    )
+
+
+def _merged_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
+    """Narrower parts are padded: nobody asked for more of their alternatives than they have."""
+    width = max(part.top.shape[1] for part in parts)
+    return Logprobs(
+        chosen=np.concatenate([part.chosen for part in parts]),
+        rank=np.concatenate([part.rank for part in parts]),
+        top_ids=np.concatenate([_widened(part.top_ids, width, -1) for part in parts]),
+        top=np.concatenate([_widened(part.top, width, -np.inf) for part in parts]),
+    )
+
+
+def _widened(array: NDArray, width: int, fill: float) -> NDArray:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)

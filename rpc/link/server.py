@@ -1,0 +1,155 @@
+"""The engine's end of the link: takes frontends' events, sends each its share of every step's outputs.
+
+The engine's thread pays one wake-up of the loop a step. A frontend that lags gets the outputs of several steps in one
+message; one that lags without end is cut off.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+
+import grpc
+from grpc import aio
+from quire.engine.v1 import engine_service_pb2 as pb
+from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
+
+from rpc.frontend.engine_client import EngineClient
+from rpc.link import HEARTBEAT, codec
+from rpc.link.coalesce import LOCAL, LOCAL_BITS, merged, owned_by
+from scheduler.events import EngineStats, Event, Finish, StepOutputs, Submit, nothing
+
+log = logging.getLogger("quire.link")
+
+MOST_PENDING = 2**20  # tokens that may wait for a frontend: about 30 MB
+
+
+class Connection:
+    """One frontend: what waits to be sent to it, and which of its attempts live. On the loop alone."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.live: set[int] = set()
+        self.overrun = False
+        self._pending: list[StepOutputs] = []
+        self._pending_tokens = 0
+        self._news = asyncio.Event()
+
+    def add(self, outputs: StepOutputs) -> None:
+        self.live.difference_update(end.attempt for end in outputs.ends)
+        self._pending.append(outputs)
+        self._pending_tokens += len(outputs.attempts)
+        self._news.set()
+        if self._pending_tokens > MOST_PENDING:
+            self.overrun = True
+
+    async def wait(self, seconds: float) -> None:
+        """Until there is something to send, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+    def take(self, stats: EngineStats) -> StepOutputs:
+        """Everything that waits, as one; a sign of life with these stats where nothing does."""
+        steps, self._pending, self._pending_tokens = self._pending, [], 0
+        self._news.clear()
+        return merged(steps) if steps else nothing(stats)
+
+    def accept(self, events: list[Event]) -> list[Event]:
+        """The events under the engine's own numbers. Raises LinkError."""
+        accepted: list[Event] = []
+        for event in events:
+            known = event.attempt in self.live
+            if isinstance(event, Submit):
+                if known or not 0 <= event.attempt <= LOCAL:
+                    raise codec.LinkError(f"attempt {event.attempt} is live or out of range")
+                self.live.add(event.attempt)
+            elif not known:
+                continue
+            accepted.append(replace(event, attempt=self.global_of(event.attempt)))
+        return accepted
+
+    def finish_all(self) -> list[Event]:
+        """No more of any of its attempts is wanted."""
+        attempts, self.live = self.live, set()
+        return [Finish(self.global_of(attempt)) for attempt in attempts]
+
+    def global_of(self, attempt: int) -> int:
+        return self.number << LOCAL_BITS | attempt
+
+
+class LinkService(pb_grpc.EngineServiceServicer):
+    """quire.engine.v1 over one engine. Make it on its loop, give `sink` to the engine, then `attach` the engine."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._engine: asyncio.Future[EngineClient] = self._loop.create_future()
+        self._connections: dict[int, Connection] = {}
+        self._numbers = itertools.count(1)
+        self._stats = EngineStats()
+        self._closing = asyncio.Event()
+
+    def sink(self, outputs: StepOutputs) -> None:
+        """For the engine's thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def attach(self, engine: EngineClient) -> None:
+        """From now on frontends are answered."""
+        self._stats = EngineStats(pages_total=engine.info.pages)
+        self._engine.set_result(engine)
+
+    def _deliver(self, outputs: StepOutputs) -> None:
+        self._stats = outputs.stats
+        for connection in self._connections.values():
+            if connection.overrun:
+                connection.take(self._stats)  # it may never read again: hold nothing for it
+                self._engine.result().send(connection.finish_all())
+            connection.add(owned_by(outputs, connection.number))
+        if self._engine.done() and self._engine.result().failure is not None:
+            self._closing.set()
+
+    async def wait_failure(self) -> str:
+        """Until the engine is dead and frontends were told; why."""
+        await self._closing.wait()
+        return self._engine.result().failure or "the engine was stopped"
+
+    async def Connect(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[pb.ConnectRequest], context: aio.ServicerContext
+    ) -> None:
+        engine = await self._engine
+        connection = Connection(next(self._numbers))
+        self._connections[connection.number] = connection
+        reader = asyncio.create_task(self._read(request_iterator, connection, engine))
+        try:
+            await context.write(codec.encode_info(engine.info))
+            await self._write(context, connection, engine, reader)
+        except codec.LinkError as error:
+            log.error("a frontend is cut off: %s", error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            reader.cancel()
+            del self._connections[connection.number]
+            engine.send(connection.finish_all())
+
+    async def _read(
+        self, requests: AsyncIterator[pb.ConnectRequest], connection: Connection, engine: EngineClient
+    ) -> None:
+        async for message in requests:
+            engine.send(connection.accept(codec.decode_events(message)))
+
+    async def _write(
+        self, context: aio.ServicerContext, connection: Connection, engine: EngineClient, reader: asyncio.Task[None]
+    ) -> None:
+        """Until the frontend hangs up, or the engine is dead; then its frontend has the ends of its attempts."""
+        while not reader.done():
+            await connection.wait(HEARTBEAT)
+            closing = self._closing.is_set()
+            if connection.overrun:
+                raise codec.LinkError(f"more than {MOST_PENDING} tokens wait to be read")
+            await context.write(codec.encode_outputs(connection.take(self._stats), engine.stalled_for()))
+            if closing:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, engine.failure or "the engine has ended")
+        reader.result()
