@@ -16,9 +16,7 @@ from rpc.settings import EngineConfig
 from scheduler.events import Finish as FinishAttempt
 from scheduler.events import StepOutputs, Submit
 from scheduler.request import Output, Sampling, Spec, Stopping
-from scheduler.settings import QueueLimits, SchedulerSettings
-
-NO_LIMITS = QueueLimits(requests=2**31, pools_of_tokens=float("inf"), wait=float("inf"))
+from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class LLM:
         config = EngineConfig(
             model=ModelSettings(model, None, dtype, device, page_size, kv_cache_memory),
             scheduler=SchedulerSettings(max_batched_tokens, max_sequences),
-            queue=NO_LIMITS,
+            queue=NO_QUEUE_LIMITS,
         )
         self._preparer = load_preparer(config.model)
         parts = assemble(config)

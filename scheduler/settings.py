@@ -64,6 +64,10 @@ class QueueLimits:
             raise ValueError(f"--max-queue-time is {self.wait}, must be above 0 seconds")
 
 
+NO_QUEUE_LIMITS = QueueLimits(requests=2**31, pools_of_tokens=float("inf"), wait=float("inf"))
+"""For work that waits as long as it must: scripts and batch jobs."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """Most that one request may ask for, whatever the model."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from model.settings import ModelSettings
+from rpc.cli.batch import batch
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.frontend.settings import FrontendSettings
 from rpc.settings import EngineSettings, ListenSettings, ServerSettings
@@ -154,6 +155,9 @@ def estimate(
         show(model_directory(model), dtype, page_size, kv_cache_memory, length, json)
     except (CheckpointError, ValueError) as error:
         _stop(error)
+
+
+app.command()(batch)
 
 
 def _stop(error: BaseException) -> None:

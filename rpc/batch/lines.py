@@ -1,0 +1,156 @@
+"""A line of a batch job: JSON to a request of the public API, its response or failure back to JSON.
+
+What a line may say is the proto's: `sampling`, `stopping` and `output` are read as the messages of those names, so
+field names, types and their errors are those of every other client.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.frontend.errors import RequestFailed, invalid, not_supported
+from scheduler.request import InvalidRequest
+
+PROMPTS = ("prompt", "prompt_token_ids", "messages")
+PARAMETERS = ("sampling", "stopping", "output")
+KEYS = ("id", *PROMPTS, "images", *PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line with something in it. index: among such lines, from 0. number: in the file, from 1; its id if it has none.
+
+    Either `request` is what to run, or `failure` says why the line is no request.
+    """
+
+    index: int
+    number: int
+    id: str | int
+    request: pb.GenerateRequest | None = None
+    failure: RequestFailed | None = None
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Every line that is not blank. Raises OSError."""
+    index = 0
+    with path.open("rb") as file:
+        for number, data in enumerate(file, 1):
+            if data.strip():
+                yield parse_line(index, number, data)
+                index += 1
+
+
+def parse_line(index: int, number: int, data: bytes) -> Line:
+    """Never raises for what is in the line."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return Line(index, number, number, failure=_bad_line(f"line {number} is no JSON: {error}"))
+    if not isinstance(values, dict):
+        return Line(index, number, number, failure=_bad_line(f"line {number} is no JSON object"))
+    name = values.get("id", number)
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        return Line(index, number, number, failure=_bad("id", name, "must be a string or a whole number"))
+    try:
+        return Line(index, number, name, request=_request(values))
+    except RequestFailed as failure:
+        return Line(index, number, name, failure=failure)
+
+
+def _bad(field: str, value: object, reason: str) -> RequestFailed:
+    return invalid(InvalidRequest(field, value, reason))
+
+
+def _bad_line(message: str) -> RequestFailed:
+    return RequestFailed("INVALID_ARGUMENT", "INVALID_LINE", message, field="line")
+
+
+def _request(values: dict[str, Any]) -> pb.GenerateRequest:
+    """Raises RequestFailed."""
+    for key in values:
+        if key not in KEYS:
+            raise _bad(key, values[key], f"is not known here; a line has {', '.join(KEYS)}")
+    for key in ("messages", "images"):
+        if key in values:
+            raise not_supported(key)
+    given = [key for key in PROMPTS if key in values]
+    if len(given) != 1:
+        raise _bad_line(f"there must be exactly one of {', '.join(PROMPTS)}; there is {', '.join(given) or 'none'}")
+    spec = pb.GenerationSpec()
+    if given[0] == "prompt":
+        _set_text(spec, values["prompt"])
+    else:
+        _set_ids(spec, values["prompt_token_ids"])
+    spec.output.token_ids = True
+    for key in PARAMETERS:
+        if key in values:
+            _parse(values[key], getattr(spec, key), key)
+    return pb.GenerateRequest(spec=spec)
+
+
+def _set_text(spec: pb.GenerationSpec, prompt: object) -> None:
+    if not isinstance(prompt, str):
+        raise _bad("prompt", prompt, "must be a string")
+    try:
+        spec.text = prompt
+    except ValueError:
+        raise _bad("prompt", prompt, "is no Unicode text") from None
+
+
+def _set_ids(spec: pb.GenerationSpec, ids: object) -> None:
+    whole = isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
+    if not whole or not all(0 <= i < 2**32 for i in ids):  # type: ignore[attr-defined]
+        raise _bad("prompt_token_ids", ids, "must be a list of token ids")
+    spec.token_ids.ids.extend(ids)  # type: ignore[arg-type]
+
+
+def _parse(values: object, into: Message, key: str) -> None:
+    if not isinstance(values, dict):
+        raise _bad(key, values, "must be an object")
+    try:
+        json_format.ParseDict(values, into)
+    except (json_format.ParseError, ValueError, TypeError) as error:
+        raise _bad(key, values, str(error)) from None
+
+
+def result_line(line: Line, response: pb.GenerateResponse) -> str:
+    """One line of JSON, without its end."""
+    usage = response.usage
+    counts = {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_prompt_tokens": usage.cached_prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
+    if line.request is not None and line.request.spec.sampling.sequence_count > 1:
+        return json.dumps({"id": line.id, "sequences": [_sequence(s) for s in response.sequences], "usage": counts})
+    (sequence,) = response.sequences
+    values = {"id": line.id, **_sequence(sequence), "usage": counts}
+    if "logprobs" in values:
+        values["logprobs"] = values.pop("logprobs")  # the longest comes last
+    return json.dumps(values)
+
+
+def _sequence(sequence: pb.SequenceResult) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "text": sequence.text,
+        "token_ids": list(sequence.token_ids),
+        "finish_reason": pb.FinishReason.Name(sequence.finish_reason).removeprefix("FINISH_REASON_").lower(),
+    }
+    if sequence.logprobs:
+        values["logprobs"] = [
+            [{"token_id": t.token_id, "logprob": t.logprob, "rank": t.rank} for t in position.tokens]
+            for position in sequence.logprobs
+        ]
+    return values
+
+
+def failure_line(line: Line, failure: RequestFailed) -> str:
+    """One line of JSON, without its end."""
+    error = {"code": failure.code, "reason": failure.reason, "message": failure.message}
+    return json.dumps({"id": line.id, "error": error})

@@ -1,0 +1,194 @@
+"""What runs a batch job's requests: an engine of the job's own, or a server's BatchGenerate."""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import grpc
+from google.rpc import code_pb2, error_details_pb2
+from grpc import aio
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+from rpc.engines.host import choose_host
+from rpc.engines.supervisor import Supervisor
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.prepare import load_preparer
+from rpc.observe.metrics import Metrics
+from rpc.services import convert
+from rpc.settings import ServerSettings
+
+CALL_ENTRIES, CALL_BYTES, CALLS = 64, 48 * 1024, 8
+"""Most of one BatchGenerate call, and most calls at once. Every server takes messages of 64 KiB."""
+PATIENCE = 60.0  # seconds for which no call to a server succeeds
+PAUSE = 0.5  # seconds between two tries to reach it
+
+
+class ServerLostError(ConnectionError):
+    """The server cannot be reached any more; says what is to be done."""
+
+
+class Runner(Protocol):
+    """in_flight: requests that are worth running at once."""
+
+    in_flight: int
+
+    def run(self, request: pb.GenerateRequest) -> Awaitable[pb.GenerateResponse]:
+        """Raises RequestFailed for what concerns this request, ServerLostError for what ends the job."""
+
+
+class LocalRunner:
+    """Requests straight to a frontend of this process."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self.in_flight = 2 * frontend.info.limits.sequences
+
+    async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+        request_id = secrets.token_hex(16)
+        async with self._frontend.open(convert.spec_from(request.spec), request_id, None, streaming=False) as live:
+            while not live.stream.ended:
+                await live.wait()
+            return convert.result_message(live.stream, live.stream.take(), request_id)
+
+
+@asynccontextmanager
+async def local_runner(settings: ServerSettings) -> AsyncIterator[LocalRunner]:
+    """An engine where the settings say, without a server. Raises what a host's `launch` does."""
+    preparer = await asyncio.to_thread(load_preparer, settings.model)
+    many = replace(settings.frontend, request_time=convert.LONGEST, max_preparing=2 * settings.scheduler.max_sequences)
+    frontend = Frontend(preparer, many, Metrics(preparer.name))
+    supervisor = Supervisor(choose_host(settings), frontend)
+    try:
+        await supervisor.start()
+        yield LocalRunner(frontend)
+    finally:
+        await supervisor.stop()
+        frontend.shutdown()
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request on its way to a server. alone: it shares no call."""
+
+    request: pb.GenerateRequest
+    answer: asyncio.Future[pb.GenerateResponse]
+    alone: bool = False
+
+
+class ServerRunner:
+    """Requests to a server, many in each BatchGenerate. `work` while requests run."""
+
+    in_flight = CALLS * CALL_ENTRIES
+
+    def __init__(self, channel: aio.Channel, server: str) -> None:
+        self._stub, self._server = pb_grpc.GenerationServiceStub(channel), server
+        self._asked: deque[Asked] = deque()
+        self._news = asyncio.Event()
+        self._answered = time.monotonic()
+
+    async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+        asked = Asked(request, asyncio.get_running_loop().create_future())
+        self._ask([asked])
+        return await asked.answer
+
+    def _ask(self, asked: list[Asked]) -> None:
+        self._asked.extend(asked)
+        self._news.set()
+
+    async def work(self) -> None:
+        """Sends what was asked, until cancelled."""
+        await asyncio.gather(*(self._call_after_call() for _ in range(CALLS)))
+
+    async def _call_after_call(self) -> None:
+        while True:
+            call = await self._collect()
+            try:
+                await self._send(call)
+                _fail(call, RequestFailed("INTERNAL", "NOT_ANSWERED", "the server left this entry of a batch out"))
+            except aio.AioRpcError as error:
+                await self._failed([asked for asked in call if not asked.answer.done()], error)
+            except Exception as error:  # a bug: whoever waits shall hear of it
+                _fail(call, error)
+
+    async def _collect(self) -> list[Asked]:
+        """The next call: what waits, as far as it fits."""
+        while not self._asked:
+            self._news.clear()
+            await self._news.wait()
+        call, size = [self._asked.popleft()], 0
+        while self._asked and len(call) < CALL_ENTRIES and not (call[-1].alone or self._asked[0].alone):
+            size += call[-1].request.ByteSize() + 8  # its tag and length
+            if size + self._asked[0].request.ByteSize() > CALL_BYTES:
+                break
+            call.append(self._asked.popleft())
+        return call
+
+    async def _send(self, call: list[Asked]) -> None:
+        message = pb.BatchGenerateRequest(requests=[asked.request for asked in call])
+        async for entry in self._stub.BatchGenerate(message):
+            self._answered = time.monotonic()
+            answer = call[entry.position].answer
+            if answer.done():  # cancelled: the job is ending
+                continue
+            if entry.WhichOneof("outcome") == "response":
+                answer.set_result(entry.response)
+            else:
+                answer.set_exception(failure_of(entry.error))
+
+    async def _failed(self, left: list[Asked], error: aio.AioRpcError) -> None:
+        """Of a call as a whole: a server that is away is waited for, a call that it does not take is taken apart."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            if time.monotonic() - self._answered > PATIENCE:
+                _fail(left, ServerLostError(f"{self._server} does not answer: {error.details()}"))
+            self._ask([asked for asked in left if not asked.answer.done()])
+            await asyncio.sleep(PAUSE)
+        elif len(left) == 1:
+            _fail(left, RequestFailed(error.code().name, "CALL_FAILED", error.details() or ""))
+        else:
+            self._ask([Asked(asked.request, asked.answer, alone=True) for asked in left])
+
+
+def _fail(call: list[Asked], error: Exception) -> None:
+    for asked in call:
+        if not asked.answer.done():
+            asked.answer.set_exception(error)
+
+
+@asynccontextmanager
+async def server_runner(server: str) -> AsyncIterator[ServerRunner]:
+    """Raises ServerLostError where nobody answers."""
+    options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+    async with aio.insecure_channel(server, options=options) as channel:
+        try:
+            async with asyncio.timeout(10):
+                await channel.channel_ready()
+        except TimeoutError:
+            raise ServerLostError(f"no server answers at {server}. Start one with `make serve`") from None
+        runner = ServerRunner(channel, server)
+        work = asyncio.create_task(runner.work())
+        try:
+            yield runner
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+def failure_of(error: pb.EntryError) -> RequestFailed:
+    """What a failed entry of a batch says, as `rpc.services.errors` put it."""
+    reason, field, retry_after = "", "", None
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    for packed in error.details:
+        if packed.Unpack(info):
+            reason = info.reason
+        elif packed.Unpack(bad) and bad.field_violations:
+            field = bad.field_violations[0].field.removeprefix("spec.")
+        elif packed.Unpack(retry):
+            retry_after = retry.retry_delay.ToMilliseconds() / 1000
+    return RequestFailed(code_pb2.Code.Name(error.code), reason, error.message, field, retry_after)

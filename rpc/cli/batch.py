@@ -1,0 +1,112 @@
+"""`quire batch`: a file of requests in, a file of results out."""
+
+import asyncio
+import logging
+import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from model.settings import ModelSettings
+from rpc.cli.options import Config, build, with_settings
+from rpc.settings import EngineSettings, ServerSettings
+from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
+
+
+@with_settings({ModelSettings: None, EngineSettings: "Engine", SchedulerSettings: "Scheduling"})
+def batch(
+    context: typer.Context,
+    input_path: Annotated[
+        Path, typer.Option("--input", exists=True, dir_okay=False, help="JSON lines, one request each.")
+    ],
+    output_path: Annotated[
+        Path,
+        typer.Option("--output", dir_okay=False, help="JSON lines, one result each. If it is there, the job goes on."),
+    ],
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of a running `quire serve` to run it on, in place of --model.", show_default=False
+        ),
+    ] = None,
+    config: Config = None,
+    **values: Any,
+) -> None:
+    """Run a file of requests and write their results in the same order.
+
+    A line is an object with "id", "prompt" or "prompt_token_ids", "sampling", "stopping", "output", the last three
+    with the field names of the API. A line that is no request, or fails, gets a line with its "error". The same command
+    goes on where it was stopped.
+    """
+    from model.errors import CheckpointError
+    from rpc.batch.runners import ServerLostError
+    from rpc.engines.process import EngineStartError
+
+    source = context.get_parameter_source("model")
+    if server is not None and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("--server runs the model that it serves: leave --model or --server out")
+    logging.basicConfig(level=logging.WARNING, format="quire: %(message)s", stream=sys.stderr)
+    try:
+        settings = ServerSettings(
+            model=build(ModelSettings, values),
+            engine=build(EngineSettings, values),
+            scheduler=build(SchedulerSettings, values),
+            queue=NO_QUEUE_LIMITS,
+        )
+        asyncio.run(_run(input_path, output_path, server, settings))
+    except KeyboardInterrupt:
+        _say(f"stopped; the same command goes on from what is in {output_path}")
+        raise typer.Exit(130) from None
+    except ServerLostError as error:
+        _say(f"{error}. The same command goes on from what is in {output_path}")
+        raise typer.Exit(1) from None
+    except (CheckpointError, EngineStartError, ValueError, OSError, MemoryError) as error:
+        _say(str(error))
+        raise typer.Exit(1) from None
+
+
+def _say(message: str) -> None:
+    typer.echo(f"quire: {message}", err=True)
+
+
+async def _run(input_path: Path, output_path: Path, server: str | None, settings: ServerSettings) -> None:
+    from rpc.batch.job import Tally, count_lines, run_job
+    from rpc.batch.lines import read_lines
+    from rpc.batch.results import Results
+    from rpc.batch.runners import Runner, local_runner, server_runner
+
+    with Results(output_path) as results:
+        tally = Tally(lines=count_lines(input_path), before=results.resume(read_lines(input_path)))
+        if tally.before == tally.lines:
+            results.complete()
+            _say(f"nothing to do: {output_path} has all {tally.lines} results")
+            return
+        if tally.before:
+            _say(f"going on: {tally.before} of {tally.lines} results are there")
+        runner: AbstractAsyncContextManager[Runner]
+        runner = local_runner(settings) if server is None else server_runner(server)
+        async with runner as ready:
+            with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
+                task = bar.add_task("", total=tally.lines, completed=tally.before, tokens=0, errors=0)
+
+                def show(now: Tally) -> None:
+                    bar.update(task, completed=now.done, tokens=now.completion_tokens, errors=now.errors)
+
+                await run_job(input_path, results, ready, tally, show)
+        _say(
+            f"{tally.results} results and {tally.errors} errors, {tally.prompt_tokens} prompt + "
+            f"{tally.completion_tokens} generated tokens, in {output_path}"
+        )
+
+
+COLUMNS = (
+    MofNCompleteColumn(),
+    BarColumn(),
+    TextColumn("{task.fields[tokens]} tokens, {task.fields[errors]} errors"),
+    TimeElapsedColumn(),
+    TimeRemainingColumn(),
+)
