@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 PROTOS := $(shell find proto -name "*.proto")
 
-.PHONY: help setup setup-dev serve test test-fast lint proto check-proto demo-model format clean
+.PHONY: help setup setup-dev serve test test-fast lint proto check-proto demo demo-model format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -62,6 +62,9 @@ check-proto: setup-dev # The committed protobuf code is what the .proto files gi
 	@rm -rf build/pb && mkdir -p build/pb
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=build/pb --pyi_out=build/pb --grpc_python_out=build/pb $(PROTOS)
 	@diff -r -x __pycache__ -x __init__.py build/pb/quire rpc/pb/quire || { echo "generated code is stale: run make proto"; exit 1; }
+
+demo: setup ## Replay real traffic through a server, `make serve`'s or its own (flags: ARGS="--ray")
+	$(BIN)/python -m bench.replay $(ARGS)
 
 demo-model: setup ## Train the demo model again (20 minutes)
 	$(BIN)/python -m model.demo.train

@@ -6,20 +6,12 @@ import torch
 
 from model.loading import LoadedModel, load
 from model.overlapped import Overlapped
+from rpc.engines.local import LocalEngine
 from rpc.frontend.engine_client import EngineInfo
 from rpc.paths import model_directory
 from rpc.settings import EngineConfig
-from scheduler.engine import Engine, Sink
+from scheduler.engine import Sink
 from scheduler.scheduler import Scheduler
-
-
-class LocalEngine(Engine):
-    """An engine in this process, as an `EngineClient`."""
-
-    def __init__(self, scheduler: Scheduler, loaded: LoadedModel, sink: Sink) -> None:
-        overlap = scheduler.settings.steps_in_flight > 1
-        super().__init__(scheduler, Overlapped(loaded.runner) if overlap else loaded.runner, sink)
-        self.info = EngineInfo(loaded.limits, loaded.pages, loaded.dtype, loaded.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +23,10 @@ class Parts:
 
     def engine(self, sink: Sink) -> LocalEngine:
         """The engine, not started. `sink` gets each step's outputs on the engine's thread."""
-        return LocalEngine(self.scheduler, self.loaded, sink)
+        loaded, runner = self.loaded, self.loaded.runner
+        executor = Overlapped(runner) if self.scheduler.settings.steps_in_flight > 1 else runner
+        info = EngineInfo(loaded.limits, loaded.pages, loaded.dtype, loaded.device)
+        return LocalEngine(self.scheduler, executor, info, sink)
 
 
 def assemble(config: EngineConfig) -> Parts:

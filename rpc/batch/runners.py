@@ -27,6 +27,7 @@ from rpc.settings import ServerSettings
 CALL_ENTRIES, CALL_BYTES, CALLS = 64, 48 * 1024, 8
 """Most of one BatchGenerate call, and most calls at once. Every server takes messages of 64 KiB."""
 PATIENCE = 60.0  # seconds for which no call to a server succeeds
+CONNECT = 5.0  # seconds for the first connection
 PAUSE = 0.5  # seconds between two tries to reach it
 
 
@@ -167,7 +168,7 @@ async def server_runner(server: str) -> AsyncIterator[ServerRunner]:
     options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
     async with aio.insecure_channel(server, options=options) as channel:
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(CONNECT):
                 await channel.channel_ready()
         except TimeoutError:
             raise ServerLostError(f"no server answers at {server}. Start one with `make serve`") from None

@@ -59,7 +59,7 @@ def batch(
         )
         asyncio.run(_run(input_path, output_path, server, settings))
     except KeyboardInterrupt:
-        _say(f"stopped; the same command goes on from what is in {output_path}")
+        _say(f"stopped. The same command goes on from what is in {output_path}")
         raise typer.Exit(130) from None
     except ServerLostError as error:
         _say(f"{error}. The same command goes on from what is in {output_path}")

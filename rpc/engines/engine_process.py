@@ -6,17 +6,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from grpc import aio
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from model.errors import CheckpointError
+from rpc.engines.local import LocalEngine
 from rpc.engines.process import SOCKET
 from rpc.engines.reaping import die_with_parent
 from rpc.link import CHANNEL_OPTIONS
 from rpc.link.server import LinkService
 from rpc.settings import EngineConfig
+from scheduler.engine import Sink
 
 log = logging.getLogger("quire.engines")
 
@@ -25,19 +28,23 @@ class EngineFailedError(RuntimeError):
     """The engine of this process has died; says why."""
 
 
-async def run_engine(config: EngineConfig, directory: Path, stop: asyncio.Event) -> None:
-    """Serves one engine on the link's socket in `directory` until `stop`.
+def make_engine(config: EngineConfig, sink: Sink) -> LocalEngine:
+    """Loads a model. Raises CheckpointError, ValueError."""
+    from rpc.assembly import assemble  # here, since it imports torch: Ray's driver, too, imports this module
 
-    Raises CheckpointError or ValueError where it cannot start, EngineFailedError where it fails.
+    return assemble(config).engine(sink)
+
+
+async def run_engine(make: Callable[[Sink], LocalEngine], directory: Path, stop: asyncio.Event) -> None:
+    """Serves the engine that `make` gives on the link's socket in `directory`, until `stop`.
+
+    Raises what `make` does, and EngineFailedError where the engine fails.
     """
-    from rpc.assembly import assemble  # here, since it imports torch: the frontend's side imports this module's parent
-
     server, service = aio.server(options=CHANNEL_OPTIONS), LinkService()
     pb_grpc.add_EngineServiceServicer_to_server(service, server)
     server.add_insecure_port(f"unix:{directory / SOCKET}")
     await server.start()
-    parts = await asyncio.to_thread(assemble, config)
-    engine = parts.engine(service.sink)
+    engine = await asyncio.to_thread(make, service.sink)
     engine.start()
     service.attach(engine)
     waits = [asyncio.create_task(service.wait_failure()), asyncio.create_task(stop.wait())]
@@ -93,7 +100,7 @@ async def _main(config: EngineConfig, directory: Path) -> None:
         stop.set()
 
     loop.add_reader(0, parent_has_closed)
-    await run_engine(config, directory, stop)
+    await run_engine(partial(make_engine, config), directory, stop)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """The Ray actor that hosts an engine. Its one call runs as long as the engine does: its end is the actor's."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
-from rpc.engines.engine_process import run_and_report, run_engine, set_up_logging
+from rpc.engines.engine_process import make_engine, run_and_report, run_engine, set_up_logging
 from rpc.engines.reaping import die_with_parent
 from rpc.settings import EngineConfig
 
@@ -16,5 +17,5 @@ class EngineActor:
         die_with_parent()
         set_up_logging()
         never = asyncio.Event()  # a cluster that ends kills its actors
-        engine = run_engine(EngineConfig.from_json(config), Path(directory), never)
+        engine = run_engine(partial(make_engine, EngineConfig.from_json(config)), Path(directory), never)
         return run_and_report(lambda: asyncio.run(engine))

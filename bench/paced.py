@@ -1,0 +1,140 @@
+"""An engine without a model, whose steps end on a fixed grid of the machine's clock: for measuring what is around it.
+
+A token says when it was made: it is the number of its step on the grid, modulo `CYCLE`.
+
+    python -m bench.paced bare               the engine, its outputs thrown away
+    python -m bench.paced thread             gRPC, frontend and engine in one process
+    python -m bench.paced process            gRPC and frontend, the engine in a process behind the link
+
+Each prints a line of JSON with its address and process ids when it is ready, and runs until its input ends.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+from grpc import aio
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+from cache_manager.layout import KVLayout
+from model.settings import ModelSettings
+from rpc.engines.engine_process import run_engine
+from rpc.engines.local import LocalEngine
+from rpc.engines.process import SOCKET, private_directory
+from rpc.frontend.engine_client import EngineInfo
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.prepare import load_preparer
+from rpc.frontend.settings import FrontendSettings
+from rpc.link.client import LinkClient
+from rpc.observe.metrics import Metrics
+from rpc.services.generation import GenerationService
+from scheduler.engine import Sink
+from scheduler.events import Logprobs, StepOutputs, Submit
+from scheduler.request import Controls, Limits, Request
+from scheduler.scheduler import Scheduler
+from scheduler.settings import NO_QUEUE_LIMITS, RequestLimits, SchedulerSettings
+from scheduler.step import StepPlan, StepResult
+
+PERIOD = 0.02  # seconds of a step
+CYCLE = 1500  # below the demo model's vocabulary, and 30 s: no token is that late
+CONTEXT, STREAMS = 100_000, 64
+
+
+class PacedExecutor:
+    """Ends each step on the next point of the grid."""
+
+    def __init__(self) -> None:
+        self._plans: deque[StepPlan] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def collect(self) -> StepResult:
+        plan = self._plans.popleft()
+        number = int(time.monotonic() / PERIOD) + 1
+        time.sleep(max(0.0, number * PERIOD - time.monotonic()))
+        n = len(plan.logits)
+        none = np.empty((n, 0))
+        logprobs = Logprobs(
+            np.zeros(n, np.float32), np.ones(n, np.int32), none.astype(np.int32), none.astype(np.float32)
+        )
+        return StepResult(plan.step, np.full(n, number % CYCLE, np.int32), logprobs)
+
+    def close(self) -> None:
+        pass
+
+
+def make_engine(sink: Sink) -> LocalEngine:
+    layout = KVLayout(((0,),), 1, 1, 2, 16)
+    pages = STREAMS * layout.pages_for(CONTEXT)
+    scheduler = Scheduler(SchedulerSettings(), NO_QUEUE_LIMITS, layout, pages)
+    limits = Limits(2048, CONTEXT, layout.tokens_in(pages), 256, RequestLimits())
+    return LocalEngine(scheduler, PacedExecutor(), EngineInfo(limits, pages, "none", "cpu"), sink)
+
+
+def bare() -> None:
+    def drop(outputs: StepOutputs) -> None:
+        pass
+
+    engine = make_engine(drop)
+    engine.start()
+    request = Request(np.ones(4, np.int32), CONTEXT - 10, (), Controls(0.0, 1.0, 0, 0.0, 0))
+    engine.send([Submit(i, request) for i in range(1, STREAMS + 1)])
+    print(json.dumps({"engine": os.getpid()}), flush=True)
+    sys.stdin.read()
+    engine.stop()
+
+
+async def serve(mode: str) -> None:
+    frontend = Frontend(load_preparer(ModelSettings()), FrontendSettings(), Metrics("paced"))
+    ids = {"frontend": os.getpid()}
+    if mode == "thread":
+        engine = make_engine(frontend.sink)
+        engine.start()
+        frontend.attach(engine)
+        ids["engine"] = os.getpid()
+    else:
+        directory = private_directory()
+        command = [sys.executable, "-m", "bench.paced", "engine", str(directory)]
+        child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+        client = LinkClient(f"unix:{directory / SOCKET}", frontend.sink, RequestLimits(), 10.0)
+        await client.connect()
+        frontend.attach(client)
+        ids["engine"] = child.pid
+    server = aio.server(options=[("grpc.so_reuseport", 0)])
+    pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(frontend), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(json.dumps({"address": f"127.0.0.1:{port}", **ids}), flush=True)
+    await end_of_input()
+    os._exit(0)  # and the child's input ends with this process
+
+
+async def end_of_input() -> None:
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, ended.set)
+    await ended.wait()
+
+
+async def engine_process(directory: Path) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, stop.set)
+    await run_engine(make_engine, directory, stop)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["bare"]:
+            bare()
+        case ["engine", directory]:
+            asyncio.run(engine_process(Path(directory)))
+            os._exit(0)
+        case [("thread" | "process") as mode]:
+            asyncio.run(serve(mode))
+        case _:
+            sys.exit(__doc__)

@@ -1,0 +1,171 @@
+"""Batch jobs as a user runs them: on an engine of their own, on a server, killed and started again."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.server import QUIRE, RunningServer, clean_environment, running_server
+
+LINES, BAD = 1000, frozenset(range(50, 1000, 97))
+BROKEN = ("not json", '{"id": "n%d", "prompt": 3}', '{"id": "n%d", "prompt": "A", "sampling": {"temperature": 9}}')
+
+
+def write_input(path: Path, lines: int = LINES, bad: frozenset[int] = BAD, tokens: int = 4) -> Path:
+    """Seeded requests, so that they give the same tokens wherever they run."""
+    with path.open("w") as file:
+        for i in range(lines):
+            request = {
+                "id": f"n{i}",
+                "prompt": f"Speech {i}:",
+                "sampling": {"seed": i},
+                "stopping": {"max_tokens": tokens + i % 17, "ignore_eos": True},
+                "output": {"top_logprobs": 1} if i % 50 == 0 else {},
+            }
+            broken = BROKEN[i % 3]
+            file.write((broken % i if "%d" in broken else broken) if i in bad else json.dumps(request))
+            file.write("\n")
+    return path
+
+
+def start(source: Path, output: Path, *flags: str) -> subprocess.Popen:
+    command = [QUIRE, "batch", "--input", str(source), "--output", str(output), *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_environment() | {"COLUMNS": "200"})
+
+
+def finish(job: subprocess.Popen, code: int = 0) -> str:
+    """What it said on standard error."""
+    _, said = job.communicate(timeout=240)
+    assert job.returncode == code, said
+    assert "Traceback" not in said
+    return said
+
+
+def wait_results(job: subprocess.Popen, output: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not output.exists() or output.read_bytes().count(b"\n") < count:
+        assert job.poll() is None, "the job ended too soon"
+        assert time.monotonic() < deadline, "no results come"
+        time.sleep(0.01)
+
+
+def check_results(output: Path, lines: int = LINES, bad: frozenset[int] = BAD, tokens: int = 4) -> list[dict]:
+    results = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(results) == lines
+    for i, result in enumerate(results):
+        if i in bad:
+            assert result["error"]["code"] == "INVALID_ARGUMENT"
+            assert result["id"] == (i + 1 if i % 3 == 0 else f"n{i}")
+            continue
+        assert (result["id"], result["finish_reason"]) == (f"n{i}", "length")
+        assert len(result["token_ids"]) == result["usage"]["completion_tokens"] == tokens + i % 17
+        assert ("logprobs" in result) == (i % 50 == 0)
+    assert not output.with_name(output.name + ".waiting").exists()
+    return results
+
+
+def kill_and_go_on(source: Path, output: Path, *flags: str) -> int:
+    """Kills a job half way and starts it again; returns how many results the first one had made."""
+    job = start(source, output, *flags)
+    wait_results(job, output, LINES // 3)
+    job.kill()
+    finish(job, -signal.SIGKILL)
+    before = output.read_bytes()
+    said = finish(start(source, output, *flags))
+    found = re.search(r"going on: (\d+) of 1000 results are there", said)
+    assert found
+    count = int(found[1])
+    again = re.search(r"(\d+) results and (\d+) errors", said)
+    assert again
+    assert int(again[1]) + int(again[2]) == LINES - count, "a result that was there was computed again"
+    assert output.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    return count
+
+
+@pytest.fixture(scope="module")
+def server() -> RunningServer:
+    with running_server() as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_killed_jobs_go_on_and_both_ways_give_the_same_results(tmp_path: Path, server: RunningServer) -> None:
+    source = write_input(tmp_path / "in")
+    kill_and_go_on(source, tmp_path / "local")
+    local = check_results(tmp_path / "local")
+    before = server.metrics()
+    count = kill_and_go_on(source, tmp_path / "remote", "--server", server.address)
+    remote = check_results(tmp_path / "remote")
+    assert remote == local
+    server.wait_for_metric("quire_num_requests_running", 0)
+    ended = server.metrics()["quire_requests_total{length}"] - before["quire_requests_total{length}"]
+    good = LINES - len(BAD)
+    assert good <= ended <= good + 600, f"{count} results were there: what was in flight is all that ran twice"
+    assert (
+        finish(start(source, tmp_path / "local"))
+        == f"quire: nothing to do: {tmp_path / 'local'} has all 1000 results\n"
+    )
+
+
+def test_a_server_with_small_limits_is_served_in_smaller_calls(tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in", 60, frozenset())
+    with source.open("a") as file:
+        file.write(json.dumps({"id": "long", "prompt": "word " * 2000}) + "\n")
+    with running_server("--max-batch-requests", "8", "--max-message-bytes", "4KiB") as server:
+        said = finish(start(source, tmp_path / "out", "--server", server.address))
+    assert "60 results and 1 errors" in said
+    last = json.loads((tmp_path / "out").read_text().splitlines()[-1])
+    assert last["id"] == "long"
+    assert "larger than max" in last["error"]["message"]
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
+    source, output = write_input(tmp_path / "in", 300, frozenset()), tmp_path / "out"
+    with running_server() as first:
+        port = first.address.rpartition(":")[2]
+        job = start(source, output, "--server", first.address)
+        wait_results(job, output, 50)
+        first.process.kill()
+        first.process.wait()
+    with running_server("--port", port):
+        assert "300 results and 0 errors" in finish(job)
+    check_results(output, 300, frozenset())
+
+
+@pytest.mark.slow
+def test_a_job_outlives_its_engine(tmp_path: Path) -> None:
+    source, output = write_input(tmp_path / "in", 300, frozenset(), tokens=20), tmp_path / "out"
+    job = start(source, output, "--engine", "process")
+    wait_results(job, output, 50)
+    (engine,) = [c for c in psutil.Process(job.pid).children() if "rpc.engines.engine_process" in c.cmdline()]
+    engine.kill()
+    said = finish(job)
+    assert "the engine has failed" in said
+    assert "300 results and 0 errors" in said
+    check_results(output, 300, frozenset(), tokens=20)
+
+
+def test_interrupt_stops_the_job_and_says_how_to_go_on(tmp_path: Path) -> None:
+    source, output = write_input(tmp_path / "in", 300, frozenset(), tokens=20), tmp_path / "out"
+    job = start(source, output)
+    wait_results(job, output, 20)
+    job.send_signal(signal.SIGINT)
+    assert "stopped. The same command goes on" in finish(job, 130)
+    assert "going on: " in finish(start(source, output))
+    check_results(output, 300, frozenset(), tokens=20)
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    source, output = write_input(tmp_path / "in", 3, frozenset()), tmp_path / "out"
+    assert "no server answers at 127.0.0.1:1" in finish(start(source, output, "--server", "127.0.0.1:1"), 1)
+    assert "leave --model or --server out" in finish(start(source, output, "--server", "x:1", "--model", "demo"), 2)
+    assert "no such directory" in finish(start(source, output, "--model", "/nowhere"), 1)
+    assert "does not exist" in finish(start(tmp_path / "none", output), 2)
+    output.write_text('{"id": "other"}\n')
+    assert "is it another job's? Name another --output" in finish(start(source, output), 1)

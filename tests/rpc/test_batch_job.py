@@ -1,0 +1,183 @@
+"""Law of a batch job: whatever order results come in, wherever it is killed, each line gets one result, in order, and
+nothing that was written down is asked for again.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from quire.v1 import generation_service_pb2 as pb
+
+import rpc.batch.job as job
+from rpc.batch.job import Tally, count_lines, run_job
+from rpc.batch.lines import read_lines
+from rpc.batch.results import OutputError, Results
+from rpc.batch.runners import ServerLostError
+from rpc.frontend.errors import RequestFailed
+
+
+class Killed(Exception):
+    """Stands for a process that dies: nothing after it is done."""
+
+
+class FakeRunner:
+    """Answers with the prompt's text, in a random order; dies after so many answers."""
+
+    def __init__(self, seed: int, lives: int = 10**9, in_flight: int = 8) -> None:
+        self.in_flight, self._rng, self._lives = in_flight, random.Random(seed), lives
+        self.asked: Counter[str] = Counter()
+        self.most, self._now = 0, 0
+        self.failures: dict[str, list[Exception]] = {}
+
+    async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+        text = request.spec.text
+        self.asked[text] += 1
+        self._now += 1
+        self.most = max(self.most, self._now)
+        try:
+            for _ in range(self._rng.randrange(12)):
+                await asyncio.sleep(0)
+            if self.failures.get(text):
+                raise self.failures[text].pop(0)
+            if self._lives == 0:
+                raise Killed
+            self._lives -= 1
+            return pb.GenerateResponse(sequences=[pb.SequenceResult(text=text)], usage=pb.Usage(completion_tokens=1))
+        finally:
+            self._now -= 1
+
+
+def write_input(path: Path, lines: int, bad: set[int] = frozenset()) -> Path:
+    texts = ["{" if i in bad else json.dumps({"id": f"n{i}", "prompt": f"p{i}"}) for i in range(lines)]
+    path.write_text("\n".join(texts) + "\n")
+    return path
+
+
+def run(source: Path, output: Path, runner: FakeRunner) -> Tally:
+    with Results(output) as results:
+        tally = Tally(count_lines(source), results.resume(read_lines(source)))
+        asyncio.run(run_job(source, results, runner, tally, lambda tally: None))
+    return tally
+
+
+def texts(output: Path) -> list[str]:
+    values = [json.loads(line) for line in output.read_text().splitlines()]
+    return [value.get("text", "error") for value in values]
+
+
+def on_disk(output: Path) -> set[str]:
+    """Texts of all results that were written to their end, in their place or beside it."""
+    waiting = output.with_name("out.waiting")
+    lines = output.read_text().splitlines(keepends=True)
+    lines += [entry.split("\t", 1)[-1] for entry in waiting.read_text().splitlines(keepends=True)]
+    return {json.loads(line).get("text") for line in lines if line.endswith("\n")}
+
+
+def tear(path: Path, count: int) -> None:
+    """Cuts the end off, as a process leaves it that was killed while it wrote."""
+    path.write_bytes(path.read_bytes()[:-count] if count else path.read_bytes())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_results_stand_in_order_and_nothing_is_computed_twice(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("job")
+    lines = data.draw(st.integers(0, 60))
+    bad = data.draw(st.sets(st.integers(0, lines), max_size=5))
+    source, output = write_input(directory / "in", lines, bad), directory / "out"
+    written: set[str] = set()
+    for seed in range(200):
+        runner = FakeRunner(seed, lives=data.draw(st.integers(1, 30)), in_flight=data.draw(st.integers(1, 9)))
+        with suppress(Killed):
+            run(source, output, runner)
+        assert not written & runner.asked.keys(), "a result that was on disk was computed again"
+        assert runner.most <= runner.in_flight
+        if not (directory / "out.waiting").exists():
+            break
+        tear(data.draw(st.sampled_from((output, directory / "out.waiting"))), data.draw(st.integers(0, 9)))
+        written = on_disk(output)
+    assert texts(output) == ["error" if i in bad else f"p{i}" for i in range(lines)]
+    assert sorted(path.name for path in directory.iterdir()) == ["in", "out"]
+
+
+def test_blank_lines_are_passed_over_and_ids_default_to_line_numbers(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text('\n{"prompt": "a"}\n\n  \n{"prompt": "b"}')
+    assert run(tmp_path / "in", tmp_path / "out", FakeRunner(0)).results == 2
+    assert [json.loads(line)["id"] for line in (tmp_path / "out").read_text().splitlines()] == [2, 5]
+
+
+def test_another_jobs_output_is_not_gone_on_with(tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in", 5)
+    (tmp_path / "out").write_text('{"id": "n0"}\n{"id": "other"}\n')
+    with pytest.raises(OutputError, match="line 2 is the result of id 'other', the input has id 'n1' there"):
+        run(source, tmp_path / "out", FakeRunner(0))
+    (tmp_path / "out").write_text("".join(f'{{"id": "n{i}"}}\n' for i in range(6)))
+    with pytest.raises(OutputError, match="no such line"):
+        run(source, tmp_path / "out", FakeRunner(0))
+    (tmp_path / "out").write_text("my diary\n")
+    with pytest.raises(OutputError, match="another job's"):
+        run(source, tmp_path / "out", FakeRunner(0))
+    assert (tmp_path / "out").read_text() == "my diary\n"
+
+
+def test_two_jobs_do_not_write_one_file(tmp_path: Path) -> None:
+    with Results(tmp_path / "out"), pytest.raises(OutputError, match="another process"):
+        Results(tmp_path / "out")
+
+
+def refused(reason: str, code: str = "RESOURCE_EXHAUSTED") -> RequestFailed:
+    return RequestFailed(code, reason, "come again", retry_after=0.0)
+
+
+def test_what_may_be_tried_again_is(tmp_path: Path) -> None:
+    source, runner = write_input(tmp_path / "in", 4), FakeRunner(0)
+    runner.failures = {
+        "p0": [refused("QUEUE_FULL")] * 3,
+        "p1": [refused("ENGINE_FAILED", "UNAVAILABLE")] * 2,
+        "p2": [refused("ENGINE_FAILED", "UNAVAILABLE")] * 9,
+        "p3": [RequestFailed("INTERNAL", "REQUEST_FAULT", "no")],
+    }
+    tally = run(source, tmp_path / "out", runner)
+    assert (tally.results, tally.errors) == (2, 2)
+    assert texts(tmp_path / "out") == ["p0", "p1", "error", "error"]
+    assert runner.asked == {"p0": 4, "p1": 3, "p2": job.ENGINE_TRIES, "p3": 1}
+
+
+def test_a_server_that_stays_away_ends_the_job_not_its_lines(tmp_path: Path) -> None:
+    source, runner = write_input(tmp_path / "in", 30), FakeRunner(0)
+    runner.failures = {f"p{i}": [refused("DRAINING", "UNAVAILABLE")] * 99 for i in range(20, 30)}
+    with pytest.raises(ServerLostError):
+        run(source, tmp_path / "out", runner)
+    assert texts(tmp_path / "out") == [f"p{i}" for i in range(len(texts(tmp_path / "out")))]
+    run(source, tmp_path / "out", FakeRunner(1))
+    assert texts(tmp_path / "out") == [f"p{i}" for i in range(30)]
+
+
+def test_results_run_ahead_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slow line must not make the job hold all others' results."""
+    monkeypatch.setattr(job, "AHEAD", 2)
+
+    class Slow(FakeRunner):
+        ahead = 0
+
+        async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+            while request.spec.text == "p0" and len(self.asked) < 2 * self.in_flight - 1:
+                await asyncio.sleep(0)
+            if request.spec.text == "p0":
+                for _ in range(1000):
+                    await asyncio.sleep(0)
+                self.ahead = len(self.asked)
+            return await super().run(request)
+
+    runner = Slow(0, in_flight=5)
+    run(write_input(tmp_path / "in", 50), tmp_path / "out", runner)
+    assert runner.ahead == 2 * 5 - 1
+    assert texts(tmp_path / "out") == [f"p{i}" for i in range(50)]

@@ -1,0 +1,132 @@
+"""Lines of a batch job: what is a request, what is an error, and how results are written."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.batch.lines import KEYS, Line, failure_line, parse_line, result_line
+from rpc.frontend.errors import RequestFailed
+from rpc.services.convert import spec_from
+
+
+def parse(values: object) -> Line:
+    return parse_line(4, 7, values if isinstance(values, bytes) else json.dumps(values).encode())
+
+
+def test_a_whole_line_becomes_the_request_that_it_says() -> None:
+    line = parse(
+        {
+            "id": "a-1",
+            "prompt": "ROMEO:",
+            "sampling": {"temperature": 0.5, "top_k": 3, "seed": 2**64 - 1},
+            "stopping": {"max_tokens": 9, "stop": ["x"], "ignore_eos": True},
+            "output": {"top_logprobs": 2},
+        }
+    )
+    assert (line.index, line.number, line.id, line.failure) == (4, 7, "a-1", None)
+    assert line.request is not None
+    spec = spec_from(line.request.spec)
+    assert spec.prompt == "ROMEO:"
+    assert (spec.sampling.temperature, spec.sampling.top_k, spec.sampling.seed) == (0.5, 3, 2**64 - 1)
+    assert (spec.stopping.max_tokens, spec.stopping.stop, spec.stopping.ignore_eos) == (9, ("x",), True)
+    assert (spec.output.token_ids, spec.output.top_logprobs, spec.output.text) == (True, 2, True)
+
+
+def test_token_ids_and_ids_of_both_kinds() -> None:
+    line = parse({"id": 12, "prompt_token_ids": [1, 2, 3]})
+    assert line.request is not None
+    assert (line.id, list(line.request.spec.token_ids.ids)) == (12, [1, 2, 3])
+    assert parse({"prompt": "A"}).id == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (b"{", "line 7 is no JSON"),
+        (b"[" * 100_000, "line 7 is no JSON"),
+        (b'{"prompt": "\xff"}', "line 7 is no JSON"),
+        ([1], "line 7 is no JSON object"),
+        ({}, "exactly one of prompt, prompt_token_ids, messages; there is none"),
+        ({"prompt": "A", "prompt_token_ids": [1]}, "there is prompt, prompt_token_ids"),
+        ({"prompt": 3}, "prompt is 3: must be a string"),
+        ({"prompt": "\ud800"}, "is no Unicode text"),
+        ({"prompt_token_ids": [1, "2"]}, "must be a list of token ids"),
+        ({"prompt_token_ids": [True]}, "must be a list of token ids"),
+        ({"prompt_token_ids": [-1]}, "must be a list of token ids"),
+        ({"prompt_token_ids": [2**32]}, "must be a list of token ids"),
+        ({"prompt": "A", "temperature": 1}, "temperature is 1: is not known here"),
+        ({"prompt": "A", "sampling": 1}, "sampling is 1: must be an object"),
+        ({"prompt": "A", "sampling": {"heat": 1}}, 'has no field named "heat"'),
+        ({"prompt": "A", "sampling": {"temperature": "hot"}}, "temperature"),
+        ({"prompt": "A", "stopping": {"max_tokens": -1}}, "max_tokens"),
+        ({"prompt": "A", "stopping": {"max_tokens": 1.5}}, "max_tokens"),
+        ({"prompt": "A", "id": [1]}, "id is [1]: must be a string or a whole number"),
+        ({"prompt": "A", "id": True}, "id is True: must be"),
+        ({"messages": []}, "messages is not supported yet"),
+        ({"prompt": "A", "images": []}, "images is not supported yet"),
+    ],
+)
+def test_a_line_that_is_no_request_says_why(values: object, message: str) -> None:
+    line = parse(values)
+    assert line.request is None
+    assert line.failure is not None
+    assert message in line.failure.message
+    assert line.failure.code == "INVALID_ARGUMENT"
+    assert json.loads(failure_line(line, line.failure))["error"]["message"] == line.failure.message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | st.sampled_from(KEYS), inner),
+    max_leaves=12,
+)
+
+
+@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_no_line_raises(data: bytes) -> None:
+    line = parse_line(0, 1, data)
+    assert (line.request is None) != (line.failure is None)
+    if line.failure is not None:
+        assert "\n" not in failure_line(line, line.failure)
+
+
+def sequence(text: str, *token_ids: int) -> pb.SequenceResult:
+    logprobs = [pb.TokenLogprobs(tokens=[pb.TokenLogprob(token_id=i, logprob=-0.5, rank=1)]) for i in token_ids]
+    return pb.SequenceResult(text=text, token_ids=token_ids, logprobs=logprobs, finish_reason=pb.FINISH_REASON_LENGTH)
+
+
+USAGE = pb.Usage(prompt_tokens=4, cached_prompt_tokens=1, completion_tokens=2)
+
+
+def test_result_has_the_documented_shape() -> None:
+    line = parse({"id": "a", "prompt": "A"})
+    response = pb.GenerateResponse(sequences=[sequence("O\u2028ho\n", 5, 6)], usage=USAGE)
+    written = result_line(line, response)
+    assert written.splitlines() == [written]
+    assert json.loads(written) == {
+        "id": "a",
+        "text": "O\u2028ho\n",
+        "token_ids": [5, 6],
+        "finish_reason": "length",
+        "usage": {"prompt_tokens": 4, "cached_prompt_tokens": 1, "completion_tokens": 2},
+        "logprobs": [[{"token_id": i, "logprob": -0.5, "rank": 1}] for i in (5, 6)],
+    }
+    plain = pb.GenerateResponse(sequences=[pb.SequenceResult(text="O")], usage=USAGE)
+    assert "logprobs" not in json.loads(result_line(line, plain))
+
+
+def test_several_sequences_stand_in_a_list() -> None:
+    line = parse({"id": "a", "prompt": "A", "sampling": {"sequence_count": 2}})
+    response = pb.GenerateResponse(sequences=[sequence("x", 1), sequence("y", 2)], usage=USAGE)
+    values = json.loads(result_line(line, response))
+    assert [s["text"] for s in values["sequences"]] == ["x", "y"]
+    assert values.keys() == {"id", "sequences", "usage"}
+
+
+def test_failure_names_code_and_reason() -> None:
+    failure = RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", "full")
+    values = json.loads(failure_line(parse({"id": 3, "prompt": "A"}), failure))
+    assert values == {"id": 3, "error": {"code": "RESOURCE_EXHAUSTED", "reason": "QUEUE_FULL", "message": "full"}}
