@@ -94,7 +94,7 @@ async def serve(mode: str) -> None:
     frontend = Frontend(load_preparer(ModelSettings()), FrontendSettings(), Metrics("paced"))
     ids = {"frontend": os.getpid()}
     if mode == "thread":
-        engine = make_engine(frontend.sink)
+        engine = make_engine(frontend.new_sink())
         engine.start()
         frontend.attach(engine)
         ids["engine"] = os.getpid()
@@ -102,7 +102,7 @@ async def serve(mode: str) -> None:
         directory = private_directory()
         command = [sys.executable, "-m", "bench.paced", "engine", str(directory)]
         child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
-        client = LinkClient(f"unix:{directory / SOCKET}", frontend.sink, RequestLimits(), 10.0)
+        client = LinkClient(f"unix:{directory / SOCKET}", frontend.new_sink(), RequestLimits(), 10.0)
         await client.connect()
         frontend.attach(client)
         ids["engine"] = child.pid

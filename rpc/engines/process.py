@@ -88,7 +88,6 @@ class ProcessHost:
 
     async def stop(self) -> None:
         process, client, directory = self._process, self._client, self._directory
-        self._process = self._client = self._directory = None
         if process is not None and process.stdin is not None:
             process.stdin.close()
             try:
@@ -103,6 +102,7 @@ class ProcessHost:
             await client.close()
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        self._process = self._client = self._directory = None
 
 
 def _remove(directory: Path) -> None:

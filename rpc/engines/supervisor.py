@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 
 from model.errors import CheckpointError
 from rpc.engines.host import EngineHost
@@ -23,7 +24,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """The first engine. Raises what the host's `launch` does."""
-        self._frontend.attach(await self._host.launch(self._frontend.sink))
+        await self._launch()
         self._keeper = asyncio.create_task(self._keep())
 
     async def stop(self) -> None:
@@ -48,11 +49,21 @@ class Supervisor:
     async def _replace(self, delay: float) -> float:
         """Until an engine runs, waiting longer each time. Returns how long to wait if it dies soon."""
         while True:
+            stopped = await self._succeeds(self._host.stop())
             await asyncio.sleep(delay)
             delay = min(max(FIRST_DELAY, 2 * delay), LONGEST_DELAY)
-            try:
-                await self._host.stop()
-                self._frontend.attach(await self._host.launch(self._frontend.sink))
+            if stopped and await self._succeeds(self._launch()):
                 return delay
-            except (EngineStartError, CheckpointError, ValueError, OSError, MemoryError) as error:
-                log.error("no engine could be started, trying again in %g s: %s", delay, error)
+
+    async def _launch(self) -> None:
+        self._frontend.attach(await self._host.launch(self._frontend.new_sink()))
+
+    async def _succeeds(self, attempt: Awaitable[None]) -> bool:
+        """Whatever it raises, a server without an engine goes on trying."""
+        try:
+            await attempt
+        except Exception as error:
+            known = isinstance(error, EngineStartError | CheckpointError | ValueError | OSError | MemoryError)
+            log.error("no engine could be started, trying again: %s", error, exc_info=not known)
+            return False
+        return True

@@ -19,6 +19,7 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import Finish, FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
+from scheduler.engine import Sink
 from scheduler.request import Limits, Spec
 
 log = logging.getLogger("quire.frontend")
@@ -62,7 +63,7 @@ class Frontend:
         self._live: dict[int, Live] = {}
         self._ids: set[str] = set()
         self._attempts = itertools.count(1)
-        self._preparing = 0
+        self._preparing = self._sinks = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._lost = asyncio.Event()
@@ -112,10 +113,17 @@ class Frontend:
             return False
         return engine.stalled_for() < self.settings.stall_timeout
 
-    def sink(self, outputs: events.StepOutputs) -> None:
-        """For the engine's thread: one wake-up of the loop a step."""
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._deliver, outputs)
+    def new_sink(self) -> Sink:
+        """For the next engine, to be called on any thread: one wake-up of the loop a step. An engine that is replaced
+        can still end its own requests, but its stats count no more.
+        """
+        number = self._sinks = self._sinks + 1
+
+        def sink(outputs: events.StepOutputs) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self._deliver, outputs, number)
+
+        return sink
 
     @asynccontextmanager
     async def open(
@@ -232,9 +240,10 @@ class Frontend:
         if self._live.pop(live.stream.attempt, None) is not None and self._engine is not None:
             self._engine.send([events.Finish(live.stream.attempt)])
 
-    def _deliver(self, outputs: events.StepOutputs) -> None:
+    def _deliver(self, outputs: events.StepOutputs, sink: int = 0) -> None:
         now = time.monotonic()
-        self._metrics.engine_step(outputs)
+        if sink == self._sinks:
+            self._metrics.engine_step(outputs)
         for start in outputs.starts:
             live = self._live.get(start.attempt)
             if live is not None:

@@ -41,7 +41,7 @@ class LinkClient:
         self._sink, self._request, self._silence = sink, request, silence
         self._channel = aio.insecure_channel(target, options=OPTIONS)
         self._call = pb_grpc.EngineServiceStub(self._channel).Connect(wait_for_ready=True)
-        self._outbox: list[Event] = []
+        self._outbox = pb.ConnectRequest()
         self._wake = asyncio.Event()
         self._live: set[int] = set()
         self._stats = EngineStats()
@@ -70,7 +70,13 @@ class LinkClient:
         if self.failure is not None:
             self._tell_failure()
             return
-        self._outbox.extend(events)
+        for event in events:
+            try:
+                self._outbox.MergeFrom(codec.encode_events([event]))
+            except (ValueError, TypeError) as error:  # a value that the link's messages cannot hold
+                self._live.discard(event.attempt)
+                end = End(event.attempt, EndReason.FAULT, message=f"it cannot be sent to the engine: {error}")
+                self._sink(nothing(self._stats, (end,)))
         self._wake.set()
 
     def stalled_for(self) -> float:
@@ -103,6 +109,8 @@ class LinkClient:
         self._lost(why)
 
     def _take(self, outputs: StepOutputs) -> None:
+        if self.failure is not None:
+            return  # it was on its way when the engine was given up
         self._live.difference_update(end.attempt for end in outputs.ends)
         self._stats = outputs.stats
         self._sink(outputs)
@@ -112,9 +120,9 @@ class LinkClient:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            events, self._outbox = self._outbox, []
+            message, self._outbox = self._outbox, pb.ConnectRequest()
             try:
-                await self._call.write(codec.encode_events(events))
+                await self._call.write(message)
             except (grpc.RpcError, asyncio.InvalidStateError):
                 return  # `_read` says why
 

@@ -23,7 +23,7 @@ from scheduler.events import EngineStats, Event, Finish, StepOutputs, Submit, no
 
 log = logging.getLogger("quire.link")
 
-MOST_PENDING = 2**20  # tokens that may wait for a frontend: about 30 MB
+MOST_PENDING = 2**20  # tokens and steps that may wait for a frontend: some 30 MB
 
 
 class Connection:
@@ -34,15 +34,15 @@ class Connection:
         self.live: set[int] = set()
         self.overrun = False
         self._pending: list[StepOutputs] = []
-        self._pending_tokens = 0
+        self._pending_cost = 0
         self._news = asyncio.Event()
 
     def add(self, outputs: StepOutputs) -> None:
         self.live.difference_update(end.attempt for end in outputs.ends)
         self._pending.append(outputs)
-        self._pending_tokens += len(outputs.attempts)
+        self._pending_cost += 1 + len(outputs.attempts)
         self._news.set()
-        if self._pending_tokens > MOST_PENDING:
+        if self._pending_cost > MOST_PENDING:
             self.overrun = True
 
     async def wait(self, seconds: float) -> None:
@@ -53,7 +53,7 @@ class Connection:
 
     def take(self, stats: EngineStats) -> StepOutputs:
         """Everything that waits, as one; a sign of life with these stats where nothing does."""
-        steps, self._pending, self._pending_tokens = self._pending, [], 0
+        steps, self._pending, self._pending_cost = self._pending, [], 0
         self._news.clear()
         return merged(steps) if steps else nothing(stats)
 
@@ -85,7 +85,8 @@ class LinkService(pb_grpc.EngineServiceServicer):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._engine: asyncio.Future[EngineClient] = self._loop.create_future()
+        self._engine: EngineClient | None = None
+        self._attached = asyncio.Event()
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         self._stats = EngineStats()
@@ -99,30 +100,42 @@ class LinkService(pb_grpc.EngineServiceServicer):
     def attach(self, engine: EngineClient) -> None:
         """From now on frontends are answered."""
         self._stats = EngineStats(pages_total=engine.info.pages)
-        self._engine.set_result(engine)
+        self._engine = engine
+        self._attached.set()
 
     def _deliver(self, outputs: StepOutputs) -> None:
         self._stats = outputs.stats
         for connection in self._connections.values():
             if connection.overrun:
                 connection.take(self._stats)  # it may never read again: hold nothing for it
-                self._engine.result().send(connection.finish_all())
+                self._send(connection.finish_all())
             connection.add(owned_by(outputs, connection.number))
-        if self._engine.done() and self._engine.result().failure is not None:
+        # The engine may have died since this step; what it says of its end then comes with a later call.
+        dead = self._engine is not None and self._engine.failure is not None
+        if dead and not any(connection.live for connection in self._connections.values()):
             self._closing.set()
 
-    async def wait_failure(self) -> str:
-        """Until the engine is dead and frontends were told; why."""
+    def _send(self, events: list[Event]) -> None:
+        if self._engine is not None and events:
+            self._engine.send(events)
+
+    async def wait_failure(self) -> None:
+        """Until the engine is dead and what its frontends must be told waits for them."""
         await self._closing.wait()
-        return self._engine.result().failure or "the engine was stopped"
+
+    async def _ready_engine(self) -> EngineClient:
+        await self._attached.wait()
+        if self._engine is None:
+            raise RuntimeError("an engine was announced that is not there")
+        return self._engine
 
     async def Connect(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: aio.ServicerContext
     ) -> None:
-        engine = await self._engine
+        engine = await self._ready_engine()
         connection = Connection(next(self._numbers))
         self._connections[connection.number] = connection
-        reader = asyncio.create_task(self._read(request_iterator, connection, engine))
+        reader = asyncio.create_task(self._read(request_iterator, connection))
         try:
             await context.write(codec.encode_info(engine.info))
             await self._write(context, connection, engine, reader)
@@ -132,13 +145,11 @@ class LinkService(pb_grpc.EngineServiceServicer):
         finally:
             reader.cancel()
             del self._connections[connection.number]
-            engine.send(connection.finish_all())
+            self._send(connection.finish_all())
 
-    async def _read(
-        self, requests: AsyncIterator[pb.ConnectRequest], connection: Connection, engine: EngineClient
-    ) -> None:
+    async def _read(self, requests: AsyncIterator[pb.ConnectRequest], connection: Connection) -> None:
         async for message in requests:
-            engine.send(connection.accept(codec.decode_events(message)))
+            self._send(connection.accept(codec.decode_events(message)))
 
     async def _write(
         self, context: aio.ServicerContext, connection: Connection, engine: EngineClient, reader: asyncio.Task[None]
@@ -148,7 +159,7 @@ class LinkService(pb_grpc.EngineServiceServicer):
             await connection.wait(HEARTBEAT)
             closing = self._closing.is_set()
             if connection.overrun:
-                raise codec.LinkError(f"more than {MOST_PENDING} tokens wait to be read")
+                raise codec.LinkError("it does not read what waits for it")
             await context.write(codec.encode_outputs(connection.take(self._stats), engine.stalled_for()))
             if closing:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, engine.failure or "the engine has ended")
