@@ -64,6 +64,6 @@ class Supervisor:
             await attempt
         except Exception as error:
             known = isinstance(error, EngineStartError | CheckpointError | ValueError | OSError | MemoryError)
-            log.error("no engine could be started, trying again: %s", error, exc_info=not known)
+            log.error("the engine cannot be replaced yet, trying again: %s", error, exc_info=not known)
             return False
         return True

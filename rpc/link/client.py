@@ -73,7 +73,7 @@ class LinkClient:
         for event in events:
             try:
                 self._outbox.MergeFrom(codec.encode_events([event]))
-            except (ValueError, TypeError) as error:  # a value that the link's messages cannot hold
+            except (ValueError, TypeError, OverflowError) as error:  # a value that the messages cannot hold
                 self._live.discard(event.attempt)
                 end = End(event.attempt, EndReason.FAULT, message=f"it cannot be sent to the engine: {error}")
                 self._sink(nothing(self._stats, (end,)))

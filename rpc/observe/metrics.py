@@ -85,7 +85,6 @@ class Metrics:
     def engine_attached(self, pages: int) -> None:
         """An engine, the first or a new one, counts from 0."""
         self._engines.inc()
-        self._counted = EngineStats()
         self.engine_stats(EngineStats(pages_total=pages))
 
     def engine_step(self, outputs: StepOutputs) -> None:

@@ -1,0 +1,191 @@
+"""What an engine is made from survives the way to its process, and the settings name the place where it runs."""
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import fields, is_dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.settings import DEVICES, DTYPES, ModelSettings
+from rpc.cli.options import flag_of
+from rpc.engines import host
+from rpc.engines.process import ProcessHost
+from rpc.engines.thread import ThreadHost
+from rpc.settings import EngineConfig, EngineSettings, ServerSettings
+from scheduler.settings import MOST_SEQUENCES, QueueLimits, RequestLimits, SchedulerSettings
+
+COUNT = st.integers(1, 2**62)
+POSITIVE = st.floats(min_value=0.0, exclude_min=True, allow_infinity=True, allow_nan=False)
+SEQUENCES = st.integers(1, MOST_SEQUENCES)
+VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
+    ModelSettings: {
+        "model": st.text(),
+        "served_model_name": st.none() | st.text(),
+        "dtype": st.sampled_from(DTYPES),
+        "device": st.sampled_from(DEVICES),
+        "page_size": COUNT,
+        "kv_cache_memory": st.none() | COUNT,
+        "poison_freed_pages": st.booleans(),
+    },
+    SchedulerSettings: {
+        "max_batched_tokens": st.integers(MOST_SEQUENCES, 2**62),
+        "max_sequences": SEQUENCES,
+        "prefill_chunk": st.none() | COUNT,
+        "steps_in_flight": st.integers(1, 2),
+    },
+    QueueLimits: {"requests": COUNT, "pools_of_tokens": POSITIVE, "wait": POSITIVE},
+    RequestLimits: {
+        "stop_strings": st.integers(0, 2**62),
+        "stop_string_bytes": st.integers(0, 2**62),
+        "stop_token_ids": st.integers(0, 2**62),
+        "top_logprobs": st.integers(0, 2**62),
+        "batch_requests": COUNT,
+        "request_id_bytes": st.integers(32, 2**62),
+    },
+}
+HINTS = get_type_hints(EngineConfig)
+VALUES[EngineConfig] = {
+    "threads": st.none() | COUNT,
+    **{f.name: st.builds(HINTS[f.name], **VALUES[HINTS[f.name]]) for f in fields(EngineConfig) if f.name != "threads"},
+}
+
+
+def check_survives(config: EngineConfig) -> None:
+    line = config.to_json()
+    assert "\n" not in line, "the process reads one line"
+    line.encode("ascii")
+    assert EngineConfig.from_json(line) == config
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_every_setting_is_drawn(kind: type) -> None:
+    """Else a new one would be lost on its way without a test that says so."""
+    assert VALUES[kind].keys() == {f.name for f in fields(kind)}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.builds(EngineConfig, **VALUES[EngineConfig]))
+def test_a_config_survives_as_one_line_of_json(config: EngineConfig) -> None:
+    check_survives(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(),
+        EngineConfig(queue=QueueLimits(pools_of_tokens=math.inf, wait=math.inf), threads=3),
+        EngineConfig(model=ModelSettings(model="mod\udce9le\n\x85\u2028", served_model_name="")),  # a file's raw bytes
+    ],
+)
+def test_what_is_odd_survives(config: EngineConfig) -> None:
+    check_survives(config)
+
+
+def test_a_config_that_loses_a_setting_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = EngineConfig.to_json
+
+    def without(config: EngineConfig) -> str:
+        values = json.loads(whole(config))
+        del values["scheduler"]["steps_in_flight"]
+        return json.dumps(values)
+
+    config = EngineConfig(scheduler=SchedulerSettings(steps_in_flight=2))
+    check_survives(config)
+    monkeypatch.setattr(EngineConfig, "to_json", without)
+    with pytest.raises(AssertionError):
+        check_survives(config)
+
+
+def test_values_that_cannot_be_are_refused_on_the_other_side_too() -> None:
+    values = json.loads(EngineConfig().to_json())
+    values["queue"]["wait"] = 0
+    with pytest.raises(ValueError, match="--max-queue-time is 0"):
+        EngineConfig.from_json(json.dumps(values))
+
+
+def test_the_servers_settings_reach_the_engine() -> None:
+    server = ServerSettings(
+        model=ModelSettings(model="m", dtype="float32"),
+        scheduler=SchedulerSettings(max_sequences=3),
+        queue=QueueLimits(requests=5),
+        request=RequestLimits(stop_strings=9),
+    )
+    assert server.engine_config == EngineConfig(server.model, server.scheduler, server.queue, server.request)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"engine": "cloud"}, "--engine is 'cloud', must be one of auto, thread, process"),
+        ({"engine": ""}, "--engine is ''"),
+        ({"engine": "thread", "ray": True}, "--engine thread and --ray exclude each other"),
+        *(({"start": value}, f"--engine-start-timeout is {value}, must be above 0") for value in (0, -1.0, math.nan)),
+        *(({"silence": value}, f"--engine-timeout is {value}, must be above 0") for value in (0.0, -0.5, math.nan)),
+    ],
+)
+def test_wrong_settings_are_refused_by_their_flag(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + message):
+        EngineSettings(**values)
+
+
+def test_no_two_settings_share_a_flag() -> None:
+    kinds = [kind for kind in get_type_hints(ServerSettings).values() if is_dataclass(kind)]
+    assert EngineSettings in kinds
+    flags = Counter(flag_of(setting) for kind in kinds for setting in fields(kind))
+    assert [flag for flag, times in flags.items() if times > 1] == []
+
+
+RAY, PROCESS = "rpc.engines.ray_process", "rpc.engines.engine_process"
+
+
+@pytest.mark.parametrize("nvidia", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("engine", "ray"), [("auto", False), ("thread", False), ("process", False), ("auto", True), ("process", True)]
+)
+def test_the_settings_name_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia: bool, device: str, engine: str, ray: bool
+) -> None:
+    nodes = [tmp_path / "nvidiactl", tmp_path / "dxg"]
+    monkeypatch.setattr(host, "NVIDIA", tuple(str(node) for node in nodes))
+    if nvidia:
+        nodes[1].touch()
+    server = ServerSettings(model=ModelSettings(device=device), engine=EngineSettings(engine=engine, ray=ray))
+    cuda = device == "cuda" or (device == "auto" and nvidia)
+    expected = RAY if ray else PROCESS if engine == "process" or (engine == "auto" and cuda) else None
+    chosen = host.choose_host(server)
+    if expected is None:
+        assert isinstance(chosen, ThreadHost)
+    else:
+        assert isinstance(chosen, ProcessHost)
+        assert (chosen._module, chosen._settings) == (expected, server.engine)
+    assert chosen._config == server.engine_config
+
+
+def test_modules_that_hosts_run_exist() -> None:
+    for name in (RAY, PROCESS):
+        assert find_spec(name) is not None
+
+
+def test_choosing_imports_neither_torch_nor_ray() -> None:
+    """A frontend of an engine elsewhere starts without them."""
+    code = (
+        "import sys; from rpc.engines.host import choose_host; from rpc.settings import ServerSettings; "
+        "choose_host(ServerSettings()); print({'torch', 'ray'} & set(sys.modules))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.strip() == "set()"
+
+
+def test_hosts_settings_are_not_the_engines() -> None:
+    """How long a server waits is no part of what an engine is made from."""
+    impatient = replace(EngineSettings(), start=1.0, silence=2.0)
+    assert ServerSettings(engine=impatient).engine_config == ServerSettings().engine_config

@@ -1,0 +1,187 @@
+"""The frontend's end of the link, over a real socket: what it makes of an engine that goes, hangs or talks nonsense."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+from quire.engine.v1 import engine_service_pb2 as pb
+
+from rpc.link import codec
+from rpc.link.client import LinkClient
+from rpc.link.server import LinkService
+from scheduler.events import EndReason, EngineStats, Finish
+from scheduler.settings import RequestLimits
+from tests.support.frontends import PuppetEngine, outputs
+from tests.support.links import Heard, MortalEngine, Scripted, at, connected, eventually, linked, run, serving, submit
+
+Requests = AsyncIterator[pb.ConnectRequest]
+INFO = PuppetEngine().info
+GONE = [EndReason.ENGINE_FAILED]
+
+
+@pytest.fixture
+def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.link.server.HEARTBEAT", 0.02)
+
+
+def test_a_stopped_server_ends_every_live_attempt_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        service = LinkService()
+        engine = MortalEngine(service.sink)
+        service.attach(engine)
+        async with serving(service, tmp_path) as (target, server), connected(target) as (client, heard):
+            client.send([submit(1), submit(2), submit(3)])
+            await eventually(lambda: len(engine.sent) == 3)
+            stats = EngineStats(running=2, waiting=1, waiting_tokens=3, pages_used=9, pages_total=256, steps=4)
+            engine.tell(replace(outputs([(at(1, 1), 0, 70)], [(at(1, 3), EndReason.STOP)]), stats=stats))
+            await eventually(lambda: heard.ends)
+            await server.stop(None)
+            await eventually(lambda: client.failure)
+            assert heard.reasons() == {1: GONE, 2: GONE, 3: [EndReason.STOP]}
+            assert heard.ends[1][0].message == f"the engine is gone: {client.failure}"
+            assert heard.steps[-1].stats == EngineStats(pages_total=256, steps=4), "gauges fall, counts stay"
+            client.send([submit(4), Finish(1), submit(5)])
+            assert heard.reasons() == {1: GONE, 2: GONE, 3: [EndReason.STOP], 4: GONE, 5: GONE}
+
+    run(test())
+
+
+async def say_what_it_is(context: aio.ServicerContext) -> None:
+    await context.write(codec.encode_info(INFO))
+
+
+def test_a_silent_engine_counts_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.link.client.LATE", 0.05)
+    hung_up = asyncio.Event()
+
+    async def script(requests: Requests, context: aio.ServicerContext) -> None:
+        await say_what_it_is(context)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            hung_up.set()
+
+    async def test() -> None:
+        async with (
+            serving(Scripted(script), tmp_path) as (target, _),
+            connected(target, silence=0.2) as (client, heard),
+        ):
+            client.send([submit(1)])
+            await eventually(lambda: client.stalled_for() > 0.0)
+            await eventually(lambda: client.failure)
+            assert client.failure == "it gave no sign of life for 0.2 s"
+            assert heard.reasons() == {1: GONE}
+            await hung_up.wait()
+        assert client.failure == "it gave no sign of life for 0.2 s", "the first reason stays"
+        assert len(heard.ends[1]) == 1
+
+    run(test())
+
+
+@pytest.mark.usefixtures("fast_heartbeat")
+def test_a_loop_that_was_held_up_itself_does_not_blame_the_engine(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with linked(tmp_path) as (target, _, _), connected(target, silence=0.3) as (client, heard):
+            await eventually(lambda: len(heard.steps) >= 2)
+            time.sleep(0.4)  # holds up the loop
+            before = len(heard.steps)
+            # 25 signs of life take longer than the silence that may be.
+            await eventually(lambda: client.failure or len(heard.steps) >= before + 25)
+            assert client.failure is None
+
+    run(test())
+
+
+async def hang_up(requests: Requests, context: aio.ServicerContext) -> None:
+    return
+
+
+async def abort(requests: Requests, context: aio.ServicerContext) -> None:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "no model")
+
+
+async def talk_of_something_else(requests: Requests, context: aio.ServicerContext) -> None:
+    await context.write(codec.encode_outputs(outputs(), 0.0))
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [(hang_up, "did not say what it is"), (abort, "no model"), (talk_of_something_else, "did not say what it is")],
+)
+def test_connecting_fails_where_the_engine_does_not_introduce_itself(tmp_path: Path, script: object, why: str) -> None:
+    async def test() -> None:
+        async with serving(Scripted(script), tmp_path) as (target, _):
+            with pytest.raises(ConnectionError, match=why):
+                await connected(target).__aenter__()
+
+    run(test())
+
+
+def test_a_message_that_cannot_be_read_ends_the_link_by_name(tmp_path: Path) -> None:
+    async def script(requests: Requests, context: aio.ServicerContext) -> None:
+        await say_what_it_is(context)
+        await context.write(pb.ConnectResponse(outputs=pb.Outputs(attempts=bytes(8), positions=bytes(3))))
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        async with serving(Scripted(script), tmp_path) as (target, _), connected(target) as (client, heard):
+            client.send([submit(1)])
+            await eventually(lambda: client.failure)
+            assert client.failure.startswith("positions has 3 bytes")
+            assert heard.reasons() == {1: GONE}
+
+    run(test())
+
+
+def test_an_event_that_the_link_cannot_carry_is_answered_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with linked(tmp_path) as (target, _, engine), connected(target) as (client, heard):
+            client.send([submit(1), submit(2, stop_ids=(-1,)), submit(3)])
+            assert heard.reasons() == {2: [EndReason.FAULT]}
+            assert "cannot be sent" in heard.ends[2][0].message
+            await eventually(lambda: engine.submitted() == [at(1, 1), at(1, 3)])
+            assert client.failure is None
+
+    run(test())
+
+
+class Mailbox:
+    """A stream whose next message a test puts in."""
+
+    def __init__(self) -> None:
+        self.message: asyncio.Future[pb.ConnectResponse] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> pb.ConnectResponse:
+        return await self.message
+
+    def cancel(self) -> None:
+        return
+
+
+def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with linked(tmp_path) as (target, _, _):
+            heard = Heard()
+            client = LinkClient(target, heard, RequestLimits(), 10.0)
+            client._call.cancel()
+            client._call = mailbox = Mailbox()
+            client.send([submit(1)])
+            reading = asyncio.create_task(client._read())
+            await asyncio.sleep(0)
+            mailbox.message.set_result(codec.encode_outputs(outputs(ends=[(1, EndReason.STOP)]), 0.0))
+            client._lost("it gave no sign of life")  # as `_watch` does, in the same turn of the loop
+            mailbox.message = asyncio.get_running_loop().create_future()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            reading.cancel()
+            await client.close()
+            assert heard.wrong == []
+            assert len(heard.ends[1]) == 1
+
+    run(test())

@@ -1,0 +1,166 @@
+"""Each frontend gets exactly its own share of an engine's steps, in order, however many of them are put together."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpc.link import coalesce
+from rpc.link.coalesce import LOCAL, LOCAL_BITS
+from scheduler.events import End, EndReason, EngineStats, Logprobs, Start, StepOutputs
+from tests.support.links import step_outputs, unlike
+
+FRONTENDS = (1, 2, 3)
+GLOBAL = st.builds(
+    lambda frontend, local: frontend << LOCAL_BITS | local,
+    st.sampled_from(FRONTENDS),
+    st.sampled_from((0, 1, 2, LOCAL)) | st.integers(0, LOCAL),
+)
+STEPS = st.lists(step_outputs(GLOBAL, most_tokens=6), min_size=1, max_size=5)
+few = settings(max_examples=80, deadline=None)
+
+Token = tuple[object, ...]
+
+
+def tokens_of(step: StepOutputs, widths: Sequence[int]) -> list[Token]:
+    """Each token with all that belongs to it, to the last bit; of its alternatives the first ones of its width."""
+    logprobs = step.logprobs
+    numbers = zip(step.attempts.tolist(), step.positions.tolist(), step.tokens.tolist(), strict=True)
+    return [
+        (
+            *number,
+            logprobs.chosen[i].tobytes(),
+            int(logprobs.rank[i]),
+            logprobs.top_ids[i, : widths[i]].tobytes(),
+            logprobs.top[i, : widths[i]].tobytes(),
+        )
+        for i, number in enumerate(numbers)
+    ]
+
+
+def width_of(step: StepOutputs) -> int:
+    return step.logprobs.top.shape[1]
+
+
+def expected(steps: Sequence[StepOutputs], frontend: int) -> tuple[list[Token], list[int]]:
+    """The frontend's tokens, and how many alternatives each of them has."""
+    everything = [(t, width_of(s)) for s in steps for t in tokens_of(s, [width_of(s)] * len(s.attempts))]
+    mine = [(t, width) for t, width in everything if t[0] >> LOCAL_BITS == frontend]
+    return [(t[0] - (frontend << LOCAL_BITS), *t[1:]) for t, _ in mine], [width for _, width in mine]
+
+
+def check_shares(steps: Sequence[StepOutputs]) -> None:
+    delivered = 0
+    for frontend in FRONTENDS:
+        share = coalesce.merged([coalesce.owned_by(step, frontend) for step in steps])
+        tokens, widths = expected(steps, frontend)
+        assert len(share.attempts) == len(tokens)
+        assert tokens_of(share, widths) == tokens
+        check_padding(share.logprobs, widths)
+        for name in ("starts", "ends"):
+            mine = [item for s in steps for item in getattr(s, name) if item.attempt >> LOCAL_BITS == frontend]
+            local = tuple(replace(item, attempt=item.attempt - (frontend << LOCAL_BITS)) for item in mine)
+            assert unlike(local, getattr(share, name)) == []
+        assert unlike(tuple(t for s in steps for t in s.step_seconds), share.step_seconds) == []
+        assert share.stats == steps[-1].stats
+        dtypes = [a.dtype for a in (share.attempts, share.positions, share.tokens, share.logprobs.top)]
+        assert dtypes == [np.int64, np.int32, np.int32, np.float32]
+        delivered += len(share.attempts)
+    assert delivered == sum(len(step.attempts) for step in steps)
+
+
+def check_padding(logprobs: Logprobs, widths: list[int]) -> None:
+    for i, width in enumerate(widths):
+        assert (logprobs.top_ids[i, width:] == -1).all()
+        assert (logprobs.top[i, width:] == -np.inf).all()
+
+
+@few
+@given(STEPS)
+def test_each_frontend_gets_its_own_share_in_order(steps: list[StepOutputs]) -> None:
+    check_shares(steps)
+
+
+@few
+@given(STEPS, st.integers(0, 5))
+def test_putting_together_in_two_goes_is_the_same(steps: list[StepOutputs], cut: int) -> None:
+    parts = [part for part in (steps[:cut], steps[cut:]) if part]
+    assert unlike(coalesce.merged(steps), coalesce.merged([coalesce.merged(part) for part in parts])) == []
+
+
+@few
+@given(step_outputs())
+def test_one_step_stays_what_it_is(step: StepOutputs) -> None:
+    assert coalesce.merged([step]) is step
+
+
+@few
+@given(step_outputs(GLOBAL))
+def test_what_is_taken_apart_is_not_changed(step: StepOutputs) -> None:
+    before = replace(step, attempts=step.attempts.copy(), tokens=step.tokens.copy())
+    for frontend in FRONTENDS:
+        coalesce.owned_by(step, frontend)
+    assert unlike(before, step) == []
+
+
+def planted_step(k: int, number: int, *owners: int) -> StepOutputs:
+    """A token of each owner's attempts 5 and 6, with k alternatives."""
+    attempts = np.array([owner << LOCAL_BITS | local for owner in owners for local in (5, 6)], np.int64)
+    n = len(attempts)
+    made = np.arange(n * k, dtype=np.int32).reshape(n, k) + number
+    return StepOutputs(
+        attempts,
+        np.full(n, number, np.int32),
+        np.arange(n, dtype=np.int32),
+        Logprobs(np.arange(n, dtype=np.float32), np.ones(n, np.int32), made, -made.astype(np.float32)),
+        tuple(Start(attempt, 0.5) for attempt in attempts.tolist()),
+        tuple(End(attempt, EndReason.STOP) for attempt in attempts.tolist()[::2]),
+        EngineStats(steps=number),
+        (float(number),),
+    )
+
+
+EXAMPLE = [planted_step(1, 1, 1, 2), planted_step(3, 2, 2, 1), planted_step(0, 3, 3, 1)]
+
+
+def padded_in_front(array: np.ndarray, width: int, fill: float) -> np.ndarray:
+    return np.pad(array, ((0, 0), (width - array.shape[1], 0)), constant_values=fill)
+
+
+def padded_with_zeros(array: np.ndarray, width: int, fill: float) -> np.ndarray:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])))
+
+
+real_merged, real_owned = coalesce.merged, coalesce.owned_by
+FAULTS: dict[str, tuple[str, object]] = {
+    "alternatives are padded in front": ("_widened", padded_in_front),
+    "alternatives are padded with token 0": ("_widened", padded_with_zeros),
+    "attempts keep the engine's numbers": ("LOCAL", -1),
+    "everybody gets the first frontend's share": ("owned_by", lambda step, _: real_owned(step, 1)),
+    "everybody gets every end": ("_local", lambda items, _: items),
+    "steps come in reverse": ("merged", lambda steps: real_merged(steps[::-1])),
+    "only the last step is sent": ("merged", lambda steps: steps[-1]),
+    "stats are the first step's": ("merged", lambda steps: replace(real_merged(steps), stats=steps[0].stats)),
+    "step times are dropped": ("merged", lambda steps: replace(real_merged(steps), step_seconds=())),
+}
+
+
+def test_the_example_is_right_without_a_fault() -> None:
+    check_shares(EXAMPLE)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    name, replacement = FAULTS[fault]
+    monkeypatch.setattr(coalesce, name, replacement)
+    with pytest.raises((AssertionError, IndexError)):
+        check_shares(EXAMPLE)
+
+
+def test_share_of_a_frontend_without_a_token_is_empty_and_has_the_stats() -> None:
+    share = coalesce.owned_by(planted_step(2, 4, 1), 2)
+    assert len(share.attempts) == len(share.starts) == len(share.ends) == 0
+    assert (share.stats.steps, share.step_seconds) == (4, (4.0,))

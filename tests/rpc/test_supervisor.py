@@ -1,0 +1,310 @@
+"""The supervisor over a host that launches what a test says: no engine's death is more than a pause to a server."""
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from model.errors import CheckpointError
+from model.inputs.tokenizer import Tokenizer
+from rpc.engines import supervisor as module
+from rpc.engines.process import EngineStartError
+from rpc.engines.supervisor import Supervisor
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.prepare import Preparer
+from rpc.frontend.settings import FrontendSettings
+from rpc.frontend.stream import FinishReason
+from rpc.observe.metrics import Metrics
+from scheduler.events import EndReason, EngineStats
+from scheduler.request import ModelDefaults, Spec
+from tests.support.frontends import outputs
+from tests.support.hosts import FakeHost, Time
+from tests.support.links import MortalEngine, Sink, eventually, run
+
+FAILURES = [EngineStartError("no memory"), CheckpointError("no model"), ValueError("bad"), OSError("x"), MemoryError()]
+
+
+class Rig:
+    def __init__(self, tokenizer: Tokenizer, failures: Iterable[Exception | None] = ()) -> None:
+        self.metrics = Metrics("m")
+        preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
+        self.frontend = Frontend(preparer, FrontendSettings(), self.metrics)
+        self.host = FakeHost(failures)
+        self.supervisor = Supervisor(self.host, self.frontend)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, {"model_name": "m", **labels})
+
+    async def engine(self, number: int) -> MortalEngine:
+        """The number-th engine, once requests go to it."""
+        await eventually(lambda: len(self.host.engines) >= number and self.frontend.health())
+        return self.host.engines[number - 1]
+
+    async def end(self) -> None:
+        await self.supervisor.stop()
+        assert not self.host.running
+        assert self.host.trouble == []
+
+
+async def refusal(frontend: Frontend, spec: Spec) -> RequestFailed:
+    with pytest.raises(RequestFailed) as refused:
+        await frontend.open(spec, "refused", None).__aenter__()
+    return refused.value
+
+
+@pytest.mark.parametrize("failure", FAILURES[:3])
+def test_the_first_engine_that_does_not_start_is_the_callers_to_hear(tokenizer: Tokenizer, failure: Exception) -> None:
+    async def test() -> None:
+        rig = Rig(tokenizer, [failure])
+        with pytest.raises(type(failure), match=str(failure)):
+            await rig.supervisor.start()
+        await rig.end()
+        assert (rig.host.launches, rig.host.stops) == (1, 1)
+        assert rig.value("quire_engine_starts_total") == 0
+        assert not rig.frontend.health()
+
+    run(test())
+
+
+def test_a_dead_engine_ends_its_streams_and_a_new_one_serves_under_its_own_limits(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        rig = Rig(tokenizer)
+        await rig.supervisor.start()
+        first = await rig.engine(1)
+        rig.host.gate.clear()
+        rig.host.limits = replace(rig.host.limits, context=16)
+        async with rig.frontend.open(Spec("cat"), "a", None) as one, rig.frontend.open(Spec("dog"), "b", None) as two:
+            first.tell(outputs([(first.submitted()[0], 0, 70)]))
+            first.die("RuntimeError: device lost")
+            for live in (one, two):
+                await eventually(lambda live=live: live.stream.ended)
+                assert (live.stream.failure.code, live.stream.failure.reason) == ("UNAVAILABLE", "ENGINE_FAILED")
+            await eventually(lambda: rig.host.launches == 2)
+            assert not rig.frontend.health()
+            refused = await refusal(rig.frontend, Spec("cat"))
+            assert (refused.code, refused.reason) == ("UNAVAILABLE", "STARTING")
+            assert refused.retry_after is not None
+        assert rig.value("quire_requests_total", outcome="engine_failed") == 2
+        assert rig.value("quire_requests_total", outcome="starting") == 1
+        rig.host.gate.set()
+        second = await rig.engine(2)
+        assert (await refusal(rig.frontend, Spec("x" * 40))).code == "INVALID_ARGUMENT", "the new limits hold"
+        async with rig.frontend.open(Spec("cat"), "a", None) as live:
+            (attempt,) = second.submitted()
+            assert attempt not in first.submitted()
+            second.tell(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)]))
+            await eventually(lambda: live.stream.ended)
+            assert live.stream.finish.reason is FinishReason.LENGTH
+        assert first.finished() == []
+        await rig.end()
+
+    run(test())
+
+
+def test_an_engine_that_does_not_start_again_is_tried_again_ever_less_often(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        time = Time(monkeypatch, module)
+        rig = Rig(tokenizer, [None, *FAILURES, *FAILURES[:2]])
+        await rig.supervisor.start()
+        (await rig.engine(1)).die("gone")
+        await rig.engine(2)
+        assert time.delays == [0, 1, 2, 4, 8, 16, 30, 30]
+        assert rig.host.launches == 9
+        assert rig.value("quire_engine_starts_total") == 2
+        await rig.end()
+
+    run(test())
+
+
+def test_only_an_engine_that_lived_long_is_replaced_at_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        time = Time(monkeypatch, module)
+        rig = Rig(tokenizer)
+        await rig.supervisor.start()
+        for number, lived in enumerate((1.0, 1.0, 1.0, module.STEADY + 1.0, 1.0), 1):
+            engine = await rig.engine(number)
+            await eventually(lambda: rig.frontend.live_requests == 0)
+            time.now += lived
+            engine.die("gone")
+            await eventually(lambda engine=engine: rig.frontend._engine is not engine)
+        await rig.engine(6)
+        assert time.delays == [0, 1, 2, 0, 1]
+        await rig.end()
+
+    run(test())
+
+
+def test_an_engine_that_is_dead_when_it_comes_is_replaced(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        rig = Rig(tokenizer)
+        launch = rig.host.launch
+
+        async def stillborn(sink: Sink) -> MortalEngine:
+            engine = await launch(sink)
+            engine.die("stillborn")
+            await asyncio.sleep(0)  # its last word comes before it is attached
+            rig.host.launch = launch
+            return engine
+
+        rig.host.launch = stillborn
+        await rig.supervisor.start()
+        assert not rig.frontend.health()
+        await rig.engine(2)
+        await rig.end()
+
+    run(test())
+
+
+def test_stopping_ends_the_wait_for_the_next_try(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY", 1000.0)
+    monkeypatch.setattr(module, "LONGEST_DELAY", 1000.0)
+
+    async def test() -> None:
+        rig = Rig(tokenizer, [None, EngineStartError("no memory")])
+        await rig.supervisor.start()
+        (await rig.engine(1)).die("gone")
+        await eventually(lambda: rig.host.launches == 2)
+        await rig.end()
+        assert (rig.host.launches, len(rig.host.engines)) == (2, 1)
+        assert rig.supervisor._keeper.cancelled()
+
+    run(test())
+
+
+def test_stopping_ends_a_launch_that_hangs(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        rig = Rig(tokenizer)
+        await rig.supervisor.start()
+        rig.host.gate.clear()
+        (await rig.engine(1)).die("gone")
+        await eventually(lambda: rig.host.launches == 2)
+        await rig.end()
+        assert rig.host.cancelled == 1
+
+    run(test())
+
+
+async def serve_with_two_engines(rig: Rig) -> None:
+    await rig.supervisor.start()
+    first = await rig.engine(1)
+    first.tell(replace(outputs(), stats=EngineStats(steps=6, computed_tokens=30, preemptions=1, pages_total=100)))
+    first.tell(replace(outputs(), stats=EngineStats(steps=10, computed_tokens=50, preemptions=2, pages_total=100)))
+    first.die("gone")
+    second = await rig.engine(2)
+    for steps in (3, 12):
+        second.tell(replace(outputs(), stats=EngineStats(steps=steps, computed_tokens=5 * steps, pages_total=200)))
+    await eventually(lambda: rig.frontend._metrics._counted.steps == 12)
+    await rig.end()
+
+
+def check_counts_of_two_engines(rig: Rig) -> None:
+    assert rig.value("quire_engine_starts_total") == 2
+    assert rig.value("quire_engine_steps_total") == 10 + 12
+    assert rig.value("quire_computed_tokens_total") == 50 + 60
+    assert rig.value("quire_num_preemptions_total") == 2
+    assert rig.value("quire_kv_pages_total") == 200
+
+
+def test_counts_add_up_over_engines(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        rig = Rig(tokenizer)
+        await serve_with_two_engines(rig)
+        check_counts_of_two_engines(rig)
+
+    run(test())
+
+
+def test_counts_that_go_on_from_the_dead_engines_are_caught(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Metrics, "engine_attached", lambda self, pages: self._engines.inc())
+
+    async def test() -> None:
+        rig = Rig(tokenizer)
+        await serve_with_two_engines(rig)
+        with pytest.raises(AssertionError):
+            check_counts_of_two_engines(rig)
+
+    run(test())
+
+
+def test_a_request_that_comes_to_the_dead_engine_late_counts_no_step_twice(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was being tokenized while the engine was replaced."""
+    tokenized, goes_on = threading.Event(), threading.Event()
+    prepare = Preparer.prepare
+
+    def slow(self: Preparer, *arguments: object) -> object:
+        tokenized.set()
+        goes_on.wait(20)
+        return prepare(self, *arguments)
+
+    async def test() -> None:
+        rig = Rig(tokenizer)
+        await rig.supervisor.start()
+        first = await rig.engine(1)
+        first.tell(replace(outputs(), stats=EngineStats(steps=10, pages_total=100)))
+        await eventually(lambda: rig.value("quire_engine_steps_total") == 10)
+        monkeypatch.setattr(Preparer, "prepare", slow)
+        opening = rig.frontend.open(Spec("cat"), "late", None)
+        opened = asyncio.create_task(opening.__aenter__())
+        await eventually(tokenized.is_set)
+        first.die("gone")
+        await rig.engine(2)
+        goes_on.set()
+        live = await opened
+        await eventually(lambda: live.stream.ended)
+        assert live.stream.failure.reason == "ENGINE_FAILED"
+        await opening.__aexit__(None, None, None)
+        await rig.end()
+        assert rig.value("quire_engine_steps_total") == 10
+        assert rig.value("quire_kv_pages_total") == 200
+
+    run(test())
+
+
+def test_whatever_a_launch_raises_it_is_tried_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does: its OutOfMemoryError is a RuntimeError."""
+
+    async def test() -> None:
+        Time(monkeypatch, module)
+        rig = Rig(tokenizer, [None, RuntimeError("CUDA out of memory")])
+        await rig.supervisor.start()
+        (await rig.engine(1)).die("gone")
+        await eventually(lambda: len(rig.host.engines) == 2 or rig.supervisor._keeper.done())
+        assert not rig.supervisor._keeper.done()
+        await rig.end()
+
+    run(test())
+
+
+def test_a_host_that_cannot_stop_is_not_asked_again_at_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        time = Time(monkeypatch, module)
+        rig = Rig(tokenizer)
+        await rig.supervisor.start()
+        stop, troubles = rig.host.stop, iter([TimeoutError("it does not go")] * 3)
+
+        async def hard_to_stop() -> None:
+            trouble = next(troubles, None)
+            if trouble is not None:
+                raise trouble
+            await stop()
+
+        rig.host.stop = hard_to_stop
+        (await rig.engine(1)).die("gone")
+        await rig.engine(2)
+        assert time.delays == [0, 1, 2, 4]
+        await rig.end()
+
+    run(test())
