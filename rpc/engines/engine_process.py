@@ -88,6 +88,12 @@ def take_standard_output() -> int:
     return report
 
 
+def ignore_signals() -> None:
+    """What asks a server to stop may ask its processes too; it drains first, then ends them."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
 
@@ -105,8 +111,7 @@ async def _main(config: EngineConfig, directory: Path) -> None:
 
 def main() -> None:
     die_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the server drains first, then ends this process
+    ignore_signals()
     report = take_standard_output()
     set_up_logging()
     config = read_config()

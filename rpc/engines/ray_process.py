@@ -10,15 +10,17 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rpc.engines.engine_process import (
     EngineFailedError,
+    ignore_signals,
     read_config,
     run_and_report,
     set_up_logging,
@@ -30,15 +32,20 @@ from rpc.settings import EngineConfig
 
 OBJECT_STORE_BYTES = 128 * 2**20  # nothing is stored; Ray wants some
 
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent to anybody
+    "RAY_worker_niceness": "0",  # the engine is no background work: Ray's own choice is 15
+    "RAY_COLOR_PREFIX": "0",
+}
+
 
 def start_cluster(directory: Path) -> None:
     """A local cluster of Ray with its driver in this process. Raises what `ray.init` does."""
     os.umask(0o077)  # Ray's logs and sockets are this user's alone
     token = directory / "token"
     token.write_text(secrets.token_hex(32))
-    os.environ.update(
-        RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token), RAY_USAGE_STATS_ENABLED="0", RAY_COLOR_PREFIX="0"
-    )
+    os.environ.update(ENVIRONMENT, RAY_AUTH_TOKEN_PATH=str(token))
     for name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_NAMESPACE"):
         os.environ.pop(name, None)  # of some other cluster
     import ray
@@ -51,8 +58,8 @@ def start_cluster(directory: Path) -> None:
         namespace="quire",
         logging_level=logging.WARNING,
         _temp_dir=str(directory / "ray"),
-        _node_ip_address="127.0.0.1",
     )
+    ignore_signals()  # `ray.init` has put a handler of its own in place
 
 
 def run_actor(config: EngineConfig, directory: Path) -> None:
@@ -60,8 +67,8 @@ def run_actor(config: EngineConfig, directory: Path) -> None:
     import ray
 
     gpus = 1 if config.model.device != "cpu" and ray.cluster_resources().get("GPU") else 0
-    # Ray gives an actor as many OpenMP threads as it reserves processors; the engine takes what there is.
-    config = replace(config, threads=config.threads or len(os.sched_getaffinity(0)))
+    # Ray gives an actor as many OpenMP threads as it reserves processors.
+    config = replace(config, threads=config.threads or usable_cores())
     actor: Any = ray.remote(EngineActor).options(num_cpus=1, num_gpus=gpus, max_restarts=0).remote()
     try:
         why = ray.get(actor.run.remote(config.to_json(), str(directory)))
@@ -70,7 +77,14 @@ def run_actor(config: EngineConfig, directory: Path) -> None:
     raise EngineFailedError(why)
 
 
+def usable_cores() -> int:
+    """As many threads as torch takes where nobody tells it: physical cores that this process may use."""
+    cores = psutil.cpu_count(logical=False) or 1
+    return min(cores, len(os.sched_getaffinity(0))) if sys.platform == "linux" else cores
+
+
 def main() -> None:
+    ignore_signals()
     report = take_standard_output()
     set_up_logging()
     adopt_orphans()
@@ -103,6 +117,4 @@ def _end(directory: Path, code: int) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the server drains first, then ends this process
     main()
