@@ -12,6 +12,7 @@ Each prints a line of JSON with its address and process ids when it is ready, an
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
 from collections import deque
@@ -112,6 +113,8 @@ async def serve(mode: str) -> None:
     await server.start()
     print(json.dumps({"address": f"127.0.0.1:{port}", **ids}), flush=True)
     await end_of_input()
+    if mode == "process":
+        shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)  # and the child's input ends with this process
 
 

@@ -29,15 +29,15 @@ from rpc.paths import demo_directory
 DEFAULT = Serving("127.0.0.1:50051", "http://127.0.0.1:9464/metrics")
 PLAYS = demo_directory().parent / "tinyshakespeare.txt"
 SAMPLE_SECONDS = 0.1  # between two looks at the metrics
+CALL_SECONDS = 600.0  # after which a request is lost
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the client saw of one request. sent, tokens: seconds; outcome: "ok", "refused" or "lost"."""
+    """What the client saw of one request. sent: when. tokens: when each came. outcome: "ok", "refused" or "lost"."""
 
     sent: float
-    messages: list[float] = field(default_factory=list)
-    count: int = 0
+    tokens: list[float] = field(default_factory=list)
     outcome: str = "lost"
     error: str = ""
 
@@ -69,17 +69,17 @@ async def send(stub: pb_grpc.GenerationServiceStub, arrival: Arrival, prompt: li
     )
     seen = Seen(time.monotonic())
     try:
-        async for message in stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec)):
-            seen.messages.append(time.monotonic())
+        async for message in stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec), timeout=CALL_SECONDS):
+            now = time.monotonic()
             for delta in message.deltas:
-                if delta.first_position != seen.count:
-                    seen.error = f"token {delta.first_position} came where {seen.count} was due"
-                seen.count += delta.token_count
+                if delta.first_position != len(seen.tokens):
+                    seen.error = f"token {delta.first_position} came where {len(seen.tokens)} was due"
+                seen.tokens.extend([now] * delta.token_count)
     except aio.AioRpcError as error:
         seen.error = f"{error.code().name}: {error.details()}"
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             seen.outcome = "refused"
-    if not seen.error and seen.count == arrival.output:
+    if not seen.error and len(seen.tokens) == arrival.output:
         seen.outcome = "ok"
     return seen
 
@@ -95,7 +95,7 @@ async def replay(serving: Serving, arrivals: list[Arrival], bar: Progress) -> tu
         nonlocal tokens
         await asyncio.sleep(begin + arrivals[i].at - time.monotonic())
         seen = await send(stubs[i % len(stubs)], arrivals[i], texts[i], seed=i)
-        tokens += seen.count
+        tokens += len(seen.tokens)
         bar.update(task, advance=1, tokens=tokens)
         return seen
 
@@ -137,7 +137,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 def summary(seen: list[Seen], load: Load, seconds: float, arrivals: list[Arrival]) -> dict[str, Any]:
     outcomes = [s.outcome for s in seen]
-    generated = sum(s.count for s in seen)
+    generated = sum(len(s.tokens) for s in seen)
     return {
         "requests": len(seen),
         "ok": outcomes.count("ok"),
@@ -148,8 +148,8 @@ def summary(seen: list[Seen], load: Load, seconds: float, arrivals: list[Arrival
         "requests_per_second": round(len(seen) / seconds, 2),
         "prompt_tokens_per_second": round(sum(a.prompt for a in arrivals) / seconds, 1),
         "generated_tokens_per_second": round(generated / seconds, 1),
-        "time_to_first_token_ms": percentiles([s.messages[0] - s.sent for s in seen if s.messages]),
-        "inter_token_latency_ms": percentiles([gap for s in seen for gap in np.diff(s.messages).tolist()]),
+        "time_to_first_token_ms": percentiles([s.tokens[0] - s.sent for s in seen if s.tokens]),
+        "inter_token_latency_ms": percentiles([gap for s in seen for gap in np.diff(s.tokens).tolist()]),
         "kv_pages_peak": int(load.pages_peak),
         "kv_usage_peak": round(max(load.usage, default=0.0), 4),
         "kv_usage_mean": round(float(np.mean(load.usage)) if load.usage else 0.0, 4),

@@ -57,4 +57,8 @@ def started(*flags: str) -> Iterator[Serving]:
         yield Serving(found[2], found[3])
     finally:
         process.terminate()
-        process.wait(STOP_SECONDS)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,19 +1,22 @@
 """Runs a batch job: reads lines, keeps the runner busy, writes results in order."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.v1 import generation_service_pb2 as pb
+
 from rpc.batch.lines import Line, failure_line, read_lines, result_line
-from rpc.batch.results import Results
-from rpc.batch.runners import Runner, ServerLostError
-from rpc.frontend.errors import RequestFailed
+from rpc.batch.patience import LONGEST_PAUSE, PAUSE, SUSPECT, JobStoppedError, Patience
+from rpc.batch.results import OutputError, Results
+from rpc.batch.runners import Runner
+from rpc.frontend.errors import RequestFailed, internal
+
+log = logging.getLogger("quire.batch")
 
 AHEAD = 4  # times the runner's requests in flight: how far results may come before their turn, held in memory
-TRIES = 30  # for what the failure says may be tried again: a full queue, a server that drains
-ENGINE_TRIES = 3  # for an engine that died: the request may be why
-LONGEST_PAUSE = 10.0  # seconds between two tries
 
 
 @dataclass(slots=True)
@@ -38,16 +41,18 @@ def count_lines(path: Path) -> int:
         return sum(1 for data in file if data.strip())
 
 
-async def run_job(path: Path, results: Results, runner: Runner, tally: Tally, show: Callable[[Tally], object]) -> None:
+async def run_job(
+    path: Path, results: Results, runner: Runner, patience: Patience, tally: Tally, show: Callable[[Tally], object]
+) -> None:
     """Every line of the input that has no result yet gets one. show: told whenever the tally has changed.
 
-    Raises ServerLostError where the runner is lost, OSError.
+    Raises JobStoppedError where it must stop for now, OSError, OutputError where the input has changed.
     """
     window, turn = asyncio.Semaphore(runner.in_flight), asyncio.Condition()
 
     async def run(line: Line) -> None:
         try:
-            text = await _answer(line, runner, tally)
+            text = await _answer(line, runner, patience, tally)
         finally:
             window.release()
         results.add(line.index, text)
@@ -66,30 +71,55 @@ async def run_job(path: Path, results: Results, runner: Runner, tally: Tally, sh
                 await window.acquire()
                 group.create_task(run(line))
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+        stopped, _ = failed.split(JobStoppedError)
+        raise (stopped or failed).exceptions[0] from None
+    if tally.done != tally.lines:
+        raise OutputError(f"{path} has changed: {tally.lines} lines were counted in it, {tally.done} have results")
     results.complete()
 
 
-async def _answer(line: Line, runner: Runner, tally: Tally) -> str:
-    """The line's result, or why it has none."""
-    if line.request is None:
+async def _answer(line: Line, runner: Runner, patience: Patience, tally: Tally) -> str:
+    """The line's result, or why it has none. Raises JobStoppedError."""
+    try:
+        response = await _run(line, runner, patience)
+        text = result_line(line, response)
+    except RequestFailed as failure:
         tally.errors += 1
-        return failure_line(line, line.failure or RequestFailed("INTERNAL", "INTERNAL", "the line was not read"))
-    tries = 0
+        return failure_line(line, failure)
+    except JobStoppedError:
+        raise
+    except Exception:  # whatever a line makes raise concerns this line
+        log.exception("line %d failed", line.number)
+        tally.errors += 1
+        return failure_line(line, internal())
+    tally.results += 1
+    tally.prompt_tokens += response.usage.prompt_tokens
+    tally.completion_tokens += response.usage.completion_tokens
+    return text
+
+
+async def _run(line: Line, runner: Runner, patience: Patience) -> pb.GenerateResponse:
+    """Tries until there is an answer. Raises RequestFailed for one that will not change, JobStoppedError."""
+    if line.request is None:
+        raise line.failure or internal()
+    deaths, pause = 0, PAUSE
     while True:
-        tries += 1
+        suspect = deaths >= SUSPECT
         try:
-            response = await runner.run(line.request)
+            async with patience.turn(suspect):
+                response = await runner.run(line.request)
         except RequestFailed as failure:
-            most = ENGINE_TRIES if failure.reason == "ENGINE_FAILED" else TRIES
-            if failure.retry_after is None or tries >= most:
-                if failure.code == "UNAVAILABLE" and failure.reason != "ENGINE_FAILED":
-                    raise ServerLostError(failure.message) from None
-                tally.errors += 1
-                return failure_line(line, failure)
-            await asyncio.sleep(min(tries * failure.retry_after, LONGEST_PAUSE))
+            if failure.retry_after is None:
+                patience.succeeded()  # an answer, if a bad one
+                raise
+            if failure.reason == "ENGINE_FAILED":
+                deaths += 1
+                if suspect:
+                    patience.died_alone(failure)
+                    raise
+            patience.busy(failure.message)
+            await asyncio.sleep(max(pause, min(failure.retry_after, LONGEST_PAUSE)))
+            pause = min(2 * pause, LONGEST_PAUSE)
         else:
-            tally.results += 1
-            tally.prompt_tokens += response.usage.prompt_tokens
-            tally.completion_tokens += response.usage.completion_tokens
-            return result_line(line, response)
+            patience.succeeded()
+            return response

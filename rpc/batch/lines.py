@@ -115,25 +115,23 @@ def _parse(values: object, into: Message, key: str) -> None:
         raise _bad(key, values, "must be an object")
     try:
         json_format.ParseDict(values, into)
-    except (json_format.ParseError, ValueError, TypeError) as error:
+    except (json_format.ParseError, ValueError, TypeError, ArithmeticError) as error:
         raise _bad(key, values, str(error)) from None
 
 
 def result_line(line: Line, response: pb.GenerateResponse) -> str:
     """One line of JSON, without its end."""
-    usage = response.usage
-    counts = {
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_prompt_tokens": usage.cached_prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
+    usage = {
+        "prompt_tokens": response.usage.prompt_tokens,
+        "cached_prompt_tokens": response.usage.cached_prompt_tokens,
+        "completion_tokens": response.usage.completion_tokens,
     }
-    if line.request is not None and line.request.spec.sampling.sequence_count > 1:
-        return json.dumps({"id": line.id, "sequences": [_sequence(s) for s in response.sequences], "usage": counts})
-    (sequence,) = response.sequences
-    values = {"id": line.id, **_sequence(sequence), "usage": counts}
-    if "logprobs" in values:
-        values["logprobs"] = values.pop("logprobs")  # the longest comes last
-    return json.dumps(values)
+    sequences = [_sequence(sequence) for sequence in response.sequences]
+    if len(sequences) != 1:
+        return json.dumps({"id": line.id, "sequences": sequences, "usage": usage})
+    (only,) = sequences
+    logprobs = {"logprobs": only.pop("logprobs")} if "logprobs" in only else {}  # the longest comes last
+    return json.dumps({"id": line.id, **only, "usage": usage, **logprobs})
 
 
 def _sequence(sequence: pb.SequenceResult) -> dict[str, Any]:

@@ -5,14 +5,18 @@ nothing twice but what was in flight. The second file goes when the job is compl
 """
 
 import fcntl
+import itertools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from rpc.batch.lines import Line
+
+START = b'{"id": '
+"""Of every result."""
 
 
 class OutputError(ValueError):
@@ -27,8 +31,10 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self._path, self._waiting_path = path, path.with_name(path.name + ".waiting")
+        if not path.exists():
+            self._waiting_path.unlink(missing_ok=True)  # of an output that was removed
         self._output = _open_locked(path)
-        self._waiting_file: BinaryIO = self._waiting_path.open("a+b")
+        self._waiting_file: BinaryIO | None = None
         self._waiting: dict[int, str] = {}
         self.next = 0
         """Index of the first line whose result is not in the output."""
@@ -36,36 +42,57 @@ class Results:
     def resume(self, lines: Iterable[Line]) -> int:
         """Reads what an earlier run left; returns how many results that is. lines: the input's, from the first.
 
-        Raises OutputError where the output is another input's.
+        Raises OutputError, having changed nothing, where they are another input's.
         """
+        torn = _torn_line(self._output)
+        if not (torn.startswith(START) or START.startswith(torn)):
+            raise OutputError(f"{self._path} was not written by a batch job. Name another --output")
         lines = iter(lines)
         for result in _whole_lines(self._output):
-            line = next(lines, None)
-            found = _id_of(result)
-            if line is None or found != line.id:
-                where = f"{self._path} line {self.next + 1} is the result of id {found!r}"
-                there = "no such line" if line is None else f"id {line.id!r} there"
-                raise OutputError(f"{where}, the input has {there}: is it another job's? Name another --output")
+            self._check(self._path, result, next(lines, None), self.next)
             self.next += 1
-        for entry in _whole_lines(self._waiting_file):
-            index, _, result = entry.partition("\t")
-            if not index.isdecimal():
-                raise OutputError(f"{self._waiting_path} was not written by a batch job: it can be removed")
-            if int(index) >= self.next:
-                self._waiting[int(index)] = result
+        if self._waiting_path.exists():
+            self._read_waiting(lines)
+            _cut_torn_line(self._waiting_path)
+        _cut_torn_line(self._path)
         count = self.next + len(self._waiting)
         self._write_ready()
         return count
+
+    def _read_waiting(self, lines: Iterator[Line]) -> None:
+        """lines: those whose results are not in the output."""
+        with self._waiting_path.open("rb") as file:
+            for entry in _whole_lines(file):
+                number, _, result = entry.partition("\t")
+                if not number.isdecimal():
+                    raise OutputError(f"{self._waiting_path} was not written by a batch job: move it away")
+                if int(number) >= self.next:
+                    self._waiting[int(number)] = result
+        last = max(self._waiting, default=-1)
+        ahead = {line.index: line for line in itertools.takewhile(lambda line: line.index <= last, lines)}
+        for index, result in self._waiting.items():
+            self._check(self._waiting_path, result, ahead.get(index), index)
+
+    def _check(self, path: Path, result: str, line: Line | None, index: int) -> None:
+        found = _id_of(result)
+        if line is None or found != line.id:
+            there = "no such line" if line is None else f"id {line.id!r} there"
+            where = f"{path}: result {index + 1} is of id {found!r}"
+            raise OutputError(f"{where}, the input has {there}. Is it another job's? Name another --output")
 
     def has(self, index: int) -> bool:
         return index < self.next or index in self._waiting
 
     def add(self, index: int, result: str) -> None:
-        """result: a line of JSON without its end. On disk when this returns, in its place or beside it."""
+        """result: a line of JSON without its end. When this returns, it outlives this process, in its place or beside
+        it.
+        """
         if index == self.next:
             self._write(result)
             self._write_ready()
             return
+        if self._waiting_file is None:
+            self._waiting_file = self._waiting_path.open("ab")
         self._waiting[index] = result
         self._waiting_file.write(f"{index}\t{result}\n".encode())
         self._waiting_file.flush()
@@ -73,6 +100,8 @@ class Results:
     def _write_ready(self) -> None:
         while self.next in self._waiting:
             self._write(self._waiting.pop(self.next))
+        if self._waiting_file is not None and not self._waiting:
+            self._waiting_file.truncate(0)  # all that it holds is in the output
 
     def _write(self, result: str) -> None:
         self._output.write(result.encode() + b"\n")
@@ -90,7 +119,8 @@ class Results:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._output.close()
-        self._waiting_file.close()
+        if self._waiting_file is not None:
+            self._waiting_file.close()
 
 
 def _open_locked(path: Path) -> BinaryIO:
@@ -103,17 +133,24 @@ def _open_locked(path: Path) -> BinaryIO:
     return file
 
 
-def _whole_lines(file: BinaryIO) -> Iterable[str]:
-    """From the start; what follows the last end of line was being written when the writer was killed, and is cut."""
+def _whole_lines(file: BinaryIO) -> Iterator[str]:
+    """Lines from the start. What follows the last end of line was being written when its writer was killed."""
     file.seek(0)
-    whole = 0
-    for data in file:
-        if not data.endswith(b"\n"):
-            break
-        whole += len(data)
-        yield data.decode(errors="replace")[:-1]
-    file.seek(whole)
-    os.truncate(file.fileno(), whole)
+    return (data.decode(errors="replace")[:-1] for data in file if data.endswith(b"\n"))
+
+
+def _cut_torn_line(path: Path) -> None:
+    with path.open("rb") as file:
+        whole = sum(len(data) for data in file if data.endswith(b"\n"))
+    os.truncate(path, whole)
+
+
+def _torn_line(file: BinaryIO) -> bytes:
+    file.seek(0)
+    last = b""
+    for last in file:  # noqa: B007 - the last one is wanted
+        pass
+    return b"" if last.endswith(b"\n") else last
 
 
 def _id_of(result: str) -> object:

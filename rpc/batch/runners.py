@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
+from rpc.batch.patience import PAUSE, JobStoppedError, Patience
 from rpc.engines.host import choose_host
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.errors import RequestFailed
@@ -25,14 +25,14 @@ from rpc.services import convert
 from rpc.settings import ServerSettings
 
 CALL_ENTRIES, CALL_BYTES, CALLS = 64, 48 * 1024, 8
-"""Most of one BatchGenerate call, and most calls at once. Every server takes messages of 64 KiB."""
-PATIENCE = 60.0  # seconds for which no call to a server succeeds
+"""Most of one BatchGenerate call, and most calls at once. Without --max-message-bytes every server takes 64 KiB."""
 CONNECT = 5.0  # seconds for the first connection
-PAUSE = 0.5  # seconds between two tries to reach it
-
-
-class ServerLostError(ConnectionError):
-    """The server cannot be reached any more; says what is to be done."""
+OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),  # a server whose machine is gone says nothing
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
 
 
 class Runner(Protocol):
@@ -41,7 +41,7 @@ class Runner(Protocol):
     in_flight: int
 
     def run(self, request: pb.GenerateRequest) -> Awaitable[pb.GenerateResponse]:
-        """Raises RequestFailed for what concerns this request, ServerLostError for what ends the job."""
+        """Raises RequestFailed for what concerns this request, JobStoppedError for what ends the job."""
 
 
 class LocalRunner:
@@ -88,11 +88,10 @@ class ServerRunner:
 
     in_flight = CALLS * CALL_ENTRIES
 
-    def __init__(self, channel: aio.Channel, server: str) -> None:
-        self._stub, self._server = pb_grpc.GenerationServiceStub(channel), server
+    def __init__(self, channel: aio.Channel, server: str, patience: Patience) -> None:
+        self._stub, self._server, self._patience = pb_grpc.GenerationServiceStub(channel), server, patience
         self._asked: deque[Asked] = deque()
         self._news = asyncio.Event()
-        self._answered = time.monotonic()
 
     async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
         asked = Asked(request, asyncio.get_running_loop().create_future())
@@ -134,7 +133,7 @@ class ServerRunner:
     async def _send(self, call: list[Asked]) -> None:
         message = pb.BatchGenerateRequest(requests=[asked.request for asked in call])
         async for entry in self._stub.BatchGenerate(message):
-            self._answered = time.monotonic()
+            self._patience.answered()
             answer = call[entry.position].answer
             if answer.done():  # cancelled: the job is ending
                 continue
@@ -146,8 +145,10 @@ class ServerRunner:
     async def _failed(self, left: list[Asked], error: aio.AioRpcError) -> None:
         """Of a call as a whole: a server that is away is waited for, a call that it does not take is taken apart."""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            if time.monotonic() - self._answered > PATIENCE:
-                _fail(left, ServerLostError(f"{self._server} does not answer: {error.details()}"))
+            try:
+                self._patience.away(f"{self._server} does not answer: {error.details()}")
+            except JobStoppedError as stopped:
+                _fail(left, stopped)
             self._ask([asked for asked in left if not asked.answer.done()])
             await asyncio.sleep(PAUSE)
         elif len(left) == 1:
@@ -163,16 +164,15 @@ def _fail(call: list[Asked], error: Exception) -> None:
 
 
 @asynccontextmanager
-async def server_runner(server: str) -> AsyncIterator[ServerRunner]:
-    """Raises ServerLostError where nobody answers."""
-    options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
-    async with aio.insecure_channel(server, options=options) as channel:
+async def server_runner(server: str, patience: Patience) -> AsyncIterator[ServerRunner]:
+    """Raises JobStoppedError where nobody answers."""
+    async with aio.insecure_channel(server, options=OPTIONS) as channel:
         try:
             async with asyncio.timeout(CONNECT):
                 await channel.channel_ready()
         except TimeoutError:
-            raise ServerLostError(f"no server answers at {server}. Start one with `make serve`") from None
-        runner = ServerRunner(channel, server)
+            raise JobStoppedError(f"no server answers at {server}: start one with `make serve`") from None
+        runner = ServerRunner(channel, server, patience)
         work = asyncio.create_task(runner.work())
         try:
             yield runner

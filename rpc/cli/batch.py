@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+import time
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,12 +44,12 @@ def batch(
     goes on where it was stopped.
     """
     from model.errors import CheckpointError
-    from rpc.batch.runners import ServerLostError
+    from rpc.batch.patience import JobStoppedError
     from rpc.engines.process import EngineStartError
+    from rpc.frontend.errors import RequestFailed
 
-    source = context.get_parameter_source("model")
-    if server is not None and source is not None and source.name == "COMMANDLINE":
-        raise typer.BadParameter("--server runs the model that it serves: leave --model or --server out")
+    if server is not None:
+        server = _refuse_engine_flags(context, server, list(values))
     logging.basicConfig(level=logging.WARNING, format="quire: %(message)s", stream=sys.stderr)
     try:
         settings = ServerSettings(
@@ -61,12 +62,24 @@ def batch(
     except KeyboardInterrupt:
         _say(f"stopped. The same command goes on from what is in {output_path}")
         raise typer.Exit(130) from None
-    except ServerLostError as error:
+    except JobStoppedError as error:
         _say(f"{error}. The same command goes on from what is in {output_path}")
         raise typer.Exit(1) from None
-    except (CheckpointError, EngineStartError, ValueError, OSError, MemoryError) as error:
+    except (CheckpointError, EngineStartError, RequestFailed, ValueError, OSError, MemoryError) as error:
         _say(str(error))
         raise typer.Exit(1) from None
+
+
+def _refuse_engine_flags(context: typer.Context, server: str, flags: list[str]) -> str | None:
+    """The server to use: none where an engine's flags stand on the command line and --server only in a weaker place."""
+    sources = {flag: context.get_parameter_source(flag) for flag in ("server", *flags)}
+    given = [flag for flag, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if "server" not in given:
+        return None if given else server
+    if given != ["server"]:
+        names = ", ".join("--" + flag.replace("_", "-") for flag in given if flag != "server")
+        raise typer.BadParameter(f"--server has an engine of its own: leave --server out, or {names}")
+    return server
 
 
 def _say(message: str) -> None:
@@ -76,9 +89,13 @@ def _say(message: str) -> None:
 async def _run(input_path: Path, output_path: Path, server: str | None, settings: ServerSettings) -> None:
     from rpc.batch.job import Tally, count_lines, run_job
     from rpc.batch.lines import read_lines
+    from rpc.batch.patience import Patience
     from rpc.batch.results import Results
     from rpc.batch.runners import Runner, local_runner, server_runner
 
+    if not input_path.is_file() or (output_path.exists() and output_path.samefile(input_path)):
+        raise ValueError(f"--input {input_path} must be a regular file, and not the output: it is read more than once")
+    patience = Patience()
     with Results(output_path) as results:
         tally = Tally(lines=count_lines(input_path), before=results.resume(read_lines(input_path)))
         if tally.before == tally.lines:
@@ -88,7 +105,8 @@ async def _run(input_path: Path, output_path: Path, server: str | None, settings
         if tally.before:
             _say(f"going on: {tally.before} of {tally.lines} results are there")
         runner: AbstractAsyncContextManager[Runner]
-        runner = local_runner(settings) if server is None else server_runner(server)
+        runner = local_runner(settings) if server is None else server_runner(server, patience)
+        began = time.monotonic()
         async with runner as ready:
             with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
                 task = bar.add_task("", total=tally.lines, completed=tally.before, tokens=0, errors=0)
@@ -96,10 +114,11 @@ async def _run(input_path: Path, output_path: Path, server: str | None, settings
                 def show(now: Tally) -> None:
                     bar.update(task, completed=now.done, tokens=now.completion_tokens, errors=now.errors)
 
-                await run_job(input_path, results, ready, tally, show)
+                await run_job(input_path, results, ready, patience, tally, show)
+        rate = tally.completion_tokens / (time.monotonic() - began)
         _say(
             f"{tally.results} results and {tally.errors} errors, {tally.prompt_tokens} prompt + "
-            f"{tally.completion_tokens} generated tokens, in {output_path}"
+            f"{tally.completion_tokens} generated tokens, {rate:.0f} tokens/s, in {output_path}"
         )
 
 

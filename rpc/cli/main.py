@@ -23,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    epilog="The flags of serve and estimate can also stand in a TOML file (--config) or, weaker still, in the "
+    epilog="The flags of serve, batch and estimate can also stand in a TOML file (--config) or, weaker still, in the "
     "environment: --page-size as QUIRE_PAGE_SIZE.",
 )
 
@@ -61,6 +61,7 @@ def serve(config: Config = None, **values: Any) -> None:
 
     from model.errors import CheckpointError
     from rpc.engines.process import EngineStartError
+    from rpc.frontend.errors import RequestFailed
 
     logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
     try:
@@ -76,7 +77,7 @@ def serve(config: Config = None, **values: Any) -> None:
         from rpc.server import serve as run
 
         asyncio.run(run(settings, lambda line: print(f"quire: {line}", flush=True)))
-    except (CheckpointError, EngineStartError, ValueError, OSError, MemoryError) as error:
+    except (CheckpointError, EngineStartError, RequestFailed, ValueError, OSError, MemoryError) as error:
         _stop(error)
 
 

@@ -52,9 +52,9 @@ class ProcessHost:
         try:
             await self._wait_ready(process, client)
         except BaseException:
-            await self.stop()
+            await self._end(0.0)  # there is nothing to wait for
             raise
-        _remove(directory)
+        _remove_socket(directory)
         return client
 
     async def _wait_ready(self, process: Process, client: LinkClient) -> None:
@@ -87,17 +87,23 @@ class ProcessHost:
         return words or f"the engine's process ended with code {code} before it was ready"
 
     async def stop(self) -> None:
+        await self._end(STOP_SECONDS)
+
+    async def _end(self, grace: float) -> None:
+        """grace: seconds for a living process to end by itself."""
         process, client, directory = self._process, self._client, self._directory
         if process is not None and process.stdin is not None:
             process.stdin.close()
             try:
-                async with asyncio.timeout(STOP_SECONDS):
+                async with asyncio.timeout(grace):
                     if client is not None and client.failure is None:
                         await process.wait()
             except TimeoutError:
-                log.warning("the engine's process did not end within %g s and is killed", STOP_SECONDS)
+                if grace:
+                    log.warning("the engine's process did not end within %g s and is killed", grace)
             await asyncio.to_thread(kill_session, process.pid)
-            await process.wait()
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
         if client is not None:
             await client.close()
         if directory is not None:
@@ -105,8 +111,10 @@ class ProcessHost:
         self._process = self._client = self._directory = None
 
 
-def _remove(directory: Path) -> None:
-    """The socket has served: the link keeps its connection. Less is left where this process is killed."""
+def _remove_socket(directory: Path) -> None:
+    """It has served: the link keeps its connection. Nothing of it, nor an empty directory, stays if this process is
+    killed.
+    """
     (directory / SOCKET).unlink(missing_ok=True)
     with suppress(OSError):  # Ray's own files are in it
         directory.rmdir()

@@ -109,11 +109,13 @@ def _end_with_parent(directory: Path) -> None:
 
 def _end(directory: Path, code: int) -> None:
     """Kills what Ray started here: nothing in it is worth a second of shutting down."""
-    sys.stderr.flush()
-    kill_session(os.getpid())
-    reap()
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(code)
+    try:
+        sys.stderr.flush()
+        kill_session(os.getpid())
+        reap()
+        shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,6 @@ class ThreadHost:
         return engine
 
     async def stop(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await asyncio.to_thread(engine.stop)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.stop)
+            self._engine = None

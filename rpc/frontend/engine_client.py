@@ -23,7 +23,8 @@ class EngineInfo:
 class EngineClient(Protocol):
     """`StepOutputs` reach a sink that the engine was given when it was made.
 
-    When the engine dies, the sink is told once more: ENGINE_FAILED for every attempt that lives, `failure` being set.
+    When the engine dies, every attempt that lives gets ENGINE_FAILED, and the sink is called at least once after
+    `failure` was set.
     """
 
     @property

@@ -93,9 +93,16 @@ class Frontend:
         """Of the attached engine. Raises RequestFailed where there is none."""
         return self._attached().info
 
+    def limits(self) -> Limits:
+        """What a request may ask of the attached engine. Raises RequestFailed, counted, where there is none."""
+        try:
+            return self._attached().info.limits
+        except RequestFailed as failure:
+            raise self.refused(failure) from None
+
     def _attached(self) -> EngineClient:
         if self._engine is None:
-            raise self.refused(RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0))
+            raise RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
         return self._engine
 
     @property
@@ -189,7 +196,7 @@ class Frontend:
         if self.draining:
             message = "the server is shutting down"
             raise self.refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
-        engine = self._attached()
+        limits, engine = self.limits(), self._attached()
         if self._preparing >= self.settings.max_preparing:
             message = f"{self._preparing} requests are being tokenized, the limit is {self.settings.max_preparing}"
             raise self.refused(RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0))
@@ -197,7 +204,7 @@ class Frontend:
         try:
             with self.counting_cancel():
                 stream = await self._loop.run_in_executor(
-                    self._workers, self._make_stream, next(self._attempts), spec, engine.info.limits
+                    self._workers, self._make_stream, next(self._attempts), spec, limits
                 )
                 return engine, stream
         except RequestFailed as failure:

@@ -1,7 +1,7 @@
 """The engine's end of the link: takes frontends' events, sends each its share of every step's outputs.
 
 The engine's thread pays one wake-up of the loop a step. A frontend that lags gets the outputs of several steps in one
-message; one that lags without end is cut off.
+message; for one that lags without end nothing more is held, and it is cut off when it reads again.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ from scheduler.events import EngineStats, Event, Finish, StepOutputs, Submit, no
 
 log = logging.getLogger("quire.link")
 
-MOST_PENDING = 2**20  # tokens and steps that may wait for a frontend: some 30 MB
+MOST_PENDING = 2**26  # bytes that may wait for a frontend
+STEP_BYTES, TOKEN_BYTES, ALTERNATIVE_BYTES = 2048, 24, 8  # of a step's outputs, about
 
 
 class Connection:
@@ -34,15 +35,16 @@ class Connection:
         self.live: set[int] = set()
         self.overrun = False
         self._pending: list[StepOutputs] = []
-        self._pending_cost = 0
+        self._pending_bytes = 0
         self._news = asyncio.Event()
 
     def add(self, outputs: StepOutputs) -> None:
         self.live.difference_update(end.attempt for end in outputs.ends)
         self._pending.append(outputs)
-        self._pending_cost += 1 + len(outputs.attempts)
+        count, alternatives = outputs.logprobs.top.shape
+        self._pending_bytes += STEP_BYTES + count * (TOKEN_BYTES + alternatives * ALTERNATIVE_BYTES)
         self._news.set()
-        if self._pending_cost > MOST_PENDING:
+        if self._pending_bytes > MOST_PENDING:
             self.overrun = True
 
     async def wait(self, seconds: float) -> None:
@@ -53,7 +55,7 @@ class Connection:
 
     def take(self, stats: EngineStats) -> StepOutputs:
         """Everything that waits, as one; a sign of life with these stats where nothing does."""
-        steps, self._pending, self._pending_cost = self._pending, [], 0
+        steps, self._pending, self._pending_bytes = self._pending, [], 0
         self._news.clear()
         return merged(steps) if steps else nothing(stats)
 

@@ -52,13 +52,13 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         self, request: pb.BatchGenerateRequest, context: aio.ServicerContext
     ) -> None:
         async with _failures_to(context):
-            most = self._frontend.info.limits.request.batch_requests
+            most = self._frontend.limits().request.batch_requests
             if len(request.requests) > most:
                 count = f"{len(request.requests)} entries"
                 raise self._frontend.refused(invalid(InvalidRequest("requests", count, f"at most {most} in one batch")))
             # No more of a batch is in the engine than can run at once, and one of it at the tokenizer: its tail must
             # not fill everybody's queues.
-            places, door = asyncio.Semaphore(self._frontend.info.limits.sequences), asyncio.Lock()
+            places, door = asyncio.Semaphore(self._frontend.limits().sequences), asyncio.Lock()
             entries = [
                 asyncio.create_task(self._entry(position, entry, places, door, context))
                 for position, entry in enumerate(request.requests)
@@ -79,7 +79,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         return request_id
 
     def _request_id(self, given: str) -> str:
-        most = self._frontend.info.limits.request.request_id_bytes
+        most = self._frontend.limits().request.request_id_bytes
         if len(given) > most or not VISIBLE.issuperset(given):
             reason = f"must be at most {most} visible ASCII characters"
             raise self._frontend.refused(invalid(InvalidRequest("request_id", given, reason)))

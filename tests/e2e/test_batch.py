@@ -164,7 +164,7 @@ def test_interrupt_stops_the_job_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     source, output = write_input(tmp_path / "in", 3, frozenset()), tmp_path / "out"
     assert "no server answers at 127.0.0.1:1" in finish(start(source, output, "--server", "127.0.0.1:1"), 1)
-    assert "leave --model or --server out" in finish(start(source, output, "--server", "x:1", "--model", "demo"), 2)
+    assert "leave --server out, or --model" in finish(start(source, output, "--server", "x:1", "--model", "demo"), 2)
     assert "no such directory" in finish(start(source, output, "--model", "/nowhere"), 1)
     assert "does not exist" in finish(start(tmp_path / "none", output), 2)
     output.write_text('{"id": "other"}\n')

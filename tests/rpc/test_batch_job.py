@@ -17,12 +17,12 @@ from quire.v1 import generation_service_pb2 as pb
 import rpc.batch.job as job
 from rpc.batch.job import Tally, count_lines, run_job
 from rpc.batch.lines import read_lines
+from rpc.batch.patience import JobStoppedError, Patience
 from rpc.batch.results import OutputError, Results
-from rpc.batch.runners import ServerLostError
 from rpc.frontend.errors import RequestFailed
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """Stands for a process that dies: nothing after it is done."""
 
 
@@ -33,7 +33,7 @@ class FakeRunner:
         self.in_flight, self._rng, self._lives = in_flight, random.Random(seed), lives
         self.asked: Counter[str] = Counter()
         self.most, self._now = 0, 0
-        self.failures: dict[str, list[Exception]] = {}
+        self.failures: dict[str, list[BaseException]] = {}
 
     async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
         text = request.spec.text
@@ -62,7 +62,7 @@ def write_input(path: Path, lines: int, bad: set[int] = frozenset()) -> Path:
 def run(source: Path, output: Path, runner: FakeRunner) -> Tally:
     with Results(output) as results:
         tally = Tally(count_lines(source), results.resume(read_lines(source)))
-        asyncio.run(run_job(source, results, runner, tally, lambda tally: None))
+        asyncio.run(run_job(source, results, runner, Patience(), tally, lambda tally: None))
     return tally
 
 
@@ -75,7 +75,8 @@ def on_disk(output: Path) -> set[str]:
     """Texts of all results that were written to their end, in their place or beside it."""
     waiting = output.with_name("out.waiting")
     lines = output.read_text().splitlines(keepends=True)
-    lines += [entry.split("\t", 1)[-1] for entry in waiting.read_text().splitlines(keepends=True)]
+    if waiting.exists():
+        lines += [entry.split("\t", 1)[-1] for entry in waiting.read_text().splitlines(keepends=True)]
     return {json.loads(line).get("text") for line in lines if line.endswith("\n")}
 
 
@@ -92,17 +93,20 @@ def test_results_stand_in_order_and_nothing_is_computed_twice(
     directory = tmp_path_factory.mktemp("job")
     lines = data.draw(st.integers(0, 60))
     bad = data.draw(st.sets(st.integers(0, lines), max_size=5))
-    source, output = write_input(directory / "in", lines, bad), directory / "out"
+    source, output, waiting = write_input(directory / "in", lines, bad), directory / "out", directory / "out.waiting"
     written: set[str] = set()
     for seed in range(200):
         runner = FakeRunner(seed, lives=data.draw(st.integers(1, 30)), in_flight=data.draw(st.integers(1, 9)))
+        complete = False
         with suppress(Killed):
-            run(source, output, runner)
+            complete = run(source, output, runner).done == lines
         assert not written & runner.asked.keys(), "a result that was on disk was computed again"
         assert runner.most <= runner.in_flight
-        if not (directory / "out.waiting").exists():
+        if complete:
             break
-        tear(data.draw(st.sampled_from((output, directory / "out.waiting"))), data.draw(st.integers(0, 9)))
+        torn = data.draw(st.sampled_from((output, waiting)))
+        if torn.exists():
+            tear(torn, data.draw(st.integers(0, 9)))
         written = on_disk(output)
     assert texts(output) == ["error" if i in bad else f"p{i}" for i in range(lines)]
     assert sorted(path.name for path in directory.iterdir()) == ["in", "out"]
@@ -117,7 +121,7 @@ def test_blank_lines_are_passed_over_and_ids_default_to_line_numbers(tmp_path: P
 def test_another_jobs_output_is_not_gone_on_with(tmp_path: Path) -> None:
     source = write_input(tmp_path / "in", 5)
     (tmp_path / "out").write_text('{"id": "n0"}\n{"id": "other"}\n')
-    with pytest.raises(OutputError, match="line 2 is the result of id 'other', the input has id 'n1' there"):
+    with pytest.raises(OutputError, match="result 2 is of id 'other', the input has id 'n1' there"):
         run(source, tmp_path / "out", FakeRunner(0))
     (tmp_path / "out").write_text("".join(f'{{"id": "n{i}"}}\n' for i in range(6)))
     with pytest.raises(OutputError, match="no such line"):
@@ -137,28 +141,101 @@ def refused(reason: str, code: str = "RESOURCE_EXHAUSTED") -> RequestFailed:
     return RequestFailed(code, reason, "come again", retry_after=0.0)
 
 
-def test_what_may_be_tried_again_is(tmp_path: Path) -> None:
-    source, runner = write_input(tmp_path / "in", 4), FakeRunner(0)
+DEATH = refused("ENGINE_FAILED", "UNAVAILABLE")
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "PAUSE", 0.0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_what_passes_by_itself_is_waited_for_and_what_does_not_is_an_error(tmp_path: Path) -> None:
+    source, runner = write_input(tmp_path / "in", 5), FakeRunner(0)
     runner.failures = {
-        "p0": [refused("QUEUE_FULL")] * 3,
-        "p1": [refused("ENGINE_FAILED", "UNAVAILABLE")] * 2,
-        "p2": [refused("ENGINE_FAILED", "UNAVAILABLE")] * 9,
+        "p0": [refused("QUEUE_FULL")] * 100,
+        "p1": [DEATH] * 2,
+        "p2": [DEATH] * 3,
         "p3": [RequestFailed("INTERNAL", "REQUEST_FAULT", "no")],
+        "p4": [KeyError("a bug")],
     }
     tally = run(source, tmp_path / "out", runner)
-    assert (tally.results, tally.errors) == (2, 2)
-    assert texts(tmp_path / "out") == ["p0", "p1", "error", "error"]
-    assert runner.asked == {"p0": 4, "p1": 3, "p2": job.ENGINE_TRIES, "p3": 1}
+    assert (tally.results, tally.errors) == (2, 3)
+    assert texts(tmp_path / "out") == ["p0", "p1", "error", "error", "error"]
+    assert runner.asked == {"p0": 101, "p1": 3, "p2": 3, "p3": 1, "p4": 1}
 
 
-def test_a_server_that_stays_away_ends_the_job_not_its_lines(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("poisoned", [{7}, {0, 39}, set()])
+def test_lines_beside_one_that_kills_the_engine_get_their_results(tmp_path: Path, poisoned: set[int]) -> None:
+    """The engine takes all that run with it; nobody can tell which line it was."""
+
+    class Mortal(FakeRunner):
+        generation = 0
+
+        async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+            text, generation = request.spec.text, self.generation
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if self.generation == generation and text in {f"p{i}" for i in poisoned}:
+                self.generation += 1
+            if self.generation != generation:
+                raise refused("ENGINE_FAILED", "UNAVAILABLE")
+            return await super().run(request)
+
+    run(write_input(tmp_path / "in", 40), tmp_path / "out", Mortal(0))
+    assert texts(tmp_path / "out") == ["error" if i in poisoned else f"p{i}" for i in range(40)]
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_an_engine_that_always_dies_stops_the_job_and_spares_its_lines(tmp_path: Path) -> None:
     source, runner = write_input(tmp_path / "in", 30), FakeRunner(0)
-    runner.failures = {f"p{i}": [refused("DRAINING", "UNAVAILABLE")] * 99 for i in range(20, 30)}
-    with pytest.raises(ServerLostError):
+    runner.failures = {f"p{i}": [DEATH] * 99 for i in range(30)}
+    with pytest.raises(JobStoppedError, match="3 lines in a row"):
         run(source, tmp_path / "out", runner)
-    assert texts(tmp_path / "out") == [f"p{i}" for i in range(len(texts(tmp_path / "out")))]
+    assert len(on_disk(tmp_path / "out")) <= 2
+    assert max(runner.asked.values()) == 3
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_server_that_stays_away_stops_the_job_not_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.batch.patience.BUSY", 0.05)
+    source, runner = write_input(tmp_path / "in", 30), FakeRunner(0)
+    runner.failures = {f"p{i}": [refused("DRAINING", "UNAVAILABLE")] * 10**6 for i in range(20, 30)}
+    with pytest.raises(JobStoppedError, match="nothing has succeeded"):
+        run(source, tmp_path / "out", runner)
+    assert texts(tmp_path / "out") == [f"p{i}" for i in range(20)]
     run(source, tmp_path / "out", FakeRunner(1))
     assert texts(tmp_path / "out") == [f"p{i}" for i in range(30)]
+
+
+def test_what_waited_for_another_output_or_input_is_not_taken(tmp_path: Path) -> None:
+    source, output = write_input(tmp_path / "in", 5), tmp_path / "out"
+    (tmp_path / "out.waiting").write_text('3\t{"id": "OLD"}\n')
+    assert run(source, output, FakeRunner(0)).results == 5, "the output was removed: it starts anew"
+    for entry in ('3\t{"id": "OLD"}\n', '9\t{"id": "n9"}\n', "my diary\n"):
+        output.write_text('{"id": "n0"}\n')
+        (tmp_path / "out.waiting").write_text(entry)
+        with pytest.raises(OutputError):
+            run(source, output, FakeRunner(0))
+        assert output.read_text() == '{"id": "n0"}\n'
+
+
+def test_a_file_that_is_no_output_is_left_as_it_is(tmp_path: Path) -> None:
+    for text in ("notes", "a\nnotes", '{"id": "n0"}\nnotes'):
+        (tmp_path / "out").write_text(text)
+        with pytest.raises(OutputError):
+            run(write_input(tmp_path / "in", 3), tmp_path / "out", FakeRunner(0))
+        assert (tmp_path / "out").read_text() == text
+
+
+def test_an_input_that_changes_meanwhile_does_not_pass_for_done(tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in", 5)
+    with Results(tmp_path / "out") as results:
+        tally = Tally(count_lines(source), results.resume(read_lines(source)))
+        write_input(source, 3)
+        with pytest.raises(OutputError, match="has changed: 5 lines were counted in it, 3 have results"):
+            asyncio.run(run_job(source, results, FakeRunner(0), Patience(), tally, lambda tally: None))
 
 
 def test_results_run_ahead_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ def test_token_ids_and_ids_of_both_kinds() -> None:
         ({"prompt": "A", "sampling": 1}, "sampling is 1: must be an object"),
         ({"prompt": "A", "sampling": {"heat": 1}}, 'has no field named "heat"'),
         ({"prompt": "A", "sampling": {"temperature": "hot"}}, "temperature"),
+        ({"prompt": "A", "sampling": {"temperature": 10**400}}, "too large"),
         ({"prompt": "A", "stopping": {"max_tokens": -1}}, "max_tokens"),
         ({"prompt": "A", "stopping": {"max_tokens": 1.5}}, "max_tokens"),
         ({"prompt": "A", "id": [1]}, "id is [1]: must be a string or a whole number"),

@@ -47,7 +47,7 @@ def test_a_frontend_that_lags_gets_several_steps_in_one_message(tmp_path: Path) 
 def test_a_frontend_that_never_reads_is_cut_off_and_costs_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rpc.link.server.MOST_PENDING", 4000)
+    monkeypatch.setattr("rpc.link.server.MOST_PENDING", 8 * 2**20)
     size = 400
 
     async def test() -> None:
