@@ -168,4 +168,4 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     assert "no such directory" in finish(start(source, output, "--model", "/nowhere"), 1)
     assert "does not exist" in finish(start(tmp_path / "none", output), 2)
     output.write_text('{"id": "other"}\n')
-    assert "is it another job's? Name another --output" in finish(start(source, output), 1)
+    assert "Is it another job's? Name another --output" in finish(start(source, output), 1)

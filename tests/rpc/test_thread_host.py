@@ -1,0 +1,65 @@
+"""An engine on a thread of the server dies of its device: its requests end, a new one is loaded and serves."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from model.runner import Runner
+from model.settings import ModelSettings
+from rpc.engines.supervisor import Supervisor
+from rpc.engines.thread import ThreadHost
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.prepare import load_preparer
+from rpc.frontend.settings import FrontendSettings
+from rpc.frontend.stream import RequestStream
+from rpc.observe.metrics import Metrics
+from rpc.settings import EngineConfig
+from scheduler.request import Sampling, Spec, Stopping
+from scheduler.step import StepPlan
+
+SPEC = Spec("ROMEO:", sampling=Sampling(temperature=0.0), stopping=Stopping(max_tokens=20, ignore_eos=True))
+
+
+async def run_to_its_end(frontend: Frontend, name: str) -> RequestStream:
+    async with asyncio.timeout(60), frontend.open(SPEC, name, None, streaming=False) as live:
+        while not live.stream.ended:
+            await live.wait()
+        return live.stream
+
+
+def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, broken = Runner.launch, [False]
+    # pytest keeps what is logged, a logged trace its frames, and those the engine.
+    monkeypatch.setattr("scheduler.engine.log.exception", lambda *arguments: None)
+
+    def fail_once(self: Runner, plan: StepPlan) -> None:
+        if broken.pop():
+            raise RuntimeError("the device is gone")
+        broken.append(False)
+        launch(self, plan)
+
+    async def test() -> None:
+        config = EngineConfig(model=ModelSettings(kv_cache_memory=2**20))
+        preparer = load_preparer(config.model)
+        frontend = Frontend(preparer, FrontendSettings(), Metrics("m"))
+        supervisor = Supervisor(ThreadHost(config), frontend)
+        await supervisor.start()
+        first = weakref.ref(frontend._engine)
+        before = (await run_to_its_end(frontend, "a")).take().token_ids
+        monkeypatch.setattr(Runner, "launch", fail_once)
+        broken[0] = True
+        failed = await run_to_its_end(frontend, "b")
+        assert (failed.failure.code, failed.failure.reason) == ("UNAVAILABLE", "ENGINE_FAILED")
+        broken[:] = [False]
+        async with asyncio.timeout(60):
+            while not frontend.health():
+                await asyncio.sleep(0.01)
+        assert (await run_to_its_end(frontend, "c")).take().token_ids == before
+        gc.collect()
+        assert first() is None, "the dead engine's memory is let go"
+        await supervisor.stop()
+        frontend.shutdown()
+
+    asyncio.run(test())
