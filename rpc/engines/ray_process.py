@@ -37,6 +37,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent to anybody
     "RAY_worker_niceness": "0",  # the engine is no background work: Ray's own choice is 15
     "RAY_COLOR_PREFIX": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # no other machine takes part: every port is on loopback
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # of 60, in which threads that look for a dead GCS burn two cores
 }
 
 
@@ -111,9 +113,12 @@ def _end(directory: Path, code: int) -> None:
     """Kills what Ray started here: nothing in it is worth a second of shutting down."""
     try:
         sys.stderr.flush()
+        if code == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Ray has to say of its daemons' end
         kill_session(os.getpid())
         reap()
-        shutil.rmtree(directory, ignore_errors=True)
+        while directory.exists():  # the main thread may still be starting Ray in it
+            shutil.rmtree(directory, ignore_errors=True)
     finally:
         os._exit(code)
 

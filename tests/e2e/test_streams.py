@@ -122,34 +122,28 @@ def test_stream_matches_unary_and_accounts_for_every_token(server: RunningServer
 
 
 def test_output_prefix_goes_on_where_the_output_stopped(server: RunningServer) -> None:
+    """From places where a message ended, and from the end."""
     request = stream_request("ROMEO:", 40, seed=9, temperature=1.2)
     request.spec.stopping.stop.append("never to be found")
     with grpc.insecure_channel(server.address) as channel:
-        parts = [m.deltas[0] for m in server.stub(channel).StreamGenerate(request)]
-        ids = [i for part in parts for i in part.token_ids]
-        for known in (1, 7, 20, 39, 40):
-            resumed = pb.StreamGenerateRequest()
-            resumed.CopyFrom(request)
-            resumed.spec.output_prefix.ids.extend(ids[:known])
-            messages = list(server.stub(channel).StreamGenerate(resumed))
-            rest = [m.deltas[0] for m in messages]
-            assert rest[0].first_position == known
-            assert [i for part in rest for i in part.token_ids] == ids[known:]
-            told = _text_of_tokens(parts, known)
-            assert told + "".join(part.text for part in rest) == "".join(part.text for part in parts)
-            assert messages[-1].usage.completion_tokens == 40
+        deltas = [message.deltas[0] for message in server.stub(channel).StreamGenerate(request)]
+        for told in [*range(1, len(deltas), 9), len(deltas)]:
+            _, known = _joined(deltas[:told])
+            request.spec.output_prefix.ids[:] = known
+            rest = [message.deltas[0] for message in server.stub(channel).StreamGenerate(request)]
+            assert rest[0].first_position == len(known)
+            assert _joined(rest) == _joined(deltas[told:])
             assert rest[-1].finish_reason == pb.FINISH_REASON_LENGTH
-        request.spec.stopping.stop[0] = "".join(part.text for part in parts)[10:14]
-        request.spec.output_prefix.ids.extend(ids)
+        text, ids = _joined(deltas)
+        request.spec.stopping.stop[0] = text[10:14]
+        request.spec.output_prefix.ids[:] = ids
         (ended,) = server.stub(channel).StreamGenerate(request)
     assert ended.deltas[0].stop_string == request.spec.stopping.stop[0]
     assert ended.deltas[0].token_count == 0
 
 
-def _text_of_tokens(parts: list[pb.SequenceDelta], count: int) -> str:
-    """What a client had been told when it had so many tokens; each part here has one."""
-    assert all(part.token_count == 1 for part in parts[:count])
-    return "".join(part.text for part in parts[:count])
+def _joined(deltas: list[pb.SequenceDelta]) -> tuple[str, list[int]]:
+    return "".join(delta.text for delta in deltas), [token for delta in deltas for token in delta.token_ids]
 
 
 def test_stop_string_ends_the_stream_and_never_leaks(server: RunningServer) -> None:
