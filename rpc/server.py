@@ -43,7 +43,7 @@ def channel_options(settings: ListenSettings, context: int) -> list[tuple[str, i
 
 
 class Server:
-    """One frontend of this process over its engine. `start`, then `run` until a signal."""
+    """One frontend of this process over its engine: `start`, on `stop` `drain`, always `close`."""
 
     def __init__(self, settings: ServerSettings, preparer: Preparer) -> None:
         self._settings = settings

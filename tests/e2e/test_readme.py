@@ -1,9 +1,12 @@
 """What the README shows works as it stands."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.server import QUIRE, clean_environment, running_server
 
@@ -19,6 +22,17 @@ def test_python_examples_run() -> None:
             done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, done.stderr
             assert len(done.stdout) > 50
+
+
+def test_line_of_a_batch_gives_the_result_beside_it(tmp_path: Path) -> None:
+    line, result = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "in").write_text(line)
+    command = [QUIRE, "batch", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    subprocess.run(command, check=True, capture_output=True, timeout=120, env=clean_environment())
+    made, shown = json.loads((tmp_path / "out").read_text()), json.loads(result)
+    logprobs = [token.pop("logprob") for values in (made, shown) for (token,) in values["logprobs"]]
+    assert made == shown
+    assert logprobs[:3] == pytest.approx(logprobs[3:], abs=0.01)  # their last bits are the machine's
 
 
 def test_files_and_flags_that_it_names_exist() -> None:
