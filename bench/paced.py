@@ -23,6 +23,7 @@ from grpc import aio
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from cache_manager.layout import KVLayout
+from cache_manager.manager import CacheManager
 from model.settings import ModelSettings
 from rpc.engines.engine_process import run_engine
 from rpc.engines.local import LocalEngine
@@ -73,7 +74,7 @@ class PacedExecutor:
 def make_engine(sink: Sink) -> LocalEngine:
     layout = KVLayout(((0,),), 1, 1, 2, 16)
     pages = STREAMS * layout.pages_for(CONTEXT)
-    scheduler = Scheduler(SchedulerSettings(), NO_QUEUE_LIMITS, layout, pages)
+    scheduler = Scheduler(SchedulerSettings(), NO_QUEUE_LIMITS, CacheManager(layout, pages, 256))
     limits = Limits(2048, CONTEXT, layout.tokens_in(pages), 256, RequestLimits())
     return LocalEngine(scheduler, PacedExecutor(), EngineInfo(limits, pages, "none", "cpu"), sink)
 

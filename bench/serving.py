@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+)")
+READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+),")
 STOP_SECONDS = 60
 
 
@@ -47,7 +47,7 @@ def serves(metrics_url: str, model: str) -> bool:
 def started(*flags: str) -> Iterator[Serving]:
     """A server on free ports, ended afterwards. Raises RuntimeError where it does not start."""
     quire = str(Path(sys.executable).parent / "quire")
-    command = [quire, "serve", "--port", "0", "--metrics-port", "0", *flags]
+    command = [quire, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None  # noqa: S101 - a pipe was asked for

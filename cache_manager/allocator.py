@@ -1,7 +1,11 @@
 """Block allocator: hands out fixed-size KV pages and counts their holders.
 
-A page is free (count 0) or held (count > 0: page tables and steps in flight). The allocator knows nothing of sequences,
-tokens or time; `cache_manager.manager` does. After Kwon et al., PagedAttention, SOSP 2023.
+A page is free, held (count > 0: page tables and steps in flight) or cached (count 0, content still named by the prefix
+index). The allocator knows nothing of sequences, tokens or time; `cache_manager.manager` does. After Kwon et al.,
+PagedAttention, SOSP 2023.
+
+What does not balance is not done: a page that is dropped without a holder, or freed twice, is set aside, with a note,
+and never given out again. Two sequences in one page would be worse than a page less.
 """
 
 import numpy as np
@@ -15,7 +19,10 @@ class LedgerError(RuntimeError):
 
 
 class PageAllocator:
-    """Pages 0 .. size - 1. `counts[page]` is the number of its holders."""
+    """Pages 0 .. size - 1. `counts[page]` is the number of its holders. free: pages on the free list.
+
+    shared: pages with two holders or more. suspects: why each page that was set aside was.
+    """
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -23,7 +30,10 @@ class PageAllocator:
         self.counts = np.zeros(size, np.int32)
         # A stack with the lowest ids on top: long prompts get ascending runs, which are read as one stream.
         self._stack = np.arange(size - 1, -1, -1, dtype=np.int32)
+        self._listed = np.ones(size, np.bool_)  # is on the stack
         self.free = size
+        self.shared = 0
+        self.suspects: dict[int, str] = {}
 
     @property
     def size(self) -> int:
@@ -35,23 +45,55 @@ class PageAllocator:
             return None
         pages = self._stack[self.free - n : self.free][::-1].copy()
         self.free -= n
+        self._listed[pages] = False
         self.counts[pages] = 1
         return pages
 
     def hold(self, pages: Pages) -> None:
-        """One more holder for each of these held pages. Raises LedgerError for a free page."""
-        if (self.counts[pages] < 1).any():
-            raise LedgerError(f"pages {pages[self.counts[pages] < 1].tolist()} are free and cannot be shared")
+        """One more holder for each of these distinct pages, held or cached. Raises LedgerError for a free one."""
+        if self._listed[pages].any():
+            raise LedgerError(f"pages {pages[self._listed[pages]].tolist()} are free and cannot be shared")
         self.counts[pages] += 1
+        self.shared += int(np.count_nonzero(self.counts[pages] == 2))
 
-    def drop(self, pages: Pages) -> None:
-        """One holder less for each of these pages (distinct ids); count 0 frees. Raises LedgerError for a free page."""
-        if (self.counts[pages] < 1).any():
-            raise LedgerError(f"pages {pages[self.counts[pages] < 1].tolist()} are dropped but have no holder")
-        self.counts[pages] -= 1
-        freed = pages[self.counts[pages] == 0][::-1]  # reversed: the next to take them gets the same ascending run
+    def drop(self, pages: Pages) -> Pages:
+        """One holder less for each of these distinct pages. Returns those that have none left: free or keep them."""
+        left = self.counts[pages] - 1
+        if left.min(initial=0) < 0:
+            self.set_aside(pages[left < 0], "dropped without a holder")
+            pages, left = pages[left >= 0], left[left >= 0]
+        self.counts[pages] = left
+        if not left.any():
+            return pages
+        self.shared -= int(np.count_nonzero(left == 1))
+        return pages[left == 0]
+
+    def put_back(self, pages: Pages) -> None:
+        """Frees these distinct pages, which have no holder and no name."""
+        wrong = (self.counts[pages] > 0) | self._listed[pages]
+        if wrong.any():
+            self.set_aside(pages[wrong], "freed while held or free")
+            pages = pages[~wrong]
+        if self.suspects:
+            pages = pages[[page not in self.suspects for page in pages.tolist()]]
+        freed = pages[::-1]  # reversed: the next to take them gets the same ascending run
         self._stack[self.free : self.free + len(freed)] = freed
+        self._listed[freed] = True
         self.free += len(freed)
+
+    def set_aside(self, pages: Pages, why: str) -> None:
+        """Never gives these pages out again. Who holds one keeps it."""
+        for page in pages.tolist():
+            self.suspects.setdefault(page, why)
+        listed = self._stack[: self.free]
+        kept = listed[~np.isin(listed, pages)]
+        self.free = len(kept)
+        self._stack[: self.free] = kept
+        self._listed[pages] = False
+
+    def recount(self) -> None:
+        """After counts were put right."""
+        self.shared = int(np.count_nonzero(self.counts > 1))
 
     def free_pages(self) -> Pages:
         """Ids of the free pages, in no particular order."""

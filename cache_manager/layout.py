@@ -12,7 +12,8 @@ class KVLayout:
     """Shape of the KV cache of one model.
 
     groups: layer numbers by layer group; layers of a group share page tables. Llama has one group. A page id addresses
-    as many bytes in every group, so groups have equally many layers.
+    as many bytes in every group, so groups have equally many layers. scale_bytes: beside the elements, for each token
+    and head, K and V apart (8-bit KV).
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -20,6 +21,7 @@ class KVLayout:
     head_dim: int
     element_bytes: int
     page_size: int
+    scale_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
@@ -30,7 +32,8 @@ class KVLayout:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: page_size tokens in all layers of one group."""
-        return 2 * len(self.groups[0]) * self.kv_heads * self.head_dim * self.element_bytes * self.page_size
+        a_head = self.head_dim * self.element_bytes + self.scale_bytes
+        return 2 * len(self.groups[0]) * self.kv_heads * a_head * self.page_size
 
     @property
     def token_bytes(self) -> int:

@@ -69,11 +69,6 @@ class Mirror:
         self.last = np.zeros(rows, np.int64)
         self.controls = SamplingRows(rows)
 
-    def pages_of(self, rows: Ints) -> Ints:
-        """All pages in the tables of these rows."""
-        tables = [self._tables[:, row, : self._held[row]].reshape(-1) for row in rows.tolist()]
-        return np.concatenate(tables) if tables else np.empty(0, np.int32)
-
     def apply(self, plan: StepPlan) -> None:
         for row in plan.leaves.tolist():
             self._known[row] = None

@@ -13,6 +13,8 @@ from scheduler.request import InvalidRequest, ModelDefaults, Sampling
 T = TypeVar("T")
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8": (1, 4), "fp8": (1, 4)}
+"""By dtype of the KV pool: bytes of an element, and of the scale of each token and head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class ModelConfig:
 
     def kv_layout(self, page_size: int, dtype: str) -> KVLayout:
         """dtype: of the KV pool."""
-        return KVLayout((tuple(range(self.layers)),), self.kv_heads, self.head_dim, ELEMENT_BYTES[dtype], page_size)
+        element, scale = KV_BYTES[dtype]
+        return KVLayout((tuple(range(self.layers)),), self.kv_heads, self.head_dim, element, page_size, scale)
 
 
 class _Fields:

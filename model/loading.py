@@ -14,6 +14,7 @@ from model.architectures.registry import load_model
 from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig, read_config, read_defaults
 from model.errors import CheckpointError
+from model.identity import checkpoint_identity
 from model.memory import free_bytes, pool_pages
 from model.runner import Runner
 from model.settings import ModelSettings
@@ -26,7 +27,7 @@ log = logging.getLogger("quire.model")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """What `load` makes. pages: size of the KV pool."""
+    """What `load` makes. pages: size of the KV pool. numerics: what the numbers in a page depend on beside tokens."""
 
     config: ModelConfig
     defaults: ModelDefaults
@@ -35,6 +36,7 @@ class LoadedModel:
     pages: int
     dtype: str
     device: str
+    numerics: bytes
     runner: Runner
 
 
@@ -47,20 +49,22 @@ def load(directory: Path, settings: ModelSettings, rows: int, request_limits: Re
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with torch.inference_mode():
         model = load_model(config, Checkpoint(directory), torch_dtype, torch.device(device))
-        layout = config.kv_layout(settings.page_size, dtype)
+        kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+        layout = config.kv_layout(settings.page_size, kv_dtype)
         free, fraction = free_bytes(device)
         memory = int(free * fraction) if settings.kv_cache_memory is None else settings.kv_cache_memory
         if memory > free:
             raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
         pages = pool_pages(layout, memory, rows * config.context)
         # One page more than the scheduler knows of, for the runner's own use.
-        attention = ReferenceAttention(layout, pages + 1, config.heads, torch_dtype, torch.device(device))
+        attention = ReferenceAttention(layout, pages + 1, config.heads, kv_dtype, torch.device(device))
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
     tokens = layout.tokens_in(pages)
     log.info(
         "KV cache: %d pages of %d tokens = %d tokens, %d bytes a token, %.1f MiB (%s, %s attention)",
-        pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, dtype, attention.name,
+        pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, kv_dtype,
+        attention.name,
     )  # fmt: skip
     limits = Limits(config.vocabulary, config.context, tokens, rows, request_limits)
     runner = Runner(model, attention, layout, rows, torch.device(device), pages, settings.poison_freed_pages)
@@ -68,7 +72,8 @@ def load(directory: Path, settings: ModelSettings, rows: int, request_limits: Re
         runner.probe()
     except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong
         raise CheckpointError(f"{directory} was loaded but cannot compute a token: {error}") from None
-    return LoadedModel(config, defaults, limits, layout, pages, dtype, device, runner)
+    numerics = checkpoint_identity(directory) + f"{dtype} {kv_dtype} {device} {attention.name} {layout}".encode()
+    return LoadedModel(config, defaults, limits, layout, pages, dtype, device, numerics, runner)
 
 
 def _device(name: str) -> str:

@@ -24,8 +24,8 @@ log = logging.getLogger("quire.runner")
 
 
 class Runner:
-    """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill the pages
-    of rows that leave with NaN (a debugging aid).
+    """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill pages
+    that are freed with NaN (a debugging aid).
     """
 
     def __init__(
@@ -45,9 +45,11 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        if self._poison:
-            self._attention.poison(self._mirror.pages_of(plan.leaves))
+        if self._poison and len(plan.freed):
+            self._attention.poison(plan.freed)
         self._mirror.apply(plan)
+        if len(plan.copies):
+            self._attention.copy(plan.copies)
         self._results.append(self._run(plan))
 
     def collect(self) -> StepResult:

@@ -1,9 +1,15 @@
 """Where the rooms meet: a loaded model, a scheduler and an engine around them. Imports torch."""
 
+import secrets
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from cache_manager.manager import CacheManager
+from cache_manager.page_names import PageNamer
+from cache_manager.policies import POLICIES
+from cache_manager.settings import CacheSettings
 from model.loading import LoadedModel, load
 from model.overlapped import Overlapped
 from rpc.engines.local import LocalEngine
@@ -12,6 +18,8 @@ from rpc.paths import model_directory
 from rpc.settings import EngineConfig
 from scheduler.engine import Sink
 from scheduler.scheduler import Scheduler
+
+LEAST_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,5 +42,22 @@ def assemble(config: EngineConfig) -> Parts:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     directory = model_directory(config.model.model)
-    loaded = load(directory, config.model, config.scheduler.max_sequences, config.request)
-    return Parts(loaded, Scheduler(config.scheduler, config.queue, loaded.layout, loaded.pages))
+    rows = config.scheduler.max_sequences
+    secret = read_secret(config.cache)
+    loaded = load(directory, config.model, rows, config.request)
+    cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction])
+    namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if config.cache.prefix_cache else None
+    return Parts(loaded, Scheduler(config.scheduler, config.queue, cache, namer))
+
+
+def read_secret(settings: CacheSettings) -> bytes:
+    """The secret of page names. Raises ValueError for a file that others can read, or that is too short; OSError."""
+    if settings.secret_file is None:
+        return secrets.token_bytes(32)
+    path = Path(settings.secret_file)
+    if path.stat().st_mode & 0o077:
+        raise ValueError(f"--cache-secret-file {path} can be used by others than its owner: chmod 600 {path}")
+    secret = path.read_bytes()
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise ValueError(f"--cache-secret-file {path} has {len(secret)} bytes, must have at least {LEAST_SECRET_BYTES}")
+    return secret

@@ -41,12 +41,13 @@ def stream_text(
                     reason = delta.finish_reason or reason
                 usage = message.usage
         except grpc.RpcError as error:
-            raise CallFailed(_explain(error, server)) from None
+            raise CallFailed(explain(error, server)) from None
     ended = pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
     return f"{usage.prompt_tokens} prompt + {usage.completion_tokens} generated tokens, {ended}, seed {seed}"
 
 
-def _explain(error: grpc.RpcError, server: str) -> str:
+def explain(error: grpc.RpcError, server: str) -> str:
+    """The failure of a call as a sentence for a person."""
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAVAILABLE and "onnect" in (details or ""):
         return f"no server answers at {server}. Start one with `make serve`, or name another with --server"

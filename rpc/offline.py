@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.frontend.errors import RequestFailed
@@ -21,7 +22,10 @@ from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The output for one prompt. logprobs: by token, if asked for: the chosen first, then alternatives by rank."""
+    """The output for one prompt. logprobs: by token, if asked for: the chosen first, then alternatives by rank.
+
+    cached_tokens: prompt tokens whose KV was there from an earlier prompt.
+    """
 
     text: str
     token_ids: list[int]
@@ -29,6 +33,7 @@ class Completion:
     logprobs: list[list[TokenLogprob]]
     score: float
     prompt_tokens: int
+    cached_tokens: int = 0
 
 
 class LLM:
@@ -47,11 +52,14 @@ class LLM:
         kv_cache_memory: int | None = None,
         max_batched_tokens: int = 512,
         max_sequences: int = 256,
+        prefix_cache: bool = True,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         config = EngineConfig(
-            model=ModelSettings(model, None, dtype, device, page_size, kv_cache_memory),
+            model=ModelSettings(model, None, dtype, device, page_size, kv_cache_memory, kv_cache_dtype=kv_cache_dtype),
             scheduler=SchedulerSettings(max_batched_tokens, max_sequences),
             queue=NO_QUEUE_LIMITS,
+            cache=CacheSettings(prefix_cache),
         )
         self._preparer = load_preparer(config.model)
         parts = assemble(config)
@@ -107,6 +115,9 @@ class LLM:
         return [_completion(stream) for stream in streams.values()]
 
     def _take(self, outputs: StepOutputs, running: dict[int, RequestStream]) -> None:
+        for start in outputs.starts:
+            if start.attempt in running:
+                running[start.attempt].cached_tokens = start.cached
         for i, attempt in enumerate(outputs.attempts.tolist()):
             stream = running.get(attempt)
             if stream is not None and stream.accept(outputs, i):
@@ -138,5 +149,5 @@ def _completion(stream: RequestStream) -> Completion:
     if stream.finish is None:
         raise RequestFailed("INTERNAL", "NOT_ENDED", "the engine sent no end")
     delta = stream.take()
-    prompt_tokens = len(stream.request.prompt)
-    return Completion(delta.text, delta.token_ids, stream.finish, delta.logprobs, stream.score, prompt_tokens)
+    prompt, cached = len(stream.request.prompt), stream.cached_tokens
+    return Completion(delta.text, delta.token_ids, stream.finish, delta.logprobs, stream.score, prompt, cached)

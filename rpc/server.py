@@ -10,6 +10,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
+from quire.v1 import admin_service_pb2_grpc as admin_pb_grpc
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -18,6 +19,7 @@ from rpc.engines.supervisor import Supervisor
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer, load_preparer
 from rpc.observe.metrics import Metrics
+from rpc.services.admin import AdminService
 from rpc.services.generation import GenerationService
 from rpc.services.health import HealthService
 from rpc.settings import ListenSettings, ServerSettings, is_loopback
@@ -52,6 +54,7 @@ class Server:
         self._supervisor = Supervisor(choose_host(settings), self._frontend)
         self._health = HealthService((SERVICE,), self._frontend.health)
         self._grpc: aio.Server | None = None
+        self._admin: aio.Server | None = None
         self._http: WSGIServer | None = None
         self._asked_to_stop, self._hurry = asyncio.Event(), asyncio.Event()
 
@@ -64,6 +67,16 @@ class Server:
             health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
             reflection.enable_server_reflection((SERVICE, health_name, reflection.SERVICE_NAME), server)
         return server
+
+    def _admin_server(self) -> tuple[aio.Server, int]:
+        """Not started; and its port. Raises OSError where that cannot be had."""
+        listen = self._settings.listen
+        server = aio.server(options=[("grpc.so_reuseport", 0)])
+        admin_pb_grpc.add_AdminServiceServicer_to_server(AdminService(self._frontend), server)
+        try:
+            return server, server.add_insecure_port(f"127.0.0.1:{listen.admin_port}")
+        except RuntimeError as error:
+            raise OSError(f"--admin-port {listen.admin_port} cannot be opened: {error}") from None
 
     async def start(self) -> str:
         """Starts the engine, then opens the ports; returns the line that names every address. Raises OSError where a
@@ -83,11 +96,14 @@ class Server:
             raise OSError(f"--metrics-port {listen.metrics_port} cannot be opened: {error}") from None
         if not is_loopback(listen.host):
             log.warning("%s can be reached from other machines, without TLS and token (--allow-insecure-bind)", host)
+        self._admin, admin_port = self._admin_server()
         await self._grpc.start()
+        await self._admin.start()
         engine = self._frontend.info
         return (
             f"ready: model {self._frontend.preparer.name} ({engine.dtype}, {engine.device}), "
-            f"gRPC {host}:{port}, metrics http://127.0.0.1:{self._http.server_port}/metrics"
+            f"gRPC {host}:{port}, metrics http://127.0.0.1:{self._http.server_port}/metrics, "
+            f"admin 127.0.0.1:{admin_port}"
         )
 
     def stop(self) -> None:
@@ -112,8 +128,9 @@ class Server:
     async def close(self) -> None:
         """Ends what was started. Raises TimeoutError where the engine does not end."""
         self._health.close()
-        if self._grpc is not None:
-            await self._grpc.stop(grace=1.0)
+        for server in (self._grpc, self._admin):
+            if server is not None:
+                await server.stop(grace=1.0)
         try:
             await self._supervisor.stop()
         finally:
@@ -125,7 +142,7 @@ class Server:
 
 async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:
     """Runs a server until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken."""
-    server = Server(settings, await asyncio.to_thread(load_preparer, settings.model))
+    server = Server(settings, await asyncio.to_thread(load_preparer, settings.model, settings.frontend.public_prefixes))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)

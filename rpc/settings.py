@@ -4,6 +4,7 @@ import ipaddress
 import json
 from dataclasses import asdict, dataclass, field
 
+from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.frontend.settings import FrontendSettings
 from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
@@ -17,6 +18,9 @@ class ListenSettings:
     port: int = field(default=50051, metadata={"help": "gRPC port; 0 picks a free one."})
     metrics_port: int = field(
         default=9464, metadata={"help": "HTTP port of /metrics, on loopback only; 0 picks a free one."}
+    )
+    admin_port: int = field(
+        default=50052, metadata={"help": "gRPC port of AdminService, on loopback only; 0 picks a free one."}
     )
     allow_insecure_bind: bool = field(
         default=False, metadata={"help": "Listen on a --host that other machines reach, without TLS and token."}
@@ -32,7 +36,11 @@ class ListenSettings:
     max_streams: int = field(default=128, metadata={"help": "Calls at once on a connection."})
 
     def __post_init__(self) -> None:
-        for flag, port in (("--port", self.port), ("--metrics-port", self.metrics_port)):
+        for flag, port in (
+            ("--port", self.port),
+            ("--metrics-port", self.metrics_port),
+            ("--admin-port", self.admin_port),
+        ):
             if not 0 <= port < 65536:
                 raise ValueError(f"{flag} is {port}, must be in [0, 65536)")
         if not is_loopback(self.host) and not self.allow_insecure_bind:
@@ -95,6 +103,7 @@ class EngineConfig:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     queue: QueueLimits = field(default_factory=QueueLimits)
     request: RequestLimits = field(default_factory=RequestLimits)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     threads: int | None = None
 
     def to_json(self) -> str:
@@ -108,6 +117,7 @@ class EngineConfig:
             SchedulerSettings(**values["scheduler"]),
             QueueLimits(**values["queue"]),
             RequestLimits(**values["request"]),
+            CacheSettings(**values["cache"]),
             values["threads"],
         )
 
@@ -122,11 +132,12 @@ class ServerSettings:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     queue: QueueLimits = field(default_factory=QueueLimits)
     request: RequestLimits = field(default_factory=RequestLimits)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
 
     @property
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(self.model, self.scheduler, self.queue, self.request)
+        return EngineConfig(self.model, self.scheduler, self.queue, self.request, self.cache)
 
 
 def is_loopback(host: str) -> bool:

@@ -11,6 +11,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_manager.ledger import PageMap
 from scheduler.request import Request
 
 
@@ -32,7 +33,31 @@ class Finish:
     attempt: int
 
 
-Event = Submit | Finish
+class Question(Enum):
+    """What an operator wants of an engine."""
+
+    PAGE_MAP = "page_map"
+    RESET_PREFIX_CACHE = "reset_prefix_cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Answered once, under its ticket, which the frontend mints."""
+
+    ticket: int
+    question: Question
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """forgotten: pages that a reset has taken the name from."""
+
+    ticket: int
+    forgotten: int = 0
+    page_map: PageMap | None = None
+
+
+Event = Submit | Finish | Ask
 
 
 class EndReason(Enum):
@@ -60,10 +85,11 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An attempt left the queue for the first time after so many seconds."""
+    """An attempt left the queue for the first time after so many seconds. cached: prompt tokens whose KV was there."""
 
     attempt: int
     waited: float
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,8 +116,15 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges as they are now; counts since the engine started. computed_tokens: tokens whose KV was computed;
-    recomputed_tokens: those of them that a preemption had thrown away.
+    """Gauges as they are now; counts since the engine started.
+
+    pages_used: held by sequences and steps in flight; pages_shared: those of them that have several holders;
+    pages_cached: held by nobody, but of use to a request that starts alike. slots_unused: places for tokens in the
+    pages of running sequences that hold none yet. computed_tokens: tokens whose KV was computed; recomputed_tokens:
+    those of them that a preemption had thrown away. prefix_queries, prefix_hits: prompt tokens that were looked up in
+    the prefix cache, and found. evicted_*: pages that lost their content's name, by cause. lifetimes: of the pages that
+    were evicted for their place, how many lived how long, in the classes of `cache_manager.cached.LIFETIMES`;
+    lifetime_seconds: their sum. imbalances: pages that the ledger found wrong, and set aside.
     """
 
     running: int = 0
@@ -99,10 +132,21 @@ class EngineStats:
     waiting_tokens: int = 0
     pages_used: int = 0
     pages_total: int = 0
+    pages_cached: int = 0
+    pages_shared: int = 0
+    slots_unused: int = 0
     steps: int = 0
     computed_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    evicted_capacity: int = 0
+    evicted_reset: int = 0
+    evicted_fault: int = 0
+    lifetimes: tuple[int, ...] = ()
+    lifetime_seconds: float = 0.0
+    imbalances: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +165,7 @@ class StepOutputs:
     ends: tuple[End, ...]
     stats: EngineStats
     step_seconds: tuple[float, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
 
 def nothing(stats: EngineStats, ends: tuple[End, ...] = ()) -> StepOutputs:

@@ -3,6 +3,7 @@
 import heapq
 import math
 from collections import OrderedDict
+from itertools import takewhile
 
 from scheduler.rows import Sequence
 
@@ -32,13 +33,15 @@ class Queue:
             heapq.heappush(self._deadlines, (deadline, sequence.attempt))
 
     def push_front(self, sequence: Sequence) -> None:
-        """First in line, with no deadline: it has been served before."""
+        """In line before all who came later, with no deadline: it has been served before."""
+        earlier = [s.attempt for s in takewhile(lambda s: s.order < sequence.order, self._waiting.values())]
         self._waiting[sequence.attempt] = sequence
-        self._waiting.move_to_end(sequence.attempt, last=False)
+        for attempt in (sequence.attempt, *reversed(earlier)):
+            self._waiting.move_to_end(attempt, last=False)
         self.tokens += sequence.length
 
-    def head(self) -> Sequence | None:
-        return next(iter(self._waiting.values()), None)
+    def in_order(self) -> list[Sequence]:
+        return list(self._waiting.values())
 
     def remove(self, attempt: int) -> Sequence | None:
         sequence = self._waiting.pop(attempt, None)

@@ -5,13 +5,16 @@ this file checks a client's values again.
 """
 
 import math
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_manager.page_names import Scope
 from scheduler.settings import RequestLimits
 
+CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
 
 
@@ -25,7 +28,7 @@ class InvalidRequest(ValueError):
         self.field, self.reason = name, reason
 
 
-def _require(allowed: bool, name: str, value: object, reason: str) -> None:
+def _require(allowed: object, name: str, value: object, reason: str) -> None:
     if not allowed:
         raise InvalidRequest(name, value, reason)
 
@@ -85,6 +88,7 @@ class Spec:
     """One request as a client states it. prompt: text, or token ids used as they are. Times are seconds.
 
     output_prefix: output that this prompt had already, to go on from; positions, limits and draws count it as output.
+    cache_salt: the prefix cache is shared only with requests that have the same one.
     """
 
     prompt: str | tuple[int, ...]
@@ -96,10 +100,13 @@ class Spec:
     output: Output = field(default_factory=Output)
     max_time: float | None = None
     max_queue_time: float | None = None
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         for name, value in (("max_time", self.max_time), ("max_queue_time", self.max_queue_time)):
             _require(value is None or 0 < value < math.inf, name, value, "must be a finite number of seconds above 0")
+        salt = self.cache_salt
+        _require(not salt or CACHE_SALT.fullmatch(salt), "cache_salt", salt, "must be 1 to 64 of A-Z a-z 0-9 _ -")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +156,8 @@ class Controls:
 class Request:
     """A request that can be served. prompt: int32 token ids. stop_ids: end tokens and stop tokens that end it.
 
-    patience: seconds it may wait in the queue; None leaves it to the queue's own limit.
+    patience: seconds it may wait in the queue; None leaves it to the queue's own limit. scope: with whom it shares the
+    prefix cache.
     """
 
     prompt: NDArray[np.int32]
@@ -157,12 +165,16 @@ class Request:
     stop_ids: tuple[int, ...]
     controls: Controls
     patience: float | None = None
+    scope: Scope = field(default_factory=Scope)
 
 
-def resolve(spec: Spec, prompt: list[int], limits: Limits, defaults: ModelDefaults, minted_seed: int) -> Request:
+def resolve(
+    spec: Spec, prompt: list[int], limits: Limits, defaults: ModelDefaults, minted_seed: int, public: int = 0
+) -> Request:
     """Checks `spec`, whose prompt has these token ids, against an engine's limits.
 
-    minted_seed: the seed where the client gave none. Raises InvalidRequest with the field, its value and the limit.
+    minted_seed: the seed where the client gave none. public: so many of the tokens are a public prefix. Raises
+    InvalidRequest with the field, its value and the limit.
     """
     _check_sizes(spec, limits)
     where = "text" if isinstance(spec.prompt, str) else "token_ids"
@@ -204,6 +216,7 @@ def resolve(spec: Spec, prompt: list[int], limits: Limits, defaults: ModelDefaul
             top_logprobs=top_logprobs,
         ),
         patience=spec.max_queue_time,
+        scope=Scope(salt=spec.cache_salt, public=public),
     )
 
 

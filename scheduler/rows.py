@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_manager.manager import Awaited
+from cache_manager.page_names import PageChain
 from scheduler.request import Request
 
 Index = NDArray[np.int32]
@@ -13,7 +15,9 @@ Index = NDArray[np.int32]
 @dataclass(slots=True, eq=False)
 class Sequence:
     """What a row needs when it is queued again. emitted: output tokens known so far. submitted: seconds on the engine's
-    clock. order: place in first-come order, kept over preemptions.
+    clock. order: place in first-come order, kept over preemptions. chain: names of its full pages, None without a
+    prefix cache. awaited: a page that it waits for another sequence to compute. lost: tokens whose KV was
+    computed before it was preempted.
     """
 
     attempt: int
@@ -22,6 +26,9 @@ class Sequence:
     submitted: float
     order: int
     preempted: bool = False
+    chain: PageChain | None = None
+    awaited: Awaited | None = None
+    lost: int = 0
 
     @property
     def length(self) -> int:
@@ -37,7 +44,7 @@ class Rows:
 
     prompt: prompt tokens. emitted: output tokens committed. length: all tokens, drawn ones in flight included.
     scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the
-    last step that touches the row's pages.
+    last step that touches the row's pages. lost: tokens whose KV was computed before a preemption.
     """
 
     def __init__(self, size: int) -> None:
@@ -50,6 +57,7 @@ class Rows:
         self.goal = np.zeros(size, np.int32)
         self.order = np.zeros(size, np.int64)
         self.last_step = np.full(size, -1, np.int64)
+        self.lost = np.zeros(size, np.int32)
         self._stops = np.full((size, 4), -1, np.int32)
         self._outputs = np.zeros((size, 64), np.int32)
         self._sequences: list[Sequence | None] = [None] * size
@@ -93,6 +101,7 @@ class Rows:
         self.goal[row] = len(request.prompt) + request.max_tokens
         self.order[row] = sequence.order
         self.last_step[row] = -1
+        self.lost[row] = sequence.lost
         self._stops = _with_columns(self._stops, len(request.stop_ids), -1)
         self._stops[row] = -1
         self._stops[row, : len(request.stop_ids)] = request.stop_ids
@@ -110,6 +119,17 @@ class Rows:
             raise LookupError(f"row {row} is free")
         sequence.emitted = self._outputs[row, : self.emitted[row]].copy()
         return sequence
+
+    def name_pages(self, row: int, computed: int, page_size: int) -> None:
+        """Extends the chain of the row's sequence over its full pages below position `computed`."""
+        sequence = self._sequences[row]
+        if sequence is None or sequence.chain is None:
+            return
+        named = len(sequence.chain.names) * page_size
+        if computed - named >= page_size:
+            prompt, outputs = sequence.request.prompt, self._outputs[row]
+            start, end = named - len(prompt), computed - len(prompt)
+            sequence.chain.extend(np.concatenate((prompt[named:computed], outputs[max(start, 0) : max(end, 0)])))
 
     def remove(self, row: int) -> None:
         sequence = self._sequences[row]

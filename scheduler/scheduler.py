@@ -8,6 +8,7 @@ and it is queued again in front. The oldest running sequence is never a victim, 
 `schedule` and `commit` are pure: time comes in as an argument, and the same calls give the same plans.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -16,25 +17,44 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_manager.layout import KVLayout
-from cache_manager.manager import CacheManager, PageChanges
+from cache_manager.cached import Cause
+from cache_manager.ledger import audit, page_map
+from cache_manager.manager import NO_MATCH, CacheManager, Match
+from cache_manager.page_names import PageNamer
 from scheduler.admission import Admission
-from scheduler.events import End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
+from scheduler.events import (
+    Answer,
+    Ask,
+    End,
+    EndReason,
+    EngineStats,
+    Event,
+    Finish,
+    Logprobs,
+    Question,
+    Start,
+    StepOutputs,
+    Submit,
+)
 from scheduler.queue import Queue
 from scheduler.rows import Index, Rows, Sequence
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import Join, StepPlan, StepResult
 
+AUDIT_STEPS = 1024  # between two looks at the ledger
+
+log = logging.getLogger("quire.scheduler")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InFlight:
-    """A launched step: which rows draw in it, and the serial that every row had then."""
+    """A launched step: its slices, which rows draw in it, and the serial that every row had then."""
 
     step: int
     launched: float
+    slices: Index
     drawing: Index
     serials: NDArray[np.int64]
-    tokens: int
 
 
 class _Slices:
@@ -62,12 +82,20 @@ class _Slices:
 
 
 class Scheduler:
-    """Plans steps for one engine. pages: size of the pool."""
+    """Plans steps for one engine, on the pages of `cache`. namer: None goes without a prefix cache."""
 
-    def __init__(self, settings: SchedulerSettings, queue_limits: QueueLimits, layout: KVLayout, pages: int) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        queue_limits: QueueLimits,
+        cache: CacheManager,
+        namer: PageNamer | None = None,
+    ) -> None:
         self.settings = settings
         self.queue_limits = queue_limits
-        self.cache = CacheManager(layout, pages, settings.max_sequences)
+        self.cache = cache
+        self._namer = namer
+        layout, pages = cache.layout, cache.total
         self.admission = Admission(queue_limits, layout.tokens_in(pages), settings.max_sequences)
         self.rows = Rows(settings.max_sequences)
         self.queue = Queue()
@@ -79,9 +107,12 @@ class Scheduler:
         self._computed = 0
         self._recomputed = 0
         self._preemptions = 0
+        self._queries = 0
+        self._hits = 0
         self._leaves: list[int] = []
         self._starts: list[Start] = []
         self._ends: list[End] = []
+        self._answers: list[Answer] = []
 
     # What the engine's loop asks
 
@@ -92,8 +123,8 @@ class Scheduler:
 
     @property
     def has_news(self) -> bool:
-        """`commit` would tell of starts or ends even without a step."""
-        return bool(self._ends or self._starts)
+        """`commit` would tell of something even without a step."""
+        return bool(self._ends or self._starts or self._answers)
 
     @property
     def untold_ends(self) -> tuple[End, ...]:
@@ -107,22 +138,25 @@ class Scheduler:
 
     def schedule(self, now: float, events: Seq[Event]) -> StepPlan | None:
         """The next step, or None where there is nothing to compute. `now`: seconds on a monotonic clock."""
+        self.cache.begin(now, self._steps)
         for event in events:
             if isinstance(event, Submit):
                 self._submit(event, now)
-            else:
+            elif isinstance(event, Finish):
                 self._finish(event)
+            else:
+                self._answers.append(self._answer(event))
         for sequence in self.queue.expired(now):
             waited = now - sequence.submitted
             message = f"not scheduled within {waited:.1f} s"
             self._ends.append(End(sequence.attempt, EndReason.QUEUE_TIMEOUT, message=message, retry_after=1.0))
-        changes, joins = PageChanges(), list[Join]()
-        preempted = self._make_room_for_decodes(changes)
+        joins = list[Join]()
+        preempted = self._make_room_for_decodes()
         slices = self._running_slices()
         if not preempted:
-            self._admit(now, slices, joins, changes)
+            self._admit(now, slices, joins)
         work = slices.array()
-        return self._plan(now, work, joins, changes) if len(work) else None
+        return self._plan(now, work, joins) if len(work) else None
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
@@ -162,15 +196,24 @@ class Scheduler:
         elif self.queue.remove(event.attempt) is not None:
             self._ends.append(End(event.attempt, EndReason.FINISHED))
 
-    def _make_room_for_decodes(self, changes: PageChanges) -> bool:
+    def _answer(self, ask: Ask) -> Answer:
+        if ask.question is Question.PAGE_MAP:
+            return Answer(ask.ticket, page_map=page_map(self.cache))
+        return Answer(ask.ticket, forgotten=self.cache.reset())
+
+    def _make_room_for_decodes(self) -> bool:
         """Gives running rows the pages that this step writes; preempts from the back where they are lacking."""
         rows = self.rows
         active = rows.active()
         ends = rows.scheduled[active] + 1
         wants = ends <= np.minimum(rows.length, rows.goal - 1)[active]
+        lacking = active[wants & ~self.cache.covers(active, ends)]
+        if not len(lacking) or (not self.cache.forked[lacking].any() and self.cache.grow_by_page(lacking)):
+            return False
         preempted = False
-        for row in active[wants & ~self.cache.covers(active, ends)].tolist():
-            while rows.serial[row] and not self.cache.grow(row, int(rows.scheduled[row]) + 1, changes):
+        for row in lacking.tolist():
+            start = int(rows.scheduled[row])
+            while rows.serial[row] and not self.cache.grow(row, start, start + 1):
                 if self.cache.returning:
                     break  # pages come back when the step in flight retires: this row sits out one step
                 self._preempt(int(rows.active()[-1]))
@@ -189,38 +232,71 @@ class Scheduler:
             slices.prefill(int(active[i]), int(start[i]), int(need[i]))
         return slices
 
-    def _admit(self, now: float, slices: _Slices, joins: list[Join], changes: PageChanges) -> None:
-        """New rows in order, while rows, budget and pages for the whole of the next one last."""
-        while slices.budget and self.rows.used < self.rows.size:
-            sequence = self.queue.head()
-            if sequence is None:
+    def _admit(self, now: float, slices: _Slices, joins: list[Join]) -> None:
+        """New rows in order, while rows, budget and pages for the whole of the next one last.
+
+        Who needs a page that a running row computes at this moment is passed over until it has: it takes no longer
+        than to compute it here, since that row is served first.
+        """
+        for sequence in self.queue.in_order():
+            if not slices.budget or self.rows.used == self.rows.size:
                 return
+            if sequence.awaited is not None and self.cache.is_computing(sequence.awaited):
+                continue
+            match = self._match(sequence)
+            sequence.awaited = match.awaited
+            if match.awaited is not None:
+                continue
             # One page for each running row stays free: else the newcomer would be the next victim.
             spare = self.rows.used * len(self.cache.layout.groups)
-            if self.cache.free - spare < self.cache.layout.pages_for(sequence.length):
+            if self.cache.free - spare < self.cache.needed(match, sequence.length):
                 return
-            self.queue.remove(sequence.attempt)
-            row = self.rows.add(sequence)
-            self.cache.open(row)
-            self.cache.grow(row, sequence.length, changes)
-            joins.append(Join(row, sequence.tokens(), len(sequence.request.prompt), sequence.request.controls))
-            if not sequence.preempted:
-                self._starts.append(Start(sequence.attempt, now - sequence.submitted))
-            slices.prefill(row, 0, sequence.length)
+            self._start(now, sequence, match, joins)
+            slices.prefill(joins[-1].row, match.tokens, sequence.length - match.tokens)
 
-    def _plan(self, now: float, work: Index, joins: list[Join], changes: PageChanges) -> StepPlan:
+    def _match(self, sequence: Sequence) -> Match:
+        if self._namer is None:
+            return NO_MATCH
+        if sequence.chain is None:
+            sequence.chain = self._namer.chain(sequence.request.scope)
+        named = len(sequence.chain.names) * self.cache.layout.page_size
+        if sequence.length - named >= self.cache.layout.page_size:
+            sequence.chain.extend(sequence.tokens()[named:])
+        return self.cache.match(sequence.chain, sequence.length - 1)  # the last token's logits are needed
+
+    def _start(self, now: float, sequence: Sequence, match: Match, joins: list[Join]) -> None:
+        """Gives the sequence a row, with pages for all its tokens, of which the match has the first ones."""
+        prompt = len(sequence.request.prompt)
+        self.queue.remove(sequence.attempt)
+        row = self.rows.add(sequence)
+        self.cache.open(row, sequence.attempt, sequence.chain, match)
+        self.cache.grow(row, match.tokens, sequence.length)
+        self.rows.scheduled[row] = match.tokens
+        joins.append(Join(row, sequence.tokens(), prompt, sequence.request.controls))
+        if sequence.preempted:
+            return
+        self._starts.append(Start(sequence.attempt, now - sequence.submitted, min(match.tokens, prompt)))
+        if sequence.chain is not None:
+            self._queries += sequence.length
+            self._hits += match.tokens
+
+    def _plan(self, now: float, work: Index, joins: list[Join]) -> StepPlan:
         rows, step = self.rows, self._steps
-        which, counts = work[:, 0], work[:, 2]
+        which, starts, counts = work.T
+        self._recomputed += int(np.maximum(np.minimum(rows.lost[which], starts + counts) - starts, 0).sum())
         rows.scheduled[which] += counts
         rows.last_step[which] = step
         draws = np.flatnonzero((rows.scheduled[which] == rows.length[which]) & (rows.length[which] < rows.goal[which]))
         drawing = which[draws]
         rows.length[drawing] += 1
         logits = np.stack((np.cumsum(counts)[draws] - 1, drawing), axis=1).astype(np.int32)
-        self._in_flight.append(_InFlight(step, now, drawing, rows.serial.copy(), int(counts.sum())))
+        self._in_flight.append(_InFlight(step, now, work, drawing, rows.serial.copy()))
         self._steps += 1
         leaves, self._leaves = np.array(self._leaves, np.int32), []
-        return StepPlan(step, leaves, tuple(joins), changes.array(), work, logits)
+        changes = self.cache.take_changes()
+        return StepPlan(
+            step, leaves, tuple(joins), changes.grown(), changes.copies(), changes.freed_pages(), work, logits
+        )
 
     # Results
 
@@ -235,11 +311,16 @@ class Scheduler:
                 raise RuntimeError(f"step {result.step} was collected, step {flown.step} is the oldest in flight")
             seconds = now - max(flown.launched, self._last_commit)  # with two in flight, a step starts when one ends
             took, self._last_commit = (seconds,), now
-            self._computed += flown.tokens
-            self.admission.observe_step(flown.tokens, seconds)
+            computed = int(flown.slices[:, 2].sum())
+            self._computed += computed
+            self.admission.observe_step(computed, seconds)
+            self.cache.begin(now, self._steps)
             self._retire(result.step)
+            if result.step % AUDIT_STEPS == 0:
+                self._audit()
             for row, message in result.faults:
                 self._fault(flown, row, message)
+            self._publish(flown)
             # A row that ended or was preempted since it was planned has another serial: its token is dropped.
             same = self.rows.serial[flown.drawing] == flown.serials[flown.drawing]
             valid = np.flatnonzero(same & (result.tokens >= 0))
@@ -247,24 +328,55 @@ class Scheduler:
             attempts, positions = self._append(flown.drawing[valid], tokens)
         starts, self._starts = tuple(self._starts), []
         ends, self._ends = tuple(self._ends), []
-        return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), took)
+        answers, self._answers = tuple(self._answers), []
+        return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), took, answers)
 
     def stats(self) -> EngineStats:
+        cache, rows = self.cache, self.rows
+        active = rows.active()
+        slots = cache.tables.held[active] * cache.layout.page_size
         return EngineStats(
-            running=self.rows.used,
+            running=rows.used,
             waiting=len(self.queue),
             waiting_tokens=self.queue.tokens,
-            pages_used=self.cache.total - self.cache.free,
-            pages_total=self.cache.total,
+            pages_used=cache.total - cache.free,
+            pages_total=cache.total,
+            pages_cached=cache.prefix.cached,
+            pages_shared=cache.allocator.shared,
+            slots_unused=int((slots - rows.scheduled[active]).sum()),
             steps=self._retired + 1,
             computed_tokens=self._computed,
             recomputed_tokens=self._recomputed,
             preemptions=self._preemptions,
+            prefix_queries=self._queries,
+            prefix_hits=self._hits,
+            evicted_capacity=cache.prefix.evicted[Cause.CAPACITY],
+            evicted_reset=cache.prefix.evicted[Cause.RESET],
+            evicted_fault=cache.prefix.evicted[Cause.FAULT],
+            lifetimes=tuple(cache.prefix.lifetimes.tolist()),
+            lifetime_seconds=cache.prefix.lifetime_seconds,
+            imbalances=len(cache.allocator.suspects),
         )
 
     def _retire(self, step: int) -> None:
         self._retired = step
         self.cache.retire(step)
+
+    def _publish(self, flown: _InFlight) -> None:
+        """Pages that a step has filled are there for others, before their rows may end."""
+        rows, size = self.rows, self.cache.layout.page_size
+        row, start, count = flown.slices.T
+        full = (start + count) // size > self.cache.named[row]
+        for i in np.flatnonzero(full & (rows.serial[row] == flown.serials[row])).tolist():
+            which, computed, last = int(row[i]), int(start[i] + count[i]), int(rows.last_step[row[i]])
+            rows.name_pages(which, computed, size)
+            self.cache.publish(which, computed, last if last > self._retired else None)
+
+    def _audit(self) -> None:
+        """A wrong page is a bug of ours that must not become anybody's wrong token, nor everybody's outage."""
+        wrong = audit(self.cache)
+        if wrong:
+            log.error("%s. They are set aside; please report this", wrong)
 
     def _append(self, rows: Index, tokens: Index) -> tuple[NDArray[np.int64], Index]:
         attempts = self.rows.attempt[rows]
@@ -282,6 +394,7 @@ class Scheduler:
         """Ends the sequence that had this row when the step was planned, if it still has it."""
         serial = self.rows.serial[row]
         if serial and serial == flown.serials[row]:
+            self.cache.distrust(row)
             self._end_row(row, End(int(self.rows.attempt[row]), EndReason.FAULT, message=message))
 
     # Rows that leave
@@ -293,8 +406,8 @@ class Scheduler:
     def _preempt(self, row: int) -> None:
         sequence = self.rows.sequence(row)
         sequence.preempted = True
+        sequence.lost = max(sequence.lost, int(self.rows.scheduled[row]))
         self._preemptions += 1
-        self._recomputed += int(self.rows.scheduled[row])
         self._drop_row(row)
         self.queue.push_front(sequence)
 

@@ -32,17 +32,20 @@ class Join:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """Applied in this order: leaves, joins, grown; then the slices are computed.
+    """Applied in this order: leaves, joins, grown, copies; then the slices are computed.
 
-    leaves: [n] rows. grown: [n, 4] of group, row, index in the page table, page. slices: [n, 3] of row, start, count:
-    positions start .. start + count - 1 of that row are computed and their KV written. logits: [n, 2] of packed offset
-    of a token in the slices, row that draws from its logits.
+    leaves: [n] rows. grown: [n, 4] of group, row, index in the page table, page. copies: [n, 2] of page to copy from,
+    page to copy to; no page is both. freed: [n] pages whose content nobody reads any more.
+    slices: [n, 3] of row, start, count: positions start .. start + count - 1 of that row are computed and their KV
+    written. logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits.
     """
 
     step: int
     leaves: Ints
     joins: tuple[Join, ...]
     grown: Ints
+    copies: Ints
+    freed: Ints
     slices: Ints
     logits: Ints
 

@@ -43,5 +43,8 @@ class AttentionBackend(Protocol):
         All KV of the step must have been written. Sums run in float32.
         """
 
+    def copy(self, pages: NDArray[np.int32]) -> None:
+        """pages: [n, 2] of page to copy from, page to copy to, in all layers; no page is both."""
+
     def poison(self, pages: NDArray[np.int32]) -> None:
         """Fills pages with NaN, so that a read of freed memory shows."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
+from model.kv_pool import KVPool
 
 BLOCK = 128  # keys in a block
 TILE_ROWS = 8  # queries x heads of a group in a tile, about: fewer waste less of a decode, more read keys less often
@@ -49,21 +50,18 @@ class ReferencePlan:
 
 
 class ReferenceAttention:
-    """`AttentionBackend` for one layer group. The pool is [kv_heads, slots, head_dim] for K and for V of each layer."""
+    """`AttentionBackend` for one layer group. dtype: of the KV, as in `KVPool`."""
 
     name = "reference"
 
-    def __init__(self, layout: KVLayout, pages: int, heads: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, layout: KVLayout, pages: int, heads: int, dtype: str, device: torch.device) -> None:
         self._page_size, self._kv_heads = layout.page_size, layout.kv_heads
         self._group = heads // layout.kv_heads
         # Whole 16 bytes in each matrix: MKL's product has other bits for one of a batch that starts elsewhere.
         whole = 4 // math.gcd(self._group, 4)
         self._tile = -(-max(1, TILE_ROWS // self._group) // whole) * whole
         self._device = device
-        shape = (layout.kv_heads, pages * layout.page_size, layout.head_dim)
-        layers = range(len(layout.groups[0]))
-        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
-        self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.pool = KVPool(layout, pages, dtype, device)
 
     def plan(self, shape: StepShape) -> ReferencePlan:
         row, start, count = shape.slices.astype(np.int64).T
@@ -114,8 +112,7 @@ class ReferenceAttention:
         return _Block(tiles, self._to_device(slots.reshape(-1)), mask)
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: ReferencePlan) -> None:
-        self._keys[layer].index_copy_(1, plan.slots, keys.transpose(0, 1))
-        self._values[layer].index_copy_(1, plan.slots, values.transpose(0, 1))
+        self.pool.write(layer, plan.slots, keys, values)
 
     def attend(self, layer: int, queries: Tensor, plan: ReferencePlan) -> Tensor:
         _, heads, dim = queries.shape
@@ -129,8 +126,7 @@ class ReferenceAttention:
         mixed = q.new_zeros((kv_heads, tiles, rows, dim))
         for block in plan.blocks:
             n = block.tiles
-            k = self._keys[layer].index_select(1, block.slots).float().view(kv_heads * n, BLOCK, dim)
-            v = self._values[layer].index_select(1, block.slots).float().view(kv_heads * n, BLOCK, dim)
+            k, v = (part.view(kv_heads * n, BLOCK, dim) for part in self.pool.read(layer, block.slots))
             scores = torch.bmm(q[:, :n].reshape(kv_heads * n, rows, dim), k.transpose(1, 2))
             scores = scores.view(kv_heads, n, rows, BLOCK)
             if block.hidden is not None:
@@ -145,12 +141,11 @@ class ReferenceAttention:
         out = (mixed / total).view(kv_heads, tiles, self._tile, group, dim).permute(1, 2, 0, 3, 4)
         return out.reshape(tiles * self._tile, heads, dim)[plan.scatter].to(queries.dtype)
 
+    def copy(self, pages: NDArray[np.int32]) -> None:
+        self.pool.copy(pages)
+
     def poison(self, pages: NDArray[np.int32]) -> None:
-        slots = self._to_device(
-            (pages[:, None].astype(np.int64) * self._page_size + np.arange(self._page_size)).reshape(-1)
-        )
-        for pool in (*self._keys, *self._values):
-            pool.index_fill_(1, slots, torch.nan)
+        self.pool.poison(pages)
 
     def _to_device(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

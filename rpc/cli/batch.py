@@ -12,13 +12,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.cli.options import Config, build, with_settings
 from rpc.settings import EngineSettings, ServerSettings
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 
-@with_settings({ModelSettings: None, EngineSettings: "Engine", SchedulerSettings: "Scheduling"})
+@with_settings(
+    {ModelSettings: None, EngineSettings: "Engine", SchedulerSettings: "Scheduling", CacheSettings: "Prefix cache"}
+)
 def batch(
     context: typer.Context,
     input_path: Annotated[
@@ -57,6 +60,7 @@ def batch(
             engine=build(EngineSettings, values),
             scheduler=build(SchedulerSettings, values),
             queue=NO_QUEUE_LIMITS,
+            cache=build(CacheSettings, values),
         )
         asyncio.run(_run(input_path, output_path, server, settings))
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from model.config import ELEMENT_BYTES, read_config
+from model.config import KV_BYTES, read_config
 from model.memory import HOST_FRACTION, free_host_bytes
 
 
@@ -16,8 +16,8 @@ def estimate(
     """What `show` prints. Raises CheckpointError, ValueError."""
     config = read_config(directory)
     dtype = config.dtype if dtype == "auto" else dtype
-    if dtype not in ELEMENT_BYTES:
-        raise ValueError(f"--dtype is {dtype!r}, must be auto or one of {', '.join(ELEMENT_BYTES)}")
+    if dtype not in KV_BYTES:
+        raise ValueError(f"--kv-cache-dtype is {dtype!r}, must be auto or one of {', '.join(KV_BYTES)}")
     length = config.context if length is None else length
     if not 1 <= length <= config.context:
         raise ValueError(f"--length is {length}, the model's context is {config.context} tokens")

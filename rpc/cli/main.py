@@ -8,8 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
+from rpc.cli.admin import admin
 from rpc.cli.batch import batch
+from rpc.cli.cache_sim import cache_sim
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.frontend.settings import FrontendSettings
 from rpc.settings import EngineSettings, ListenSettings, ServerSettings
@@ -50,6 +53,7 @@ def _root(
         ListenSettings: "Addresses",
         EngineSettings: "Engine",
         SchedulerSettings: "Scheduling",
+        CacheSettings: "Prefix cache",
         QueueLimits: "Queue",
         FrontendSettings: "Times and clients",
         RequestLimits: "Most that one request may ask for",
@@ -72,6 +76,7 @@ def serve(config: Config = None, **values: Any) -> None:
             scheduler=build(SchedulerSettings, values),
             queue=build(QueueLimits, values),
             request=build(RequestLimits, values),
+            cache=build(CacheSettings, values),
             frontend=build(FrontendSettings, values),
         )
         from rpc.server import serve as run
@@ -133,7 +138,8 @@ def generate(
 @app.command()
 def estimate(
     model: Annotated[str, typer.Option(help="Model directory, a name on the hub, or `demo`.")] = "demo",
-    dtype: Annotated[str, typer.Option(help="KV in auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
+    kv_cache_dtype: Annotated[str, typer.Option(help="KV in auto (as --dtype), one of these, int8 or fp8.")] = "auto",
     page_size: Annotated[int, typer.Option(help="Tokens in a KV page.")] = 16,
     kv_cache_memory: Annotated[
         int | None,
@@ -153,12 +159,15 @@ def estimate(
     from rpc.paths import model_directory
 
     try:
-        show(model_directory(model), dtype, page_size, kv_cache_memory, length, json)
+        kv_dtype = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+        show(model_directory(model), kv_dtype, page_size, kv_cache_memory, length, json)
     except (CheckpointError, ValueError) as error:
         _stop(error)
 
 
 app.command()(batch)
+app.command()(cache_sim)
+app.add_typer(admin, name="admin")
 
 
 def _stop(error: BaseException) -> None:

@@ -57,8 +57,10 @@ def with_settings(panels: Mapping[type, str | None]) -> Callable[[Callable[..., 
 
 def _parameter(setting: Field[Any], kind: Any, panel: str | None) -> inspect.Parameter:
     size = setting.metadata.get("size", False)
+    flag = flag_of(setting)
+    on_by_default = kind is bool and setting.default is True
     option = typer.Option(
-        flag_of(setting),
+        f"{flag}/--no-{flag.removeprefix('--')}" if on_by_default else flag,
         help=setting.metadata["help"],
         rich_help_panel=panel,
         show_default=setting.default is not None and kind is not bool,

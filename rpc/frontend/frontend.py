@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal
 from rpc.frontend.prepare import Preparer
+from rpc.frontend.questions import Questions
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import Finish, FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
@@ -67,6 +68,7 @@ class Frontend:
         self._idle = asyncio.Event()
         self._idle.set()
         self._lost = asyncio.Event()
+        self._questions = Questions()
 
     def attach(self, engine: EngineClient) -> None:
         """From now on requests go to this engine."""
@@ -87,6 +89,7 @@ class Frontend:
     def _look_at_engine(self) -> None:
         if self._engine is not None and self._engine.failure is not None:
             self._lost.set()
+            self._questions.engine_lost()
 
     @property
     def info(self) -> EngineInfo:
@@ -104,6 +107,15 @@ class Frontend:
         if self._engine is None:
             raise RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
         return self._engine
+
+    async def ask(self, question: events.Question) -> events.Answer:
+        """An operator's question to the attached engine. Raises RequestFailed where it does not answer."""
+        return await self._questions.ask(self._attached(), question)
+
+    def request_of(self, attempt: int) -> str:
+        """The request that has this attempt, "" if it is none of this frontend's."""
+        live = self._live.get(attempt)
+        return live.request_id if live is not None else ""
 
     @property
     def live_requests(self) -> int:
@@ -251,10 +263,12 @@ class Frontend:
         now = time.monotonic()
         if sink == self._sinks:
             self._metrics.engine_step(outputs)
+        self._questions.take(outputs.answers)
         for start in outputs.starts:
             live = self._live.get(start.attempt)
             if live is not None:
-                self._metrics.request_started(len(live.stream.request.prompt), start.waited)
+                live.stream.cached_tokens = start.cached
+                self._metrics.request_started(len(live.stream.request.prompt), start.cached, start.waited)
         for i, attempt in enumerate(outputs.attempts.tolist()):
             live = self._live.get(attempt)
             if live is not None:

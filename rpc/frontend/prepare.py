@@ -1,7 +1,9 @@
 """From a `Spec` to a `Request`: tokenizes and validates, in worker threads, since both can take a while."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from model.config import read_config, read_defaults
 from model.inputs.tokenizer import Tokenizer
@@ -13,11 +15,12 @@ from scheduler.request import InvalidRequest, Limits, ModelDefaults, Request, Sp
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
-    """name: of the served model."""
+    """name: of the served model. public: token ids of the prefixes that the operator has declared public."""
 
     name: str
     tokenizer: Tokenizer
     defaults: ModelDefaults
+    public: tuple[tuple[int, ...], ...] = ()
 
     def prepare(self, spec: Spec, limits: Limits) -> Request:
         """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
@@ -32,14 +35,35 @@ class Preparer:
                 ids = self.tokenizer.encode(spec.prompt, spec.add_special_tokens)
             else:
                 ids = list(spec.prompt)
-            return resolve(spec, ids, limits, self.defaults, minted_seed=secrets.randbits(64))
+            public = max((_common(prefix, ids) for prefix in self.public), default=0)
+            return resolve(spec, ids, limits, self.defaults, secrets.randbits(64), public)
         except InvalidRequest as error:
             raise invalid(error) from None
 
 
-def load_preparer(settings: ModelSettings) -> Preparer:
-    """The frontend's share of a model. Raises CheckpointError."""
+def _common(prefix: Sequence[int], ids: Sequence[int]) -> int:
+    """How many tokens the two start with alike."""
+    pairs = enumerate(zip(prefix, ids, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(prefix), len(ids)))
+
+
+def load_preparer(settings: ModelSettings, public_prefixes: str | None = None) -> Preparer:
+    """The frontend's share of a model. public_prefixes: as in `FrontendSettings`. Raises CheckpointError, OSError."""
     directory = model_directory(settings.model)
     defaults = read_defaults(directory, read_config(directory))
     name = settings.served_model_name or model_name(settings.model, directory)
-    return Preparer(name, Tokenizer.load(directory), defaults)
+    tokenizer = Tokenizer.load(directory)
+    public = tuple(tuple(tokenizer.encode(text, True)) for text in _texts(public_prefixes))
+    return Preparer(name, tokenizer, defaults, public)
+
+
+def _texts(place: str | None) -> list[str]:
+    """The texts of a file, or of the files of a directory. Raises OSError, ValueError for what is no text."""
+    if place is None:
+        return []
+    path = Path(place)
+    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+    try:
+        return [file.read_text(encoding="utf-8").removesuffix("\n") for file in files]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--public-prefixes {place} holds a file that is no UTF-8 text: {error}") from None

@@ -24,6 +24,12 @@ class FrontendSettings:
         default=30.0, metadata={"help": "Seconds of work without progress after which health says NOT_SERVING."}
     )
     tokenizer_threads: int = field(default=2, metadata={"help": "Threads that tokenize and validate prompts."})
+    public_prefixes: str | None = field(
+        default=None,
+        metadata={
+            "help": "A text file, or a directory of them, each the start of prompts whose KV all tenants may share."
+        },
+    )
 
     def __post_init__(self) -> None:
         for flag, value in (

@@ -55,11 +55,12 @@ class RequestStream:
 
     An output prefix is read like tokens that were accepted and taken, so text goes on where it stopped: also in the
     middle of a character or of what may be a stop string. token_count counts it; score does not, its logprobs are gone.
+    cached_tokens: of the prompt, those whose KV was there.
     """
 
     def __init__(self, attempt: int, spec: Spec, request: Request, tokenizer: Tokenizer) -> None:
         self.attempt, self.spec, self.request = attempt, spec, request
-        self.token_count = 0
+        self.token_count = self.cached_tokens = 0
         self.score = 0.0
         self.finish: Finish | None = None
         self.failure: RequestFailed | None = None

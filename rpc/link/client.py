@@ -13,7 +13,8 @@ from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link import CHANNEL_OPTIONS, HEARTBEAT, codec
-from scheduler.events import End, EndReason, EngineStats, Event, StepOutputs, Submit, nothing
+from rpc.link.arrays import LinkError
+from scheduler.events import Ask, End, EndReason, EngineStats, Event, StepOutputs, Submit, nothing
 from scheduler.request import Limits
 from scheduler.settings import RequestLimits
 
@@ -74,6 +75,8 @@ class LinkClient:
             try:
                 self._outbox.MergeFrom(codec.encode_events([event]))
             except (ValueError, TypeError, OverflowError) as error:  # a value that the messages cannot hold
+                if isinstance(event, Ask):
+                    raise
                 self._live.discard(event.attempt)
                 end = End(event.attempt, EndReason.FAULT, message=f"it cannot be sent to the engine: {error}")
                 self._sink(nothing(self._stats, (end,)))
@@ -100,7 +103,7 @@ class LinkClient:
                 self._take(codec.decode_outputs(message.outputs))
         except grpc.RpcError as error:
             why = _sentence(error)
-        except codec.LinkError as error:
+        except LinkError as error:
             log.error("the engine's message cannot be read: %s", error)
             why = str(error)
         except Exception as error:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.events import End, Logprobs, Start, StepOutputs
+from scheduler.events import Answer, End, Logprobs, Start, StepOutputs
 
 T = TypeVar("T", Start, End)
 
@@ -33,11 +33,26 @@ def owned_by(outputs: StepOutputs, frontend: int) -> StepOutputs:
         attempts=outputs.attempts & LOCAL,
         starts=_local(outputs.starts, frontend),
         ends=_local(outputs.ends, frontend),
+        answers=tuple(_local_answer(a, frontend) for a in outputs.answers if a.ticket >> LOCAL_BITS == frontend),
     )
 
 
 def _local(items: tuple[T, ...], frontend: int) -> tuple[T, ...]:
     return tuple(replace(i, attempt=i.attempt & LOCAL) for i in items if i.attempt >> LOCAL_BITS == frontend)
+
+
+def _local_answer(answer: Answer, frontend: int) -> Answer:
+    """Attempts of other frontends have no number here."""
+    pages = answer.page_map
+    if pages is not None:
+        holders = tuple(
+            holder
+            if holder.is_step
+            else replace(holder, number=holder.number & LOCAL if holder.number >> LOCAL_BITS == frontend else -1)
+            for holder in pages.holders
+        )
+        pages = replace(pages, holders=holders)
+    return replace(answer, ticket=answer.ticket & LOCAL, page_map=pages)
 
 
 def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
@@ -53,6 +68,7 @@ def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
         ends=tuple(end for s in steps for end in s.ends),
         stats=steps[-1].stats,
         step_seconds=tuple(seconds for s in steps for seconds in s.step_seconds),
+        answers=tuple(answer for s in steps for answer in s.answers),
     )
 
 

@@ -6,40 +6,43 @@ Arrays are packed little-endian bytes: a step of 64 tokens costs a handful of co
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 from quire.engine.v1 import engine_service_pb2 as pb
 
+from cache_manager.page_names import Scope
 from rpc.frontend.engine_client import EngineInfo
-from scheduler.events import End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
+from rpc.link.arrays import FLOAT32, INT32, INT64, LinkError, packed, unpacked
+from rpc.link.page_maps import decode_answer, encode_answer
+from scheduler.events import (
+    Ask,
+    End,
+    EndReason,
+    EngineStats,
+    Event,
+    Finish,
+    Logprobs,
+    Question,
+    Start,
+    StepOutputs,
+    Submit,
+)
 from scheduler.request import Controls, Limits, Request
 from scheduler.settings import RequestLimits
 
 REASON_OF: dict[int, EndReason] = {pb.EndReason.Value(f"END_REASON_{reason.name}"): reason for reason in EndReason}
+QUESTION_OF: dict[int, Question] = {pb.Question.Value(f"QUESTION_{q.name}"): q for q in Question}
 STATS = tuple(field.name for field in pb.Stats.DESCRIPTOR.fields)
 CONTROLS = tuple(field.name for field in pb.Controls.DESCRIPTOR.fields)
-
-INT32, INT64, FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
-
-
-class LinkError(ValueError):
-    """A message that no Quire of this version sends."""
-
-
-def _packed(array: NDArray, dtype: DTypeLike) -> bytes:
-    return np.ascontiguousarray(array, dtype).tobytes()
-
-
-def _unpacked(data: bytes, dtype: np.dtype, count: int | None, name: str) -> NDArray:
-    """count: how many elements there must be, if that is known. The array is read-only."""
-    if len(data) % dtype.itemsize or (count is not None and len(data) != count * dtype.itemsize):
-        raise LinkError(f"{name} has {len(data)} bytes, {count if count is not None else 'n'} x {dtype} are due")
-    return np.frombuffer(data, dtype)
 
 
 def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:
     return pb.ConnectRequest(
         submits=[_encode_submit(event) for event in events if isinstance(event, Submit)],
         finishes=[event.attempt for event in events if isinstance(event, Finish)],
+        asks=[
+            pb.Ask(ticket=event.ticket, question=f"QUESTION_{event.question.name}")
+            for event in events
+            if isinstance(event, Ask)
+        ],
     )
 
 
@@ -47,32 +50,43 @@ def _encode_submit(event: Submit) -> pb.Submit:
     request = event.request
     return pb.Submit(
         attempt=event.attempt,
-        prompt=_packed(request.prompt, INT32),
-        emitted=_packed(np.array(event.emitted, INT32), INT32),
+        prompt=packed(request.prompt, INT32),
+        emitted=packed(np.array(event.emitted, INT32), INT32),
         max_tokens=request.max_tokens,
         stop_ids=request.stop_ids,
         controls=pb.Controls(**{name: getattr(request.controls, name) for name in CONTROLS}),
         patience=request.patience,
+        tenant=request.scope.tenant,
+        cache_salt=request.scope.salt,
+        public_tokens=request.scope.public,
     )
 
 
 def decode_events(message: pb.ConnectRequest) -> list[Event]:
     """Raises LinkError."""
     submits: list[Event] = [_decode_submit(submit) for submit in message.submits]
-    return submits + [Finish(attempt) for attempt in message.finishes]
+    finishes = [Finish(attempt) for attempt in message.finishes]
+    return [*submits, *finishes, *(_decode_ask(ask) for ask in message.asks)]
+
+
+def _decode_ask(message: pb.Ask) -> Ask:
+    if message.question not in QUESTION_OF:
+        raise LinkError(f"question {message.question} is unknown")
+    return Ask(message.ticket, QUESTION_OF[message.question])
 
 
 def _decode_submit(message: pb.Submit) -> Submit:
     request = Request(
-        prompt=_unpacked(message.prompt, INT32, None, "prompt"),
+        prompt=unpacked(message.prompt, INT32, None, "prompt"),
         max_tokens=message.max_tokens,
         stop_ids=tuple(message.stop_ids),
         controls=Controls(**{name: getattr(message.controls, name) for name in CONTROLS}),
         patience=message.patience if message.HasField("patience") else None,
+        scope=Scope(message.tenant, message.cache_salt, message.public_tokens),
     )
     if not len(request.prompt):
         raise LinkError(f"attempt {message.attempt} has no prompt")
-    return Submit(message.attempt, request, tuple(_unpacked(message.emitted, INT32, None, "emitted").tolist()))
+    return Submit(message.attempt, request, tuple(unpacked(message.emitted, INT32, None, "emitted").tolist()))
 
 
 def encode_info(info: EngineInfo) -> pb.ConnectResponse:
@@ -102,18 +116,21 @@ def encode_outputs(outputs: StepOutputs, stalled: float) -> pb.ConnectResponse:
     return pb.ConnectResponse(
         stalled=stalled,
         outputs=pb.Outputs(
-            attempts=_packed(outputs.attempts, INT64),
-            positions=_packed(outputs.positions, INT32),
-            tokens=_packed(outputs.tokens, INT32),
-            chosen=_packed(logprobs.chosen, FLOAT32),
-            rank=_packed(logprobs.rank, INT32),
+            attempts=packed(outputs.attempts, INT64),
+            positions=packed(outputs.positions, INT32),
+            tokens=packed(outputs.tokens, INT32),
+            chosen=packed(logprobs.chosen, FLOAT32),
+            rank=packed(logprobs.rank, INT32),
             alternatives=logprobs.top_ids.shape[1],
-            top_ids=_packed(logprobs.top_ids, INT32),
-            top=_packed(logprobs.top, FLOAT32),
-            starts=[pb.Start(attempt=start.attempt, waited=start.waited) for start in outputs.starts],
+            top_ids=packed(logprobs.top_ids, INT32),
+            top=packed(logprobs.top, FLOAT32),
+            starts=[
+                pb.Start(attempt=start.attempt, waited=start.waited, cached=start.cached) for start in outputs.starts
+            ],
             ends=[_encode_end(end) for end in outputs.ends],
             stats=pb.Stats(**{name: getattr(outputs.stats, name) for name in STATS}),
             step_seconds=outputs.step_seconds,
+            answers=[encode_answer(answer) for answer in outputs.answers],
         ),
     )
 
@@ -130,23 +147,29 @@ def _encode_end(end: End) -> pb.End:
 
 def decode_outputs(message: pb.Outputs) -> StepOutputs:
     """Raises LinkError."""
-    attempts = _unpacked(message.attempts, INT64, None, "attempts")
+    attempts = unpacked(message.attempts, INT64, None, "attempts")
     n, k = len(attempts), message.alternatives
     return StepOutputs(
         attempts=attempts,
-        positions=_unpacked(message.positions, INT32, n, "positions"),
-        tokens=_unpacked(message.tokens, INT32, n, "tokens"),
+        positions=unpacked(message.positions, INT32, n, "positions"),
+        tokens=unpacked(message.tokens, INT32, n, "tokens"),
         logprobs=Logprobs(
-            chosen=_unpacked(message.chosen, FLOAT32, n, "chosen"),
-            rank=_unpacked(message.rank, INT32, n, "rank"),
-            top_ids=_unpacked(message.top_ids, INT32, n * k, "top_ids").reshape(n, k),
-            top=_unpacked(message.top, FLOAT32, n * k, "top").reshape(n, k),
+            chosen=unpacked(message.chosen, FLOAT32, n, "chosen"),
+            rank=unpacked(message.rank, INT32, n, "rank"),
+            top_ids=unpacked(message.top_ids, INT32, n * k, "top_ids").reshape(n, k),
+            top=unpacked(message.top, FLOAT32, n * k, "top").reshape(n, k),
         ),
-        starts=tuple(Start(start.attempt, start.waited) for start in message.starts),
+        starts=tuple(Start(start.attempt, start.waited, start.cached) for start in message.starts),
         ends=tuple(_decode_end(end) for end in message.ends),
-        stats=EngineStats(**{name: getattr(message.stats, name) for name in STATS}),
+        stats=_decode_stats(message.stats),
         step_seconds=tuple(message.step_seconds),
+        answers=tuple(decode_answer(answer) for answer in message.answers),
     )
+
+
+def _decode_stats(message: pb.Stats) -> EngineStats:
+    values = {name: getattr(message, name) for name in STATS}
+    return EngineStats(**{**values, "lifetimes": tuple(message.lifetimes)})
 
 
 def _decode_end(message: pb.End) -> End:

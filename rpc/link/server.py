@@ -18,8 +18,9 @@ from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from rpc.frontend.engine_client import EngineClient
 from rpc.link import HEARTBEAT, codec
+from rpc.link.arrays import LinkError
 from rpc.link.coalesce import LOCAL, LOCAL_BITS, merged, owned_by
-from scheduler.events import EngineStats, Event, Finish, StepOutputs, Submit, nothing
+from scheduler.events import Ask, EngineStats, Event, Finish, StepOutputs, Submit, nothing
 
 log = logging.getLogger("quire.link")
 
@@ -63,10 +64,13 @@ class Connection:
         """The events under the engine's own numbers. Raises LinkError."""
         accepted: list[Event] = []
         for event in events:
+            if isinstance(event, Ask):
+                accepted.append(replace(event, ticket=self.global_of(event.ticket & LOCAL)))
+                continue
             known = event.attempt in self.live
             if isinstance(event, Submit):
                 if known or not 0 <= event.attempt <= LOCAL:
-                    raise codec.LinkError(f"attempt {event.attempt} is live or out of range")
+                    raise LinkError(f"attempt {event.attempt} is live or out of range")
                 self.live.add(event.attempt)
             elif not known:
                 continue
@@ -141,7 +145,7 @@ class LinkService(pb_grpc.EngineServiceServicer):
         try:
             await context.write(codec.encode_info(engine.info))
             await self._write(context, connection, engine, reader)
-        except codec.LinkError as error:
+        except LinkError as error:
             log.error("a frontend is cut off: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
@@ -161,7 +165,7 @@ class LinkService(pb_grpc.EngineServiceServicer):
             await connection.wait(HEARTBEAT)
             closing = self._closing.is_set()
             if connection.overrun:
-                raise codec.LinkError("it does not read what waits for it")
+                raise LinkError("it does not read what waits for it")
             await context.write(codec.encode_outputs(connection.take(self._stats), engine.stalled_for()))
             if closing:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, engine.failure or "the engine has ended")

@@ -4,8 +4,13 @@ Delivered tokens, latencies and outcomes come from request streams; pages, queue
 Nothing here can raise into a step: it runs on the frontend's loop.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from cache_manager.cached import LIFETIMES, Cause
 from scheduler.events import EngineStats, StepOutputs
 
 TTFT = (
@@ -24,6 +29,31 @@ OUTCOMES = (
     "request_id_live", "queue_full", "queue_timeout", "slow_reader", "draining", "starting", "request_fault",
     "engine_failed", "internal",
 )  # fmt: skip
+
+
+class Lifetimes(Collector):
+    """How long cached pages were cached until their place was needed: the engine counts, this shows."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._counts = [0] * (len(LIFETIMES) + 1)
+        self._seconds = 0.0
+
+    def add(self, now: EngineStats, before: EngineStats) -> None:
+        none = (0,) * len(self._counts)  # of an engine that has just come
+        for i, (new, old) in enumerate(zip(now.lifetimes or none, before.lifetimes or none, strict=True)):
+            self._counts[i] += max(0, new - old)
+        self._seconds += max(0.0, now.lifetime_seconds - before.lifetime_seconds)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        text = "How long a page was cached until its place was needed."
+        family = HistogramMetricFamily("quire_kv_page_lifetime_seconds", text, labels=["model_name"])
+        total, buckets = 0, list[tuple[str, float]]()
+        for bound, count in zip((*LIFETIMES, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
+        family.add_metric([self._model_name], buckets, self._seconds)
+        yield family
 
 
 class Metrics:
@@ -50,12 +80,30 @@ class Metrics:
         self._pages_used = gauge("quire_kv_pages_used", "KV pages held by sequences and steps in flight.")
         self._pages_total = gauge("quire_kv_pages_total", "KV pages in the pool.")
         self._usage = gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.")
+        self._pages_cached = gauge(
+            "quire_kv_pages_cached", "KV pages that nobody holds, kept for prompts that start alike."
+        )
+        self._pages_shared = gauge("quire_kv_pages_shared", "KV pages that several sequences hold.")
+        self._unused = gauge(
+            "quire_kv_slots_unused", "Places for tokens in running sequences' pages that hold none yet."
+        )
+        self._queries = counter("quire_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._hits = counter("quire_prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        evicted = Counter(
+            "quire_kv_pages_evicted", "Cached KV pages given up, by cause.", ["model_name", "cause"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._evicted = {cause: evicted.labels(model_name, cause.value) for cause in Cause}
+        self._imbalances = counter("quire_kv_ledger_imbalances", "KV pages whose books were wrong; they are set aside.")
+        self._lifetimes = Lifetimes(model_name)
+        self.registry.register(self._lifetimes)
         self._steps = counter("quire_engine_steps", "Steps that the engine has finished.")
         self._computed = counter("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included.")
         self._recomputed = counter("quire_recomputed_tokens", "Tokens whose KV a preemption threw away.")
         self._preemptions = counter("quire_num_preemptions", "Sequences that lost their pages to an older one.")
         self._engines = counter("quire_engine_starts", "Engines that became ready: the first one, and its successors.")
         self._prompt_tokens = counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
+        self._cached_tokens = counter("quire_prompt_tokens_cached", "Those of them that the prefix cache had.")
         self._generation_tokens = counter("quire_generation_tokens", "Output tokens delivered to request streams.")
         self._step_time = histogram("quire_step_duration_seconds", "Time from a step's plan to its result.", STEP)
         self._ttft = histogram("quire_time_to_first_token_seconds", "From arrival to the first token.", TTFT)
@@ -69,8 +117,9 @@ class Metrics:
         )
         self._outcomes = {name: outcomes.labels(model_name, name) for name in OUTCOMES}
 
-    def request_started(self, prompt_tokens: int, waited: float) -> None:
+    def request_started(self, prompt_tokens: int, cached: int, waited: float) -> None:
         self._prompt_tokens.inc(prompt_tokens)
+        self._cached_tokens.inc(cached)
         self._prompt_lengths.observe(prompt_tokens)
         self._queue_time.observe(waited)
 
@@ -101,7 +150,17 @@ class Metrics:
         self._pages_used.set(stats.pages_used)
         self._pages_total.set(stats.pages_total)
         self._usage.set(stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
+        self._pages_cached.set(stats.pages_cached)
+        self._pages_shared.set(stats.pages_shared)
+        self._unused.set(stats.slots_unused)
+        self._lifetimes.add(stats, before)
         for counter, now, then in (
+            (self._queries, stats.prefix_queries, before.prefix_queries),
+            (self._hits, stats.prefix_hits, before.prefix_hits),
+            (self._evicted[Cause.CAPACITY], stats.evicted_capacity, before.evicted_capacity),
+            (self._evicted[Cause.RESET], stats.evicted_reset, before.evicted_reset),
+            (self._evicted[Cause.FAULT], stats.evicted_fault, before.evicted_fault),
+            (self._imbalances, stats.imbalances, before.imbalances),
             (self._steps, stats.steps, before.steps),
             (self._computed, stats.computed_tokens, before.computed_tokens),
             (self._recomputed, stats.recomputed_tokens, before.recomputed_tokens),

@@ -16,7 +16,7 @@ from scheduler.request import InvalidRequest, Output, Sampling, Spec, Stopping
 T = TypeVar("T")
 
 NOT_YET = {
-    "spec": ("chat", "images", "priority", "cache_salt"),
+    "spec": ("chat", "images", "priority"),
     "sampling": (
         "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
         "beam_search",
@@ -61,6 +61,7 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
             output=_output(message.output),
             max_time=seconds(message, "max_time", "max_time"),
             max_queue_time=seconds(message, "max_queue_time", "max_queue_time"),
+            cache_salt=message.cache_salt,
         )
     except InvalidRequest as error:
         raise invalid(error) from None
@@ -166,11 +167,19 @@ def delta_message(delta: Delta, token_ids: bool) -> pb.SequenceDelta:
 
 
 def usage(stream: RequestStream) -> pb.Usage:
-    return pb.Usage(prompt_tokens=len(stream.request.prompt), completion_tokens=stream.token_count)
+    return pb.Usage(
+        prompt_tokens=len(stream.request.prompt),
+        cached_prompt_tokens=stream.cached_tokens,
+        completion_tokens=stream.token_count,
+    )
 
 
 def prompt_info(stream: RequestStream) -> pb.PromptInfo:
-    return pb.PromptInfo(token_count=len(stream.request.prompt), seed=stream.request.controls.seed)
+    return pb.PromptInfo(
+        token_count=len(stream.request.prompt),
+        cached_token_count=stream.cached_tokens,
+        seed=stream.request.controls.seed,
+    )
 
 
 def result_message(stream: RequestStream, delta: Delta, request_id: str) -> pb.GenerateResponse:

@@ -1,5 +1,7 @@
 """Failures as google.rpc.Status: each carries an ErrorInfo with a stable reason, and what else helps a client."""
 
+from typing import NoReturn
+
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -37,7 +39,8 @@ def _packed(message: Message) -> any_pb2.Any:
     return packed
 
 
-async def abort(context: aio.ServicerContext, failure: RequestFailed) -> None:
+async def abort(context: aio.ServicerContext, failure: RequestFailed) -> NoReturn:
     """Ends the call with the failure's status; does not return."""
     status = rpc_status.to_status(status_of(failure))
     await context.abort(status.code, status.details, status.trailing_metadata)
+    raise failure  # `abort` has raised

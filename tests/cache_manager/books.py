@@ -1,7 +1,7 @@
 """State machines that run the block allocator and the cache manager beside plain dicts and sets.
 
 Each rule does one thing to both and compares what they answer; the invariants compare all that both know. A break is
-an AssertionError, or a LedgerError where `verify` sees it first.
+an AssertionError, or a LedgerError where the ledger sees it first.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cache_manager.allocator import LedgerError, PageAllocator, Pages
-from cache_manager.layout import KVLayout
-from cache_manager.manager import CacheManager, PageChanges
+from tests.cache_manager.play import PAGE_SIZES, scopes
+from tests.cache_manager.world import World
 
-PAGE_SIZES = (1, 2, 7, 16)
-SETTINGS = settings(max_examples=200, stateful_step_count=40, deadline=None)
-
-
-def make_manager(page_size: int, pages: int, rows: int, groups: int = 1) -> CacheManager:
-    """A manager of a model with two layers a group; the sizes of tensors do not matter here."""
-    numbers = tuple((2 * g, 2 * g + 1) for g in range(groups))
-    return CacheManager(KVLayout(numbers, kv_heads=1, head_dim=8, element_bytes=2, page_size=page_size), pages, rows)
+SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None)
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -35,33 +28,37 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 class AllocatorBooks(RuleBasedStateMachine):
-    """`counts` is the model: holders of each page, 0 for a free one."""
+    """The model: counts, holders of each page; listed, pages on the free list; aside, pages never given out again."""
 
     @initialize(size=st.integers(1, 24))
     def make(self, size):
         self.allocator = PageAllocator(size)
         self.counts = [0] * size
+        self.listed = set(range(size))
+        self.aside = set()
 
     def _pages(self, data, held: bool) -> Pages:
-        pages = [page for page, count in enumerate(self.counts) if (count > 0) == held]
+        """Some that are held, or that nobody holds and that are not free: cached, for all that the allocator knows."""
+        pages = [p for p, count in enumerate(self.counts) if (count > 0) == held and p not in self.listed]
         return np.array(data.draw(st.lists(st.sampled_from(pages), unique=True)) if pages else [], np.int32)
 
     @rule(n=st.integers(0, 8))
     def take(self, n):
         pages = self.allocator.take(n)
-        if n > self.counts.count(0):
+        if n > len(self.listed):
             assert pages is None, "more pages were given out than are free"
             return
         assert pages is not None, "pages are free but were not given out"
         assert pages.dtype == np.int32
         assert len(set(pages.tolist())) == n, "a page was given out twice"
         for page in pages.tolist():
-            assert self.counts[page] == 0, f"page {page} was given out while it is held"
+            assert page in self.listed, f"page {page} was given out while it is not free"
+            self.listed.remove(page)
             self.counts[page] = 1
 
-    @rule(data=st.data())
-    def hold(self, data):
-        pages = self._pages(data, held=True)
+    @rule(data=st.data(), held=st.booleans())
+    def hold(self, data, held):
+        pages = self._pages(data, held)
         self.allocator.hold(pages)
         for page in pages.tolist():
             self.counts[page] += 1
@@ -69,124 +66,160 @@ class AllocatorBooks(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data):
         pages = self._pages(data, held=True)
-        self.allocator.drop(pages)
+        left = self.allocator.drop(pages)
         for page in pages.tolist():
             self.counts[page] -= 1
+        assert left.tolist() == [page for page in pages.tolist() if not self.counts[page]]
 
-    @precondition(lambda self: 0 in self.counts)
-    @rule(data=st.data(), of=st.sampled_from(("hold", "drop")))
-    def touch_a_free_page(self, data, of):
-        free = self.counts.index(0)
+    @rule(data=st.data())
+    def put_back(self, data):
+        pages = self._pages(data, held=False)
+        self.allocator.put_back(pages)
+        self.listed |= set(pages.tolist()) - self.aside
+
+    @rule(data=st.data())
+    def drop_or_free_what_must_not_be(self, data):
+        """Such a page is set aside, and the others of the same call go on."""
+        wrong = data.draw(st.sampled_from(range(len(self.counts))))
+        if self.counts[wrong] or wrong in self.listed:
+            others = self._pages(data, held=False)
+            self.allocator.put_back(np.append(others, np.int32(wrong)))
+            self.listed |= set(others.tolist()) - self.aside - {wrong}
+        else:
+            others = self._pages(data, held=True)
+            assert wrong not in self.allocator.drop(np.append(others, np.int32(wrong))).tolist()
+            for page in others.tolist():
+                self.counts[page] -= 1
+        self.aside.add(wrong)
+        self.listed.discard(wrong)
+
+    @rule(data=st.data())
+    def set_aside(self, data):
+        page = data.draw(st.sampled_from(range(len(self.counts))))
+        self.allocator.set_aside(np.array([page], np.int32), "for a test")
+        self.aside.add(page)
+        self.listed.discard(page)
+
+    @precondition(lambda self: self.listed)
+    @rule(data=st.data())
+    def hold_a_free_page(self, data):
+        free = data.draw(st.sampled_from(sorted(self.listed)))
         pages = np.append(self._pages(data, held=True), np.int32(free))
-        message = refusal(lambda: getattr(self.allocator, of)(pages))
+        message = refusal(lambda: self.allocator.hold(pages))
         assert f"[{free}]" in message, "the error must name the free page"
 
     @invariant()
     def agree(self):
         free = self.allocator.free_pages().tolist()
         assert self.allocator.counts.tolist() == self.counts
-        assert sorted(free) == [page for page, count in enumerate(self.counts) if not count]
+        assert sorted(free) == sorted(self.listed)
         assert self.allocator.free == len(free)
         assert self.allocator.size == len(self.counts)
+        assert set(self.allocator.suspects) == self.aside
+        assert self.allocator.shared == sum(count > 1 for count in self.counts)
 
 
 class ManagerBooks(RuleBasedStateMachine):
-    """The model: a table for each row, pages that wait for a step, free pages; and steps as a scheduler counts them."""
+    """What a scheduler may do, in any order, on the manager and on the world's plain model of it."""
 
     groups = 1
+    page_sizes = PAGE_SIZES
 
-    @initialize(page_size=st.sampled_from(PAGE_SIZES), pages=st.integers(1, 48), rows=st.integers(1, 5))
-    def make(self, page_size, pages, rows):
-        self.manager = make_manager(page_size, pages, rows, self.groups)
-        self.page_size = page_size
-        self.rows = rows
-        self.tables: list[list[list[int]]] = [[[] for _ in range(self.groups)] for _ in range(rows)]
-        self.waiting: list[tuple[int, set[int]]] = []
-        self.free = set(range(pages))
-        self.launched, self.retired = 1, -1
+    @initialize(data=st.data(), pages=st.integers(1, 24), rows=st.integers(1, 5))
+    def make(self, data, pages, rows):
+        self.world = World(data.draw(st.sampled_from(self.page_sizes)), pages * self.groups, rows, self.groups)
+        self.size = self.world.size
 
     def _row(self, number: int) -> int:
-        return number % self.rows
+        running = self.world.running()
+        return running[number % len(running)]
 
-    @rule(number=st.integers(0, 4), more=st.integers(-8, 64))
+    @rule(data=st.data(), scope=st.integers(0, 11), goal=st.integers(1, 20), named=st.integers(0, 9))
+    def submit(self, data, scope, goal, named):
+        scope = scopes(self.size)[scope]
+        length = data.draw(st.integers(scope.whole + 1, 4 * self.size + 2))
+        tokens = [0] * length
+        if data.draw(st.booleans()):
+            tokens[data.draw(st.integers(0, length - 1))] = 1
+        self.world.submit(tokens, scope, length + goal, named > 0)
+
+    @precondition(lambda self: self.world.queue)
+    @rule(number=st.integers(0, 9), wait=st.booleans(), whole=st.booleans())
+    def admit(self, number, wait, whole):
+        self.world.admit(self.world.queue[number % len(self.world.queue)], wait, whole)
+
+    @rule(data=st.data(), draw=st.integers(0, 1))
+    def launch(self, data, draw):
+        needs = {row: self.world.story(row).need for row in self.world.running()}
+        work = [(row, data.draw(st.integers(0, need))) for row, need in needs.items() if need > 0]
+        self.world.launch(work, draw)
+
+    @rule(publish=st.booleans())
+    def commit(self, publish):
+        self.world.commit(publish)
+
+    @precondition(lambda self: self.world.flight)
+    @rule(number=st.integers(0, 4))
+    def fault(self, number):
+        self.world.commit(fault=number)
+
+    @precondition(lambda self: self.world.running())
+    @rule(number=st.integers(0, 4), draws=st.integers(0, 1))
+    def fork(self, number, draws):
+        self.world.fork(self._row(number), draws)
+
+    @precondition(lambda self: self.world.running())
+    @rule(number=st.integers(0, 4), again=st.booleans())
+    def release(self, number, again):
+        if self.world.may_leave(self._row(number)):
+            self.world.release(self._row(number), again)
+
+    @precondition(lambda self: self.world.running())
+    @rule(number=st.integers(0, 4), more=st.integers(0, 64))
     def grow(self, number, more):
         row = self._row(number)
-        table = self.tables[row]
-        before = len(table[0])
-        end = max(0, before * self.page_size + more)
-        missing = max(0, -(-end // self.page_size) - before)
-        changes = PageChanges()
-        grown = self.manager.grow(row, end, changes)
-        told = changes.array()
-        assert told.dtype == np.int32
-        assert told.shape[1] == 4
-        assert grown == (missing * self.groups <= len(self.free)), "grow must succeed exactly where pages are free"
-        if not grown:
-            assert not len(told), "a grow that failed must tell nothing"
-            return
-        assert sorted(told[:, :3].tolist()) == [
-            [group, row, index] for group in range(self.groups) for index in range(before, before + missing)
-        ], "the changes must tell the new places, each once"
-        for group, _, _, page in sorted(told.tolist()):
-            assert page in self.free, f"page {page} was given out while it is held or waits for a step"
-            self.free.remove(page)
-            table[group].append(page)
+        self.world.grow(row, self.world.story(row).scheduled + more)
 
+    @rule()
+    def grow_by_page(self):
+        rows = self.world.lacking()
+        if rows:
+            self.world.grow_by_page(rows)
+
+    @precondition(lambda self: self.world.running())
     @rule(number=st.integers(0, 4))
-    def open(self, number):
+    def distrust(self, number):
+        self.world.distrust(self._row(number))
+
+    @rule(twice=st.booleans())
+    def reset(self, twice):
+        self.world.reset()
+        if twice:
+            self.world.reset()
+
+    @rule(pages=st.integers(0, 24))
+    def shrink_cache(self, pages):
+        self.world.shrink_cache(pages)
+
+    @rule(page=st.integers(0, 47))
+    def quarantine(self, page):
+        self.world.quarantine([page % self.world.manager.total])
+
+    @precondition(lambda self: self.world.running())
+    @rule(number=st.integers(0, 4))
+    def open_a_row_in_use(self, number):
         row = self._row(number)
-        if self.tables[row][0]:
-            assert f"row {row} " in refusal(lambda: self.manager.open(row))
-        else:
-            self.manager.open(row)
-
-    @precondition(lambda self: any(table[0] for table in self.tables))
-    @rule(number=st.integers(0, 4), data=st.data())
-    def release(self, number, data):
-        holding = [row for row, table in enumerate(self.tables) if table[0]]
-        row = holding[number % len(holding)]
-        after = data.draw(st.sampled_from((*range(self.launched, self.retired, -1), None)))
-        pages = {page for table in self.tables[row] for page in table}
-        self.manager.release(row, after)
-        if after is None:
-            self.free |= pages
-        else:
-            self.waiting.append((after, pages))
-        self.tables[row] = [[] for _ in range(self.groups)]
-
-    @rule(in_flight=st.integers(0, 3))
-    def step(self, in_flight):
-        """One more step, after which so many at most are in flight."""
-        self.launched += 1
-        self.retired = max(self.retired, self.launched - in_flight)
-        self.manager.retire(self.retired)
-        for _, pages in [w for w in self.waiting if w[0] <= self.retired]:
-            self.free |= pages
-        self.waiting = [w for w in self.waiting if w[0] > self.retired]
+        if self.world.story(row).table[0]:
+            assert f"row {row} " in refusal(lambda: self.world.manager.open(row))
 
     @invariant()
     def agree(self):
-        self.manager.verify()
-        assert set(self.manager.allocator.free_pages().tolist()) == self.free
-        assert self.manager.free == len(self.free)
-        assert self.manager.returning == sum(len(pages) for _, pages in self.waiting)
-        for row, table in enumerate(self.tables):
-            assert self.manager.tables.row(row).tolist() == table
+        if hasattr(self, "world"):
+            self.world.check()
 
-    @invariant()
-    def no_page_is_in_two_places(self):
-        tables = [self.manager.tables.row(row).reshape(-1) for row in range(self.rows)]
-        held = np.concatenate(tables).tolist()
-        waiting = [page for _, pages in self.waiting for page in pages]
-        places = held + waiting + self.manager.allocator.free_pages().tolist()
-        assert sorted(places) == list(range(self.manager.total))
-
-    @rule(data=st.data())
-    def covers(self, data):
-        rows = np.arange(self.rows, dtype=np.int32)
-        ends = np.array([data.draw(st.integers(0, 20 * self.page_size)) for _ in rows], np.int32)
-        slots = [len(table[0]) * self.page_size for table in self.tables]
-        assert self.manager.covers(rows, ends).tolist() == [s >= e for s, e in zip(slots, ends, strict=True)]
+    def teardown(self):
+        if hasattr(self, "world"):
+            self.world.close()
 
 
 class GroupedManagerBooks(ManagerBooks):

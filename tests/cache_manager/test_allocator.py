@@ -36,7 +36,7 @@ def test_pages_come_in_ascending_runs_and_again_after_they_were_freed(size, data
     n = data.draw(st.integers(1, size))
     pages = allocator.take(n)
     assert pages.tolist() == list(range(n))
-    allocator.drop(pages)
+    allocator.put_back(allocator.drop(pages))
     assert allocator.take(n).tolist() == list(range(n))
 
 
@@ -54,20 +54,45 @@ def test_a_shared_page_is_free_after_its_last_holder():
     allocator = PageAllocator(1)
     page = allocator.take(1)
     allocator.hold(page)
-    allocator.drop(page)
-    assert allocator.free == 0
-    allocator.drop(page)
+    assert allocator.shared == 1
+    assert allocator.drop(page).tolist() == []
+    assert allocator.shared == 0
+    assert allocator.drop(page).tolist() == [0]
+    assert allocator.free == 0, "its content may be cached"
+    allocator.put_back(page)
     assert allocator.free == 1
 
 
-def test_dropping_twice_is_a_ledger_error():
+def test_what_is_dropped_without_a_holder_is_set_aside_and_the_rest_goes_on():
     allocator = PageAllocator(3)
     pages = allocator.take(2)
+    allocator.put_back(allocator.drop(pages[:1]))
+    assert allocator.drop(pages).tolist() == [1]
+    assert allocator.suspects == {0: "dropped without a holder"}
+    assert allocator.counts.tolist() == [0, 0, 0]
+    assert allocator.free_pages().tolist() == [2], "page 0 was free, and is not given out again"
+
+
+def test_what_is_freed_while_held_or_free_is_set_aside_and_the_rest_goes_on():
+    allocator = PageAllocator(4)
+    pages = allocator.take(2)
     allocator.drop(pages[:1])
-    with pytest.raises(LedgerError, match=r"pages \[0\] are dropped but have no holder"):
-        allocator.drop(pages)
-    assert allocator.counts.tolist() == [0, 1, 0]
+    allocator.put_back(np.array([0, 1, 3], np.int32))
+    assert allocator.suspects == dict.fromkeys((1, 3), "freed while held or free")
+    assert sorted(allocator.free_pages().tolist()) == [0, 2]
+    assert allocator.counts[1] == 1, "who holds it keeps it"
+
+
+def test_a_page_set_aside_is_never_given_out_again():
+    allocator = PageAllocator(4)
+    held = allocator.take(2)
+    allocator.set_aside(np.array([1, 2], np.int32), "for a test")
+    allocator.set_aside(np.array([1], np.int32), "for another reason")
+    assert allocator.suspects == {1: "for a test", 2: "for a test"}
+    allocator.put_back(allocator.drop(held))
     assert allocator.free == 2
+    assert sorted(allocator.take(2).tolist()) == [0, 3]
+    assert allocator.take(1) is None
 
 
 def test_sharing_a_free_page_is_a_ledger_error():

@@ -1,11 +1,15 @@
-"""The door to the page pool: tables, steps in flight, and a ledger that says where it does not balance."""
+"""The door to the page pool: tables, prefixes that are found again, steps in flight."""
 
 import numpy as np
 import pytest
 
 from cache_manager.allocator import LedgerError
-from cache_manager.manager import PageChanges
-from tests.cache_manager.books import SETTINGS, GroupedManagerBooks, ManagerBooks, make_manager
+from cache_manager.ledger import verify
+from cache_manager.manager import NO_MATCH
+from cache_manager.page_names import Scope
+from tests.cache_manager.books import SETTINGS, GroupedManagerBooks, ManagerBooks
+from tests.cache_manager.sample import chain, leave, match, start, told
+from tests.cache_manager.sequences import make_manager
 
 TestManagerBooks = ManagerBooks.TestCase
 TestManagerBooks.settings = SETTINGS
@@ -15,14 +19,14 @@ TestGroupedManagerBooks.settings = SETTINGS
 
 def test_a_page_of_a_step_in_flight_is_given_out_only_after_it_retires():
     manager = make_manager(page_size=2, pages=1, rows=2)
-    assert manager.grow(0, 2, PageChanges())
+    assert manager.grow(0, 0, 2)
     manager.release(0, after_step=5)
     assert (manager.free, manager.returning) == (0, 1)
-    assert not manager.grow(1, 1, PageChanges())
-    manager.retire(4)
-    assert not manager.grow(1, 1, PageChanges())
+    for retired in (3, 4):
+        manager.retire(retired)
+        assert not manager.grow(1, 0, 1)
     manager.retire(5)
-    assert manager.grow(1, 1, PageChanges())
+    assert manager.grow(1, 0, 1)
     assert manager.returning == 0
 
 
@@ -32,13 +36,13 @@ def test_releasing_an_empty_row_changes_nothing(after_step):
     manager.release(0, after_step)
     assert (manager.free, manager.returning) == (1, 0)
     manager.retire(3)
-    manager.verify()
+    verify(manager)
 
 
 def test_pages_released_out_of_step_order_come_back_with_their_own_step():
     manager = make_manager(page_size=1, pages=2, rows=2)
     for row in (0, 1):
-        manager.grow(row, 1, PageChanges())
+        manager.grow(row, 0, 1)
     manager.release(0, after_step=5)
     manager.release(1, after_step=4)
     manager.retire(4)
@@ -49,80 +53,143 @@ def test_long_tables_keep_their_first_pages():
     manager = make_manager(page_size=1, pages=64, rows=2)
     for end in range(1, 33):
         for row in (0, 1):
-            assert manager.grow(row, end, PageChanges())
+            assert manager.grow(row, end - 1, end)
     assert manager.tables.row(0).tolist() == [list(range(0, 64, 2))]
     assert manager.tables.row(1).tolist() == [list(range(1, 64, 2))]
 
 
-def test_changes_of_a_step_add_up_in_order():
+def test_rows_that_grow_together_get_a_page_each_in_every_group():
     manager = make_manager(page_size=4, pages=8, rows=3, groups=2)
-    changes = PageChanges()
-    assert changes.array().shape == (0, 4)
-    manager.grow(2, 5, changes)
-    manager.grow(0, 1, changes)
-    manager.grow(0, 1, changes)
-    assert changes.array().tolist() == [
-        [0, 2, 0, 0],
-        [0, 2, 1, 1],
-        [1, 2, 0, 2],
-        [1, 2, 1, 3],
-        [0, 0, 0, 4],
-        [1, 0, 0, 5],
-    ]
+    manager.grow(2, 0, 4)
+    assert manager.grow_by_page(np.array([0, 2], np.int32))
+    tables = [manager.tables.row(row).tolist() for row in range(3)]
+    assert [len(table[0]) for table in tables] == [1, 0, 2]
+    assert len({page for table in tables for group in table for page in group}) == 6
+    assert not manager.grow_by_page(np.array([0, 2], np.int32))
+    assert [manager.tables.row(row).tolist() for row in range(3)] == tables
+    verify(manager)
 
 
 def test_a_row_that_holds_pages_cannot_be_opened():
-    manager = make_manager(page_size=4, pages=4, rows=1)
-    manager.grow(0, 9, PageChanges())
-    with pytest.raises(LedgerError, match="row 0 is opened while it holds 3 pages"):
-        manager.open(0)
+    manager = make_manager(page_size=4, pages=4, rows=2)
+    manager.grow(0, 0, 9)
+    for enter in (lambda: manager.open(0), lambda: manager.fork(1, 0)):
+        with pytest.raises(LedgerError, match="row 0 is opened while it holds 3 pages"):
+            enter()
 
 
-def test_the_ledger_names_pages_and_holders():
-    manager = make_manager(page_size=4, pages=6, rows=2)
-    manager.grow(0, 4, PageChanges())
-    manager.grow(1, 4, PageChanges())
-    manager.release(1, after_step=7)
-    manager.allocator.counts[:3] = (2, 0, 1)
-    with pytest.raises(LedgerError) as broken:
-        manager.verify()
-    assert "page 0: count 2, held by ['row 0']" in str(broken.value)
-    assert "page 1: count 0, held by ['step 7']" in str(broken.value)
-    assert "page 2: count 1, held by []" in str(broken.value)
+def test_a_prefix_is_found_again_by_who_asks_for_it():
+    manager = make_manager(page_size=2, pages=8, rows=2)
+    pages = leave(manager, [1, 2, 3, 4, 5])
+    assert match(manager, [1, 2, 3, 4, 9]).tokens == 4
+    assert match(manager, [1, 2, 9, 4]).tokens == 2
+    assert match(manager, [9, 2, 3, 4]).tokens == 0
+    assert manager.match(chain(manager, [1, 2, 3, 4]), most=3).tokens == 2
+    assert match(manager, [1, 2, 3, 4], Scope("other")).tokens == 0
+    start(manager, 1, [1, 2, 3, 4, 9])
+    assert manager.tables.row(1)[0].tolist()[:2] == pages[:2]
 
 
-def test_the_ledger_sees_a_page_in_two_tables():
-    manager = make_manager(page_size=4, pages=6, rows=2)
-    manager.grow(0, 4, PageChanges())
-    manager.tables.append(1, np.array([[0]], np.int32))
-    with pytest.raises(LedgerError, match=r"page 0: count 1, held by \['row 0', 'row 1'\]"):
-        manager.verify()
+def test_a_page_is_published_when_it_is_full_and_computed():
+    manager = make_manager(page_size=2, pages=8, rows=1)
+    start(manager, 0, [1, 2, 3, 4, 5])
+    for computed, found in ((1, 0), (2, 2), (3, 2), (5, 4)):
+        manager.publish(0, computed, None)
+        assert match(manager, [1, 2, 3, 4, 5, 6]).tokens == found
 
 
-def free_page_twice(allocator):
-    allocator._stack[0] = allocator._stack[1]
+def test_cached_pages_cost_nothing():
+    manager = make_manager(page_size=2, pages=4, rows=1)
+    leave(manager, [1, 2, 3, 4])
+    assert (manager.free, manager.allocator.free, manager.prefix.cached) == (4, 2, 2)
+    found = match(manager, [1, 2, 3, 4, 5])
+    assert manager.needed(found, 5) == 3, "what is cached is taken out of what is free"
+    assert manager.grow(0, 0, 8)
+    assert manager.prefix.cached == 0
 
 
-def held_page_is_free(allocator):
-    allocator._stack[0] = 0
+def test_what_somebody_holds_is_not_needed_again():
+    manager = make_manager(page_size=2, pages=4, rows=2)
+    start(manager, 0, [1, 2, 3, 4])
+    manager.publish(0, 4, None)
+    assert manager.needed(match(manager, [1, 2, 3, 4, 5]), 5) == 1
+    assert manager.needed(NO_MATCH, 5) == 3
 
 
-def free_page_is_lost(allocator):
-    allocator.free -= 1
+def test_a_page_that_a_row_computes_is_waited_for_until_it_is_published():
+    manager = make_manager(page_size=2, pages=8, rows=2)
+    start(manager, 0, [1, 2, 3, 4, 5, 6], owner=11)
+    awaited = match(manager, [1, 2, 3, 4, 9, 9]).awaited
+    assert awaited is not None
+    assert (awaited.row, awaited.owner, awaited.index) == (0, 11, 1), "they have two pages in common"
+    manager.publish(0, 2, None)
+    assert manager.is_computing(awaited)
+    manager.publish(0, 4, None)
+    assert not manager.is_computing(awaited)
+    assert match(manager, [1, 2, 3, 4, 9, 9]).awaited is None
 
 
-@pytest.mark.parametrize(
-    ("tamper", "message"),
-    [
-        (free_page_twice, "holds a page twice"),
-        (held_page_is_free, "a page that is held"),
-        (free_page_is_lost, "pages were lost"),
-    ],
-)
-def test_the_ledger_sees_what_is_wrong_with_the_free_list(tamper, message):
-    manager = make_manager(page_size=4, pages=4, rows=1)
-    manager.grow(0, 4, PageChanges())
-    manager.verify()
-    tamper(manager.allocator)
-    with pytest.raises(LedgerError, match=message):
-        manager.verify()
+@pytest.mark.parametrize("end", ["release", "distrust", "reset"])
+def test_nobody_waits_for_a_row_that_publishes_no_more(end):
+    manager = make_manager(page_size=2, pages=8, rows=2)
+    start(manager, 0, [1, 2, 3, 4])
+    awaited = match(manager, [1, 2, 3, 4]).awaited
+    {
+        "release": lambda: manager.release(0, 3),
+        "distrust": lambda: manager.distrust(0),
+        "reset": lambda: manager.reset(),
+    }[end]()
+    assert not manager.is_computing(awaited)
+    assert match(manager, [1, 2, 3, 4]).awaited is None
+
+
+def test_who_computes_what_another_one_publishes_takes_it_over():
+    manager = make_manager(page_size=2, pages=8, rows=2)
+    for row in (0, 1):
+        manager.open(row, row, chain(manager, [1, 2, 3, 4]))
+        manager.grow(row, 0, 4)
+    manager.publish(0, 4, None)
+    manager.publish(1, 4, after_step=7)
+    assert manager.tables.row(0).tolist() == manager.tables.row(1).tolist()
+    assert manager.returning == 2, "a step in flight still reads its own pages"
+    manager.retire(7)
+    assert manager.free == 6
+    verify(manager)
+
+
+def test_a_span_that_hits_whole_is_not_hit_in_part():
+    manager = make_manager(page_size=2, pages=4, rows=1)
+    scope = Scope(whole=4)
+    manager.open(0, 0, chain(manager, [1, 2, 3, 4, 5, 6], scope))
+    manager.grow(0, 0, 6)
+    manager.publish(0, 2, None)
+    assert match(manager, [1, 2, 3, 4, 5, 6], scope).tokens == 0
+    manager.publish(0, 4, None)
+    assert match(manager, [1, 2, 3, 4, 5, 6], scope).tokens == 4
+    assert match(manager, [1, 2, 3, 9, 5, 6], scope).tokens == 0
+
+
+def test_a_reset_forgets_all_and_running_rows_keep_their_pages():
+    manager = make_manager(page_size=2, pages=8, rows=2)
+    leave(manager, [9, 9, 9, 9])
+    start(manager, 0, [1, 2, 3, 4])
+    manager.publish(0, 2, None)
+    assert manager.reset() == 3
+    assert manager.prefix.cached == len(manager.prefix.index) == 0
+    manager.publish(0, 4, None)
+    assert match(manager, [1, 2, 3, 4]).tokens == 0
+    assert manager.tables.row(0).shape == (1, 2)
+    assert leave(manager, [1, 2, 3, 4], row=1)
+    assert match(manager, [1, 2, 3, 4]).tokens == 4
+
+
+def test_what_a_distrusted_row_computed_or_read_is_forgotten_and_all_after_it():
+    manager = make_manager(page_size=2, pages=8, rows=2)
+    leave(manager, [1, 2, 3, 4])
+    leave(manager, [1, 2, 5, 6])
+    leave(manager, [7, 8])
+    start(manager, 0, [1, 2, 3, 4, 9])
+    manager.distrust(0)
+    assert [match(manager, tokens).tokens for tokens in ([1, 2, 3, 4], [1, 2, 5, 6], [7, 8])] == [0, 0, 2]
+    assert sum(map(len, told(manager)[2:])) > 0
+    verify(manager)

@@ -77,6 +77,8 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
         ("max_time", lambda s: s.max_time.FromSeconds(-1)),
         ("max_time", lambda s: setattr(s.max_time, "seconds", 2**62)),
         ("max_queue_time", lambda s: s.max_queue_time.FromSeconds(0)),
+        ("cache_salt", lambda s: setattr(s, "cache_salt", "two words")),
+        ("cache_salt", lambda s: setattr(s, "cache_salt", "x" * 65)),
     ],
 )
 def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channel, field: str, change: Change) -> None:
@@ -94,7 +96,6 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
         ("chat", lambda s: s.chat.messages.add(role="user")),
         ("images", lambda s: s.images.add(data=b"x")),
         ("priority", lambda s: setattr(s, "priority", 3)),
-        ("cache_salt", lambda s: setattr(s, "cache_salt", "a")),
         ("sampling.frequency_penalty", lambda s: setattr(s.sampling, "frequency_penalty", 0.5)),
         ("sampling.presence_penalty", lambda s: setattr(s.sampling, "presence_penalty", 0.5)),
         ("sampling.repetition_penalty", lambda s: setattr(s.sampling, "repetition_penalty", 1.1)),
@@ -122,7 +123,7 @@ def test_every_field_of_the_contract_is_read_or_refused() -> None:
     """A field added to the proto must be converted or refused by name: this list is what convert.py reads."""
     read = {
         "GenerationSpec": "model text token_ids add_special_tokens output_prefix sampling stopping output max_time "
-        "max_queue_time",
+        "max_queue_time cache_salt",
         "SamplingParameters": "temperature top_p top_k min_p seed sequence_count",
         "StoppingCriteria": "max_tokens stop stop_token_ids include_stop ignore_eos",
         "OutputOptions": "text token_ids logprobs top_logprobs skip_special_tokens",

@@ -21,7 +21,7 @@ SERVICE = "quire.v1.GenerationService"
 
 def serve_and_fail(*flags: str) -> str:
     """What a server that must not start says on stderr."""
-    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", *flags]
+    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment())
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr

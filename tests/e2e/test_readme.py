@@ -43,7 +43,7 @@ def test_files_and_flags_that_it_names_exist() -> None:
         subprocess.run(
             [QUIRE, command, "--help"], capture_output=True, text=True, env=clean_environment() | {"COLUMNS": "200"}
         ).stdout
-        for command in ("serve", "generate", "estimate", "batch")
+        for command in ("serve", "generate", "estimate", "batch", "cache-sim")
     )
     for flag in set(re.findall(r"(--[a-z][a-z-]+)", README)):
         assert flag in helps, flag

@@ -41,7 +41,7 @@ class Pool:
         needed = [layout.pages_for(before + now) for before, now in case.lengths]
         pages = sum(needed) + 5
         self.heads = case.kv_heads * case.group
-        self.attention = ReferenceAttention(layout, pages, self.heads, self.dtype, torch.device("cpu"))
+        self.attention = ReferenceAttention(layout, pages, self.heads, case.dtype, torch.device("cpu"))
         self.attention.poison(np.arange(pages, dtype=np.int32))
         shuffled = self.rng.permutation(pages).astype(np.int32)
         # What stands in a table past a sequence's pages is meaningless: here the id of a page that nobody owns.
@@ -176,7 +176,7 @@ def test_bits_do_not_depend_on_a_tile_s_place_in_the_step(group: int, head_dim: 
 def test_writes_go_to_the_named_slots_of_their_layer_only(page_size: int, layer: int) -> None:
     pool = Pool(Case(((3, 9), (0, 1), (20, 2)), group=2, page_size=page_size))
     slices = [(0, 3, 9), (1, 0, 1), (2, 20, 2)]
-    stores = pool.attention._keys, pool.attention._values
+    stores = stores_of(pool.attention)
     before = [[tensor.clone() for tensor in store] for store in stores]
     slots = pool.shape(slices).slots[0]
     pool.step(slices, layer)
@@ -190,16 +190,46 @@ def test_writes_go_to_the_named_slots_of_their_layer_only(page_size: int, layer:
             assert torch.equal(now, then)
 
 
+def stores_of(attention: ReferenceAttention) -> tuple[list[Tensor], list[Tensor]]:
+    """Elements of K and of V, by layer."""
+    keys, values = zip(*attention.pool._elements, strict=True)
+    return list(keys), list(values)
+
+
 def test_poison_fills_exactly_the_given_pages() -> None:
     layout = KVLayout(((0, 1),), kv_heads=2, head_dim=4, element_bytes=4, page_size=3)
-    attention = ReferenceAttention(layout, 5, 2, torch.float32, torch.device("cpu"))
+    attention = ReferenceAttention(layout, 5, 2, "float32", torch.device("cpu"))
     attention.poison(np.array([1, 4], np.int32))
     expected = torch.zeros(2, 15, 4, dtype=torch.bool)
     expected[:, [3, 4, 5, 12, 13, 14]] = True
-    for store in (attention._keys, attention._values):
+    for store in stores_of(attention):
         assert all(torch.equal(tensor.isnan(), expected) for tensor in store)
     attention.poison(np.empty(0, np.int32))
-    assert all(torch.equal(tensor.isnan(), expected) for tensor in attention._keys)
+    assert all(torch.equal(tensor.isnan(), expected) for store in stores_of(attention) for tensor in store)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_copy_copies_exactly_the_given_pages(page_size: int, dtype: str) -> None:
+    """In K and in V, in all layers, with the scales where there are some."""
+    layout = KVLayout(((0, 1, 2),), kv_heads=2, head_dim=4, element_bytes=4, page_size=page_size)
+    attention = ReferenceAttention(layout, 7, 2, dtype, torch.device("cpu"))
+    slots = torch.arange(7 * page_size)
+    for layer in range(3):
+        attention.pool.write(layer, slots, *(torch.randn(len(slots), 2, 4) for _ in range(2)))
+
+    def content() -> list[Tensor]:
+        """[heads, pages, page_size, width] of all that is stored."""
+        stored = [part for pair in (*attention.pool._elements, *attention.pool._scales) for part in pair]
+        return [part.clone().unflatten(1, (7, page_size)) for part in stored]
+
+    before = content()
+    assert len(before) == (12 if dtype in ("int8", "fp8") else 6)
+    attention.copy(np.array([[5, 0], [5, 2], [3, 6]], np.int32))
+    for was, now in zip(before, content(), strict=True):
+        assert torch.equal(now, was[:, [5, 1, 5, 3, 4, 5, 3]])
+        assert not torch.equal(now, was)
+    attention.copy(np.empty((0, 2), np.int32))
 
 
 def test_nan_of_one_sequence_stays_in_it() -> None:

@@ -48,20 +48,29 @@ def pages_of(sequence: Sequence) -> NDArray[np.int32]:
     return np.arange(-(-len(sequence.known) // PAGE), dtype=np.int32) * ROWS + sequence.row
 
 
+NONE = np.empty(0, np.int32)
+
+
+def plan(
+    step: int = 0,
+    leaves: NDArray[np.int32] = NONE,
+    joins: tuple[Join, ...] = (),
+    grown: NDArray[np.int32] = NONE,
+    slices: NDArray[np.int32] = NONE,
+    logits: NDArray[np.int32] = NONE,
+) -> StepPlan:
+    shaped = (grown.reshape(-1, 4), NONE.reshape(0, 2), NONE, slices.reshape(-1, 3), logits.reshape(-1, 2))
+    return StepPlan(step, leaves, joins, *shaped)
+
+
 def plan_of(batch: list[Sequence], leaves: list[int] | None = None) -> StepPlan:
     grown = [(0, s.row, index, page) for s in batch for index, page in enumerate(pages_of(s).tolist())]
     slices = [(s.row, s.start, s.count) for s in batch]
     ends = np.cumsum([s.count for s in batch])
     logits = [(end - 1, s.row) for s, end in zip(batch, ends.tolist(), strict=True) if s.draws]
     joins = tuple(Join(s.row, np.array(s.known, np.int32), s.prompt, CONTROLS) for s in batch)
-    return StepPlan(
-        0,
-        np.array(leaves or [], np.int32),
-        joins,
-        np.array(grown, np.int32).reshape(-1, 4),
-        np.array(slices, np.int32).reshape(-1, 3),
-        np.array(logits, np.int32).reshape(-1, 2),
-    )
+    arrays = (np.array(part, np.int32) for part in (grown, slices, logits))
+    return plan(0, np.array(leaves or [], np.int32), joins, *arrays)
 
 
 def check(packed: Packed, batch: list[Sequence]) -> None:
@@ -95,8 +104,8 @@ def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Se
     mirror = Mirror(ROWS, 1, PAGE)
     mirror.apply(plan_of(before))
     mirror.last[:] = 777
-    plan = plan_of(batch, leaves=[s.row for s in before])
-    mirror.apply(plan)
+    step = plan_of(batch, leaves=[s.row for s in before])
+    mirror.apply(step)
 
     def walk(work: Work, part: list[Sequence], places: list[int]) -> None:
         check(mirror.pack(work), part)
@@ -109,7 +118,7 @@ def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Se
             walk(first, part[:middle], places[:drawing])
             walk(second, part[middle:], places[drawing:])
 
-    walk(Work.of(plan), batch, list(range(len(plan.logits))))
+    walk(Work.of(step), batch, list(range(len(step.logits))))
 
 
 def test_a_decode_takes_the_token_that_the_row_drew_last() -> None:
@@ -118,9 +127,8 @@ def test_a_decode_takes_the_token_that_the_row_drew_last() -> None:
     mirror.apply(plan_of([first, second]))
     mirror.last[[3, 1]] = [41, 42]
     slices = np.array([[1, 2, 1], [3, 3, 1]], np.int32)
-    none = np.empty(0, np.int32)
     logits = np.array([[0, 1], [1, 3]], np.int32)
-    packed = mirror.pack(Work.of(StepPlan(1, none, (), none.reshape(0, 4), slices, logits)))
+    packed = mirror.pack(Work.of(plan(1, slices=slices, logits=logits)))
     assert packed.tokens.tolist() == [42, 41]
     assert packed.positions.tolist() == [1, 2], "output positions: second and third token"
 
@@ -131,34 +139,41 @@ def test_a_join_sets_all_of_a_row() -> None:
     mirror.apply(plan_of([Sequence(3, tuple(range(30)), 20, 0, 30, True)]))
     mirror.last[3] = 5
     join = Join(3, np.array([1, 2], np.int32), 1, Controls(0.5, 0.9, 3, 0.1, 7, 2), index=4)
-    none = np.empty(0, np.int32)
-    mirror.apply(StepPlan(1, none, (join,), none.reshape(0, 4), none.reshape(0, 3), none.reshape(0, 2)))
-    assert mirror.pages_of(np.array([3], np.int32)).tolist() == []
+    mirror.apply(plan(1, joins=(join,)))
     assert mirror.last[3] == -1
     assert (mirror.controls.seed[3], mirror.controls.index[3], mirror.controls.top_logprobs[3]) == (7, 4, 2)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_pages_of_rows_are_those_of_their_present_tenants(groups: int) -> None:
+def test_a_row_has_the_pages_of_its_present_tenant(groups: int) -> None:
     mirror = Mirror(ROWS, groups, PAGE)
-    none = np.empty(0, np.int32)
 
     def apply(leaves: list[int], joins: list[int], grown: list[tuple[int, int, int, int]]) -> None:
         joined = tuple(Join(row, np.array([1], np.int32), 1, CONTROLS) for row in joins)
-        changes = np.array(grown, np.int32).reshape(-1, 4)
-        mirror.apply(StepPlan(0, np.array(leaves, np.int32), joined, changes, none.reshape(0, 3), none.reshape(0, 2)))
+        mirror.apply(plan(0, np.array(leaves, np.int32), joined, np.array(grown, np.int32)))
 
-    def pages(*rows: int) -> list[int]:
-        return sorted(mirror.pages_of(np.array(rows, np.int32)).tolist())
+    def slots(row: int, *positions: int) -> list[list[int]]:
+        """[groups, positions] where the executor puts these positions of the row."""
+        slices = np.array([[row, position, 1] for position in positions], np.int32)
+        packed = [mirror.pack(Work.of(plan(slices=one))) for one in slices]
+        return np.concatenate([one.shape.slots for one in packed], axis=1).tolist()
 
     apply([], [2, 4], [(g, 2, i, 10 * g + i) for g in range(groups) for i in range(3)])
     apply([], [], [(g, 4, 0, 50 + g) for g in range(groups)])
-    assert pages(2) == sorted(10 * g + i for g in range(groups) for i in range(3))
-    assert pages(4, 5) == [50 + g for g in range(groups)]
-    assert pages() == []
-    apply([2], [], [])
-    assert pages(2) == []
-    apply([4], [4], [(g, 4, 0, 70 + g) for g in range(groups)])
-    assert pages(4) == [70 + g for g in range(groups)]
-    apply([], [], [(g, 4, 30, 90 + g) for g in range(groups)])  # wider than any table so far
-    assert pages(4)[-groups:] == [90 + g for g in range(groups)]
+    assert slots(2, 1, 5, 8) == [[40 * g + 1, 40 * g + 5, 40 * g + 8] for g in range(groups)]
+    assert slots(4, 3) == [[(50 + g) * PAGE + 3] for g in range(groups)]
+    apply([2], [2], [(g, 2, 0, 70 + g) for g in range(groups)])
+    assert slots(2, 0) == [[(70 + g) * PAGE] for g in range(groups)]
+    apply([], [], [(g, 2, 30, 90 + g) for g in range(groups)])  # wider than any table so far
+    assert slots(2, 121) == [[(90 + g) * PAGE + 1] for g in range(groups)]
+
+
+def test_a_page_that_stands_in_a_table_can_be_exchanged() -> None:
+    """After a fork, or where another row has published the same content."""
+    mirror = Mirror(ROWS, 1, PAGE)
+    sequence = Sequence(3, tuple(range(12)), 12, 0, 12, False)
+    mirror.apply(plan_of([sequence]))
+    mirror.apply(plan(1, grown=np.array([[0, 3, 1, 99]], np.int32)))
+    packed = mirror.pack(Work.of(plan(slices=np.array([[3, 0, 12]], np.int32))))
+    before, after = pages_of(sequence).tolist(), packed.shape.tables[0, 3, :3].tolist()
+    assert after == [before[0], 99, before[2]]

@@ -10,6 +10,7 @@ import pytest
 
 from model.attention.reference import ReferenceAttention
 from model.batch import Mirror
+from model.runner import Runner
 from scheduler.events import EndReason
 from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
@@ -44,7 +45,7 @@ def test_poison_changes_nothing(tiny: Path, prompts: list[list[int]], page_size:
 @pytest.mark.parametrize("poison", [False, True])
 def test_a_sequence_on_the_pages_of_another_is_as_on_fresh_ones(tiny: Path, page_size: int, poison: bool) -> None:
     first, second = random_prompts([40, 23], seed=7)
-    fresh, used = (make_rig(tiny, page_size, 56, record_logits=True, poison=poison) for _ in range(2))
+    fresh, used = (make_rig(tiny, page_size, 55, record_logits=True, poison=poison) for _ in range(2))
     pages: list[set[int]] = []
     mirror = used.loaded.runner._mirror
     apply = mirror.apply
@@ -120,13 +121,14 @@ def write_one_slot_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def poison_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pages of a row that still runs count as freed."""
-    pages_of = Mirror.pages_of
+    """A page of a row that still runs counts as freed."""
+    launch = Runner.launch
 
-    def wrong(self: Mirror, rows):  # type: ignore[no-untyped-def]
-        return pages_of(self, np.flatnonzero(self._held)[:1] if len(rows) else rows)
+    def wrong(self: Runner, plan: StepPlan) -> None:
+        rows = np.flatnonzero(self._mirror._held)[:1]
+        launch(self, replace(plan, freed=np.append(plan.freed, self._mirror._tables[0, rows, 0])))
 
-    monkeypatch.setattr(Mirror, "pages_of", wrong)
+    monkeypatch.setattr(Runner, "launch", wrong)
 
 
 PLANTS = [

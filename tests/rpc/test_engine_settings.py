@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.settings import DEVICES, DTYPES, ModelSettings
+from cache_manager.settings import POLICIES, CacheSettings
+from model.settings import DEVICES, DTYPES, KV_DTYPES, ModelSettings
 from rpc.cli.options import flag_of
 from rpc.engines import host
 from rpc.engines.process import ProcessHost
@@ -34,6 +35,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "page_size": COUNT,
         "kv_cache_memory": st.none() | COUNT,
         "poison_freed_pages": st.booleans(),
+        "kv_cache_dtype": st.sampled_from(KV_DTYPES),
     },
     SchedulerSettings: {
         "max_batched_tokens": st.integers(MOST_SEQUENCES, 2**62),
@@ -49,6 +51,11 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "top_logprobs": st.integers(0, 2**62),
         "batch_requests": COUNT,
         "request_id_bytes": st.integers(32, 2**62),
+    },
+    CacheSettings: {
+        "prefix_cache": st.booleans(),
+        "eviction": st.sampled_from(POLICIES),
+        "secret_file": st.none() | st.text(),
     },
 }
 HINTS = get_type_hints(EngineConfig)
@@ -117,8 +124,10 @@ def test_the_servers_settings_reach_the_engine() -> None:
         scheduler=SchedulerSettings(max_sequences=3),
         queue=QueueLimits(requests=5),
         request=RequestLimits(stop_strings=9),
+        cache=CacheSettings(prefix_cache=False),
     )
-    assert server.engine_config == EngineConfig(server.model, server.scheduler, server.queue, server.request)
+    parts = (server.model, server.scheduler, server.queue, server.request, server.cache)
+    assert server.engine_config == EngineConfig(*parts)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ from collections.abc import Coroutine
 
 import pytest
 
+from cache_manager.page_names import Scope
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend, Live
 from rpc.frontend.stream import FinishReason
+from rpc.services import convert
 from scheduler.events import EndReason
 from scheduler.request import Spec, Stopping
 from tests.support.frontends import make_frontend, outputs
@@ -39,6 +41,30 @@ def test_duplicates_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
             assert delta.finish.reason is FinishReason.LENGTH
         assert engine.finished() == []
         assert metrics.registry.get_sample_value("quire_generation_tokens_total", {"model_name": "m"}) == 2
+
+    run(test())
+
+
+def test_cached_tokens_are_told_with_the_prompt_and_with_the_usage(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, metrics = make_frontend(tokenizer)
+        async with frontend.open(Spec(tuple(range(1, 41))), "a", None) as live:
+            (attempt,) = engine.submitted()
+            frontend._deliver(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)], [attempt], cached=32))
+            await live.wait()
+            assert convert.prompt_info(live.stream).cached_token_count == 32
+            usage = convert.usage(live.stream)
+            assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens) == (40, 32, 1)
+        assert metrics.registry.get_sample_value("quire_prompt_tokens_cached_total", {"model_name": "m"}) == 32
+
+    run(test())
+
+
+def test_a_request_goes_to_the_engine_with_its_salt(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        async with frontend.open(Spec("cat", cache_salt="a-B_9"), "a", None):
+            assert [event.request.scope for event in engine.sent] == [Scope(salt="a-B_9")]
 
     run(test())
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.engine.v1 import engine_service_pb2 as pb
 
+from cache_manager.page_names import Scope
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link import codec
-from scheduler.events import End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
+from scheduler.events import Ask, End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
 from scheduler.request import Controls, Limits, Request
 from scheduler.settings import RequestLimits
 from tests.support.frontends import outputs
@@ -97,22 +98,26 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
         return filled(get_args(kind)[0], numbers, name)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return list(kind)[number % len(kind)]
-    return {int: number, float: number + 0.5, str: f"text {number}"}[kind]
+    return {int: number, float: number + 0.5, str: f"text {number}", bytes: b"%d" % number, bool: True}[kind]
 
 
 THROUGH: dict[type, Callable[[Any], Any]] = {
     Submit: lambda event: through_events([event])[0],
     Finish: lambda event: through_events([event])[0],
+    Ask: lambda event: through_events([event])[0],
     StepOutputs: lambda step: through_outputs(step)[0],
     EngineInfo: through_info,
 }
 
 
+# The limits of a request are the frontend's own; no request has images yet.
+NOT_CARRIED = ("it.limits.request.", "it.request.scope.images", "it.request.scope.whole")
+
+
 def check_every_field_is_carried(kind: type, instead: Mapping[Any, Any] = MappingProxyType({})) -> None:
     value = filled(kind, count(2000), instead=instead)
     missed = unlike(value, THROUGH[kind](value))
-    # The limits of a request are the frontend's own.
-    assert [path for path in missed if not path.startswith("it.limits.request.")] == []
+    assert [path for path in missed if not path.startswith(NOT_CARRIED)] == []
 
 
 @pytest.mark.parametrize("kind", THROUGH)
@@ -145,6 +150,7 @@ def test_no_field_of_a_filled_value_is_its_default(kind: type) -> None:
         (StepOutputs, StepOutputs),
         (Request, Submit),
         (Controls, Submit),
+        (Scope, Submit),
         (Limits, EngineInfo),
         (EngineInfo, EngineInfo),
     ],

@@ -1,10 +1,12 @@
 """The metrics page as Prometheus reads it."""
 
+import itertools
 import urllib.request
 
-from prometheus_client import start_http_server
+from prometheus_client import generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from cache_manager.cached import LIFETIMES
 from rpc.frontend.errors import failed_end
 from rpc.frontend.stream import FinishReason
 from rpc.observe.metrics import OUTCOMES, Metrics
@@ -43,6 +45,81 @@ def test_counters_add_what_is_new_and_survive_an_engine_that_starts_again() -> N
     for steps in (5, 5, 9, 2, 4):
         metrics.engine_stats(EngineStats(steps=steps))
     assert metrics.registry.get_sample_value("quire_engine_steps_total", {"model_name": "demo"}) == 11
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"quire_{name}", {"model_name": "demo", **labels})
+
+
+CLASSES = len(LIFETIMES) + 1
+
+
+def cached(scale: int) -> EngineStats:
+    """What an engine that has run for some time says of its prefix cache."""
+    return EngineStats(
+        pages_total=9,
+        prefix_queries=100 * scale,
+        prefix_hits=60 * scale,
+        evicted_capacity=2 * scale,
+        evicted_reset=3 * scale,
+        evicted_fault=4 * scale,
+        lifetimes=tuple(scale * i for i in range(CLASSES)),
+        lifetime_seconds=7.5 * scale,
+        imbalances=scale,
+    )
+
+
+COUNTED = {
+    "prefix_cache_queries_total": 100,
+    "prefix_cache_hits_total": 60,
+    "kv_ledger_imbalances_total": 1,
+    "kv_page_lifetime_seconds_count": sum(range(CLASSES)),
+    "kv_page_lifetime_seconds_sum": 7.5,
+}
+
+
+def check_counted(metrics: Metrics, scale: int) -> None:
+    assert {name: value(metrics, name) for name in COUNTED} == {name: n * scale for name, n in COUNTED.items()}
+    evicted = [value(metrics, "kv_pages_evicted_total", cause=cause) for cause in ("capacity", "reset", "fault")]
+    assert evicted == [2 * scale, 3 * scale, 4 * scale]
+
+
+def test_what_the_prefix_cache_did_survives_an_engine_that_is_replaced() -> None:
+    metrics = Metrics("demo")
+    metrics.engine_attached(9)
+    metrics.engine_stats(cached(1))
+    metrics.engine_stats(cached(3))
+    check_counted(metrics, 3)
+    metrics.engine_attached(9)
+    check_counted(metrics, 3)
+    metrics.engine_stats(cached(2))
+    check_counted(metrics, 5)
+
+
+def test_lifetimes_are_a_histogram_as_prometheus_reads_it() -> None:
+    metrics = Metrics("demo")
+    metrics.engine_stats(cached(1))
+    text = generate_latest(metrics.registry).decode()
+    (family,) = [f for f in text_string_to_metric_families(text) if f.name == "quire_kv_page_lifetime_seconds"]
+    assert family.type == "histogram"
+    buckets = {float(s.labels["le"]): s.value for s in family.samples if s.name.endswith("_bucket")}
+    assert list(buckets) == [*map(float, LIFETIMES), float("inf")]
+    assert list(buckets.values()) == list(itertools.accumulate(range(CLASSES)))
+
+
+def test_gauges_of_the_cache_are_the_engines_last() -> None:
+    metrics = Metrics("demo")
+    metrics.engine_stats(EngineStats(pages_cached=7, pages_shared=5, slots_unused=11))
+    metrics.engine_stats(EngineStats(pages_cached=6, pages_shared=4, slots_unused=10))
+    names = ("kv_pages_cached", "kv_pages_shared", "kv_slots_unused")
+    assert [value(metrics, name) for name in names] == [6, 4, 10]
+
+
+def test_cached_prompt_tokens_are_counted_with_the_prompts() -> None:
+    metrics = Metrics("demo")
+    metrics.request_started(20, 0, 0.1)
+    metrics.request_started(30, 16, 0.1)
+    assert (value(metrics, "prompt_tokens_total"), value(metrics, "prompt_tokens_cached_total")) == (50, 16)
 
 
 def test_every_way_a_request_can_end_has_an_outcome() -> None:

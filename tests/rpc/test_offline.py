@@ -46,3 +46,18 @@ def test_close_ends_the_engine() -> None:
         assert any(t.name == "quire-engine" for t in threading.enumerate())
     before = [t for t in threading.enumerate() if t.name == "quire-engine"]
     assert len(before) <= 1  # only the module's own
+
+
+def test_what_came_before_is_not_computed_again(llm: LLM) -> None:
+    stopping, greedy = Stopping(max_tokens=20, ignore_eos=True), Sampling(temperature=0)
+    prompt = list(range(100, 140))
+    (first,) = llm.generate([prompt], greedy, stopping)
+    (again,) = llm.generate([prompt], greedy, stopping)
+    assert (first.cached_tokens, again.cached_tokens) == (0, 32), "whole pages of 8, and not the last token"
+    assert again.token_ids == first.token_ids
+    (second,) = llm.generate([prompt + first.token_ids + [5]], greedy, stopping)
+    assert second.cached_tokens == 56
+    with LLM(kv_cache_memory=16 * 2**20, page_size=8, prefix_cache=False) as without:
+        results = [without.generate([p], greedy, stopping)[0] for p in (prompt, prompt + first.token_ids + [5], prompt)]
+    assert [r.cached_tokens for r in results] == [0, 0, 0]
+    assert [r.token_ids for r in results] == [first.token_ids, second.token_ids, first.token_ids]

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cache_manager.allocator import LedgerError
-from scheduler.events import End, EndReason, EngineStats, Event, Finish, StepOutputs, Submit
+from cache_manager.ledger import verify
+from cache_manager.manager import CacheManager
+from cache_manager.policies import POLICIES
+from scheduler.events import Ask, End, EndReason, EngineStats, Event, Finish, Question, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.step import StepPlan
 from tests.scheduler.executor import FakeExecutor, Mirror, law
+from tests.scheduler.oracle import Oracle
 from tests.scheduler.workloads import Arrival, Workload
 
 BROKEN = (AssertionError, LedgerError)  # what a broken law raises: a LawBroken, or the ledger where it sees it first
@@ -20,15 +24,25 @@ class Told:
     arrival: Arrival
     tokens: list[int] = field(default_factory=list)
     waited: float | None = None
+    cached: int = 0
     end: End | None = None
+
+    @property
+    def known(self) -> list[int]:
+        """All its tokens as far as they were told."""
+        return self.arrival.request.prompt.tolist() + self.arrival.output[: self.arrival.emitted] + self.tokens
 
 
 class Drive:
-    """One engine without its thread. A turn takes a second. `trace`: all plans and outputs, as bytes."""
+    """One engine without its thread. A turn takes a second. trace: all plans and outputs, as bytes. overtaken: how
+    often a request waited while a later one started.
+    """
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.scheduler = Scheduler(workload.settings, workload.queue, workload.layout, workload.pages)
+        make_policy = POLICIES[workload.policy]
+        cache = CacheManager(workload.layout, workload.pages, workload.settings.max_sequences, make_policy)
+        self.scheduler = Scheduler(workload.settings, workload.queue, cache, workload.namer)
         faulty = {a.attempt: a.fault for a in workload.arrivals if a.fault is not None}
         self.executor = FakeExecutor(workload.layout, workload.pages, workload.settings, faulty)
         self.told: dict[int, Told] = {}
@@ -37,11 +51,14 @@ class Drive:
         self.stats = EngineStats()
         self.trace: list[bytes] = []
         self._arrivals = {a.attempt: a for a in workload.arrivals}
-        self._started: list[int] = []
+        scopes = {a.attempt: a.request.scope for a in workload.arrivals}
+        self.oracle = Oracle(self.scheduler, self.executor, scopes)
+        self._lengths_at_start = self._forgotten = self.overtaken = 0
 
     def run(self) -> "Drive":
         """To the end, which must come in time."""
         last = max((max(a.turn, a.cancel or 0) for a in self.workload.arrivals), default=0)
+        last = max(last, *self.workload.resets, 0)
         while self.turn <= last or self.scheduler.has_work or self.scheduler.has_news:
             law(self.turn < self.workload.most_turns, f"still at work after {self.turn} turns")
             self.take_turn(self.events_of(self.turn))
@@ -51,7 +68,8 @@ class Drive:
     def events_of(self, turn: int) -> list[Event]:
         come = [a for a in self.workload.arrivals if a.turn == turn]
         submits: list[Event] = [Submit(a.attempt, a.request, tuple(a.output[: a.emitted])) for a in come]
-        return submits + [Finish(a.attempt) for a in self.workload.arrivals if a.cancel == turn]
+        asks = [Ask(turn, Question.RESET_PREFIX_CACHE)] if turn in self.workload.resets else []
+        return submits + [Finish(a.attempt) for a in self.workload.arrivals if a.cancel == turn] + asks
 
     def take_turn(self, events: Sequence[Event] = ()) -> StepOutputs | None:
         """As `Engine._turn`; what comes out is checked and kept."""
@@ -60,9 +78,15 @@ class Drive:
                 law(event.attempt not in self.told, "the workload submits an attempt twice")
                 self.told[event.attempt] = Told(self._arrivals[event.attempt])
         now = float(self.turn)
+        before = set(self.scheduler.rows.attempts())
         plan = self.scheduler.schedule(now, events)
         if plan is not None:
             self._launch(plan)
+        victims = before & set(self.scheduler.queue.attempts())
+        kept = before & set(self.scheduler.rows.attempts())
+        law(max(kept, default=0) < min(victims, default=1 << 30), f"{victims} were preempted, {kept} were not")
+        if not victims:
+            self._check_nobody_is_held_up(plan)
         outputs = None
         full = self.in_flight >= self.workload.depth or self.turn in self.workload.eager
         if self.in_flight and (plan is None or full):
@@ -76,9 +100,9 @@ class Drive:
         if outputs is not None:
             self._record(outputs)
         for event in events:
-            told = self.told.get(event.attempt)
-            answered = not isinstance(event, Finish) or told is None or told.end is not None
-            law(answered, f"attempt {event.attempt} is at work after it was told to finish")
+            if isinstance(event, Finish) and event.attempt in self.told:
+                ended = self.told[event.attempt].end is not None
+                law(ended, f"attempt {event.attempt} is at work after it was told to finish")
         self._check_books()
         return outputs
 
@@ -89,8 +113,12 @@ class Drive:
             for row, mirror in self.executor.rows.items()
             if row not in plan.leaves and mirror.computed >= mirror.joined and self._has_more(mirror)
         }
+        before = set(self.executor.rows.values())
         self.executor.launch(plan)
         self.in_flight += 1
+        self.oracle.pages_freed(plan.freed.tolist())
+        self.oracle.step_launched()
+        self._check_admission(plan, before)
         counts = {row: count for row, _, count in plan.slices.tolist()}
         cache, layout = self.scheduler.cache, self.workload.layout
         for row, mirror in decoding.items():
@@ -102,8 +130,48 @@ class Drive:
         seeds = {row: mirror.seed for row, mirror in self.executor.rows.items()}
         running = {self.scheduler.rows.row_of(attempt): attempt for attempt in self.scheduler.rows.attempts()}
         law(seeds == running, f"the executor has {seeds}, the scheduler {running}")
-        due = sum(layout.pages_for(max(m.joined, m.computed)) for m in self.executor.rows.values())
-        law(cache.total - cache.free == due + cache.returning, f"{cache.total - cache.free} pages are held, not {due}")
+        for row, mirror in self.executor.rows.items():
+            law(mirror.tables == cache.tables.row(row).tolist(), f"row {row} has other pages than the executor thinks")
+            due = layout.pages_for(max(mirror.joined, mirror.computed))
+            law(len(mirror.pages()) == due, f"row {row} has {len(mirror.pages())} pages, not {due}")
+        held = {page for mirror in self.executor.rows.values() for page in mirror.pages()}
+        held |= {page for parts in cache.in_flight.values() for pages in parts for page in pages.tolist()}
+        law(cache.total - cache.free == len(held), f"{cache.total - cache.free} pages are held, not {len(held)}")
+
+    def _check_admission(self, plan: StepPlan, before: set[Mirror]) -> None:
+        """Who joins goes on from all that is published, and passes over nobody but who waits for a page."""
+        size, on = self.workload.layout.page_size, self.workload.prefix_cache
+        running = {mirror.seed for mirror in before}
+        joined = [self.executor.rows[join.row] for join in plan.joins]
+        for mirror in joined:
+            known = mirror.known[: mirror.joined]
+            due = self.oracle.published(mirror.seed, known) * size if on else 0
+            law(mirror.cached == due, f"attempt {mirror.seed} joins with {mirror.cached} cached tokens, not {due}")
+            computing = self.oracle.computing(mirror.seed, known, at_join=True) if on else []
+            earlier = [other for other in computing if other in running or other < mirror.seed]
+            law(not earlier, f"attempt {mirror.seed} computes what {earlier} compute")
+        latest = max((mirror.seed for mirror in joined), default=0)
+        for attempt in self.scheduler.queue.attempts():
+            if attempt < latest:
+                computing = self.oracle.computing(attempt, self.told[attempt].known) if on else []
+                waits = any(other in running or other < latest for other in computing)
+                law(waits, f"{latest} starts before {attempt}, who waits for no page")
+                self.overtaken += 1
+
+    def _check_nobody_is_held_up(self, plan: StepPlan | None) -> None:
+        """Rows, budget or pages are lacking for the first in line that waits for nobody's page."""
+        scheduler, cache = self.scheduler, self.scheduler.cache
+        left = self.workload.settings.max_batched_tokens - (0 if plan is None else int(plan.slices[:, 2].sum()))
+        if not left or scheduler.rows.used == scheduler.rows.size:
+            return
+        for sequence in scheduler.queue._waiting.values():
+            match = scheduler._match(sequence)
+            if match.awaited is None:
+                lacking = cache.free - scheduler.rows.used * len(cache.layout.groups) < cache.needed(
+                    match, sequence.length
+                )
+                law(lacking, f"attempt {sequence.attempt} is held up though there is room for it")
+                return
 
     def _has_more(self, mirror: Mirror) -> bool:
         request = self._arrivals[mirror.seed].request
@@ -111,12 +179,9 @@ class Drive:
 
     def _check_books(self) -> None:
         scheduler = self.scheduler
-        scheduler.cache.verify()
+        verify(scheduler.cache)
         running, waiting = scheduler.rows.attempts(), scheduler.queue.attempts()
         law(waiting == sorted(waiting), f"the queue {waiting} is not in order of arrival")
-        law(
-            max(running, default=0) < min(waiting, default=1 << 30), f"{running} run before {waiting}, who came earlier"
-        )
         live = sorted(attempt for attempt, told in self.told.items() if told.end is None)
         law(sorted(running + waiting) == live, f"{running} run and {waiting} wait, {live} have no end")
         lengths = [len(self._arrivals[a].request.prompt) + self._known_outputs(a) for a in waiting]
@@ -140,9 +205,8 @@ class Drive:
             told = self.told[start.attempt]
             law(told.waited is None, f"attempt {start.attempt} started twice")
             law(told.end is None, f"attempt {start.attempt} started after its end")
-            told.waited = start.waited
-            self._started.append(start.attempt)
-        law(self._started == sorted(self._started), f"{self._started} started in another order than they came")
+            told.waited, told.cached = start.waited, start.cached
+            self._check_start(told)
         positions = outputs.positions.tolist()
         for i, (attempt, token) in enumerate(zip(outputs.attempts.tolist(), outputs.tokens.tolist(), strict=True)):
             told = self.told[attempt]
@@ -156,20 +220,61 @@ class Drive:
             told = self.told[end.attempt]
             law(told.end is None, f"attempt {end.attempt} ended twice")
             told.end = end
+            if end.reason is EndReason.FAULT:
+                self.executor.distrust(end.attempt)
+        for answer in outputs.answers:
+            self._forgotten += answer.forgotten
         self.stats = outputs.stats
+        self._check_stats()
+
+    def _check_start(self, told: Told) -> None:
+        """The cached tokens that are told are those of the prompt that the executor did not compute."""
+        arrival = told.arrival
+        found, prompt = self.executor.found[arrival.attempt][0], len(arrival.request.prompt)
+        name = f"attempt {arrival.attempt} starts with {told.cached} cached tokens"
+        law(told.cached == min(found, prompt), f"{name}, the executor has {found}")
+        law(told.cached < prompt or arrival.emitted, f"{name}, all of its prompt")
+        self._lengths_at_start += prompt + arrival.emitted
+
+    def _check_stats(self) -> None:
+        """Gauges and counts against the executor's; in `ledger.verify` the manager's own are checked."""
+        stats, cache, executor = self.stats, self.scheduler.cache, self.executor
+        size = self.workload.layout.page_size
+        rows = [mirror for row, mirror in executor.rows.items() if self.scheduler.rows.row_of(mirror.seed) == row]
+        unused = sum(len(mirror.tables[0]) * size - mirror.computed for mirror in rows)
+        law(stats.slots_unused == unused, f"{stats.slots_unused} slots are unused, not {unused}")
+        law(stats.pages_used + stats.pages_cached + cache.allocator.free == stats.pages_total, f"pages add up: {stats}")
+        law(stats.pages_shared <= stats.pages_used, f"more pages are shared than held: {stats}")
+        groups = len(self.workload.layout.groups)
+        law(sum(stats.lifetimes) * groups == stats.evicted_capacity, f"lifetimes of all that was evicted: {stats}")
+        law(stats.lifetime_seconds <= sum(stats.lifetimes) * (self.turn + 1), f"older than the engine: {stats}")
+        law(stats.imbalances == 0, f"the ledger found {stats.imbalances} wrong pages")
+        law(stats.evicted_reset == self._forgotten, f"resets took {self._forgotten} pages: {stats}")
+        known = self._lengths_at_start if self.workload.prefix_cache else 0
+        law(stats.prefix_queries == known, f"{stats.prefix_queries} tokens were looked up, not {known}")
+        hits = sum(found[0] for attempt, found in executor.found.items() if self.told[attempt].waited is not None)
+        law(stats.prefix_hits == hits, f"{stats.prefix_hits} tokens were found, not {hits}")
 
     def _check_the_end(self) -> None:
         cache, stats = self.scheduler.cache, self.stats
         law(cache.free == cache.total and not cache.returning, f"{cache.total - cache.free} pages are held by nobody")
+        law(not cache.allocator.counts.any() and not cache.allocator.shared, "pages are counted though nobody is there")
+        law(not cache._computing, "pages are being computed though nobody is there")
+        law(self.workload.prefix_cache or not stats.pages_cached, "pages are cached without a cache")
         law(self.scheduler.queue.tokens == 0, "an empty queue counts tokens")
         law((stats.running, stats.waiting, stats.pages_used) == (0, 0, 0), f"idle, but the gauges say {stats}")
         law(stats.computed_tokens == self.executor.computed_tokens, "computed tokens are miscounted")
+        again = self.executor.recomputed
+        law(stats.recomputed_tokens == again, f"{again} tokens were computed again, not {stats.recomputed_tokens}")
         for told in self.told.values():
-            check_outcome(told, self.workload)
+            check_outcome(told, self.workload, max(self.executor.found.get(told.arrival.attempt, [0])))
 
 
-def check_outcome(told: Told, workload: Workload) -> None:
-    """The end of an attempt is one that the workload gives a reason for, and its tokens are those it has alone."""
+def check_outcome(told: Told, workload: Workload, found: int = 0) -> None:
+    """The end of an attempt is one that the workload gives a reason for, and its tokens are those it has alone.
+
+    found: the most tokens that it joined with; a fault that it would meet there another one did not have.
+    """
     arrival, end = told.arrival, told.end
     request, whole = arrival.request, arrival.output
     law(end is not None, f"attempt {arrival.attempt} has no end")
@@ -177,6 +282,8 @@ def check_outcome(told: Told, workload: Workload) -> None:
     name = f"attempt {arrival.attempt}, which ended with {end.reason.value}"
     first_missing = arrival.emitted
     faults = arrival.fault is not None and arrival.fault <= len(request.prompt) + len(whole) - 2
+    if faults and arrival.fault is not None and end.reason is not EndReason.FAULT:
+        faults = arrival.fault >= found
     if faults and arrival.fault is not None:
         whole = whole[: max(first_missing, arrival.fault + 1 - len(request.prompt))]
     rest = whole[first_missing:]
@@ -206,7 +313,7 @@ def plan_bytes(plan: StepPlan) -> bytes:
     joins = [
         (j.row, j.tokens.dtype.str, j.tokens.tobytes(), j.prompt_count, repr(j.controls), j.index) for j in plan.joins
     ]
-    arrays = (plan.leaves, plan.grown, plan.slices, plan.logits)
+    arrays = (plan.leaves, plan.grown, plan.copies, plan.freed, plan.slices, plan.logits)
     return repr((plan.step, joins, [(a.dtype.str, a.shape, a.tobytes()) for a in arrays])).encode()
 
 

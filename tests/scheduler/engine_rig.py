@@ -7,13 +7,15 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 
+from cache_manager.manager import CacheManager
+from cache_manager.page_names import PageNamer
 from scheduler.engine import Engine
 from scheduler.events import End, EndReason, EngineStats, Event, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
 from tests.scheduler.executor import FakeExecutor
-from tests.scheduler.workloads import PATIENT, make_layout, make_request
+from tests.scheduler.workloads import PATIENT, SECRET, make_layout, make_request
 
 PATIENCE = 20.0  # seconds after which a wait of these tests is a failure
 
@@ -80,7 +82,8 @@ class Rig:
     def __init__(self, depth: int = 1, rows: int = 4, pages: int = 64, queue: QueueLimits = PATIENT) -> None:
         settings = SchedulerSettings(max_batched_tokens=16, max_sequences=rows, steps_in_flight=depth)
         layout = make_layout(4)
-        self.scheduler = Scheduler(settings, queue, layout, pages)
+        namer = PageNamer(SECRET, b"model", layout.page_size)
+        self.scheduler = Scheduler(settings, queue, CacheManager(layout, pages, rows), namer)
         self.executor = HookedExecutor(layout, pages, settings)
         self.executor.before = {}
         self.clock = Clock()

@@ -4,7 +4,7 @@
 """
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 
 from scheduler.events import EndReason
 from scheduler.settings import SchedulerSettings
@@ -31,11 +31,12 @@ NOTES = {
 def test_drawn_workloads_reach_what_the_laws_speak_of():
     seen = set()
 
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     @given(workloads() | workloads(cancels=True, patience=True) | workloads(faults=True, depths=(2,)))
     def search(workload):
-        drive = Drive(workload).run()
-        seen.update(note for note, reached in NOTES.items() if reached(drive))
+        if seen != set(NOTES):
+            drive = Drive(workload).run()
+            seen.update(note for note, reached in NOTES.items() if reached(drive))
 
     search()
     assert seen == set(NOTES)
@@ -94,7 +95,7 @@ def test_nothing_is_preempted_in_a_pool_that_holds_everything(workload):
 @few
 @given(workloads(roomy=True, resumed=True, depths=(1,)))
 def test_tokens_and_pages_held_follow_from_what_was_told(workload):
-    drive = Drive(workload)
+    drive = Drive(workload.without_cache())
     while drive.turn < workload.most_turns:
         drive.take_turn(drive.events_of(drive.turn))
         pages = 0
@@ -116,7 +117,7 @@ def test_tokens_and_pages_held_follow_from_what_was_told(workload):
 @few
 @given(workloads(depths=(1,)))
 def test_recomputed_tokens_are_what_was_computed_in_vain(workload):
-    stats = Drive(workload).run().stats
+    stats = Drive(workload.without_cache()).run().stats
     needs = [len(a.request.prompt) + len(a.output) - 1 for a in workload.arrivals]
     assert stats.computed_tokens - stats.recomputed_tokens == sum(needs)
 

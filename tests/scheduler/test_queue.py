@@ -72,8 +72,7 @@ class QueueModel(RuleBasedStateMachine):
         assert len(self.queue) == len(attempts)
         assert all(attempt in self.queue for attempt in attempts)
         assert 0 not in self.queue
-        head = self.queue.head()
-        assert (None if head is None else head.attempt) == (attempts[0] if attempts else None)
+        assert [one.attempt for one in self.queue.in_order()] == attempts
         assert self.queue.tokens == sum(length for _, length, _ in self.line)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_manager.page_names import Scope
 from scheduler.request import (
     InvalidRequest,
     Limits,
@@ -88,6 +89,18 @@ def test_an_empty_stop_string_is_refused_by_its_place():
 def test_a_long_value_is_shown_in_part():
     error = InvalidRequest("text", "x" * 1000, "too long")
     assert str(error) == "text is '" + "x" * 56 + "...: too long"
+
+
+@pytest.mark.parametrize("salt", ["", "a", "A-b_9", "x" * 64, "-", "_"])
+def test_a_cache_salt_that_can_be_becomes_the_scope(salt):
+    assert resolved(Spec("x", cache_salt=salt)).scope == Scope(salt=salt)
+
+
+@pytest.mark.parametrize("salt", ["x" * 65, "a b", "a\n", "ä", "a/b", ".", "\0", " "])
+def test_another_cache_salt_is_refused(salt):
+    error = refusal(lambda: Spec("x", cache_salt=salt))
+    assert error.field == "cache_salt"
+    assert error.reason == "must be 1 to 64 of A-Z a-z 0-9 _ -"
 
 
 # Values that this engine cannot serve

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from cache_manager.manager import CacheManager
+from cache_manager.page_names import PageNamer
 from scheduler.events import EndReason, Event, Finish, Logprobs, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
 from tests.scheduler.drive import Drive
 from tests.scheduler.executor import alone, logprobs_of
-from tests.scheduler.workloads import PATIENT, Arrival, Workload, make_layout, make_request
+from tests.scheduler.workloads import PATIENT, SECRET, Arrival, Workload, make_layout, make_request
 
 
 def engine(
@@ -22,8 +24,12 @@ def engine(
     page_size: int = 4,
     chunk: int | None = None,
     queue: QueueLimits = PATIENT,
+    prefix_cache: bool = False,
 ) -> Scheduler:
-    return Scheduler(SchedulerSettings(budget, rows, chunk, depth), queue, make_layout(page_size), pages)
+    layout = make_layout(page_size)
+    cache = CacheManager(layout, pages, rows)
+    namer = PageNamer(SECRET, b"model", page_size) if prefix_cache else None
+    return Scheduler(SchedulerSettings(budget, rows, chunk, depth), queue, cache, namer)
 
 
 def result_of(plan: StepPlan, tokens: list[int], *faults: tuple[int, str]) -> StepResult:

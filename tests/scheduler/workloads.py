@@ -6,12 +6,33 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cache_manager.layout import KVLayout
+from cache_manager.page_names import PageNamer, Scope
+from cache_manager.policies import POLICIES
 from scheduler.request import Controls, Request
 from scheduler.settings import QueueLimits, SchedulerSettings
-from tests.scheduler.executor import VOCABULARY, alone
+from tests.scheduler.executor import VOCABULARY, alone, next_token
 
 GREEDY = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0)
 PATIENT = QueueLimits(wait=1e9)
+SECRET = bytes(range(32))
+EVERYBODY = Scope()
+
+
+def stem(head: list[int], length: int) -> tuple[int, ...]:
+    """A conversation: the head, and what the model goes on with."""
+    tokens = list(head)
+    while len(tokens) < length:
+        tokens.append(next_token(tokens))
+    return tuple(tokens)
+
+
+# Three that start alike and one that does not.
+STEMS = (
+    stem([1, 2, 3, 4, 5], 30),
+    stem([1, 2, 3, 4, 5, 6, 7, 8, 9], 30),
+    stem([1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4], 30),
+    stem([9], 30),
+)
 
 
 def make_layout(page_size: int, groups: int = 1) -> KVLayout:
@@ -24,12 +45,13 @@ def make_request(
     max_tokens: int = 4,
     stop_ids: tuple[int, ...] = (),
     patience: float | None = None,
+    scope: Scope = EVERYBODY,
 ) -> Request:
     """prompt: token ids, or how many (they are made up from the attempt)."""
     if isinstance(prompt, int):
         prompt = tuple((7 * attempt + 3 * i) % VOCABULARY for i in range(prompt))
     controls = replace(GREEDY, seed=attempt)
-    return Request(np.array(prompt, np.int32), max_tokens, stop_ids, controls, patience)
+    return Request(np.array(prompt, np.int32), max_tokens, stop_ids, controls, patience, scope)
 
 
 @dataclass(frozen=True)
@@ -58,7 +80,9 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Workload:
-    """eager: turns in which the engine collects though it could launch one more step first."""
+    """eager: turns in which the engine collects though it could launch one more step first. resets: turns in which an
+    operator has the prefix cache forgotten.
+    """
 
     arrivals: tuple[Arrival, ...]
     layout: KVLayout
@@ -66,6 +90,16 @@ class Workload:
     settings: SchedulerSettings
     queue: QueueLimits = PATIENT
     eager: frozenset[int] = frozenset()
+    prefix_cache: bool = True
+    resets: frozenset[int] = frozenset()
+    policy: str = "lru"
+
+    @property
+    def namer(self) -> PageNamer | None:
+        return PageNamer(SECRET, b"model", self.layout.page_size) if self.prefix_cache else None
+
+    def without_cache(self) -> "Workload":
+        return replace(self, prefix_cache=False)
 
     @property
     def depth(self) -> int:
@@ -75,15 +109,26 @@ class Workload:
     def most_turns(self) -> int:
         """More than any engine needs that makes progress on its oldest sequence in every other turn."""
         horizon = max((max(a.turn, a.cancel or 0) for a in self.arrivals), default=0)
+        horizon = max(horizon, *self.resets, 0)
         return horizon + 10 + sum(4 * (a.longest + a.request.max_tokens + 2) for a in self.arrivals)
 
 
 @st.composite
+def prompts(draw) -> tuple[int, ...]:
+    """Half of them start as others do."""
+    if draw(st.booleans()):
+        return tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=18)))
+    known = draw(st.sampled_from(STEMS))[: draw(st.integers(1, 28))]
+    return known + tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=3)))
+
+
+@st.composite
 def arrivals(draw, attempt: int, cancels: bool, patience: bool, resumed: bool, faults: bool, last_turn: int):
-    prompt = tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=18)))
+    prompt = draw(prompts())
     stop_ids = tuple(draw(st.just([]) | st.lists(st.integers(0, VOCABULARY - 1), max_size=2, unique=True)))
     waits = draw(st.none() | st.integers(0, 12).map(float)) if patience else None
-    request = make_request(attempt, prompt, draw(st.integers(1, 24)), stop_ids, waits)
+    scope = Scope(salt=draw(st.sampled_from(("", "", "pepper"))))
+    request = make_request(attempt, prompt, draw(st.integers(1, 24)), stop_ids, waits, scope)
     turn = draw(st.integers(0, last_turn))
     arrival = Arrival(attempt, turn, request)
     if cancels:
@@ -102,6 +147,7 @@ def workloads(
     patience: bool = False,
     resumed: bool = False,
     faults: bool = False,
+    resets: bool = False,
     depths: tuple[int, ...] = (1, 2),
     roomy: bool = False,
     last_turn: int = 6,
@@ -129,4 +175,6 @@ def workloads(
     if patience:
         queue = QueueLimits(draw(st.sampled_from((2, 1024))), wait=draw(st.sampled_from((6.0, 1e9))))
     eager = frozenset(draw(st.sets(st.integers(0, 40), max_size=6)))
-    return Workload(named, layout, pages, settings, queue, eager)
+    forgotten = frozenset(draw(st.sets(st.integers(0, 40), max_size=3))) if resets else frozenset()
+    policy = draw(st.sampled_from(sorted(POLICIES)))
+    return Workload(named, layout, pages, settings, queue, eager, resets=forgotten, policy=policy)

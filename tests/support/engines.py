@@ -6,6 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from cache_manager.ledger import verify
+from cache_manager.manager import CacheManager
+from cache_manager.page_names import PageNamer
+from cache_manager.policies import POLICIES
+from cache_manager.settings import CacheSettings
 from model.architectures.registry import Model
 from model.config import read_config
 from model.loading import LoadedModel, load
@@ -30,7 +35,8 @@ class Result:
 @dataclass
 class Rig:
     """One engine without its thread. logits: for (attempt, output position), the raw logits drawn from. changed: those
-    that came out with other bits when they were computed again (after a preemption, or in a half of a step).
+    that came out with other bits when they were computed again (after a preemption, or in a half of a step). started:
+    cached tokens by attempt.
     """
 
     loaded: LoadedModel
@@ -38,6 +44,7 @@ class Rig:
     logits: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     results: dict[int, Result] = field(default_factory=dict)
     changed: list[tuple[int, int]] = field(default_factory=list)
+    started: dict[int, int] = field(default_factory=dict)
     now: float = 0.0
 
     def turn(self, events: Sequence[Event] = ()) -> StepOutputs | None:
@@ -56,13 +63,14 @@ class Rig:
             return None
         else:
             outputs = self.scheduler.commit(None, self.now)
-        self.scheduler.cache.verify()
+        verify(self.scheduler.cache)
         self._record(outputs)
         return outputs
 
     def _record(self, outputs: StepOutputs) -> None:
         if self.changed:
             raise LogitsChangedError(f"logits of {self.changed} changed when they were computed again")
+        self.started |= {start.attempt: start.cached for start in outputs.starts}
         for i, attempt in enumerate(outputs.attempts.tolist()):
             result = self.results.setdefault(attempt, Result())
             assert outputs.positions[i] == len(result.tokens), "a gap or a duplicate"
@@ -75,7 +83,7 @@ class Rig:
             result.end = end
 
     def run(self, requests: Mapping[int, Request], limit: int = 100_000) -> dict[int, Result]:
-        """Submits all at once, runs until nothing is left, and checks that every page is free."""
+        """Submits all at once, runs until nothing is left, and checks that every page is free or cached."""
         return self.play({0: [Submit(attempt, request) for attempt, request in requests.items()]}, limit)
 
     def play(self, script: Mapping[int, Sequence[Event]], limit: int = 100_000) -> dict[int, Result]:
@@ -89,6 +97,7 @@ class Rig:
             raise AssertionError(f"still working after {limit} steps")
         self.turn()
         assert self.scheduler.cache.free == self.scheduler.cache.total
+        assert not self.scheduler.cache.allocator.counts.any()
         return self.results
 
     @property
@@ -117,6 +126,7 @@ def make_rig(
     poison: bool = True,
     dtype: str = "auto",
     queue: QueueLimits | None = None,
+    prefix_cache: bool = True,
 ) -> Rig:
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
@@ -124,7 +134,9 @@ def make_rig(
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
     model_settings = ModelSettings(str(directory), None, dtype, "cpu", page_size, memory, poison)
     loaded = load(directory, model_settings, settings.max_sequences, RequestLimits())
-    rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), loaded.layout, loaded.pages))
+    cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, POLICIES[CacheSettings().eviction])
+    namer = PageNamer(bytes(32), loaded.numerics, page_size) if prefix_cache else None
+    rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), cache, namer))
     if record_logits:
         _record_logits(rig)
     return rig
@@ -143,7 +155,9 @@ def _record_logits(rig: Rig) -> None:
     class Recording:
         def forward(self, *args):  # type: ignore[no-untyped-def]
             logits = model.forward(*args)
-            packed = packs[0]
+            packed, packs[0] = packs[0], None
+            if packed is None:  # the runner's probe
+                return logits
             for i, (row, position) in enumerate(zip(packed.rows.tolist(), packed.positions.tolist(), strict=True)):
                 key = (int(rig.scheduler.rows.attempt[row]), position)
                 now = logits[i].numpy().copy()

@@ -47,9 +47,12 @@ def make_frontend(tokenizer: Tokenizer, **settings: float) -> tuple[Frontend, Pu
 
 
 def outputs(
-    tokens: Sequence[tuple[int, int, int]] = (), ends: Sequence[tuple[int, EndReason]] = (), starts: Sequence[int] = ()
+    tokens: Sequence[tuple[int, int, int]] = (),
+    ends: Sequence[tuple[int, EndReason]] = (),
+    starts: Sequence[int] = (),
+    cached: int = 0,
 ) -> StepOutputs:
-    """tokens: (attempt, position, token)."""
+    """tokens: (attempt, position, token). cached: prompt tokens that each start found."""
     attempts, positions, ids = (np.array([t[i] for t in tokens], np.int64) for i in range(3))
     n = len(tokens)
     logprobs = Logprobs(
@@ -60,7 +63,7 @@ def outputs(
         positions.astype(np.int32),
         ids.astype(np.int32),
         logprobs,
-        tuple(Start(attempt, 0.25) for attempt in starts),
+        tuple(Start(attempt, 0.25, cached) for attempt in starts),
         tuple(End(attempt, reason) for attempt, reason in ends),
         EngineStats(pages_total=10, pages_used=n),
     )

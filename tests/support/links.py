@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from quire.engine.v1 import engine_service_pb2 as pb
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
+from cache_manager.ledger import Holder, PageMap
+from cache_manager.page_names import Scope
 from rpc.link import CHANNEL_OPTIONS
 from rpc.link.client import LinkClient
 from rpc.link.coalesce import LOCAL_BITS
 from rpc.link.server import LinkService
 from scheduler.events import (
+    Answer,
     End,
     EndReason,
     EngineStats,
@@ -222,6 +225,21 @@ def ends(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT) -> End:
 
 
 @st.composite
+def stats(draw: st.DrawFn) -> EngineStats:
+    others = {"lifetimes": st.lists(COUNT, max_size=12).map(tuple), "lifetime_seconds": FLOAT64}
+    return EngineStats(**{f.name: draw(others.get(f.name, COUNT)) for f in fields(EngineStats)})
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Answer:
+    n = draw(st.integers(0, 5))
+    holder = st.builds(Holder, st.booleans(), st.integers(-(2**63), 2**63 - 1), arrays(np.int32, 2))
+    holders = tuple(draw(st.lists(holder, max_size=2)))
+    pages = PageMap(draw(st.integers(1, 99)), draw(arrays(np.uint8, n)), draw(arrays(np.int32, n)), holders)
+    return Answer(draw(COUNT), draw(st.integers(0, 2**32 - 1)), draw(st.none() | st.just(pages)))
+
+
+@st.composite
 def step_outputs(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT, most_tokens: int = 4) -> StepOutputs:
     """One step's outputs, of any attempts in any order."""
     n, k = draw(st.integers(0, most_tokens)), draw(st.integers(0, 3))
@@ -235,10 +253,11 @@ def step_outputs(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT, mo
             draw(arrays(np.int32, n, k)),
             draw(arrays(np.float32, n, k)),
         ),
-        starts=tuple(draw(st.lists(st.builds(Start, attempts, FLOAT64), max_size=3))),
+        starts=tuple(draw(st.lists(st.builds(Start, attempts, FLOAT64, st.integers(0, 2**32 - 1)), max_size=3))),
         ends=tuple(draw(st.lists(ends(attempts), max_size=3))),
-        stats=EngineStats(*(draw(COUNT) for _ in fields(EngineStats))),
+        stats=draw(stats()),
         step_seconds=tuple(draw(st.lists(FLOAT64, max_size=3))),
+        answers=tuple(draw(st.lists(answers(), max_size=2))),
     )
 
 
@@ -254,7 +273,8 @@ def submits(draw: st.DrawFn) -> Submit:
     )
     prompt = np.array(draw(st.lists(INT32, min_size=1, max_size=8)), np.int32)
     stop_ids = tuple(draw(st.lists(st.integers(0, 2**32 - 1), max_size=4)))
-    request = Request(prompt, draw(st.integers(0, 2**32 - 1)), stop_ids, controls, draw(st.none() | FLOAT64))
+    scope = Scope(draw(st.text(max_size=8)), draw(st.text(max_size=8)), draw(st.integers(0, 2**32 - 1)))
+    request = Request(prompt, draw(st.integers(0, 2**32 - 1)), stop_ids, controls, draw(st.none() | FLOAT64), scope)
     return Submit(draw(ATTEMPT), request, tuple(draw(st.lists(INT32, max_size=5))))
 
 

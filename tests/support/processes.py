@@ -104,7 +104,7 @@ def started_server(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """As `running_server`, but not waited for: the first of a session and process group of its own, killed if it still
     runs in the end. What it says can be read from its pipes.
     """
-    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", *flags]
+    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, env=clean_environment(), start_new_session=True

@@ -17,7 +17,7 @@ from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 QUIRE = str(Path(sys.executable).parent / "quire")
-READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+)")
+READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+), admin (\S+)")
 START_SECONDS = 120
 STOP_SECONDS = 60
 
@@ -28,6 +28,7 @@ class RunningServer:
     model: str
     address: str
     metrics_url: str
+    admin: str
 
     def metrics(self) -> dict[str, float]:
         """Samples by "name" or "name{outcome}"; the model_name label is left out."""
@@ -63,7 +64,7 @@ class RunningServer:
 @contextmanager
 def running_server(*flags: str) -> Iterator[RunningServer]:
     """A server on free ports. Afterwards every page must be free and the process gone."""
-    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", *flags]
+    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
     try:
         assert process.stdout is not None

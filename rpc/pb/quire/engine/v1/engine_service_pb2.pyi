@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Question(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    QUESTION_UNSPECIFIED: _ClassVar[Question]
+    QUESTION_PAGE_MAP: _ClassVar[Question]
+    QUESTION_RESET_PREFIX_CACHE: _ClassVar[Question]
+
 class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     END_REASON_UNSPECIFIED: _ClassVar[EndReason]
@@ -17,6 +23,9 @@ class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_REASON_QUEUE_TIMEOUT: _ClassVar[EndReason]
     END_REASON_FAULT: _ClassVar[EndReason]
     END_REASON_ENGINE_FAILED: _ClassVar[EndReason]
+QUESTION_UNSPECIFIED: Question
+QUESTION_PAGE_MAP: Question
+QUESTION_RESET_PREFIX_CACHE: Question
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP: EndReason
 END_REASON_LENGTH: EndReason
@@ -27,15 +36,25 @@ END_REASON_FAULT: EndReason
 END_REASON_ENGINE_FAILED: EndReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("submits", "finishes")
+    __slots__ = ("submits", "finishes", "asks")
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     FINISHES_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     finishes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., finishes: _Optional[_Iterable[int]] = ...) -> None: ...
+    asks: _containers.RepeatedCompositeFieldContainer[Ask]
+    def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., finishes: _Optional[_Iterable[int]] = ..., asks: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("ticket", "question")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    question: Question
+    def __init__(self, ticket: _Optional[int] = ..., question: _Optional[_Union[Question, str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience")
+    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +62,9 @@ class Submit(_message.Message):
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     CONTROLS_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     prompt: bytes
     emitted: bytes
@@ -50,7 +72,10 @@ class Submit(_message.Message):
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     controls: Controls
     patience: float
-    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ...) -> None: ...
+    tenant: str
+    cache_salt: str
+    public_tokens: int
+    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ...) -> None: ...
 
 class Controls(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs")
@@ -97,7 +122,7 @@ class EngineInfo(_message.Message):
     def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Outputs(_message.Message):
-    __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds")
+    __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers")
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +135,7 @@ class Outputs(_message.Message):
     ENDS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     attempts: bytes
     positions: bytes
     tokens: bytes
@@ -122,15 +148,50 @@ class Outputs(_message.Message):
     ends: _containers.RepeatedCompositeFieldContainer[End]
     stats: Stats
     step_seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, attempts: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., step_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    answers: _containers.RepeatedCompositeFieldContainer[Answer]
+    def __init__(self, attempts: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., step_seconds: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("ticket", "forgotten", "page_map")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    PAGE_MAP_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    forgotten: int
+    page_map: PageMap
+    def __init__(self, ticket: _Optional[int] = ..., forgotten: _Optional[int] = ..., page_map: _Optional[_Union[PageMap, _Mapping]] = ...) -> None: ...
+
+class PageMap(_message.Message):
+    __slots__ = ("page_size", "states", "counts", "holders")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    states: bytes
+    counts: bytes
+    holders: _containers.RepeatedCompositeFieldContainer[Holder]
+    def __init__(self, page_size: _Optional[int] = ..., states: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("step", "number", "pages")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    step: bool
+    number: int
+    pages: bytes
+    def __init__(self, step: _Optional[bool] = ..., number: _Optional[int] = ..., pages: _Optional[bytes] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt", "waited")
+    __slots__ = ("attempt", "waited", "cached")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     waited: float
-    def __init__(self, attempt: _Optional[int] = ..., waited: _Optional[float] = ...) -> None: ...
+    cached: int
+    def __init__(self, attempt: _Optional[int] = ..., waited: _Optional[float] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("attempt", "reason", "stop_token_id", "message", "retry_after")
@@ -147,7 +208,7 @@ class End(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., stop_token_id: _Optional[int] = ..., message: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions")
+    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +218,17 @@ class Stats(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_SHARED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_UNUSED_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_RESET_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FAULT_FIELD_NUMBER: _ClassVar[int]
+    LIFETIMES_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IMBALANCES_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -166,4 +238,15 @@ class Stats(_message.Message):
     computed_tokens: int
     recomputed_tokens: int
     preemptions: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    pages_cached: int
+    pages_shared: int
+    slots_unused: int
+    prefix_queries: int
+    prefix_hits: int
+    evicted_capacity: int
+    evicted_reset: int
+    evicted_fault: int
+    lifetimes: _containers.RepeatedScalarFieldContainer[int]
+    lifetime_seconds: float
+    imbalances: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,62 @@
+"""What one step plan must tell its executor of pages: places in page tables, pages to copy, pages that were freed."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_manager.allocator import Pages
+
+Ints = NDArray[np.int32]
+
+
+class PageChanges:
+    """Collected while a step is planned, and between steps."""
+
+    def __init__(self) -> None:
+        self._grown: list[Ints] = []
+        self._copies: dict[int, int] = {}  # from which page, by the page to copy to
+        self._freed: list[Pages] = []
+
+    def grew(self, row: int, index: int, pages: Pages) -> None:
+        """pages [groups, n] stand from `index` on in this row's tables."""
+        groups, n = pages.shape
+        part = np.empty((groups, n, 4), np.int32)
+        part[..., 0] = np.arange(groups)[:, None]
+        part[..., 1] = row
+        part[..., 2] = np.arange(index, index + n)
+        part[..., 3] = pages
+        self._grown.append(part.reshape(-1, 4))
+
+    def grew_each(self, rows: Ints, indices: Ints, pages: Pages) -> None:
+        """pages [groups, n] stand in the tables of these n rows, each at its index."""
+        groups, n = pages.shape
+        part = np.empty((groups, n, 4), np.int32)
+        part[..., 0] = np.arange(groups)[:, None]
+        part[..., 1], part[..., 2], part[..., 3] = rows, indices, pages
+        self._grown.append(part.reshape(-1, 4))
+
+    def copy(self, sources: Pages, targets: Pages) -> None:
+        """A page that is copied to in this step is copied on from where its content comes from."""
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self._copies[target] = self._copies.get(source, source)
+
+    def freed(self, pages: Pages) -> None:
+        """Nobody reads what these pages hold any more, or would be copied to them."""
+        if len(pages):
+            self._freed.append(pages)
+        for page in pages.tolist() if self._copies else ():
+            self._copies.pop(page, None)
+
+    def left(self, row: int) -> None:
+        """The row's sequence has left before the plan: its tables are of no interest any more."""
+        self._grown = [part[part[:, 1] != row] for part in self._grown]
+
+    def grown(self) -> Ints:
+        """[n, 4] of group, row, index, page."""
+        return np.concatenate(self._grown) if self._grown else np.empty((0, 4), np.int32)
+
+    def copies(self) -> Ints:
+        """[n, 2] of from, to."""
+        return np.array([(source, target) for target, source in self._copies.items()], np.int32).reshape(-1, 2)
+
+    def freed_pages(self) -> Pages:
+        return np.concatenate(self._freed) if self._freed else np.empty(0, np.int32)

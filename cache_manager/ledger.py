@@ -1,0 +1,161 @@
+"""Double-entry books of the page pool: each page's count against its holders by name, and what else must add up."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_manager.allocator import LedgerError, Pages
+from cache_manager.manager import CacheManager
+from cache_manager.prefix import NONE
+
+MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """A page whose books do not balance."""
+
+    page: int
+    why: str
+
+
+class PageState(IntEnum):
+    """What a page is used for."""
+
+    FREE = 0
+    HELD = 1
+    CACHED = 2
+    SET_ASIDE = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holder:
+    """A running sequence, by its attempt, or a step in flight. pages: in order of the tokens, group by group."""
+
+    is_step: bool
+    number: int
+    pages: Pages
+
+    @property
+    def name(self) -> str:
+        return f"{'step' if self.is_step else 'attempt'} {self.number}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageMap:
+    """The pool at one moment. states: [pages] of `PageState`. counts: [pages] holders of each."""
+
+    page_size: int
+    states: NDArray[np.uint8]
+    counts: NDArray[np.int32]
+    holders: tuple[Holder, ...]
+
+
+def holders(manager: CacheManager) -> Iterator[Holder]:
+    """Who holds which pages."""
+    for row in np.flatnonzero(manager.tables.held).tolist():
+        yield Holder(False, int(manager.owners[row]), manager.tables.row(row).reshape(-1).copy())
+    for step, parts in manager.in_flight.items():
+        yield Holder(True, step, np.concatenate(parts))
+
+
+def page_map(manager: CacheManager) -> PageMap:
+    counts = manager.allocator.counts.copy()
+    states = np.full(manager.total, PageState.FREE, np.uint8)
+    states[manager.prefix.index.node_of != NONE] = PageState.CACHED
+    states[counts > 0] = PageState.HELD
+    states[list(manager.allocator.suspects)] = PageState.SET_ASIDE
+    return PageMap(manager.layout.page_size, states, counts, tuple(holders(manager)))
+
+
+def imbalances(manager: CacheManager) -> list[Imbalance]:
+    """All that is wrong."""
+    return _miscounted(manager) + _misnamed(manager)
+
+
+def _expected_counts(manager: CacheManager) -> NDArray[np.int64]:
+    parts = [holder.pages for holder in holders(manager)]
+    return np.bincount(np.concatenate(parts) if parts else [], minlength=manager.total)[: manager.total]
+
+
+def _miscounted(manager: CacheManager) -> list[Imbalance]:
+    """Pages whose count is not its page tables + steps in flight, or that are in two states or in none."""
+    allocator = manager.allocator
+    expected = _expected_counts(manager)
+    listed = np.bincount(allocator.free_pages(), minlength=allocator.size)
+    named = manager.prefix.index.node_of != NONE
+    aside = np.zeros(allocator.size, np.bool_)
+    aside[list(allocator.suspects)] = True
+    checks = (
+        (expected != allocator.counts, "its count is not that of its holders"),
+        (listed > 1, "stands on the free list twice"),
+        ((listed > 0) & (expected > 0), "is held and on the free list"),
+        ((listed > 0) & named, "has a name and is on the free list"),
+        ((listed == 0) & (expected == 0) & ~named & ~aside, "is lost: neither free, held nor cached"),
+    )
+    wrong = {page: why for bad, why in checks for page in np.flatnonzero(bad).tolist()}
+    found = [Imbalance(page, why) for page, why in allocator.suspects.items()]
+    for page, why in wrong.items():
+        by = [holder.name for holder in holders(manager) if page in holder.pages]
+        found.append(Imbalance(page, f"{why}; count {allocator.counts[page]}, held by {by}, named {bool(named[page])}"))
+    return found
+
+
+def _misnamed(manager: CacheManager) -> list[Imbalance]:
+    """What is wrong in the prefix index: who holds a page holds all before it, and the counts of children are right."""
+    index, counts = manager.prefix.index, manager.allocator.counts
+    nodes = index.all()
+    children = dict.fromkeys(nodes, 0)
+    found = []
+    for node in nodes:
+        page, parent = int(index.pages[0, node]), index.parent[node]
+        if (index.node_of[index.pages[:, node]] != node).any():
+            found.append(Imbalance(page, f"node {node} names pages that do not know it"))
+        if parent == NONE:
+            continue
+        if parent not in children:
+            found.append(Imbalance(page, f"node {node} comes after node {parent}, which is gone"))
+            continue
+        children[parent] += 1
+        if counts[page] and not counts[index.pages[0, parent]]:
+            found.append(Imbalance(page, f"node {node} is held, node {parent} before it is not"))
+    found += [
+        Imbalance(int(index.pages[0, node]), f"node {node} has {n} children, counts {index.children[node]}")
+        for node, n in children.items()
+        if n != index.children[node]
+    ]
+    cached = int(np.count_nonzero((counts == 0) & (index.node_of != NONE)))
+    if cached != manager.prefix.cached:
+        found.append(Imbalance(NONE, f"{cached} pages are cached, {manager.prefix.cached} are counted"))
+    shared = int(np.count_nonzero(counts > 1))
+    if shared != manager.allocator.shared:
+        found.append(Imbalance(NONE, f"{shared} pages are shared, {manager.allocator.shared} are counted"))
+    return found
+
+
+def explain(found: list[Imbalance]) -> str:
+    lines = [f"page {i.page}: {i.why}" for i in found[:MOST_SHOWN]]
+    more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+    return "the page ledger does not balance: " + "; ".join(lines) + more
+
+
+def verify(manager: CacheManager) -> None:
+    """Raises LedgerError, naming pages and holders, unless all books balance."""
+    found = imbalances(manager)
+    if found:
+        raise LedgerError(explain(found))
+
+
+def audit(manager: CacheManager) -> str:
+    """Counts alone, which is quick: what is newly wrong, "" where nothing is. The pages concerned are set aside, with
+    counts that fit their holders, so that the rest goes on.
+    """
+    found = [i for i in _miscounted(manager) if i.page not in manager.quarantined]
+    if not found:
+        return ""
+    pages = np.unique([i.page for i in found]).astype(np.int32)
+    manager.quarantine(pages, _expected_counts(manager)[pages])
+    return explain(found)

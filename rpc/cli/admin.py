@@ -1,0 +1,65 @@
+"""`quire admin`: what an operator asks of a running server."""
+
+import json
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+admin = typer.Typer(help="Look into a running server, on its admin port.", no_args_is_help=True)
+
+Server = Annotated[str, typer.Option(help="HOST:PORT of AdminService: the admin port of `quire serve`.")]
+SHOWN = {"FREE": ".", "HELD": "#", "CACHED": "o", "SET_ASIDE": "!"}
+WIDTH = 64  # pages in a line
+
+
+@admin.command("page-map")
+def page_map(
+    server: Server = "127.0.0.1:50052",
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Show what each KV page is used for, and who holds how many."""
+    from google.protobuf.json_format import MessageToDict
+    from quire.v1 import admin_service_pb2 as pb
+
+    answer = _call(server, "GetPageMap", pb.GetPageMapRequest())
+    if as_json:
+        print(json.dumps(MessageToDict(answer, preserving_proto_field_name=True)))
+        return
+    states = [pb.PageState.Name(state).removeprefix("PAGE_STATE_") for state in answer.states]
+    for start in range(0, len(states), WIDTH):
+        print(f"{start:>8} {''.join(SHOWN[state] for state in states[start : start + WIDTH])}")
+    counts = Counter(states)
+    legend = ", ".join(f"{SHOWN[state]} {state.lower().replace('_', ' ')} {counts[state]}" for state in SHOWN)
+    print(f"{len(states)} pages of {answer.page_size} tokens: {legend}")
+    if answer.holders:
+        table = Table("held by", "pages")
+        for holder in answer.holders:
+            name = f"step {holder.step}" if holder.HasField("step") else holder.request_id or "another server's request"
+            table.add_row(name, str(len(holder.pages)))
+        Console().print(table)
+
+
+@admin.command("reset-prefix-cache")
+def reset_prefix_cache(server: Server = "127.0.0.1:50052") -> None:
+    """Forget all cached KV. Running requests go on."""
+    from quire.v1 import admin_service_pb2 as pb
+
+    answer = _call(server, "ResetPrefixCache", pb.ResetPrefixCacheRequest())
+    print(f"{answer.page_count} pages were forgotten")
+
+
+def _call(server: str, method: str, request: Any) -> Any:
+    import grpc
+    from quire.v1 import admin_service_pb2_grpc as pb_grpc
+
+    from rpc.client import explain
+
+    with grpc.insecure_channel(server, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            return getattr(pb_grpc.AdminServiceStub(channel), method)(request, timeout=15)
+        except grpc.RpcError as error:
+            typer.echo(f"quire: {explain(error, server)}", err=True)
+            raise typer.Exit(1) from None

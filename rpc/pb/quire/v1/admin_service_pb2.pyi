@@ -1,0 +1,57 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PageState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAGE_STATE_UNSPECIFIED: _ClassVar[PageState]
+    PAGE_STATE_FREE: _ClassVar[PageState]
+    PAGE_STATE_HELD: _ClassVar[PageState]
+    PAGE_STATE_CACHED: _ClassVar[PageState]
+    PAGE_STATE_SET_ASIDE: _ClassVar[PageState]
+PAGE_STATE_UNSPECIFIED: PageState
+PAGE_STATE_FREE: PageState
+PAGE_STATE_HELD: PageState
+PAGE_STATE_CACHED: PageState
+PAGE_STATE_SET_ASIDE: PageState
+
+class GetPageMapRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPageMapResponse(_message.Message):
+    __slots__ = ("page_size", "states", "holder_counts", "holders")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    states: _containers.RepeatedScalarFieldContainer[PageState]
+    holder_counts: _containers.RepeatedScalarFieldContainer[int]
+    holders: _containers.RepeatedCompositeFieldContainer[PageHolder]
+    def __init__(self, page_size: _Optional[int] = ..., states: _Optional[_Iterable[_Union[PageState, str]]] = ..., holder_counts: _Optional[_Iterable[int]] = ..., holders: _Optional[_Iterable[_Union[PageHolder, _Mapping]]] = ...) -> None: ...
+
+class PageHolder(_message.Message):
+    __slots__ = ("request_id", "step", "pages")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    step: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., step: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetPrefixCacheResponse(_message.Message):
+    __slots__ = ("page_count",)
+    PAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    page_count: int
+    def __init__(self, page_count: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,207 @@
+"""Every order of events: a breadth-first walk through all states that a few requests can bring the cache manager into.
+
+The classes that serve are walked, not a model of them: a state is copied, one thing is done to it and to the model
+beside it, everything is checked, and the state is kept if none like it was seen. Two states are alike where they differ
+in the numbers of pages, rows and steps alone.
+"""
+
+import io
+import pickle
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cache_manager.page_names import PageNamer, Scope
+from tests.cache_manager.device import Prefixes
+from tests.cache_manager.sequences import SECRET, Story
+from tests.cache_manager.world import World
+
+PAGE_SIZE = 2
+NAMER = PageNamer(SECRET, b"model", PAGE_SIZE)
+PREFIXES = Prefixes()
+SHARED = Scope()
+
+
+def _namer() -> PageNamer:
+    return NAMER
+
+
+def _prefixes() -> Prefixes:
+    return PREFIXES
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = {PageNamer: lambda _: (_namer, ()), Prefixes: lambda _: (_prefixes, ())}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Request:
+    """answer: tokens that it draws at most."""
+
+    prompt: Sequence[int]
+    answer: int = 1
+    scope: Scope = SHARED
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What makes the walk end: how often a sequence may fork, and one may be preempted, all in all; and whether a step
+    may compute a part of what a row needs.
+    """
+
+    forks: int = 0
+    preemptions: int = 0
+    chunks: bool = False
+    resets: int = 0
+
+
+@dataclass
+class State:
+    world: World
+    left: Bounds
+
+
+def frozen(world: World) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(world)
+    return file.getvalue()
+
+
+Move = tuple[str, int, int]
+
+
+def explore(requests: Sequence[Request], pages: int, rows: int, bounds: Bounds, groups: int = 1) -> int:
+    """Walks all states, and returns how many there are. Raises what the first that breaks a law raises, with the moves
+    that led there.
+    """
+    world = World(PAGE_SIZE, pages, rows, groups, NAMER, PREFIXES)
+    for request in requests:
+        world.submit(request.prompt, request.scope, len(request.prompt) + request.answer)
+    seen = {hash(alike(State(world, bounds)))}
+    todo: deque[tuple[bytes, Bounds, tuple[Move, ...]]] = deque([(frozen(world), bounds, ())])
+    while todo:
+        before, left, path = todo.popleft()
+        for move in list(moves(State(pickle.loads(before), left))):  # noqa: S301 - our own
+            after = State(pickle.loads(before), left)  # noqa: S301
+            try:
+                apply(after, move)
+                key = hash(alike(after))
+                if key not in seen:
+                    seen.add(key)
+                    check(after.world)
+                    todo.append((frozen(after.world), after.left, (*path, move)))
+            except Exception as error:
+                error.add_note(f"after {[*path, move]}")
+                raise
+    return len(seen)
+
+
+def check(world: World) -> None:
+    world.check()
+    if not world.running() and not world.flight and not world.waiting:
+        assert world.manager.free == world.manager.total, "pages were lost"
+
+
+def moves(state: State) -> Iterator[Move]:
+    """All that may happen next: kind, row or place in the queue, count."""
+    world, left = state.world, state.left
+    free = world.rows.count(None)
+    for i in range(len(world.queue) if free else 0):
+        yield "admit", i, 0
+        yield "hurry", i, 0
+    needs = {row: world.story(row).need for row in world.running() if world.story(row).need > 0}
+    if len(world.flight) < 2:
+        if len(needs) > 1:
+            yield "all", 0, 0
+        for row, need in needs.items():
+            yield "step", row, need
+            if need > 1 and left.chunks:
+                yield "step", row, 1
+    if world.flight:
+        yield "commit", 0, 0
+    for row in world.running():
+        if left.forks and free:
+            yield "fork", row, 0
+        if world.may_leave(row):
+            yield "finish", row, 0
+            if left.preemptions:
+                yield "preempt", row, 0
+    if left.resets:
+        yield "reset", 0, 0
+
+
+def apply(state: State, move: Move) -> None:
+    world, left = state.world, state.left
+    kind, which, count = move
+    if kind in ("admit", "hurry"):
+        world.admit(world.queue[which], wait=kind == "admit")
+    elif kind == "all":
+        world.launch([(row, world.story(row).need) for row in world.running()])
+    elif kind == "step":
+        world.launch([(which, count)])
+    elif kind == "commit":
+        world.commit()
+    elif kind == "finish":
+        world.release(which)
+    elif kind == "fork":
+        world.fork(which, draws=1)
+        state.left = Bounds(left.forks - 1, left.preemptions, left.chunks, left.resets)
+    elif kind == "preempt":
+        world.release(which, again=True)
+        state.left = Bounds(left.forks, left.preemptions - 1, left.chunks, left.resets)
+    else:
+        world.reset()
+        state.left = Bounds(left.forks, left.preemptions, left.chunks, left.resets - 1)
+
+
+def alike(state: State) -> tuple[object, ...]:
+    """Equal for states that differ in the numbers of pages, rows, steps and nodes alone."""
+    world, manager = state.world, state.world.manager
+    index, policy = manager.prefix.index, manager.prefix.policy
+    labels: dict[int, int] = {}
+
+    def label(pages: Sequence[int]) -> tuple[int, ...]:
+        return tuple(labels.setdefault(page, len(labels)) for page in pages)
+
+    def of(story: Story) -> tuple[object, ...]:
+        return story.attempt, tuple(story.tokens), story.known
+
+    by_attempt = sorted((world.story(row).attempt, row) for row in world.running())
+    place = {row: i for i, (_, row) in enumerate(by_attempt)}
+    serials = {world.story(row).serial: i for row, i in place.items()}
+    rows = []
+    for _, row in by_attempt:
+        story = world.story(row)
+        waits = max(story.last_step, world.retired) - world.retired
+        tables = [label(table) for table in (*story.table, *world.device.tables[row])]
+        names = 0 if story.chain is None else len(story.chain.names)
+        books = (names, int(manager.named[row]), bool(manager.forked[row]), story.silent, row in world.leaves)
+        rows.append((of(story), story.scheduled, waits, tuple(tables), books))
+    waiting = tuple((step - world.retired, label(pages)) for step, pages in sorted(world.waiting))
+    flight = tuple(
+        (
+            tuple((serials.get(serial, -1), end) for _, serial, end in flown.work),
+            tuple(serials.get(serial, -1) for serial in flown.draws),
+        )
+        for flown in world.flight
+    )
+    paths = {node: (*_path(index.parent, index._contents, node),) for node in index.all()}
+    used = {int(policy._used[node]) for node in paths}
+    rank = {use: i for i, use in enumerate(sorted(used))}
+    nodes = tuple(
+        (path, label(index.pages[:, node].tolist()), rank[int(policy._used[node])], node in policy._offered)
+        for node, path in sorted(paths.items(), key=lambda item: item[1])
+    )
+    computing = tuple(sorted((name, place[row]) for name, row in manager._computing.items()))
+    freed = tuple(sorted(label([p for p in manager._changes.freed_pages().tolist() if p in labels])))
+    copies = tuple(map(tuple, (label(pair) for pair in manager._changes.copies().tolist())))
+    queue = tuple(map(of, world.queue))
+    return tuple(rows), queue, waiting, flight, nodes, computing, freed, copies, state.left
+
+
+def _path(parent: list[int], contents: list[bytes], node: int) -> list[bytes]:
+    path = []
+    while node >= 0:
+        path.append(contents[node])
+        node = parent[node]
+    return path[::-1]

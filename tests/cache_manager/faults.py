@@ -1,0 +1,344 @@
+"""Bugs to plant in the cache manager's books: stand-ins for what serves, each with the test that must notice it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache_manager.allocator import PageAllocator
+from cache_manager.cached import PrefixCache
+from cache_manager.changes import PageChanges
+from cache_manager.manager import CacheManager
+from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.tables import PageTables
+
+
+@dataclass(frozen=True)
+class Fault:
+    """stand_in: makes one for target.name from the original. catcher: name of the test that must catch it. needs: what
+    is planted beside it, and is no fault by itself.
+    """
+
+    target: type
+    name: str
+    stand_in: Callable
+    catcher: str
+    needs: tuple["Fault", ...] = ()
+
+    def plant(self, monkeypatch) -> None:
+        for fault in (*self.needs, self):
+            monkeypatch.setattr(fault.target, fault.name, fault.stand_in(getattr(fault.target, fault.name)))
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(target, name, catcher="play", needs=()):
+    def register(make):
+        FAULTS[make.__name__] = Fault(target, name, make, catcher, needs)
+        return make
+
+    return register
+
+
+# Counts
+
+
+@fault(PageAllocator, "drop", "allocator")
+def drop_skips_a_decrement(real):
+    return lambda self, pages: real(self, pages[:-1])
+
+
+@fault(PageAllocator, "drop", "allocator")
+def shared_page_is_freed_by_its_first_holder(real):
+    def drop(self, pages):
+        self.counts[pages] = np.minimum(self.counts[pages], 1)
+        return real(self, pages)
+
+    return drop
+
+
+@fault(PageAllocator, "drop", "allocator")
+def page_without_a_holder_is_dropped(real):
+    def drop(self, pages):
+        self.counts[pages] = np.maximum(self.counts[pages], 1)
+        return real(self, pages)
+
+    return drop
+
+
+@fault(PageAllocator, "put_back", "allocator")
+def page_is_freed_twice(real):
+    def put_back(self, pages):
+        self._listed[pages] = False
+        real(self, pages)
+
+    return put_back
+
+
+@fault(PageAllocator, "hold", "allocator")
+def hold_is_forgotten(real):
+    def hold(self, pages):
+        real(self, pages)
+        self.counts[pages] -= 1
+
+    return hold
+
+
+@fault(PageAllocator, "take", "allocator")
+def page_stays_on_the_free_list(real):
+    def take(self, n):
+        pages = real(self, n)
+        self.free += bool(pages is not None and n)
+        return pages
+
+    return take
+
+
+@fault(PageAllocator, "put_back", "allocator")
+def page_that_was_set_aside_is_freed(real):
+    def put_back(self, pages):
+        suspects, self.suspects = self.suspects, {}
+        real(self, pages)
+        self.suspects |= suspects
+
+    return put_back
+
+
+@fault(PageAllocator, "set_aside")
+def page_that_was_set_aside_stays_on_the_free_list(real):
+    def set_aside(self, pages, why):
+        self.suspects |= dict.fromkeys(pages.tolist(), why)
+
+    return set_aside
+
+
+@fault(PrefixCache, "settle")
+def cached_pages_are_miscounted(real):
+    def settle(self, pages):
+        free = real(self, pages)
+        self.cached -= len(free) < len(pages)
+        return free
+
+    return settle
+
+
+@fault(CacheManager, "needed")
+def need_forgets_what_is_held_already(real):
+    return lambda self, match, tokens: self.layout.pages_for(tokens)
+
+
+# Steps in flight
+
+
+@fault(CacheManager, "release")
+def step_in_flight_is_forgotten(real):
+    return lambda self, row, after_step: real(self, row, None)
+
+
+@fault(CacheManager, "publish")
+def page_that_a_step_reads_is_given_up_at_once(real):
+    return lambda self, row, computed, after_step: real(self, row, computed, None)
+
+
+@fault(CacheManager, "retire")
+def pages_return_a_step_too_early(real):
+    return lambda self, step: real(self, step + 1)
+
+
+@fault(CacheManager, "retire")
+def pages_never_return(real):
+    return lambda self, step: None
+
+
+@fault(CacheManager, "_let_go")
+def freed_pages_are_told_too_early(real):
+    def let_go(self, pages, after_step):
+        if after_step is not None:
+            self._changes.freed(pages)
+        real(self, pages, after_step)
+
+    return let_go
+
+
+@fault(CacheManager, "_drop")
+def cached_page_is_told_to_be_freed(real):
+    def drop(self, pages):
+        real(self, pages)
+        self._changes.freed(pages[self.allocator.counts[pages] == 0])
+
+    return drop
+
+
+@fault(PageChanges, "freed")
+def nobody_is_told_what_was_freed(real):
+    return lambda self, pages: None
+
+
+# Publishing
+
+
+@fault(CacheManager, "publish")
+def page_is_published_before_it_is_computed(real):
+    def publish(self, row, computed, after_step):
+        chain = self._chains[row]
+        most = 0 if chain is None else len(chain.names) * self.layout.page_size
+        real(self, row, max(computed, min(most, self.tables.held[row] * self.layout.page_size)), after_step)
+
+    return publish
+
+
+@fault(CacheManager, "_take_over")
+def page_is_taken_over_where_a_fork_shares_it(real):
+    def take_over(self, row, index, node, after_step):
+        own = self.tables.pages[:, row, index]
+        counts = self.allocator.counts[own]
+        if (own == self.prefix.index.pages[:, node]).all() or (counts < 2).any():
+            return real(self, row, index, node, after_step)
+        self.allocator.counts[own] = 1
+        done = real(self, row, index, node, after_step)
+        self.allocator.counts[own] += counts - 1
+        return done
+
+    return take_over
+
+
+@fault(PrefixCache, "reset")
+def node_outlives_a_reset(real):
+    return lambda self, now: real(self, now) if len(self.index) < 2 else self.forget([], None, now)
+
+
+@fault(CacheManager, "_close")
+def row_publishes_on(real):
+    return lambda self, row, start: self._forget_frontier(row, start)
+
+
+@fault(PrefixIndex, "under")
+def what_comes_after_is_not_forgotten(real):
+    return lambda self, nodes: list(dict.fromkeys(nodes))
+
+
+@fault(CacheManager, "_forget_frontier")
+def name_of_a_page_to_come_sticks(real):
+    return lambda self, row, index: None
+
+
+@fault(CacheManager, "is_computing")
+def page_is_waited_for_when_nobody_computes_it(real):
+    return lambda self, awaited: True
+
+
+# Forks and copies
+
+
+@fault(CacheManager, "fork")
+def fork_holds_nothing(real):
+    def fork(self, parent, child, owner=-1):
+        real(self, parent, child, owner)
+        pages = self.tables.row(child).reshape(-1)
+        self.allocator.counts[pages] -= 1
+        self.allocator.recount()
+
+    return fork
+
+
+@fault(CacheManager, "fork")
+def fork_is_not_noted(real):
+    def fork(self, parent, child, owner=-1):
+        real(self, parent, child, owner)
+        self.forked[parent] = False
+
+    return fork
+
+
+@fault(PageChanges, "copy")
+def copy_is_forgotten(real):
+    return lambda self, sources, targets: None
+
+
+@fault(PageChanges, "copy")
+def wrong_page_is_copied(real):
+    return lambda self, sources, targets: real(self, np.full_like(sources, sources.min()), targets)
+
+
+@fault(CacheManager, "_let_go")
+def page_that_is_copied_is_free_before_the_copy(real):
+    return lambda self, pages, after_step: real(self, pages, None if after_step == self._step else after_step)
+
+
+@fault(CacheManager, "_shared_from")
+def all_shared_pages_but_the_first_are_written_to(real):
+    return lambda self, row, index: real(self, row, index)[:1]
+
+
+# Eviction
+
+
+@fault(PrefixCache, "_idle_run", "play")
+def held_page_is_evicted(real):
+    def idle_run(self, leaf, most):
+        counts, self._counts = self._counts, np.zeros_like(self._counts)
+        try:
+            return real(self, leaf, most)
+        finally:
+            self._counts = counts
+
+    return idle_run
+
+
+@fault(PrefixCache, "revive")
+def page_that_is_held_again_may_be_evicted(real):
+    def revive(self, nodes):
+        withdraw, self.policy.withdraw = self.policy.withdraw, lambda node: None
+        real(self, nodes)
+        self.policy.withdraw = withdraw
+
+    return revive
+
+
+@fault(PrefixCache, "_idle_run")
+def page_is_evicted_before_those_that_come_after_it(real):
+    def idle_run(self, leaf, most):
+        parent = self.index.parent[leaf]
+        return [leaf] if parent == NONE or not self.idle(parent) else [parent]
+
+    return idle_run
+
+
+@fault(PrefixCache, "_offer_if_leaf")
+def page_that_nothing_comes_after_is_never_offered(real):
+    return lambda self, node: None if node != NONE and self.index.parent[node] == NONE else real(self, node)
+
+
+# Tables and what the executor is told
+
+
+@fault(PageTables, "append")
+def widening_forgets_the_pages_so_far(real):
+    def append(self, row, pages):
+        columns = self.pages.shape[2]
+        real(self, row, pages)
+        if self.pages.shape[2] > columns:
+            self.pages[:, row, :columns] = 0
+
+    return append
+
+
+@fault(PageTables, "clear")
+def cleared_table_keeps_its_pages(real):
+    return lambda self, row: None
+
+
+@fault(PageChanges, "grew")
+def changes_tell_the_wrong_place(real):
+    return lambda self, row, index, pages: real(self, row, index + bool(index), pages)
+
+
+@fault(PageChanges, "left")
+def changes_tell_of_a_row_that_left(real):
+    return lambda self, row: None
+
+
+@fault(CacheManager, "covers")
+def covers_is_off_by_one(real):
+    return lambda self, rows, ends: real(self, rows, ends - 1)

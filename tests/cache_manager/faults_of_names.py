@@ -1,0 +1,85 @@
+"""Bugs to plant in the names of pages, and in the search for them."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+from cache_manager.manager import CacheManager
+from cache_manager.page_names import NAME_BYTES, PageChain, PageNamer
+from cache_manager.prefix import NONE, PrefixIndex
+from tests.cache_manager.faults import FAULTS, Fault, fault
+
+
+def short_names(real):
+    """So short that they collide: no fault, since hits are confirmed."""
+
+    def link(self, parent, contents):
+        names = []
+        for content in contents:
+            parent = bytes([real(self, parent, [content])[0][0] & 1]) * NAME_BYTES
+            names.append(parent)
+        return names
+
+    return link
+
+
+SHORT_NAMES = Fault(PageNamer, "link", short_names, "collisions")
+
+
+@fault(PrefixIndex, "_confirmed", "collisions", (SHORT_NAMES,))
+def hit_is_not_confirmed(real):
+    return lambda self, found, chain: len(found)
+
+
+@fault(PrefixIndex, "child", "collisions", (SHORT_NAMES,))
+def page_is_published_after_another_ones(real):
+    return lambda self, parent, chain, index: self._node_named.get(chain.names[index], NONE)
+
+
+@fault(PrefixIndex, "unnamed_until", "collisions", (SHORT_NAMES,))
+def name_is_given_twice(real):
+    return lambda self, chain, start, end: end
+
+
+@fault(CacheManager, "match")
+def bound_of_a_match_is_ignored(real):
+    return lambda self, chain, most: real(self, chain, most + self.layout.page_size)
+
+
+@contextmanager
+def scope_of(chain, **changes):
+    scope, chain.scope = chain.scope, replace(chain.scope, **changes)
+    yield
+    chain.scope = scope
+
+
+@fault(CacheManager, "match")
+def span_that_hits_whole_or_not_at_all_is_hit_in_part(real):
+    def match(self, chain, most):
+        with scope_of(chain, whole=0):
+            return real(self, chain, most)
+
+    return match
+
+
+def names_without(**changes):
+    """Chains are named as if their scope had been changed so."""
+
+    def make(real):
+        def extras(self, tokens, start, end):
+            with scope_of(self, **{k: v(self.scope) if callable(v) else v for k, v in changes.items()}):
+                yield from list(real(self, tokens, start, end))
+
+        return extras
+
+    return make
+
+
+for left_out, changes in {
+    "tenant_is_left_out_of_names": {"tenant": ""},
+    "salt_is_left_out_of_names": {"salt": ""},
+    "span_that_hits_whole_is_left_out_of_names": {"whole": 0},
+    "public_page_is_named_privately": {"public": 0},
+    "private_page_is_named_publicly": {"public": lambda scope: scope.public * 2},
+    "image_is_left_out_of_names": {"images": lambda s: tuple(replace(image, digest=b"") for image in s.images)},
+}.items():
+    FAULTS[left_out] = Fault(PageChain, "_extras", names_without(**changes), "play")

@@ -1,0 +1,45 @@
+"""Short ways to put something into a cache manager."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cache_manager.manager import CacheManager, Match
+from cache_manager.page_names import PageChain, PageNamer, Scope
+from tests.cache_manager.sequences import SECRET
+
+SHARED = Scope()
+
+
+def chain(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -> PageChain:
+    made = PageNamer(SECRET, b"model", manager.layout.page_size).chain(scope)
+    made.extend(np.array(tokens, np.int32))
+    return made
+
+
+def match(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -> Match:
+    """Of all tokens, the last one too."""
+    return manager.match(chain(manager, tokens, scope), len(tokens))
+
+
+def start(manager: CacheManager, row: int, tokens: Sequence[int], owner: int = -1) -> None:
+    """Opens the row with what is cached of the tokens, and pages for all of them."""
+    names = chain(manager, tokens)
+    found = manager.match(names, len(tokens) - 1)
+    manager.open(row, owner, names, found)
+    assert manager.grow(row, found.tokens, len(tokens))
+
+
+def leave(manager: CacheManager, tokens: Sequence[int], row: int = 0) -> list[int]:
+    """Somebody has computed these tokens and left; returns the pages that they were in."""
+    start(manager, row, tokens)
+    manager.publish(row, len(tokens), None)
+    pages = manager.tables.row(row)[0].tolist()
+    manager.release(row, None)
+    return pages
+
+
+def told(manager: CacheManager) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """What the next plan tells: grown, copies, freed."""
+    changes = manager.take_changes()
+    return changes.grown().tolist(), changes.copies().tolist(), sorted(changes.freed_pages().tolist())

@@ -1,0 +1,125 @@
+"""Which cached page goes first: leaves only, tail before head; and what a page's life is counted as."""
+
+import numpy as np
+import pytest
+
+from cache_manager.cached import LIFETIMES, Cause
+from cache_manager.eviction import LeastRecentlyUsed
+from cache_manager.policies import POLICIES
+from tests.cache_manager.sample import leave, match, start
+from tests.cache_manager.sequences import make_manager
+
+A, B = [1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2]
+
+
+def evict(manager, count):
+    """Somebody comes who needs so many pages beyond the free ones, and leaves."""
+    row = int(np.flatnonzero(manager.tables.held == 0)[0])
+    size = manager.layout.page_size
+    assert manager.grow(row, 0, (manager.allocator.free + count) * size)
+    manager.release(row, None)
+
+
+def found(manager, *prompts):
+    return [match(manager, prompt).tokens for prompt in prompts]
+
+
+def test_the_tail_goes_before_the_head():
+    manager = make_manager(page_size=2, pages=3, rows=2)
+    leave(manager, A)
+    for tokens in (4, 2, 0):
+        evict(manager, 1)
+        assert found(manager, A) == [tokens]
+
+
+def test_who_left_longest_ago_goes_first():
+    manager = make_manager(page_size=2, pages=6, rows=2)
+    leave(manager, A)
+    leave(manager, B)
+    leave(manager, A)
+    evict(manager, 2)
+    assert found(manager, A, B) == [6, 2]
+    evict(manager, 2)
+    assert found(manager, A, B) == [4, 0]
+
+
+def test_a_head_that_others_go_on_from_goes_after_them():
+    manager = make_manager(page_size=2, pages=4, rows=2)
+    leave(manager, [1, 1, 2, 2])
+    leave(manager, [1, 1, 3, 3])
+    evict(manager, 1)
+    assert found(manager, [1, 1, 2, 2], [1, 1, 3, 3]) == [2, 4]
+    evict(manager, 1)
+    assert found(manager, [1, 1, 2, 2], [1, 1, 3, 3]) == [2, 2]
+
+
+def test_what_is_held_is_not_evicted():
+    manager = make_manager(page_size=2, pages=3, rows=2)
+    leave(manager, A)
+    start(manager, 0, [1, 1, 1, 9])
+    assert manager.free == 1
+    assert not manager.grow(1, 0, 4)
+    assert found(manager, A) == [4]
+    assert manager.grow(1, 0, 2)
+    assert found(manager, A) == [2]
+
+
+@pytest.mark.parametrize("most", [0, 2, 3])
+def test_a_cache_shrinks_to_what_is_asked_and_what_it_gives_up_is_free(most):
+    manager = make_manager(page_size=2, pages=4, rows=2)
+    leave(manager, A)
+    manager.shrink_cache(most)
+    assert found(manager, A) == [2 * most]
+    assert (manager.prefix.cached, manager.free, manager.allocator.free) == (most, 4, 4 - most)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values())
+def test_any_policy_gives_up_only_what_it_was_offered(policy):
+    chosen = policy(8)
+    chosen.published([0, 1, 2, 3], [bytes([i]) * 32 for i in range(4)])
+    chosen.released(np.array([0, 1, 2, 3], np.int32))
+    for node in (3, 1, 2):
+        chosen.offer(node)
+    chosen.withdraw(1)
+    assert sorted(chosen.choose() for _ in range(2)) == [2, 3]
+    chosen.offer(0)
+    assert chosen.choose() == 0
+    assert chosen.going([0, 1]) in (1, 2)
+
+
+def test_a_queue_of_withdrawn_offers_does_not_grow():
+    policy = LeastRecentlyUsed(8)
+    for _ in range(1000):
+        policy.released(np.array([5], np.int32))
+        policy.offer(5)
+        policy.withdraw(5)
+    assert len(policy._queue) < 100
+
+
+def test_causes_and_lifetimes_of_pages_that_lost_their_names():
+    manager = make_manager(page_size=2, pages=8, rows=2)
+    manager.begin(100.0, 1)
+    leave(manager, A)
+    manager.begin(107.0, 2)
+    evict(manager, 2)
+    assert dict(manager.prefix.evicted) == {Cause.CAPACITY: 2}
+    expected = [0] * (len(LIFETIMES) + 1)
+    expected[LIFETIMES.index(10)] = 2
+    assert manager.prefix.lifetimes.tolist() == expected
+    assert manager.prefix.lifetime_seconds == 14.0
+    leave(manager, B)
+    assert manager.reset() == 4
+    start(manager, 0, A)
+    manager.publish(0, 6, None)
+    manager.distrust(0)
+    assert dict(manager.prefix.evicted) == {Cause.CAPACITY: 2, Cause.RESET: 4, Cause.FAULT: 3}
+    assert manager.prefix.lifetimes.sum() == 2, "lifetimes are of pages that lost their place to another"
+
+
+@pytest.mark.parametrize(("seconds", "place"), [(0.05, 0), (0.1, 0), (0.2, 1), (3600, -2), (4000, -1)])
+def test_lifetimes_fall_into_classes_with_their_upper_bounds(seconds, place):
+    manager = make_manager(page_size=2, pages=1, rows=2)
+    leave(manager, [1, 1])
+    manager.begin(seconds, 2)
+    evict(manager, 1)
+    assert manager.prefix.lifetimes[place] == 1
