@@ -1,0 +1,85 @@
+"""What 8-bit KV costs in quality and saves in memory: the demo model's log probabilities of text that it was not
+trained on, teacher-forced, with KV in each dtype beside float32.
+
+python -m bench.kv_precision
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from model.architectures.registry import load_model
+from model.attention.backend import StepShape
+from model.attention.reference import ReferenceAttention
+from model.config import read_config
+from model.inputs.tokenizer import Tokenizer
+from model.weights import Checkpoint
+from rpc.paths import model_directory
+
+PAGE_SIZE = 16
+DTYPES = ("float32", "bfloat16", "int8", "fp8")
+
+
+def log_probabilities(directory: Path, kv_dtype: str, windows: list[list[int]]) -> torch.Tensor:
+    """[tokens, vocabulary] after each token of each window, weights and arithmetic in float32."""
+    config, device = read_config(directory), torch.device("cpu")
+    model = load_model(config, Checkpoint(directory), torch.float32, device)
+    length = len(windows[0])
+    layout = config.kv_layout(PAGE_SIZE, kv_dtype)
+    pages = layout.pages_for(length)
+    attention = ReferenceAttention(layout, pages, config.heads, kv_dtype, device)
+    positions = np.arange(length)
+    table = np.arange(pages, dtype=np.int32).reshape(1, 1, -1)
+    shape = StepShape(np.array([[0, 0, length]], np.int32), positions, positions[None], table)
+    parts = []
+    with torch.inference_mode():
+        for window in windows:
+            plan = attention.plan(shape)
+            everywhere = torch.arange(length)
+            logits = model.forward(torch.tensor(window), everywhere, everywhere, attention, plan)
+            parts.append(torch.log_softmax(logits, -1))
+    return torch.cat(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="model directory, or demo")
+    parser.add_argument("--text", type=Path, help="text to score; default: the last tenth of the demo model's text")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    directory = model_directory(args.model)
+    text = (args.text or directory.parent / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    ids = Tokenizer.load(directory).encode(text if args.text else text[-len(text) // 10 :], True)
+    length = min(512, read_config(directory).context)
+    windows = [ids[at : at + length] for at in range(0, min(args.tokens, len(ids) - length), length)]
+    follows = torch.tensor([token for window in windows for token in [*window[1:], -1]])
+    scored = follows >= 0
+    exact: torch.Tensor | None = None
+    for dtype in DTYPES:
+        found = log_probabilities(directory, dtype, windows)
+        if exact is None:
+            exact = found
+        layout = read_config(directory).kv_layout(PAGE_SIZE, dtype)
+        loss = -found[scored].gather(1, follows[scored, None]).mean().item()
+        divergence = (exact.exp() * (exact - found)).sum(-1)
+        values = {
+            "kv_cache_dtype": dtype,
+            "bytes_a_token": layout.token_bytes,
+            "perplexity": math.exp(loss),
+            "kl_mean": divergence.mean().item(),
+            "kl_largest": divergence.max().item(),
+            "same_top_token": (found.argmax(-1) == exact.argmax(-1)).double().mean().item(),
+        }
+        if args.json:
+            print(json.dumps(values))
+        else:
+            print("  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()))
+
+
+if __name__ == "__main__":
+    main()
