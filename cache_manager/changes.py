@@ -43,6 +43,10 @@ class PageChanges:
         """Nobody reads what these pages hold any more, or would be copied to them."""
         if len(pages):
             self._freed.append(pages)
+        self.not_copied(pages)
+
+    def not_copied(self, pages: Pages) -> None:
+        """Nobody needs a copy in these pages any more."""
         for page in pages.tolist() if self._copies else ():
             self._copies.pop(page, None)
 

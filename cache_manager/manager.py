@@ -244,7 +244,9 @@ class CacheManager:
         if len(nodes):
             self.prefix.policy.released(nodes)
         self._close(row, int(self.named[row]))
-        self._let_go(pages.reshape(-1).copy(), after_step)
+        pages = pages.reshape(-1).copy()
+        self._changes.not_copied(pages[self.allocator.counts[pages] == 1])
+        self._let_go(pages, after_step)
         self.tables.clear(row)
         self._changes.left(row)
         self._chains[row] = None

@@ -122,10 +122,9 @@ def moves(state: State) -> Iterator[Move]:
     for row in world.running():
         if left.forks and free:
             yield "fork", row, 0
-        if world.may_leave(row):
-            yield "finish", row, 0
-            if left.preemptions:
-                yield "preempt", row, 0
+        yield "finish", row, 0
+        if left.preemptions:
+            yield "preempt", row, 0
     if left.resets:
         yield "reset", 0, 0
 

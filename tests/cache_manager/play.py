@@ -106,7 +106,7 @@ class Player:
 
     def _leave(self, again: bool) -> bool:
         row = self._row()
-        if row is None or not self.world.may_leave(row):
+        if row is None:
             return False
         self.world.release(row, again)
         return True

@@ -78,7 +78,6 @@ def test_less_than_a_page_of_tokens_has_no_names(scope):
     assert chain.names == []
 
 
-@pytest.mark.xfail(strict=True, reason="World.may_leave keeps random play away from this; it is to go with the mending")
 def test_nothing_is_copied_for_a_row_that_left_after_an_earlier_step():
     """Its page returns when that step retires, while the step that copies may still be in flight."""
     manager = make_manager(page_size=2, pages=8, rows=2)

@@ -104,7 +104,7 @@ class World(Sequences):
             story = self.rows[row]
             if story is None or story.serial != serial:
                 continue
-            if i == fault and self.may_leave(row):
+            if i == fault:
                 self.distrust(row)
                 self.release(row)
             elif publish:
@@ -139,10 +139,6 @@ class World(Sequences):
                 self._let_go(gone, self.after(story))
         story.table = now
         self._balance()
-
-    def may_leave(self, row: int) -> bool:
-        """See the last test of test_findings.py."""
-        return self.after(self.story(row)) is None or not self.copied(row)
 
     # Trouble
 
