@@ -42,7 +42,7 @@ class ReuseAware:
 
     def __init__(self, pages: int) -> None:
         self._capacity = pages
-        self._now = self._requests = 0
+        self._now = 0
         self._uses = np.zeros(64, np.int32)  # by node: requests that have left
         self._class = np.zeros(64, np.int32)
         self._last = np.full(64, -1, np.int64)  # when the last one left; -1 for none
@@ -73,7 +73,6 @@ class ReuseAware:
 
     def released(self, nodes: NDArray[np.int32]) -> None:
         self._now += len(nodes)
-        self._requests += 1
         self._hazards.advance(self._now)
         seen = nodes[self._last[nodes] >= 0]
         self._hazards.close(self._class[seen], self._last[seen], hit=True)
@@ -124,8 +123,10 @@ class ReuseAware:
 
     def evicted(self, run: Sequence[int], names: Sequence[Name]) -> None:
         nodes = np.array(run)
-        young = self._ghosts[0]
+        young, used = self._ghosts[0], self._last[nodes] >= 0
         young.update(zip(names, (self._last[nodes] * CLASSES + self._class[nodes]).tolist(), strict=True))
+        for i in np.flatnonzero(~used).tolist():  # forgotten before any request has left them
+            del young[names[i]]
         if len(young) >= GHOSTS * self._capacity:
             forgotten = np.fromiter(self._ghosts[1].values(), np.int64)
             self._hazards.close(forgotten % CLASSES, forgotten // CLASSES, hit=False)

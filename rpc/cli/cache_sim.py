@@ -23,7 +23,13 @@ def cache_sim(
             "traces.",
         ),
     ],
-    capacity: Annotated[int, typer.Option(min=1, help="Blocks that the cache holds.")],
+    capacity: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Blocks that are kept from one request to the next; those of the one that is served come on top.",
+        ),
+    ],
     policy: Annotated[
         str, typer.Option(help=f"Which cached block goes first: {', '.join(POLICIES)}.")
     ] = CacheSettings().eviction,

@@ -32,7 +32,7 @@ OUTCOMES = (
 
 
 class Lifetimes(Collector):
-    """How long cached pages were cached until their place was needed: the engine counts, this shows."""
+    """How long ago evicted pages had been published: the engine counts, this shows."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -46,7 +46,7 @@ class Lifetimes(Collector):
         self._seconds += max(0.0, now.lifetime_seconds - before.lifetime_seconds)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        text = "How long a page was cached until its place was needed."
+        text = "From a page's publication until its place was needed."
         family = HistogramMetricFamily("quire_kv_page_lifetime_seconds", text, labels=["model_name"])
         total, buckets = 0, list[tuple[str, float]]()
         for bound, count in zip((*LIFETIMES, float("inf")), self._counts, strict=True):

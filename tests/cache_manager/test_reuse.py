@@ -129,3 +129,14 @@ def test_a_class_that_returns_is_worth_more_than_one_that_does_not() -> None:
         if now > 100:
             hazards.close(np.full(5, 7), np.full(5, now - 40), hit=True)
     assert hazards.worth[7][hazards.age_bin(20)] > 5 * hazards.worth[0][hazards.age_bin(20)]
+
+
+def test_a_page_that_no_request_has_left_is_not_remembered() -> None:
+    """A reset takes the names of held pages too: these were not waited for, and were used by nobody before."""
+    policy = POLICIES["reuse"](10)
+    names = [bytes([i]) * 32 for i in range(3)]
+    policy.published([0, 1, 2], names)
+    policy.released(np.array([0, 1], np.int32))
+    policy.evicted([2, 1, 0], names[::-1])
+    policy.published([5, 6, 7], names)
+    assert policy._uses[[5, 6, 7]].tolist() == [1, 1, 0]  # type: ignore[attr-defined]
