@@ -2,16 +2,21 @@
 
 A page without a holder keeps its name, and its content, until its place is needed. Nothing is set apart for it: cached
 pages count as available.
+
+Where a group of layers has a window, its pages that left the window of a running sequence go first, those that left
+longest ago before the others: they are of use only to who goes on from right there. Then the policy says. A page that
+it cannot reach yet, since what comes after it is held, goes last.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_manager.allocator import Pages
+from cache_manager.allocator import LedgerError, Pages
 from cache_manager.eviction import EvictionPolicy
 from cache_manager.prefix import NONE, PrefixIndex
 
@@ -28,22 +33,30 @@ class Cause(Enum):
 
 
 class PrefixCache:
-    """`counts` is the allocator's: holders by page.
+    """`counts` is the allocator's: holders by page. anchor: a group without a window, so that every node has a page in
+    it, and who holds a page of any group holds this one; None where all groups have windows.
 
-    cached: pages that have a name and no holder. evicted: pages that lost their names, by cause. lifetimes: [classes]
-    how long those lost for their place had been published.
+    slid: cached pages that left the window of a sequence that went on, in that order. cached: pages that have a name
+    and no holder. evicted: pages that lost their names, by cause. lifetimes: [classes] how long what those lost for
+    their place hold had been published.
     """
 
-    def __init__(self, index: PrefixIndex, policy: EvictionPolicy, counts: NDArray[np.int32]) -> None:
-        self.index, self.policy, self._counts = index, policy, counts
+    def __init__(
+        self, index: PrefixIndex, policy: EvictionPolicy, counts: NDArray[np.int32], anchor: int | None = 0
+    ) -> None:
+        self.index, self.policy, self._counts, self.anchor = index, policy, counts, anchor
+        self.slid: dict[int, None] = {}
         self.cached = 0
         self.evicted: Counter[Cause] = Counter()
         self.lifetimes = np.zeros(len(LIFETIMES) + 1, np.int64)
         self.lifetime_seconds = 0.0
 
-    def idle(self, node: int) -> bool:
-        """Whether nobody holds the node's pages."""
-        return not self._counts[self.index.pages[0, node]]
+    def held(self, nodes: Sequence[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Whether somebody holds a page of each."""
+        if self.anchor is not None:
+            return self._counts[self.index.pages[self.anchor, nodes]] > 0
+        pages = self.index.pages[:, nodes]
+        return ((self._counts[pages] > 0) & (pages != NONE)).any(axis=0)
 
     def recount(self) -> None:
         """After counts were put right."""
@@ -62,34 +75,85 @@ class PrefixCache:
             self._offer_if_leaf(node)
         return pages[~named]
 
-    def revive(self, nodes: Sequence[int]) -> None:
-        """These nodes' pages are about to be held (again)."""
-        pages = self.index.pages[:, nodes]
+    def settle_slid(self, pages: Pages) -> Pages:
+        """As `settle`, of pages that left the window of a sequence that goes on."""
+        free = self.settle(pages)
+        self.slid.update(dict.fromkeys(pages[self.index.node_of[pages] != NONE].tolist()))
+        return free
+
+    def revive(self, nodes: Sequence[int], pages: Pages) -> None:
+        """These pages of these nodes, which have them in all groups but for what left a window, are about to be held
+        (again).
+        """
         idle = int(np.count_nonzero(self._counts[pages] == 0))
         if idle:
             self.cached -= idle
             for node in np.array(nodes)[self.index.children[nodes] == 0].tolist():
                 self.policy.withdraw(node)
+            self._not_slid(pages)
+
+    def _not_slid(self, pages: Pages) -> None:
+        for page in pages.tolist() if self.slid else ():
+            self.slid.pop(page, None)
 
     def evict(self, count: int, now: float) -> Pages:
         """Takes the names from at least `count` of the cached pages, of which there are so many; returns them."""
-        index, policy = self.index, self.policy
         given: list[Pages] = []
-        victims: list[int] = []
-        left, groups = count, len(index.pages)
+        born: list[NDArray[np.float64]] = []
+        left = count
         while left > 0:
-            run = self._idle_run(policy.choose(), -(-left // groups))
-            run = run[: policy.going(run)]
-            given.append(index.pages[:, run[::-1]].reshape(-1))
-            policy.evicted(run, index.names(run))
-            parent = index.remove(run)
-            victims += run
-            left -= groups * len(run)
-            self._offer_if_leaf(parent)
+            if self.slid:
+                pages = np.array(list(islice(self.slid, left)), np.int32)
+                born.append(self.index.born[self.index.node_of[pages]])
+                self._evict_slid(pages)
+            elif len(self.policy):
+                run = self._idle_run(self.policy.choose(), -(-left // len(self.index.pages)))
+                run = run[: self.policy.going(run)]
+                pages = self.index.pages_of(run[::-1])
+                born.append(self.index.born[self.index.node_of[pages]])
+                self._evict_run(run, pages)
+            else:
+                self._reach_all()
+                continue
+            given.append(pages)
+            left -= len(pages)
         pages = np.concatenate(given)
         self.cached -= len(pages)
-        self._count(victims, len(pages), Cause.CAPACITY, now)
+        self.evicted[Cause.CAPACITY] += len(pages)
+        lived = now - np.concatenate(born)
+        self.lifetimes += np.bincount(np.searchsorted(LIFETIMES, lived), minlength=len(self.lifetimes))
+        self.lifetime_seconds += float(lived.sum())
         return pages
+
+    def _evict_run(self, run: list[int], pages: Pages) -> None:
+        self._not_slid(pages)
+        self.policy.evicted(run, self.index.names(run))
+        self._lost_child(self.index.remove(run))
+
+    def _evict_slid(self, pages: Pages) -> None:
+        self._not_slid(pages)
+        for node in set(self.index.unbind(pages).tolist()) if self.anchor is None else ():
+            self._lost_child(node)
+
+    def _lost_child(self, node: int) -> None:
+        """Something that came after this node is gone, or its pages are: of nodes without pages only those stay through
+        which others are found.
+        """
+        while self.anchor is None and node != NONE and self._empty_leaf(node):
+            self.policy.withdraw(node)
+            self.policy.evicted([node], self.index.names([node]))
+            node = self.index.remove([node])
+        self._offer_if_leaf(node)
+
+    def _empty_leaf(self, node: int) -> bool:
+        return not self.index.children[node] and bool((self.index.pages[:, node] == NONE).all())
+
+    def _reach_all(self) -> None:
+        """Pages of groups with windows that nobody holds, before others that somebody does."""
+        pages = np.flatnonzero((self._counts == 0) & (self.index.node_of != NONE))
+        if not len(pages):
+            raise LedgerError(f"{self.cached} pages are counted as cached, none is")
+        self.slid.update(dict.fromkeys(pages.tolist()))
 
     def _idle_run(self, leaf: int, most: int) -> list[int]:
         """A leaf and those before it, tail first, that nobody holds and that nothing else comes after."""
@@ -100,43 +164,36 @@ class PrefixCache:
             run.append(node)
             node = parent[node]
         nodes = np.array(run)
-        kept = (self.index.children[nodes] != 1) | (self._counts[self.index.pages[0, nodes]] > 0)
+        kept = (self.index.children[nodes] != 1) | self.held(nodes)
         kept[0] = False
         return run[: int(kept.argmax())] if kept.any() else run
 
     def _offer_if_leaf(self, node: int) -> None:
-        if node != NONE and not self.index.children[node] and self.idle(node):
+        if node != NONE and not self.index.children[node] and not self.held([node])[0]:
             self.policy.offer(node)
 
-    def forget(self, nodes: Sequence[int], cause: Cause, now: float) -> Pages:
+    def forget(self, nodes: Sequence[int], cause: Cause) -> Pages:
         """Takes the names from these nodes and all that come after them; returns those of their pages that nobody
         holds, which are free.
         """
         doomed = self.index.under(nodes)
-        pages = self.index.pages[:, doomed].T.reshape(-1)
+        pages = self.index.pages_of(doomed)
+        self._not_slid(pages)
         for node in doomed:
             if not self.index.children[node]:
                 self.policy.withdraw(node)
             self.policy.evicted([node], self.index.names([node]))
             self.index.remove([node])
         for parent in {self.index.parent[node] for node in nodes} - set(doomed):
-            self._offer_if_leaf(parent)
+            self._lost_child(parent)
         free = pages[self._counts[pages] == 0]
         self.cached -= len(free)
-        self._count(doomed, len(pages), cause, now)
+        self.evicted[cause] += len(pages)
         return free
 
-    def reset(self, now: float) -> Pages:
+    def reset(self) -> Pages:
         """As `forget`, of everything."""
-        return self.forget([n for n in self.index.all() if self.index.parent[n] == NONE], Cause.RESET, now)
-
-    def _count(self, nodes: Sequence[int], pages: int, cause: Cause, now: float) -> None:
-        self.evicted[cause] += pages
-        if cause is Cause.CAPACITY:
-            lived = now - self.index.born[nodes]
-            classes = np.searchsorted(LIFETIMES, lived)
-            self.lifetimes += np.bincount(classes, minlength=len(self.lifetimes))
-            self.lifetime_seconds += float(lived.sum())
+        return self.forget([n for n in self.index.all() if self.index.parent[n] == NONE], Cause.RESET)
 
 
 PolicyMaker = Callable[[int], EvictionPolicy]

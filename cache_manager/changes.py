@@ -16,15 +16,12 @@ class PageChanges:
         self._copies: dict[int, int] = {}  # from which page, by the page to copy to
         self._freed: list[Pages] = []
 
-    def grew(self, row: int, index: int, pages: Pages) -> None:
-        """pages [groups, n] stand from `index` on in this row's tables."""
-        groups, n = pages.shape
-        part = np.empty((groups, n, 4), np.int32)
-        part[..., 0] = np.arange(groups)[:, None]
-        part[..., 1] = row
-        part[..., 2] = np.arange(index, index + n)
-        part[..., 3] = pages
-        self._grown.append(part.reshape(-1, 4))
+    def grew(self, group: int, row: int, index: int, pages: Pages) -> None:
+        """pages [n] stand from `index` on in this row's table of a group."""
+        n = len(pages)
+        part = np.empty((n, 4), np.int32)
+        part[:, 0], part[:, 1], part[:, 2], part[:, 3] = group, row, np.arange(index, index + n), pages
+        self._grown.append(part)
 
     def grew_each(self, rows: Ints, indices: Ints, pages: Pages) -> None:
         """pages [groups, n] stand in the tables of these n rows, each at its index."""

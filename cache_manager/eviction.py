@@ -19,6 +19,9 @@ class EvictionPolicy(Protocol):
 
     name: str
 
+    def __len__(self) -> int:
+        """Nodes that are offered."""
+
     def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:
         """New nodes, whose pages are held by the request that computed them."""
 
@@ -53,6 +56,9 @@ class LeastRecentlyUsed:
         self._requests = 0
         self._offered: set[int] = set()
         self._queue: list[tuple[int, int]] = []  # entries of nodes that were withdrawn stay until they are met
+
+    def __len__(self) -> int:
+        return len(self._offered)
 
     def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:  # noqa: ARG002
         if max(nodes) >= len(self._used):

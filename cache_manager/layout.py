@@ -1,10 +1,13 @@
 """How many bytes keys and values take: the arithmetic behind pool sizes, estimates and admission.
 
 Only K and V of the KV heads are kept, never queries, so a token costs 2 x layers x KV heads x head_dim x bytes an
-element.
+element. Layers that look no further back than a window keep the pages within it only.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
+
+MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +16,8 @@ class KVLayout:
 
     groups: layer numbers by layer group; layers of a group share page tables. Llama has one group. A page id addresses
     as many bytes in every group, so groups have equally many layers. scale_bytes: beside the elements, for each token
-    and head, K and V apart (8-bit KV).
+    and head, K and V apart (8-bit KV). windows: by group, how many tokens a token sees, itself included, or None for
+    all before it; () where all groups see all.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -22,12 +26,17 @@ class KVLayout:
     element_bytes: int
     page_size: int
     scale_bytes: int = 0
+    windows: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
             raise ValueError(f"page size is {self.page_size}, must be at least 1 token")
         if not self.groups or len({len(group) for group in self.groups}) != 1:
             raise ValueError(f"layer groups must have equally many layers, got {[len(g) for g in self.groups]}")
+        if self.windows and len(self.windows) != len(self.groups):
+            raise ValueError(f"{len(self.groups)} layer groups have {len(self.windows)} windows")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"windows are {self.windows}, each must be at least 1 token")
 
     @property
     def page_bytes(self) -> int:
@@ -40,10 +49,26 @@ class KVLayout:
         """Bytes that one token takes over all groups."""
         return self.page_bytes * len(self.groups) // self.page_size
 
-    def pages_for(self, tokens: int) -> int:
-        """Pages, over all groups, of a sequence that holds so many tokens."""
-        return -(-tokens // self.page_size) * len(self.groups)
+    def window(self, group: int) -> int | None:
+        return self.windows[group] if self.windows else None
 
-    def tokens_in(self, pages: int) -> int:
-        """Tokens that so many pages hold for a single sequence."""
-        return pages // len(self.groups) * self.page_size
+    def pages_before(self, window: int) -> int:
+        """Pages that the first token of a page sees beside its own; 1 at least, so that there is one to go on from."""
+        return max(1, -(-(window - 1) // self.page_size))
+
+    def pages_within(self, window: int, ahead: int) -> int:
+        """Most pages that a sequence holds of a group with this window while `ahead` of its tokens are computed."""
+        return -(-(max(window, self.page_size) - 1 + ahead) // self.page_size) + 1
+
+    def pages_for(self, tokens: int, ahead: int = MOST_TOKENS) -> int:
+        """Pages, over all groups, of a sequence that holds so many tokens, of which at most `ahead` are being computed
+        at one time: what is further back than a window is gone by then.
+        """
+        whole = -(-tokens // self.page_size)
+        windows = self.windows or (None,) * len(self.groups)
+        return sum(whole if window is None else min(whole, self.pages_within(window, ahead)) for window in windows)
+
+    def tokens_in(self, pages: int, ahead: int = MOST_TOKENS) -> int:
+        """Tokens that so many pages hold for a single sequence; no more than `MOST_TOKENS`."""
+        most = range(MOST_TOKENS // self.page_size + 1)
+        return (bisect_right(most, pages, key=lambda n: self.pages_for(n * self.page_size, ahead)) - 1) * self.page_size

@@ -56,8 +56,8 @@ class PageMap:
 
 def holders(manager: CacheManager) -> Iterator[Holder]:
     """Who holds which pages."""
-    for row in np.flatnonzero(manager.tables.held).tolist():
-        yield Holder(False, int(manager.owners[row]), manager.tables.row(row).reshape(-1).copy())
+    for row in np.flatnonzero(manager.tables.held.any(axis=0)).tolist():
+        yield Holder(False, int(manager.owners[row]), manager.tables.row(row))
     for step, parts in manager.in_flight.items():
         yield Holder(True, step, np.concatenate(parts))
 
@@ -105,34 +105,53 @@ def _miscounted(manager: CacheManager) -> list[Imbalance]:
 
 
 def _misnamed(manager: CacheManager) -> list[Imbalance]:
-    """What is wrong in the prefix index: who holds a page holds all before it, and the counts of children are right."""
+    """What is wrong in the prefix index and in what is counted of it."""
+    found = _misplaced(manager)
     index, counts = manager.prefix.index, manager.allocator.counts
+    cached = int(np.count_nonzero((counts == 0) & (index.node_of != NONE)))
+    if cached != manager.prefix.cached:
+        found.append(Imbalance(NONE, f"{cached} pages are cached, {manager.prefix.cached} are counted"))
+    shared = int(np.count_nonzero(counts > 1))
+    slid = list(manager.prefix.slid)
+    if counts[slid].any() or (index.node_of[slid] == NONE).any():
+        found.append(Imbalance(NONE, "pages that left a window are held, or have no name, and may be evicted"))
+    if shared != manager.allocator.shared:
+        found.append(Imbalance(NONE, f"{shared} pages are shared, {manager.allocator.shared} are counted"))
+    return found
+
+
+def _misplaced(manager: CacheManager) -> list[Imbalance]:
+    """Nodes whose pages, parents, holders or numbers of children are wrong: who holds a page holds all before it in
+    groups without a window.
+    """
+    index, held = manager.prefix.index, manager.prefix.held
     nodes = index.all()
     children = dict.fromkeys(nodes, 0)
     found = []
     for node in nodes:
-        page, parent = int(index.pages[0, node]), index.parent[node]
-        if (index.node_of[index.pages[:, node]] != node).any():
+        pages, parent = index.pages_of([node]), index.parent[node]
+        page = int(pages[0]) if len(pages) else NONE
+        if (index.node_of[pages] != node).any():
             found.append(Imbalance(page, f"node {node} names pages that do not know it"))
+        gone = [g for g in range(len(index.pages)) if index.pages[g, node] == NONE and manager.layout.window(g) is None]
+        if gone:
+            found.append(Imbalance(page, f"node {node} has no page in groups {gone}, which have no window"))
+        if not held([node])[0] and manager.allocator.counts[pages].any():
+            found.append(Imbalance(page, f"node {node} is held without its page in a group that has no window"))
         if parent == NONE:
             continue
         if parent not in children:
             found.append(Imbalance(page, f"node {node} comes after node {parent}, which is gone"))
             continue
         children[parent] += 1
-        if counts[page] and not counts[index.pages[0, parent]]:
+        if manager.prefix.anchor is not None and held([node])[0] and not held([parent])[0]:
             found.append(Imbalance(page, f"node {node} is held, node {parent} before it is not"))
-    found += [
-        Imbalance(int(index.pages[0, node]), f"node {node} has {n} children, counts {index.children[node]}")
-        for node, n in children.items()
-        if n != index.children[node]
-    ]
-    cached = int(np.count_nonzero((counts == 0) & (index.node_of != NONE)))
-    if cached != manager.prefix.cached:
-        found.append(Imbalance(NONE, f"{cached} pages are cached, {manager.prefix.cached} are counted"))
-    shared = int(np.count_nonzero(counts > 1))
-    if shared != manager.allocator.shared:
-        found.append(Imbalance(NONE, f"{shared} pages are shared, {manager.allocator.shared} are counted"))
+    for node, n in children.items():
+        if n != index.children[node]:
+            page = int(index.pages[manager.prefix.anchor or 0, node])
+            found.append(Imbalance(page, f"node {node} has {n} children, counts {index.children[node]}"))
+        if not n and not len(index.pages_of([node])):
+            found.append(Imbalance(NONE, f"node {node} has neither pages nor children"))
     return found
 
 

@@ -8,10 +8,11 @@ Full pages are published under a name once their KV has been computed, and other
 PagedAttention, SOSP 2023; naming as in vLLM). Where two rows have computed the same page, the second takes over the
 first one's: a content is named once, and who holds a page holds all before it. A row that writes into a page which it
 shares after a fork gets a copy of that one page first.
-"""
 
-from bisect import bisect_left
-from dataclasses import dataclass, field
+A layer group with a window keeps what the next token sees: pages wholly before it are let go as a sequence goes on.
+Those that have a name stay cached until their place is needed, and a prefix is valid up to where each such group has
+all that the next token sees (as in vLLM's hybrid KV cache manager).
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,52 +21,43 @@ from cache_manager.allocator import LedgerError, PageAllocator, Pages
 from cache_manager.cached import Cause, PolicyMaker, PrefixCache
 from cache_manager.changes import PageChanges
 from cache_manager.eviction import LeastRecentlyUsed
-from cache_manager.layout import KVLayout
-from cache_manager.page_names import Name, PageChain
+from cache_manager.layout import MOST_TOKENS, KVLayout
+from cache_manager.matching import NO_MATCH, Awaited, Frontiers, Match, firsts, last_in_common, valid_pages
+from cache_manager.page_names import PageChain
 from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.tables import PageTables
+
+Ints = NDArray[np.int32]
 
 CLOSED = 2**30  # in `named`: nothing more of this row is published
 
 
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """A page that is being computed: of this index and name, by this row, which has it for this owner."""
-
-    row: int
-    owner: int
-    index: int
-    name: Name
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Match:
-    """What the prefix cache has of a prompt. tokens: a multiple of the page size. nodes: of the prefix index.
-
-    awaited: where a row is computing what comes next, the last page that it has in common with the prompt.
-    """
-
-    tokens: int = 0
-    nodes: list[int] = field(default_factory=list)
-    awaited: Awaited | None = None
-
-
-NO_MATCH = Match()
-
-
 class CacheManager:
-    """Pages for up to `rows` running sequences from a pool of `pages`.
+    """Pages for up to `rows` running sequences from a pool of `pages`. ahead: tokens of one of them that steps in
+    flight compute at most; a group with a window gives no more slots in advance.
 
     returning: pages that lose a holder as steps in flight retire. in_flight: these pages, by the step they wait for.
     named: [rows] pages of each row that are published. owners: [rows] the attempt that each row is held for. forked:
     [rows] whether it may share pages that are still written to. quarantined: pages that `quarantine` has dealt with.
     """
 
-    def __init__(self, layout: KVLayout, pages: int, rows: int, make_policy: PolicyMaker = LeastRecentlyUsed) -> None:
-        self.layout = layout
+    def __init__(
+        self,
+        layout: KVLayout,
+        pages: int,
+        rows: int,
+        make_policy: PolicyMaker = LeastRecentlyUsed,
+        ahead: int = MOST_TOKENS,
+    ) -> None:
+        self.layout, self.ahead = layout, ahead
+        self._groups = range(len(layout.groups))
+        self._windows = {group: window for group in self._groups if (window := layout.window(group)) is not None}
+        # Who holds a page of this group holds all before it: with it, rows are followed through the index.
+        self._anchor = next((group for group in self._groups if group not in self._windows), None)
         self.allocator = PageAllocator(pages)
         self.tables = PageTables(len(layout.groups), rows)
-        self.prefix = PrefixCache(PrefixIndex(len(layout.groups), pages), make_policy(pages), self.allocator.counts)
+        index = PrefixIndex(len(layout.groups), pages, bool(self._windows))
+        self.prefix = PrefixCache(index, make_policy(pages), self.allocator.counts, self._anchor)
         self.returning = 0
         self.named = np.full(rows, CLOSED, np.int32)
         self.owners = np.full(rows, -1, np.int64)
@@ -73,7 +65,7 @@ class CacheManager:
         self._now, self._step = 0.0, 0
         self._chains: list[PageChain | None] = [None] * rows
         self.quarantined: set[int] = set()
-        self._computing: dict[Name, int] = {}  # the row that computes the page which will have this name next
+        self.frontiers = Frontiers()
         self.forked = np.zeros(rows, np.bool_)
         self._sources: dict[int, int] = {}  # how often each page is copied from in the step that is being planned
         self._changes = PageChanges()
@@ -86,6 +78,10 @@ class CacheManager:
     def free(self) -> int:
         """Pages that can be had: free ones, and cached ones that nobody holds."""
         return self.allocator.free + self.prefix.cached
+
+    def slots_unused(self, rows: Ints, scheduled: Ints) -> int:
+        """Places for tokens in pages of these rows that come after those `scheduled`, over all groups."""
+        return int((self.tables.held[:, rows] * self.layout.page_size - scheduled).sum())
 
     def begin(self, now: float, step: int) -> None:
         """From here on the time is `now`, in seconds on any clock, and `step` is planned."""
@@ -107,84 +103,114 @@ class CacheManager:
         size = self.layout.page_size
         most = min(most // size, len(chain.names))
         nodes = self.prefix.index.find(chain, most)
+        if self._windows:
+            del nodes[valid_pages(self.prefix.index, self.layout, nodes) :]
         awaited = self._awaited(chain, len(nodes), most)
         if len(nodes) * size < chain.scope.whole:
             nodes = []
-        return Match(len(nodes) * size, nodes, awaited)
+        return Match(len(nodes) * size, nodes, firsts(self.layout, len(nodes)), awaited)
 
     def _awaited(self, chain: PageChain, index: int, most: int) -> Awaited | None:
-        row = self._computing.get(chain.names[index]) if index < most else None
+        row = self.frontiers.row_of.get(chain.names[index]) if index < most else None
         other = None if row is None else self._chains[row]
         if row is None or other is None:
             return None
-        # Names are chained: two chains are equal up to some index, and nowhere after it.
-        last = bisect_left(
-            range(min(most, len(other.names))), True, lo=index + 1, key=lambda i: _differ(chain, other, i)
-        )
-        return Awaited(row, int(self.owners[row]), last - 1, chain.names[last - 1])
+        last = last_in_common(chain, other, index, most)
+        return Awaited(row, int(self.owners[row]), last, chain.names[last])
 
     def is_computing(self, awaited: Awaited) -> bool:
         """Whether that page is still to come, from that row or from another that was quicker."""
         same = self.owners[awaited.row] == awaited.owner and self.named[awaited.row] <= awaited.index
-        return bool(same) and awaited.name not in self.prefix.index
+        return bool(same) and not self.prefix.index.complete(awaited.name)
+
+    def _pages_of(self, match: Match) -> list[Pages]:
+        """By group."""
+        pages = self.prefix.index.pages
+        return [pages[g, match.nodes[match.firsts[g] :] if match.firsts else match.nodes] for g in self._groups]
 
     def needed(self, match: Match, tokens: int) -> int:
-        """Pages that a sequence of so many tokens which goes on from `match` takes out of `free`."""
-        held = np.count_nonzero(self.allocator.counts[self.prefix.index.pages[:, match.nodes]])
-        return self.layout.pages_for(tokens) - int(held)
+        """Pages that a sequence of so many tokens which goes on from `match` takes out of `free` at most."""
+        whole, need = -(-tokens // self.layout.page_size), 0
+        for group, pages in zip(self._groups, self._pages_of(match), strict=True):
+            most = whole - (match.firsts[group] if match.firsts else 0)
+            if group in self._windows:
+                most = min(most, self.layout.pages_within(self._windows[group], self.ahead))
+            need += most - int(np.count_nonzero(self.allocator.counts[pages]))
+        return need
+
+    def promised(self, rows: Ints, tokens: Ints) -> int:
+        """Pages that groups with windows will take on for these rows, until so many tokens of each are computed, beyond
+        those that they hold.
+        """
+        promised, tables, whole = 0, self.tables, -(-tokens // self.layout.page_size)
+        for group, window in self._windows.items():
+            first, held = tables.first[group, rows], tables.held[group, rows]
+            most = np.minimum(whole - first, self.layout.pages_within(window, self.ahead))
+            promised += int(np.maximum(most - (held - first), 0).sum())
+        return promised
 
     def open(self, row: int, owner: int = -1, chain: PageChain | None = None, match: Match = NO_MATCH) -> None:
         """Starts a table with the pages of a match of this moment. owner: the attempt, for the ledger. chain: None
         publishes nothing. Raises LedgerError where the row still holds pages.
         """
-        if self.tables.held[row]:
-            raise LedgerError(f"row {row} is opened while it holds {self.tables.held[row]} pages")
+        if self.tables.held[:, row].any():
+            raise LedgerError(f"row {row} is opened while it holds {len(self.tables.row(row))} pages")
         self.owners[row], self._chains[row], self.forked[row] = owner, chain, False
         self.named[row] = CLOSED if chain is None else len(match.nodes)
         if match.nodes:
-            self.prefix.revive(match.nodes)
-            pages = self.prefix.index.pages[:, match.nodes]
-            self.allocator.hold(pages.reshape(-1))
-            self.tables.append(row, pages)
-            self._changes.grew(row, 0, pages)
+            pages = self._pages_of(match)
+            together = np.concatenate(pages)
+            self.prefix.revive(match.nodes, together)
+            self.allocator.hold(together)
+            for group, first in enumerate(match.firsts or [0] * len(pages)):
+                self.tables.start(group, row, first, pages[group])
+                self._changes.grew(group, row, first, pages[group])
         self._set_frontier(row, len(match.nodes))
 
-    def covers(self, rows: NDArray[np.int32], ends: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def covers(self, rows: Ints, ends: Ints) -> NDArray[np.bool_]:
         """For each row, whether it can write positions below its end, from its last page on, without `grow`."""
-        return (self.tables.held[rows] * self.layout.page_size >= ends) & ~self.forked[rows]
+        slots = self.tables.held[:, rows] * self.layout.page_size
+        return (slots >= ends).all(axis=0) & ~self.forked[rows]
 
     def grow(self, row: int, start: int, end: int) -> bool:
-        """Gives the row slots of its own for positions start .. end - 1. False, and nothing changed, where pages are
-        lacking.
+        """Gives the row slots of its own for positions start .. end - 1, in groups with windows for `ahead` of these.
+        False, and nothing changed, where pages are lacking.
         """
-        size, groups = self.layout.page_size, len(self.layout.groups)
-        held = int(self.tables.held[row])
-        missing = max(0, -(-end // size) - held)
+        size, tables = self.layout.page_size, self.tables
+        soon = min(end, start + self.ahead)
+        missing = [
+            max(0, -(-(soon if group in self._windows else end) // size) - int(tables.held[group, row]))
+            for group in self._groups
+        ]
         shared = self._shared_from(row, start // size) if self.forked[row] else []
-        taken = self._take((missing + len(shared)) * groups)
+        taken = self._take(sum(missing) + len(shared))
         if taken is None:
             return False
-        pages = taken.reshape(groups, missing + len(shared))
-        if missing:
-            self.tables.append(row, pages[:, :missing])
-            self._changes.grew(row, held, pages[:, :missing])
-        for i, index in enumerate(shared):
-            self._unshare(row, index, pages[:, missing + i], start > index * size)
+        for group, n in enumerate(missing):
+            pages, taken = taken[:n], taken[n:]
+            if n:
+                self._changes.grew(group, row, int(tables.held[group, row]), pages)
+                tables.append(group, row, pages)
+        for i, (group, index) in enumerate(shared):
+            self._unshare(group, row, index, taken[i : i + 1], start > index * size)
         self.forked[row] = False
         return True
 
-    def grow_by_page(self, rows: NDArray[np.int32]) -> bool:
-        """One more page for each of these distinct rows, none of which shares its last one. False, and nothing changed,
-        where pages are lacking.
+    def lack_a_page(self, rows: Ints, ends: Ints) -> bool:
+        """Whether one more page in every group is what each of these rows needs to write below its end."""
+        due = -(-ends // self.layout.page_size) - 1
+        return bool((self.tables.held[:, rows] == due).all() and not self.forked[rows].any())
+
+    def grow_by_page(self, rows: Ints) -> bool:
+        """One more page in every group for each of these distinct rows, for which `lack_a_page` holds. False, and
+        nothing changed, where pages are lacking.
         """
-        groups, n = len(self.layout.groups), len(rows)
-        taken = self._take(n * groups)
+        taken = self._take(len(rows) * len(self._groups))
         if taken is None:
             return False
-        pages = taken.reshape(groups, n)
-        indices = self.tables.held[rows]
+        pages = taken.reshape(len(self._groups), len(rows))
+        self._changes.grew_each(rows, self.tables.held[0, rows], pages)
         self.tables.append_each(rows, pages)
-        self._changes.grew_each(rows, indices, pages)
         return True
 
     def fork(self, parent: int, child: int, owner: int = -1) -> None:
@@ -192,13 +218,26 @@ class CacheManager:
         chain = self._chains[parent]
         named = self.named[parent]
         self.open(child, owner)
-        pages = self.tables.row(parent).copy()
-        self.allocator.hold(pages.reshape(-1))
-        self.tables.append(child, pages)
-        self._changes.grew(child, 0, pages)
+        self.allocator.hold(self.tables.row(parent))
+        for group in self._groups:
+            first, pages = int(self.tables.first[group, parent]), self.tables.of(group, parent).copy()
+            self.tables.start(group, child, first, pages)
+            self._changes.grew(group, child, first, pages)
         self._chains[child] = None if chain is None else chain.copy()
         self.named[child] = named
         self.forked[parent] = self.forked[child] = True
+
+    def slide(self, rows: Ints, computed: Ints) -> None:
+        """Lets go of pages that no position from `computed` on of these rows sees. All steps that compute earlier ones
+        have retired, and what they filled is published.
+        """
+        size, tables = self.layout.page_size, self.tables
+        for group, window in self._windows.items():
+            # A row goes on from the last page that it has published.
+            firsts = np.minimum(np.maximum(computed - window + 1, 0) // size, np.maximum(self.named[rows] - 1, 0))
+            for i in np.flatnonzero(firsts > tables.first[group, rows]).tolist():
+                gone = tables.cut(group, int(rows[i]), int(firsts[i]))
+                self._free(self.prefix.settle_slid(self.allocator.drop(gone)))
 
     def publish(self, row: int, computed: int, after_step: int | None) -> None:
         """Names the row's full pages below position `computed`, whose KV is computed; its chain must reach so far.
@@ -210,8 +249,8 @@ class CacheManager:
         if chain is None or full <= start:
             return
         end = self._trusted(row, start, full)
-        node = int(index.node_of[self.tables.pages[0, row, start - 1]]) if start else NONE
-        if start and node == NONE:  # the page before was forgotten
+        node = self._last_node(row, start)
+        if node is None:
             self._close(row, start)
             return
         self._forget_frontier(row, start)
@@ -238,13 +277,11 @@ class CacheManager:
 
     def release(self, row: int, after_step: int | None) -> None:
         """Empties the row's table. Its pages are let go at once (None), or when `after_step` has retired."""
-        pages = self.tables.row(row)
-        nodes = self.prefix.index.node_of[pages[0]]
-        nodes = nodes[nodes != NONE]
+        nodes = self._nodes_of(row)
         if len(nodes):
             self.prefix.policy.released(nodes)
         self._close(row, int(self.named[row]))
-        pages = pages.reshape(-1).copy()
+        pages = self.tables.row(row)
         self._changes.not_copied(pages[self.allocator.counts[pages] == 1])
         self._let_go(pages, after_step)
         self.tables.clear(row)
@@ -254,18 +291,33 @@ class CacheManager:
     def distrust(self, row: int) -> None:
         """What this row computed or read may be wrong: none of its pages keeps its name, nor any that came after."""
         pages = self.tables.row(row)
-        nodes = self.prefix.index.node_of[pages[0]]
-        self._free(self.prefix.forget(nodes[nodes != NONE].tolist(), Cause.FAULT, self._now))
+        self._free(self.prefix.forget(self._nodes_of(row).tolist(), Cause.FAULT))
         for other in np.flatnonzero(self.named != CLOSED).tolist():
-            if other == row or np.isin(self.tables.row(other), pages).any():  # forks hold some of its pages
+            forks = np.isin(self.tables.row(other), pages).any()  # they hold some of its pages
+            if other == row or forks or self._last_node(other, int(self.named[other])) is None:
                 self._close(other, int(self.named[other]))
+
+    def _nodes_of(self, row: int) -> NDArray[np.int32]:
+        """Nodes of all pages that the row has or had, in order."""
+        index, chain = self.prefix.index, self._chains[row]
+        if self._anchor is not None:
+            nodes = index.node_of[self.tables.of(self._anchor, row)]
+            return nodes[nodes != NONE]
+        return np.array([] if chain is None else index.find(chain, len(chain.names)), np.int32)
+
+    def _last_node(self, row: int, named: int) -> int | None:
+        """The node of the last of so many pages of a row that are published; None where it was forgotten."""
+        if not named:
+            return NONE
+        node = int(self.prefix.index.node_of[self.tables.pages[self._anchor or 0, row, named - 1]])
+        return None if node == NONE else node
 
     def reset(self) -> int:
         """Forgets all that is published: how many pages. Running rows keep theirs and publish no more of them."""
         before = self.prefix.evicted[Cause.RESET]
         for row in np.flatnonzero(self.named != CLOSED).tolist():
             self._close(row, int(self.named[row]))
-        self._free(self.prefix.reset(self._now))
+        self._free(self.prefix.reset())
         return self.prefix.evicted[Cause.RESET] - before
 
     def shrink_cache(self, pages: int) -> None:
@@ -279,7 +331,7 @@ class CacheManager:
         nodes = self.prefix.index.node_of[pages]
         self.allocator.set_aside(pages, "wrong in the ledger")
         self.allocator.counts[pages] = counts
-        self._free(self.prefix.forget(nodes[nodes != NONE].tolist(), Cause.FAULT, self._now))
+        self._free(self.prefix.forget(nodes[nodes != NONE].tolist(), Cause.FAULT))
         self.prefix.recount()
         self.allocator.recount()
 
@@ -322,57 +374,62 @@ class CacheManager:
         return start + int(wrong.argmax()) if wrong.any() else end
 
     def _set_frontier(self, row: int, index: int) -> None:
-        """The page of this index is the row's next; others may wait for it, if its tokens are known by now."""
+        """The page of this index is the row's next; others may wait for it."""
         chain = self._chains[row]
-        if chain is not None and self.named[row] != CLOSED and index < len(chain.names):
-            self._computing.setdefault(chain.names[index], row)
+        if chain is not None and self.named[row] != CLOSED:
+            self.frontiers.set(row, chain, index)
 
     def _forget_frontier(self, row: int, index: int) -> None:
         chain = self._chains[row]
-        if chain is not None and index < len(chain.names) and self._computing.get(chain.names[index]) == row:
-            del self._computing[chain.names[index]]
+        if chain is not None:
+            self.frontiers.forget(row, chain, index)
 
     def _close(self, row: int, start: int) -> None:
         """The row, whose pages up to index `start` are published, publishes no more."""
         self._forget_frontier(row, start)
         self.named[row] = CLOSED
 
-    def _shared_from(self, row: int, index: int) -> list[int]:
-        """Indices from `index` on whose pages other rows hold too."""
-        pages = self.tables.row(row)[0, index:].tolist()
-        counts, sources = self.allocator.counts, self._sources
-        return [index + i for i, page in enumerate(pages) if counts[page] - sources.get(page, 0) > 1]
+    def _shared_from(self, row: int, index: int) -> list[tuple[int, int]]:
+        """Groups and indices, from `index` on, of pages that other rows hold too."""
+        counts, sources, tables = self.allocator.counts, self._sources, self.tables
+        return [
+            (group, i)
+            for group in self._groups
+            for i in range(index, int(tables.held[group, row]))
+            if counts[page := int(tables.pages[group, row, i])] - sources.get(page, 0) > 1
+        ]
 
-    def _unshare(self, row: int, index: int, pages: Pages, written: bool) -> None:
-        """Puts pages [groups] of its own in the row's table, and has them filled from those before if they had been
-        written to. These wait for the step that copies.
+    def _unshare(self, group: int, row: int, index: int, page: Pages, written: bool) -> None:
+        """Puts a page [1] of its own in the row's table, and has it filled from the one before if that had been
+        written to; which then waits for the step that copies.
         """
-        before = self.tables.replace(row, index, pages)
-        self._changes.grew(row, index, pages[:, None])
+        before = self.tables.replace(group, row, index, page)
+        self._changes.grew(group, row, index, page)
         if written:
-            self._changes.copy(before, pages)
-            for page in before.tolist():
-                self._sources[page] = self._sources.get(page, 0) + 1
+            self._changes.copy(before, page)
+            self._sources[int(before[0])] = self._sources.get(int(before[0]), 0) + 1
             self._let_go(before, self._step)
         else:
             self._drop(before)
 
     def _take_over(self, row: int, index: int, node: int, after_step: int | None) -> bool:
-        """Replaces the row's pages of this index by the node's, which have the same content. Not where a fork shares
-        them: it would hold pages that come after the node's without holding these.
+        """Replaces the row's pages of this index by the node's, which have the same content; where the node has lost
+        its page, the row's becomes the node's. Not where a fork shares the row's: it would hold pages that come after
+        the node's without holding these.
         """
-        own, pages = self.tables.pages[:, row, index], self.prefix.index.pages[:, node].copy()
-        if (own == pages).all():
-            return True
-        if (self.allocator.counts[own] > 1).any():
+        own, pages = self.tables.pages[:, row, index].copy(), self.prefix.index.pages[:, node]
+        lost = pages == NONE
+        groups = np.flatnonzero((own != pages) & ~lost)
+        if (self.allocator.counts[own[groups]] > 1).any():
             return False
-        self.prefix.revive([node])
-        self.allocator.hold(pages)
-        before = self.tables.replace(row, index, pages)
-        self._changes.grew(row, index, pages[:, None])
-        self._let_go(before, after_step)
+        if lost.any():
+            self.prefix.index.bind(node, np.where(lost, own, NONE))
+        if len(groups):
+            pages = self.prefix.index.pages[groups, node]
+            self.prefix.revive([node], pages)
+            self.allocator.hold(pages)
+            for i, group in enumerate(groups.tolist()):
+                self.tables.replace(group, row, index, pages[i : i + 1])
+                self._changes.grew(group, row, index, pages[i : i + 1])
+            self._let_go(own[groups], after_step)
         return True
-
-
-def _differ(one: PageChain, other: PageChain, index: int) -> bool:
-    return one.names[index] != other.names[index]

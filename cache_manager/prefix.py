@@ -1,15 +1,17 @@
 """Prefix index: which page has the keys and values of which tokens. It names pages, it does not hold them.
 
-A trie of nodes, one for each named place in some sequence; a node has a page in every layer group. Nodes are numbers
-into flat lists. A lookup goes by name, one dict probe a page, and is then confirmed: each node must have the content
-asked for and the node before it as its parent. So even where two contents have one name, nobody gets another's page.
+A trie of nodes, one for each named place in some sequence; a node has a page in every layer group, but for groups with
+a window, where a page that left it may be gone before its node. Nodes are numbers into flat lists. A lookup goes by
+name, one dict probe a page, and is then confirmed: each node must have the content asked for and the node before it as
+its parent. So even where two contents have one name, nobody gets another's page.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cache_manager.allocator import Pages
 from cache_manager.page_names import Name, PageChain
@@ -18,13 +20,15 @@ NONE = -1  # no node, no page: the parent of a first page
 
 
 class PrefixIndex:
-    """For a pool of `pages` pages. node_of: [pages] the node of each page, NONE for one without a name.
+    """For a pool of `pages` pages. windows: some groups have windows. node_of: [pages] the node of each page, NONE for
+    one without a name.
 
-    By node: pages [groups, nodes]; parent, the node before it; children [nodes], how many come after it; born [nodes],
-    when it was published, in seconds on the scheduler's clock.
+    By node: pages [groups, nodes], NONE where there is none; parent, the node before it; children [nodes], how many
+    come after it; born [nodes], when it was published, in seconds on the scheduler's clock.
     """
 
-    def __init__(self, groups: int, pages: int) -> None:
+    def __init__(self, groups: int, pages: int, windows: bool = False) -> None:
+        self._windows = windows
         self.node_of = np.full(pages, NONE, np.int32)
         self.pages = np.full((groups, 64), NONE, np.int32)
         self.children = np.zeros(64, np.int32)
@@ -39,8 +43,10 @@ class PrefixIndex:
         """Named places."""
         return len(self._node_named)
 
-    def __contains__(self, name: Name) -> bool:
-        return name in self._node_named
+    def complete(self, name: Name) -> bool:
+        """Whether this name is given, to a page in every group."""
+        node = self._node_named.get(name)
+        return node is not None and not (self._windows and (self.pages[:, node] == NONE).any())
 
     def find(self, chain: PageChain, most: int) -> list[int]:
         """Nodes of the chain's pages from its first one on, at most so many, up to the first that is not here."""
@@ -77,6 +83,25 @@ class PrefixIndex:
 
     def names(self, nodes: Iterable[int]) -> list[Name]:
         return [self._names[node] for node in nodes]
+
+    def pages_of(self, nodes: Sequence[int] | NDArray[np.int32]) -> Pages:
+        """Their pages, group by group."""
+        pages = self.pages[:, nodes].reshape(-1)
+        return pages[pages != NONE] if self._windows else pages
+
+    def bind(self, node: int, pages: Pages) -> None:
+        """pages: [groups], NONE where the node has one. These, which have no name, are the node's from now on."""
+        new = pages != NONE
+        self.pages[new, node] = pages[new]
+        self.node_of[pages[new]] = node
+
+    def unbind(self, pages: Pages) -> NDArray[np.int32]:
+        """Takes the names from these pages, whose nodes keep them. Returns the nodes."""
+        nodes = self.node_of[pages]
+        groups, which = np.nonzero(self.pages[:, nodes] == pages)
+        self.pages[groups, nodes[which]] = NONE
+        self.node_of[pages] = NONE
+        return nodes
 
     def unnamed_until(self, chain: PageChain, start: int, end: int) -> int:
         """Up to which index the chain's names from `start` on, which is free, can be given, each once."""
@@ -132,7 +157,7 @@ class PrefixIndex:
         before it, with no other child. Returns the node before the last of them.
         """
         deque(map(self._node_named.__delitem__, self.names(run)), maxlen=0)  # a loop, as C runs it
-        self.node_of[self.pages[:, run]] = NONE
+        self.node_of[self.pages_of(run)] = NONE
         parent = self.parent[run[-1]]
         if parent != NONE:
             self.children[parent] -= 1

@@ -52,6 +52,9 @@ class ReuseAware:
         self._ghosts: tuple[dict[Name, int], dict[Name, int]] = ({}, {})
         self._hazards = Hazards(pages)
 
+    def __len__(self) -> int:
+        return len(self._offered)
+
     def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:
         self._widen(max(nodes) + 1)
         index = np.array(nodes)

@@ -7,28 +7,36 @@ from cache_manager.allocator import Pages
 
 
 class PageTables:
-    """`pages[group, row, index]` is the page of positions index x page_size and on; `held[row]` says how many are set.
+    """`pages[group, row, index]` is the page of positions index x page_size and on. Set are those of the indices from
+    `first[group, row]` to `held[group, row]` - 1; those before have left the group's window.
 
-    All groups of a row hold equally many pages. Columns grow as sequences do, so a long context limit costs nothing.
+    Columns grow as sequences do, so a long context limit costs nothing.
     """
 
     def __init__(self, groups: int, rows: int) -> None:
         self.pages = np.zeros((groups, rows, 8), np.int32)
-        self.held = np.zeros(rows, np.int32)
+        self.first = np.zeros((groups, rows), np.int32)
+        self.held = np.zeros((groups, rows), np.int32)
 
-    def append(self, row: int, pages: Pages) -> None:
-        """pages: [groups, n], the next n pages of this row in every group."""
-        start = int(self.held[row])
-        end = start + pages.shape[1]
+    def start(self, group: int, row: int, index: int, pages: Pages) -> None:
+        """pages: [n], the row's first ones, at this index."""
+        self.first[group, row] = self.held[group, row] = index
+        self.append(group, row, pages)
+
+    def append(self, group: int, row: int, pages: Pages) -> None:
+        """pages: [n], the next ones of this row."""
+        start = int(self.held[group, row])
+        end = start + len(pages)
         self._widen(end)
-        self.pages[:, row, start:end] = pages
-        self.held[row] = end
+        self.pages[group, row, start:end] = pages
+        self.held[group, row] = end
 
     def append_each(self, rows: NDArray[np.int32], pages: Pages) -> None:
-        """pages: [groups, n], the next page of each of these n distinct rows in every group."""
-        self._widen(int(self.held[rows].max(initial=0)) + 1)
-        self.pages[:, rows, self.held[rows]] = pages
-        self.held[rows] += 1
+        """pages: [groups, n], the next page of each of these n distinct rows, which hold as many in every group."""
+        indices = self.held[0, rows]
+        self._widen(int(indices.max(initial=0)) + 1)
+        self.pages[:, rows, indices] = pages
+        self.held[:, rows] += 1
 
     def _widen(self, columns: int) -> None:
         have = self.pages.shape[2]
@@ -36,15 +44,25 @@ class PageTables:
             room = max(columns, 2 * have) - have
             self.pages = np.pad(self.pages, ((0, 0), (0, 0), (0, room)))
 
-    def replace(self, row: int, index: int, pages: Pages) -> Pages:
-        """pages: [groups], from now on those of this index. Returns the ones before."""
-        before = self.pages[:, row, index].copy()
-        self.pages[:, row, index] = pages
+    def replace(self, group: int, row: int, index: int, page: Pages) -> Pages:
+        """page: [1], from now on that of this index. Returns the one before."""
+        before = self.pages[group, row, index : index + 1].copy()
+        self.pages[group, row, index] = page[0]
         return before
 
+    def cut(self, group: int, row: int, first: int) -> Pages:
+        """Takes the pages before this index out of the table; returns them."""
+        gone = self.pages[group, row, self.first[group, row] : first].copy()
+        self.first[group, row] = first
+        return gone
+
+    def of(self, group: int, row: int) -> Pages:
+        """[n] pages of this row in a group."""
+        return self.pages[group, row, self.first[group, row] : self.held[group, row]]
+
     def row(self, row: int) -> Pages:
-        """[groups, held] pages of this row."""
-        return self.pages[:, row, : self.held[row]]
+        """[n] pages of this row, group by group."""
+        return np.concatenate([self.of(group, row) for group in range(len(self.pages))])
 
     def clear(self, row: int) -> None:
-        self.held[row] = 0
+        self.first[:, row] = self.held[:, row] = 0

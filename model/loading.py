@@ -40,8 +40,10 @@ class LoadedModel:
     runner: Runner
 
 
-def load(directory: Path, settings: ModelSettings, rows: int, request_limits: RequestLimits) -> LoadedModel:
-    """Raises CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot be met."""
+def load(directory: Path, settings: ModelSettings, rows: int, ahead: int, request_limits: RequestLimits) -> LoadedModel:
+    """rows: sequences that run at once. ahead: tokens of one of them that steps in flight compute at most. Raises
+    CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot be met.
+    """
     config = read_config(directory)
     defaults = read_defaults(directory, config)
     device = _device(settings.device)
@@ -61,12 +63,13 @@ def load(directory: Path, settings: ModelSettings, rows: int, request_limits: Re
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
     tokens = layout.tokens_in(pages)
+    longest = layout.tokens_in(pages, ahead)
     log.info(
         "KV cache: %d pages of %d tokens = %d tokens, %d bytes a token, %.1f MiB (%s, %s attention)",
         pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, kv_dtype,
         attention.name,
     )  # fmt: skip
-    limits = Limits(config.vocabulary, config.context, tokens, rows, request_limits)
+    limits = Limits(config.vocabulary, config.context, longest, rows, request_limits)
     runner = Runner(model, attention, layout, rows, torch.device(device), pages, settings.poison_freed_pages)
     try:
         runner.probe()

@@ -44,8 +44,9 @@ def assemble(config: EngineConfig) -> Parts:
     directory = model_directory(config.model.model)
     rows = config.scheduler.max_sequences
     secret = read_secret(config.cache)
-    loaded = load(directory, config.model, rows, config.request)
-    cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction])
+    ahead = config.scheduler.ahead
+    loaded = load(directory, config.model, rows, ahead, config.request)
+    cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead)
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if config.cache.prefix_cache else None
     return Parts(loaded, Scheduler(config.scheduler, config.queue, cache, namer))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_manager.manager import Awaited
+from cache_manager.matching import Awaited
 from cache_manager.page_names import PageChain
 from scheduler.request import Request
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from cache_manager.cached import Cause
 from cache_manager.ledger import audit, page_map
-from cache_manager.manager import NO_MATCH, CacheManager, Match
+from cache_manager.manager import CacheManager
+from cache_manager.matching import NO_MATCH, Match
 from cache_manager.page_names import PageNamer
 from scheduler.admission import Admission
 from scheduler.events import (
@@ -62,7 +63,7 @@ class _Slices:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.budget = settings.max_batched_tokens
-        self._chunk = settings.prefill_chunk or settings.max_batched_tokens
+        self._chunk = settings.chunk
         self._parts: list[Index] = []
 
     def decodes(self, rows: Index, starts: Index) -> None:
@@ -151,7 +152,7 @@ class Scheduler:
             message = f"not scheduled within {waited:.1f} s"
             self._ends.append(End(sequence.attempt, EndReason.QUEUE_TIMEOUT, message=message, retry_after=1.0))
         joins = list[Join]()
-        preempted = self._make_room_for_decodes()
+        preempted = self._make_room()
         slices = self._running_slices()
         if not preempted:
             self._admit(now, slices, joins)
@@ -201,35 +202,42 @@ class Scheduler:
             return Answer(ask.ticket, page_map=page_map(self.cache))
         return Answer(ask.ticket, forgotten=self.cache.reset())
 
-    def _make_room_for_decodes(self) -> bool:
+    def _make_room(self) -> bool:
         """Gives running rows the pages that this step writes; preempts from the back where they are lacking."""
-        rows = self.rows
-        active = rows.active()
-        ends = rows.scheduled[active] + 1
-        wants = ends <= np.minimum(rows.length, rows.goal - 1)[active]
-        lacking = active[wants & ~self.cache.covers(active, ends)]
-        if not len(lacking) or (not self.cache.forked[lacking].any() and self.cache.grow_by_page(lacking)):
+        rows, cache = self.rows, self.cache
+        active, starts, need = self._wants()
+        ends = starts + np.minimum(need, self.settings.chunk)
+        lacking = ~cache.covers(active, ends)
+        active, ends = active[lacking], ends[lacking]
+        if not len(active) or (cache.lack_a_page(active, ends) and cache.grow_by_page(active)):
             return False
         preempted = False
-        for row in lacking.tolist():
+        for row, end in zip(active.tolist(), ends.tolist(), strict=True):
             start = int(rows.scheduled[row])
-            while rows.serial[row] and not self.cache.grow(row, start, start + 1):
-                if self.cache.returning:
+            while rows.serial[row] and not cache.grow(row, start, end):
+                if cache.returning:
                     break  # pages come back when the step in flight retires: this row sits out one step
                 self._preempt(int(rows.active()[-1]))
                 preempted = True
         return preempted
 
+    def _wants(self) -> tuple[Index, Index, Index]:
+        """Rows that have tokens to compute, from which position on, and how many."""
+        rows = self.rows
+        active = rows.active()
+        need = np.minimum(rows.length, rows.goal - 1)[active] - rows.scheduled[active]
+        active, need = active[need > 0], need[need > 0]
+        return active, rows.scheduled[active], need
+
     def _running_slices(self) -> _Slices:
         """Work for the rows that run: decodes first, then prefills in order while the budget lasts."""
-        rows, slices = self.rows, _Slices(self.settings)
-        active = rows.active()
-        start = rows.scheduled[active]
-        need = np.minimum(rows.length, rows.goal - 1)[active] - start
-        decodes = (need == 1) & self.cache.covers(active, start + 1)
-        slices.decodes(active[decodes], start[decodes])
-        for i in np.flatnonzero(need > 1).tolist():
-            slices.prefill(int(active[i]), int(start[i]), int(need[i]))
+        slices = _Slices(self.settings)
+        active, starts, need = self._wants()
+        covered = self.cache.covers(active, starts + np.minimum(need, self.settings.chunk))
+        decodes = covered & (need == 1)
+        slices.decodes(active[decodes], starts[decodes])
+        for i in np.flatnonzero(covered & (need > 1)).tolist():
+            slices.prefill(int(active[i]), int(starts[i]), int(need[i]))
         return slices
 
     def _admit(self, now: float, slices: _Slices, joins: list[Join]) -> None:
@@ -247,12 +255,17 @@ class Scheduler:
             sequence.awaited = match.awaited
             if match.awaited is not None:
                 continue
-            # One page for each running row stays free: else the newcomer would be the next victim.
-            spare = self.rows.used * len(self.cache.layout.groups)
-            if self.cache.free - spare < self.cache.needed(match, sequence.length):
+            if self.cache.free - self._spare() < self.cache.needed(match, sequence.length):
                 return
             self._start(now, sequence, match, joins)
             slices.prefill(joins[-1].row, match.tokens, sequence.length - match.tokens)
+
+    def _spare(self) -> int:
+        """Pages that stay free for running rows when another one starts, which else would be the next victim: one for
+        each, and what windows will take on for prompts.
+        """
+        active = self.rows.active()
+        return len(active) * len(self.cache.layout.groups) + self.cache.promised(active, self.rows.length[active])
 
     def _match(self, sequence: Sequence) -> Match:
         if self._namer is None:
@@ -334,7 +347,6 @@ class Scheduler:
     def stats(self) -> EngineStats:
         cache, rows = self.cache, self.rows
         active = rows.active()
-        slots = cache.tables.held[active] * cache.layout.page_size
         return EngineStats(
             running=rows.used,
             waiting=len(self.queue),
@@ -343,7 +355,7 @@ class Scheduler:
             pages_total=cache.total,
             pages_cached=cache.prefix.cached,
             pages_shared=cache.allocator.shared,
-            slots_unused=int((slots - rows.scheduled[active]).sum()),
+            slots_unused=cache.slots_unused(active, rows.scheduled[active]),
             steps=self._retired + 1,
             computed_tokens=self._computed,
             recomputed_tokens=self._recomputed,
@@ -363,14 +375,17 @@ class Scheduler:
         self.cache.retire(step)
 
     def _publish(self, flown: _InFlight) -> None:
-        """Pages that a step has filled are there for others, before their rows may end."""
+        """Pages that a step has filled are there for others, before their rows may end; those that no later step of
+        their rows will see are let go.
+        """
         rows, size = self.rows, self.cache.layout.page_size
-        row, start, count = flown.slices.T
-        full = (start + count) // size > self.cache.named[row]
-        for i in np.flatnonzero(full & (rows.serial[row] == flown.serials[row])).tolist():
-            which, computed, last = int(row[i]), int(start[i] + count[i]), int(rows.last_step[row[i]])
-            rows.name_pages(which, computed, size)
-            self.cache.publish(which, computed, last if last > self._retired else None)
+        row, start, count = flown.slices[rows.serial[flown.slices[:, 0]] == flown.serials[flown.slices[:, 0]]].T
+        computed = start + count
+        for i in np.flatnonzero(computed // size > self.cache.named[row]).tolist():
+            which, last = int(row[i]), int(rows.last_step[row[i]])
+            rows.name_pages(which, int(computed[i]), size)
+            self.cache.publish(which, int(computed[i]), last if last > self._retired else None)
+        self.cache.slide(row, computed)
 
     def _audit(self) -> None:
         """A wrong page is a bug of ours that must not become anybody's wrong token, nor everybody's outage."""

@@ -24,6 +24,16 @@ class SchedulerSettings:
         default=1, metadata={"help": "2 plans a step while the one before it runs, which pays on a GPU."}
     )
 
+    @property
+    def chunk(self) -> int:
+        """Most tokens of one sequence in a step."""
+        return self.prefill_chunk or self.max_batched_tokens
+
+    @property
+    def ahead(self) -> int:
+        """Most tokens of one sequence in the steps that are in flight."""
+        return self.chunk * self.steps_in_flight
+
     def __post_init__(self) -> None:
         if not 1 <= self.max_sequences <= MOST_SEQUENCES:
             raise ValueError(f"--max-sequences is {self.max_sequences}, must be in [1, {MOST_SEQUENCES}]")

@@ -24,7 +24,7 @@ def estimate(
     layout = config.kv_layout(page_size, dtype)
     memory = int(free_host_bytes() * HOST_FRACTION) if memory is None else memory
     pages = memory // layout.page_bytes
-    a_sequence = layout.pages_for(length)
+    a_sequence = layout.pages_for(length, ahead=1)  # as it is decoded
     return {
         "architecture": config.architecture,
         "dtype": dtype,

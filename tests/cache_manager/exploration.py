@@ -191,7 +191,7 @@ def alike(state: State) -> tuple[object, ...]:
         (path, label(index.pages[:, node].tolist()), rank[int(policy._used[node])], node in policy._offered)
         for node, path in sorted(paths.items(), key=lambda item: item[1])
     )
-    computing = tuple(sorted((name, place[row]) for name, row in manager._computing.items()))
+    computing = tuple(sorted((name, place[row]) for name, row in manager.frontiers.row_of.items()))
     freed = tuple(sorted(label([p for p in manager._changes.freed_pages().tolist() if p in labels])))
     copies = tuple(map(tuple, (label(pair) for pair in manager._changes.copies().tolist())))
     queue = tuple(map(of, world.queue))

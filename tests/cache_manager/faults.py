@@ -183,7 +183,7 @@ def page_is_published_before_it_is_computed(real):
     def publish(self, row, computed, after_step):
         chain = self._chains[row]
         most = 0 if chain is None else len(chain.names) * self.layout.page_size
-        real(self, row, max(computed, min(most, self.tables.held[row] * self.layout.page_size)), after_step)
+        real(self, row, max(computed, min(most, self.tables.held[0, row] * self.layout.page_size)), after_step)
 
     return publish
 
@@ -205,7 +205,7 @@ def page_is_taken_over_where_a_fork_shares_it(real):
 
 @fault(PrefixCache, "reset")
 def node_outlives_a_reset(real):
-    return lambda self, now: real(self, now) if len(self.index) < 2 else self.forget([], None, now)
+    return lambda self: real(self) if len(self.index) < 2 else self.forget([], None)
 
 
 @fault(CacheManager, "_close")
@@ -235,7 +235,7 @@ def page_is_waited_for_when_nobody_computes_it(real):
 def fork_holds_nothing(real):
     def fork(self, parent, child, owner=-1):
         real(self, parent, child, owner)
-        pages = self.tables.row(child).reshape(-1)
+        pages = self.tables.row(child)
         self.allocator.counts[pages] -= 1
         self.allocator.recount()
 
@@ -258,7 +258,7 @@ def copy_is_forgotten(real):
 
 @fault(PageChanges, "copy")
 def wrong_page_is_copied(real):
-    return lambda self, sources, targets: real(self, np.full_like(sources, sources.min()), targets)
+    return lambda self, sources, targets: real(self, np.zeros_like(sources), targets)
 
 
 @fault(CacheManager, "_let_go")
@@ -288,9 +288,9 @@ def held_page_is_evicted(real):
 
 @fault(PrefixCache, "revive")
 def page_that_is_held_again_may_be_evicted(real):
-    def revive(self, nodes):
+    def revive(self, nodes, pages):
         withdraw, self.policy.withdraw = self.policy.withdraw, lambda node: None
-        real(self, nodes)
+        real(self, nodes, pages)
         self.policy.withdraw = withdraw
 
     return revive
@@ -300,7 +300,7 @@ def page_that_is_held_again_may_be_evicted(real):
 def page_is_evicted_before_those_that_come_after_it(real):
     def idle_run(self, leaf, most):
         parent = self.index.parent[leaf]
-        return [leaf] if parent == NONE or not self.idle(parent) else [parent]
+        return [leaf] if parent == NONE or self.held([parent])[0] else [parent]
 
     return idle_run
 
@@ -315,9 +315,9 @@ def page_that_nothing_comes_after_is_never_offered(real):
 
 @fault(PageTables, "append")
 def widening_forgets_the_pages_so_far(real):
-    def append(self, row, pages):
+    def append(self, group, row, pages):
         columns = self.pages.shape[2]
-        real(self, row, pages)
+        real(self, group, row, pages)
         if self.pages.shape[2] > columns:
             self.pages[:, row, :columns] = 0
 
@@ -331,7 +331,7 @@ def cleared_table_keeps_its_pages(real):
 
 @fault(PageChanges, "grew")
 def changes_tell_the_wrong_place(real):
-    return lambda self, row, index, pages: real(self, row, index + bool(index), pages)
+    return lambda self, group, row, index, pages: real(self, group, row, index + bool(index), pages)
 
 
 @fault(PageChanges, "left")

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cache_manager.manager import CacheManager, Match
+from cache_manager.manager import CacheManager
+from cache_manager.matching import Match
 from cache_manager.page_names import PageChain, PageNamer, Scope
 from tests.cache_manager.sequences import SECRET
 
@@ -34,7 +35,7 @@ def leave(manager: CacheManager, tokens: Sequence[int], row: int = 0) -> list[in
     """Somebody has computed these tokens and left; returns the pages that they were in."""
     start(manager, row, tokens)
     manager.publish(row, len(tokens), None)
-    pages = manager.tables.row(row)[0].tolist()
+    pages = manager.tables.of(0, row).tolist()
     manager.release(row, None)
     return pages
 

@@ -14,12 +14,18 @@ import numpy as np
 from cache_manager.cached import PolicyMaker
 from cache_manager.eviction import LeastRecentlyUsed
 from cache_manager.layout import KVLayout
-from cache_manager.manager import NO_MATCH, Awaited, CacheManager, Match
+from cache_manager.manager import CacheManager
+from cache_manager.matching import NO_MATCH, Awaited, Match
 from cache_manager.page_names import PageChain, PageNamer, Scope
 from cache_manager.prefix import NONE
 from tests.cache_manager.device import Device, Prefixes
 
 SECRET = b"a secret of tests"
+
+
+def table(manager: CacheManager, row: int) -> list[list[int]]:
+    """The row's pages by group."""
+    return [manager.tables.of(group, row).tolist() for group in range(len(manager.layout.groups))]
 
 
 def make_layout(page_size: int, groups: int = 1) -> KVLayout:
@@ -135,7 +141,7 @@ class Sequences:
         self._hold(pages)
 
     def _table(self, row: int) -> list[list[int]]:
-        return self.manager.tables.row(row).tolist()
+        return table(self.manager, row)
 
     def _balance(self) -> None:
         """Free is what nobody holds: cached pages cost nothing."""

@@ -40,10 +40,10 @@ def test_rows_that_grow_together_are_told_each_at_its_place():
 
 def test_nothing_is_told_of_a_row_that_left_but_what_came_after():
     changes = PageChanges()
-    changes.grew(1, 0, np.array([[5]], np.int32))
-    changes.grew(2, 0, np.array([[6]], np.int32))
+    changes.grew(0, 1, 0, np.array([5], np.int32))
+    changes.grew(0, 2, 0, np.array([6], np.int32))
     changes.left(1)
-    changes.grew(1, 0, np.array([[7]], np.int32))
+    changes.grew(0, 1, 0, np.array([7], np.int32))
     assert changes.grown().tolist() == [[0, 2, 0, 6], [0, 1, 0, 7]]
 
 

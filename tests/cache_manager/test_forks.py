@@ -4,7 +4,7 @@ import numpy as np
 
 from cache_manager.ledger import verify
 from tests.cache_manager.sample import chain, match, start, told
-from tests.cache_manager.sequences import make_manager
+from tests.cache_manager.sequences import make_manager, table
 
 
 def forked(pages=8, groups=1):
@@ -29,8 +29,8 @@ def test_the_first_to_write_gets_a_copy_and_the_last_writes_in_place():
     told(manager)
     assert manager.grow(0, 3, 4)
     assert manager.grow(1, 3, 4)
-    assert manager.tables.row(0).tolist() == [[0, 2]]
-    assert manager.tables.row(1).tolist() == [[0, 1]]
+    assert table(manager, 0) == [[0, 2]]
+    assert table(manager, 1) == [[0, 1]]
     assert told(manager) == ([[0, 0, 1, 2]], [[1, 2]], [])
     assert manager.returning == 1, "the step copies from it"
     manager.retire(4)
@@ -52,7 +52,7 @@ def test_a_page_that_nobody_wrote_to_is_not_copied():
     manager.fork(0, 1)
     assert manager.grow(1, 2, 4)
     assert told(manager)[1] == []
-    assert manager.tables.row(1).tolist() == [[0, 2]]
+    assert table(manager, 1) == [[0, 2]]
 
 
 def test_a_fork_must_grow_before_it_writes():
@@ -65,9 +65,9 @@ def test_a_fork_must_grow_before_it_writes():
 
 def test_without_room_for_the_copy_nothing_changes():
     manager = forked(pages=2)
-    before = manager.tables.row(1).tolist()
+    before = table(manager, 1)
     assert not manager.grow(1, 3, 4)
-    assert manager.tables.row(1).tolist() == before
+    assert table(manager, 1) == before
     manager.release(0, None)
     assert manager.grow(1, 3, 4), "it is alone now"
     assert told(manager)[1] == []
@@ -94,7 +94,7 @@ def test_a_twin_does_not_take_over_a_page_that_its_twin_holds():
         manager.grow(row, 0, 4)
     manager.fork(0, 1)
     manager.publish(2, 4, None)
-    before = manager.tables.row(0).tolist()
+    before = table(manager, 0)
     manager.publish(0, 4, None)
-    assert manager.tables.row(0).tolist() == before
+    assert table(manager, 0) == before
     verify(manager)

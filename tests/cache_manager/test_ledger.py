@@ -6,7 +6,7 @@ import pytest
 from cache_manager.allocator import LedgerError
 from cache_manager.ledger import audit, imbalances, verify
 from tests.cache_manager.sample import leave, match, start
-from tests.cache_manager.sequences import make_manager
+from tests.cache_manager.sequences import make_manager, table
 
 
 def page(*numbers):
@@ -40,7 +40,7 @@ def test_the_ledger_names_pages_and_holders():
 
 def test_the_ledger_sees_a_page_in_two_tables():
     manager = busy()
-    manager.tables.append(1, page(0)[None])
+    manager.tables.append(0, 1, page(0))
     with pytest.raises(LedgerError, match=r"page 0: .*; count 1, held by \['attempt 11', 'attempt 12'\]"):
         verify(manager)
 
@@ -81,7 +81,7 @@ def wrong_children(manager):
 
 
 def head_not_held(manager):
-    manager.tables.append(0, page(4)[None])
+    manager.tables.append(0, 0, page(4))
     manager.allocator.hold(page(4))
     manager.prefix.cached -= 1
 
@@ -123,7 +123,7 @@ def test_a_held_page_with_a_wrong_count_stays_with_its_holder_and_comes_never_ba
     assert "page 0: " in audit(manager)
     assert audit(manager) == "", "it is told once"
     assert manager.allocator.counts[0] == 1
-    assert manager.tables.row(0).tolist() == [[0]]
+    assert table(manager, 0) == [[0]]
     manager.release(0, None)
     manager.release(1, None)
     manager.retire(7)

@@ -5,11 +5,11 @@ import pytest
 
 from cache_manager.allocator import LedgerError
 from cache_manager.ledger import verify
-from cache_manager.manager import NO_MATCH
+from cache_manager.matching import NO_MATCH
 from cache_manager.page_names import Scope
 from tests.cache_manager.books import SETTINGS, GroupedManagerBooks, ManagerBooks
 from tests.cache_manager.sample import chain, leave, match, start, told
-from tests.cache_manager.sequences import make_manager
+from tests.cache_manager.sequences import make_manager, table
 
 TestManagerBooks = ManagerBooks.TestCase
 TestManagerBooks.settings = SETTINGS
@@ -54,19 +54,19 @@ def test_long_tables_keep_their_first_pages():
     for end in range(1, 33):
         for row in (0, 1):
             assert manager.grow(row, end - 1, end)
-    assert manager.tables.row(0).tolist() == [list(range(0, 64, 2))]
-    assert manager.tables.row(1).tolist() == [list(range(1, 64, 2))]
+    assert table(manager, 0) == [list(range(0, 64, 2))]
+    assert table(manager, 1) == [list(range(1, 64, 2))]
 
 
 def test_rows_that_grow_together_get_a_page_each_in_every_group():
     manager = make_manager(page_size=4, pages=8, rows=3, groups=2)
     manager.grow(2, 0, 4)
     assert manager.grow_by_page(np.array([0, 2], np.int32))
-    tables = [manager.tables.row(row).tolist() for row in range(3)]
+    tables = [table(manager, row) for row in range(3)]
     assert [len(table[0]) for table in tables] == [1, 0, 2]
     assert len({page for table in tables for group in table for page in group}) == 6
     assert not manager.grow_by_page(np.array([0, 2], np.int32))
-    assert [manager.tables.row(row).tolist() for row in range(3)] == tables
+    assert [table(manager, row) for row in range(3)] == tables
     verify(manager)
 
 
@@ -87,7 +87,7 @@ def test_a_prefix_is_found_again_by_who_asks_for_it():
     assert manager.match(chain(manager, [1, 2, 3, 4]), most=3).tokens == 2
     assert match(manager, [1, 2, 3, 4], Scope("other")).tokens == 0
     start(manager, 1, [1, 2, 3, 4, 9])
-    assert manager.tables.row(1)[0].tolist()[:2] == pages[:2]
+    assert table(manager, 1)[0][:2] == pages[:2]
 
 
 def test_a_page_is_published_when_it_is_full_and_computed():
@@ -150,7 +150,7 @@ def test_who_computes_what_another_one_publishes_takes_it_over():
         manager.grow(row, 0, 4)
     manager.publish(0, 4, None)
     manager.publish(1, 4, after_step=7)
-    assert manager.tables.row(0).tolist() == manager.tables.row(1).tolist()
+    assert table(manager, 0) == table(manager, 1)
     assert manager.returning == 2, "a step in flight still reads its own pages"
     manager.retire(7)
     assert manager.free == 6
@@ -178,7 +178,7 @@ def test_a_reset_forgets_all_and_running_rows_keep_their_pages():
     assert manager.prefix.cached == len(manager.prefix.index) == 0
     manager.publish(0, 4, None)
     assert match(manager, [1, 2, 3, 4]).tokens == 0
-    assert manager.tables.row(0).shape == (1, 2)
+    assert len(manager.tables.row(0)) == 2
     assert leave(manager, [1, 2, 3, 4], row=1)
     assert match(manager, [1, 2, 3, 4]).tokens == 4
 

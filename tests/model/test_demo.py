@@ -61,5 +61,5 @@ def test_training_writes_a_directory_that_loads(tmp_path: Path) -> None:
     train.main(out=tmp_path, steps=1, tokens_a_step=1024, dropout=0.2)
     assert (tmp_path / "tokenizer.json").read_text() == (CHECKPOINT / "tokenizer.json").read_text()
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in CHECKPOINT.iterdir()}
-    loaded = load(tmp_path, ModelSettings(kv_cache_memory=2**20), rows=2, request_limits=RequestLimits())
+    loaded = load(tmp_path, ModelSettings(kv_cache_memory=2**20), rows=2, ahead=512, request_limits=RequestLimits())
     assert loaded.config.context == 1024

@@ -25,7 +25,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 def load_it(directory: Path, **settings: object) -> LoadedModel:
     values = {"device": "cpu", "kv_cache_memory": 2**20} | settings
-    return load(directory, ModelSettings(str(directory), **values), 4, RequestLimits())  # type: ignore[arg-type]
+    return load(directory, ModelSettings(str(directory), **values), 4, 512, RequestLimits())  # type: ignore[arg-type]
 
 
 def refusal(directory: Path) -> str:

@@ -250,8 +250,8 @@ def pages_of_a_row_that_faulted_keep_their_names(real):
 
 @fault(PrefixCache, "forget", faults=True)
 def a_fault_takes_only_the_newest_name(real):
-    def forget(self, nodes, cause, now):
-        return real(self, nodes[-1:] if cause is Cause.FAULT else nodes, cause, now)
+    def forget(self, nodes, cause):
+        return real(self, nodes[-1:] if cause is Cause.FAULT else nodes, cause)
 
     return forget
 

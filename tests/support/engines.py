@@ -133,8 +133,10 @@ def make_rig(
     layout = config.kv_layout(page_size, config.dtype if dtype == "auto" else dtype)
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
     model_settings = ModelSettings(str(directory), None, dtype, "cpu", page_size, memory, poison)
-    loaded = load(directory, model_settings, settings.max_sequences, RequestLimits())
-    cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, POLICIES[CacheSettings().eviction])
+    loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits())
+    cache = CacheManager(
+        loaded.layout, loaded.pages, settings.max_sequences, POLICIES[CacheSettings().eviction], settings.ahead
+    )
     namer = PageNamer(bytes(32), loaded.numerics, page_size) if prefix_cache else None
     rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), cache, namer))
     if record_logits:

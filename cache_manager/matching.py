@@ -1,0 +1,80 @@
+"""What the prefix cache has of a prompt, and which running sequence computes what it lacks."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cache_manager.layout import KVLayout
+from cache_manager.page_names import Name, PageChain
+from cache_manager.prefix import NONE, PrefixIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A page that is being computed: of this index and name, by this row, which has it for this owner."""
+
+    row: int
+    owner: int
+    index: int
+    name: Name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """What the prefix cache has of a prompt. tokens: a multiple of the page size. nodes: of the prefix index.
+
+    firsts: by group, from which of these on its pages are used; () where all groups use all. awaited: where a row is
+    computing what comes next, the last page that it has in common with the prompt.
+    """
+
+    tokens: int = 0
+    nodes: list[int] = field(default_factory=list)
+    firsts: tuple[int, ...] = ()
+    awaited: Awaited | None = None
+
+
+NO_MATCH = Match()
+
+
+def valid_pages(index: PrefixIndex, layout: KVLayout, nodes: list[int]) -> int:
+    """How many of these nodes, found from the first one on, make a prefix of which every group with a window has the
+    pages that the next token sees.
+    """
+    counts = np.arange(1, len(nodes) + 1)
+    valid = np.ones(len(nodes), np.bool_)
+    for group, window in enumerate(layout.windows):
+        if window is not None:
+            lacking = index.pages[group, nodes] == NONE
+            run = counts - np.maximum.accumulate(np.where(lacking, counts, 0))  # pages since the last that is lacking
+            valid &= run >= np.minimum(counts, layout.pages_before(window))
+    return int(counts[valid].max(initial=0))
+
+
+def firsts(layout: KVLayout, pages: int) -> tuple[int, ...]:
+    """By group, the first page that is seen from the one after so many; () without windows."""
+    seen = (pages if window is None else layout.pages_before(window) for window in layout.windows)
+    return tuple(max(0, pages - before) for before in seen)
+
+
+class Frontiers:
+    """The page that each row computes next, by the name that it will have."""
+
+    def __init__(self) -> None:
+        self.row_of: dict[Name, int] = {}
+
+    def set(self, row: int, chain: PageChain, index: int) -> None:
+        """It is the chain's page of this index, if its tokens are known by now. The first row to say so has it."""
+        if index < len(chain.names):
+            self.row_of.setdefault(chain.names[index], row)
+
+    def forget(self, row: int, chain: PageChain, index: int) -> None:
+        if index < len(chain.names) and self.row_of.get(chain.names[index]) == row:
+            del self.row_of[chain.names[index]]
+
+
+def last_in_common(one: PageChain, other: PageChain, index: int, most: int) -> int:
+    """The index, below `most`, of the last page that two chains share which share that of `index`."""
+    # Names are chained: two chains are equal up to some index, and nowhere after it.
+    end = min(most, len(other.names))
+    return bisect_left(range(end), True, lo=index + 1, key=lambda i: one.names[i] != other.names[i]) - 1
