@@ -132,7 +132,8 @@ class PrefixCache:
 
     def _evict_slid(self, pages: Pages) -> None:
         self._not_slid(pages)
-        for node in set(self.index.unbind(pages).tolist()) if self.anchor is None else ():
+        nodes = set(self.index.unbind(pages).tolist())
+        for node in nodes if self.anchor is None else ():
             self._lost_child(node)
 
     def _lost_child(self, node: int) -> None:

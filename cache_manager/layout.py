@@ -5,9 +5,24 @@ element. Layers that look no further back than a window keep the pages within it
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 MOST_TOKENS = 2**31 - 1
+
+
+def layer_groups(windows: Sequence[int | None]) -> tuple[tuple[tuple[int, ...], ...], tuple[int | None, ...]]:
+    """`groups` and `windows` of a layout, from the window of each layer: as few groups as can have equally many layers.
+
+    A group without a window, if there is one, comes first.
+    """
+    layers: dict[int | None, list[int]] = {None: []} if None in windows else {}
+    for layer, window in enumerate(windows):
+        layers.setdefault(window, []).append(layer)
+    size = gcd(*map(len, layers.values()))
+    cut = [(window, tuple(of[i : i + size])) for window, of in layers.items() for i in range(0, len(of), size)]
+    return tuple(group for _, group in cut), tuple(window for window, _ in cut) if layers.keys() - {None} else ()
 
 
 @dataclass(frozen=True, slots=True)

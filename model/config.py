@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cache_manager.layout import KVLayout
+from cache_manager.layout import KVLayout, layer_groups
 from model.errors import CheckpointError
 from scheduler.request import InvalidRequest, ModelDefaults, Sampling
 
@@ -17,9 +17,16 @@ KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8":
 """By dtype of the KV pool: bytes of an element, and of the scale of each token and head."""
 
 
+WINDOWED = ("MistralForCausalLM", "MinistralForCausalLM")
+MISTRAL_WINDOW = 4096  # where a config says nothing of it
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What an architecture needs to know. context: longest sequence in tokens. dtype: of the checkpoint's weights."""
+    """What an architecture needs to know. context: longest sequence in tokens. windows: by layer, how many tokens a
+    token sees, itself included; None for all before it. dtype: of the checkpoint's weights.
+    """
 
     architecture: str
     vocabulary: int
@@ -35,13 +42,15 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     tied_embeddings: bool
+    windows: tuple[int | None, ...]
     dtype: str
     eos_token_ids: tuple[int, ...]
 
     def kv_layout(self, page_size: int, dtype: str) -> KVLayout:
         """dtype: of the KV pool."""
         element, scale = KV_BYTES[dtype]
-        return KVLayout((tuple(range(self.layers)),), self.kv_heads, self.head_dim, element, page_size, scale)
+        groups, windows = layer_groups(self.windows)
+        return KVLayout(groups, self.kv_heads, self.head_dim, element, page_size, scale, windows)
 
 
 class _Fields:
@@ -122,6 +131,7 @@ def read_config(directory: Path) -> ModelConfig:
         attention_bias=fields.get("attention_bias", bool, False),
         mlp_bias=fields.get("mlp_bias", bool, False),
         tied_embeddings=fields.get("tie_word_embeddings", bool, False),
+        windows=_windows(fields, architectures[0]),
         dtype=dtype,
         eos_token_ids=_eos(path, values, fields.positive("vocab_size")) or (),
     )
@@ -135,6 +145,25 @@ def _refuse_unsupported(path: Path, values: dict[str, Any]) -> None:
     activation = values.get("hidden_act", "silu")
     if activation != "silu":
         raise CheckpointError(f"{path}: 'hidden_act' is {activation!r}, only 'silu' is supported")
+
+
+def _windows(fields: _Fields, architecture: str) -> tuple[int | None, ...]:
+    """By layer. A window that no sequence of the model's context can leave is none."""
+    layers, values = fields.positive("num_hidden_layers"), fields.values
+    if architecture not in WINDOWED:
+        return (None,) * layers
+    if "sliding_window" in values and values["sliding_window"] is None:
+        window = None
+    else:
+        window = fields.positive("sliding_window", MISTRAL_WINDOW)
+    kinds = fields.get("layer_types", list, [SLIDING] * layers)
+    if len(kinds) != layers or not all(kind in (SLIDING, FULL) for kind in kinds):
+        raise CheckpointError(
+            f"{fields.path}: 'layer_types' is {kinds!r}, must name {SLIDING!r} or {FULL!r} for each of {layers} layers"
+        )
+    if window is None or window >= fields.positive("max_position_embeddings"):
+        return (None,) * layers
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def _rope_theta(fields: _Fields) -> float:

@@ -23,7 +23,7 @@ class _Layer:
 
 
 class Llama:
-    """LlamaForCausalLM over packed tokens."""
+    """LlamaForCausalLM, MistralForCausalLM and MinistralForCausalLM over packed tokens."""
 
     # Buffers that old checkpoints saved; the output layer of a tied model, which some save although it is the
     # embedding.

@@ -21,7 +21,8 @@ class Model(Protocol):
         """Float32 logits [n, vocabulary] at the packed offsets `wanted` of tokens [tokens] at positions [tokens]."""
 
 
-ARCHITECTURES = {"LlamaForCausalLM": Llama}
+# Mistral (Jiang et al., 2023) and Ministral are Llama, with windows in all layers or in some.
+ARCHITECTURES = {"LlamaForCausalLM": Llama, "MistralForCausalLM": Llama, "MinistralForCausalLM": Llama}
 
 
 def load_model(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Model:

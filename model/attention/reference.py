@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cache_manager.layout import KVLayout
+from cache_manager.layout import MOST_TOKENS, KVLayout
 from model.attention.backend import StepShape
 from model.kv_pool import KVPool
 
@@ -25,37 +25,56 @@ BLOCK = 128  # keys in a block
 TILE_ROWS = 8  # queries x heads of a group in a tile, about: fewer waste less of a decode, more read keys less often
 
 
+LEAST = torch.finfo(torch.float32).min  # below any score: a query may see nothing of the first block of its tile
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """One block of keys for the first `tiles` tiles. slots: [tiles x BLOCK]. hidden: [tiles, rows, BLOCK], True where a
-    query must not look; None where all may.
+class _Keys:
+    """One block of keys for each of the first tiles. positions: [tiles, BLOCK]. hidden: [tiles, rows, BLOCK], True
+    where a query must not look; None where all may.
     """
 
-    tiles: int
-    slots: Tensor
+    positions: NDArray[np.int64]
     hidden: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReferencePlan:
-    """slots: [tokens] of the step's own KV. gather: [tiles x tile] packed index of each query place, tokens where there
-    is none. scatter: [tokens] query place of each packed token. Tiles with more blocks come first.
+class _Tiles:
+    """How the queries of a step are cut, for layers with the same window. Tiles that see more blocks come first.
+
+    row: [tiles] batch row. gather: [tiles x tile] packed index of each query place, tokens where there is none.
+    scatter: [tokens] query place of each packed token.
     """
 
-    slots: Tensor
+    row: NDArray[np.int64]
     gather: Tensor
     scatter: Tensor
-    tiles: int
-    blocks: tuple[_Block, ...]
+    blocks: tuple[_Keys, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _GroupPlan:
+    """For one layer group. slots: [tokens] of the step's own KV. keys: by block, [tiles x BLOCK] slots."""
+
+    tiles: _Tiles
+    slots: Tensor
+    keys: tuple[Tensor, ...]
+
+
+ReferencePlan = tuple[_GroupPlan, ...]
 
 
 class ReferenceAttention:
-    """`AttentionBackend` for one layer group. dtype: of the KV, as in `KVPool`."""
+    """`AttentionBackend` for models whose queries, keys and values are alike in all layers. dtype: of the KV, as in
+    `KVPool`.
+    """
 
     name = "reference"
 
     def __init__(self, layout: KVLayout, pages: int, heads: int, dtype: str, device: torch.device) -> None:
         self._page_size, self._kv_heads = layout.page_size, layout.kv_heads
+        self._windows = [layout.window(group) for group in range(len(layout.groups))]
+        self._place = {layer: (g, i) for g, layers in enumerate(layout.groups) for i, layer in enumerate(layers)}
         self._group = heads // layout.kv_heads
         # Whole 16 bytes in each matrix: MKL's product has other bits for one of a batch that starts elsewhere.
         whole = 4 // math.gcd(self._group, 4)
@@ -64,69 +83,74 @@ class ReferenceAttention:
         self.pool = KVPool(layout, pages, dtype, device)
 
     def plan(self, shape: StepShape) -> ReferencePlan:
-        row, start, count = shape.slices.astype(np.int64).T
+        tiles = {window: self._cut(shape.slices.astype(np.int64), window) for window in set(self._windows)}
+        return tuple(
+            _GroupPlan(
+                tiles[window],
+                self._to_device(shape.slots[group]),
+                tuple(self._slots(shape.tables[group], tiles[window].row, keys) for keys in tiles[window].blocks),
+            )
+            for group, window in enumerate(self._windows)
+        )
+
+    def _cut(self, slices: NDArray[np.int64], window: int | None) -> _Tiles:
+        row, start, count = slices.T
         end, tile = start + count, self._tile
         tiles_of = (end - 1) // tile - start // tile + 1
         owner = np.repeat(np.arange(len(row)), tiles_of)  # the slice of each tile
         number = start[owner] // tile + _ranges(tiles_of)  # which tile of its sequence
         last = np.minimum((number + 1) * tile, end[owner]) - 1  # its last query
-        depth = last // BLOCK + 1
+        before = number * tile + 1 - (window or MOST_TOKENS)  # no query of the tile sees a key that is further back
+        first = np.maximum(before, 0) // BLOCK
+        depth = last // BLOCK + 1 - first
         order = np.argsort(-depth, kind="stable")
-        owner, number, depth = owner[order], number[order], depth[order]
+        owner, number, first, depth = owner[order], number[order], first[order], depth[order]
         positions = number[:, None] * tile + np.arange(tile)
         inside = (positions >= start[owner, None]) & (positions < end[owner, None])
-        first = np.cumsum(count) - count  # packed index of each slice's first token
+        packed = np.cumsum(count) - count  # packed index of each slice's first token
         tokens = int(count.sum())
-        gather = np.where(inside, first[owner, None] + positions - start[owner, None], tokens)
+        gather = np.where(inside, packed[owner, None] + positions - start[owner, None], tokens)
         scatter = np.empty(tokens, np.int64)
         scatter[gather[inside]] = np.flatnonzero(inside)
-        blocks = tuple(
-            self._block(index, row[owner], end[owner], positions, depth, shape.tables[0])
-            for index in range(int(depth[0]))
-        )
-        return ReferencePlan(
-            self._to_device(shape.slots[0]),
-            self._to_device(gather.reshape(-1)),
-            self._to_device(scatter),
-            len(owner),
-            blocks,
-        )
+        # Past the end of a sequence, and before what its first query sees, a key stands in that is hidden, but finite,
+        # where a freed page might hold NaN.
+        held = np.maximum(start + 1 - (window or MOST_TOKENS), 0)[owner], end[owner] - 1
+        blocks = []
+        for i in range(int(depth[0])):
+            n = int(np.count_nonzero(depth > i))
+            keys = (first[:n, None] + i) * BLOCK + np.arange(BLOCK)
+            hidden = keys[:, None, :] > positions[:n, :, None]
+            if window is not None:
+                hidden |= keys[:, None, :] <= positions[:n, :, None] - window
+            mask = self._to_device(hidden.repeat(self._group, axis=1)) if hidden.any() else None
+            blocks.append(_Keys(np.clip(keys, held[0][:n, None], held[1][:n, None]), mask))
+        return _Tiles(row[owner], self._to_device(gather.reshape(-1)), self._to_device(scatter), tuple(blocks))
 
-    def _block(
-        self,
-        index: int,
-        row: NDArray[np.int64],
-        end: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        depth: NDArray[np.int64],
-        table: NDArray[np.int32],
-    ) -> _Block:
-        tiles = int(np.count_nonzero(depth > index))
-        keys = index * BLOCK + np.arange(BLOCK)
-        hidden = keys[None, None, :] > positions[:tiles, :, None]
-        # Past the end of a sequence its last key stands in: hidden, but finite, where a freed page might hold NaN.
-        held = np.minimum(keys[None, :], end[:tiles, None] - 1)
-        slots = table[row[:tiles, None], held // self._page_size].astype(np.int64) * self._page_size
-        slots += held % self._page_size
-        mask = self._to_device(hidden.repeat(self._group, axis=1)) if hidden.any() else None
-        return _Block(tiles, self._to_device(slots.reshape(-1)), mask)
+    def _slots(self, table: NDArray[np.int32], row: NDArray[np.int64], keys: _Keys) -> Tensor:
+        where = keys.positions
+        slots = table[row[: len(where), None], where // self._page_size].astype(np.int64) * self._page_size
+        slots += where % self._page_size
+        return self._to_device(slots.reshape(-1))
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: ReferencePlan) -> None:
-        self.pool.write(layer, plan.slots, keys, values)
+        group, place = self._place[layer]
+        self.pool.write(place, plan[group].slots, keys, values)
 
     def attend(self, layer: int, queries: Tensor, plan: ReferencePlan) -> Tensor:
+        group, place = self._place[layer]
+        cut = plan[group].tiles
         _, heads, dim = queries.shape
-        kv_heads, group, tiles = self._kv_heads, self._group, plan.tiles
-        rows = self._tile * group
+        kv_heads, shared, tiles = self._kv_heads, self._group, len(cut.row)
+        rows = self._tile * shared
         padded = torch.cat((queries.float() * dim**-0.5, queries.new_zeros((1, heads, dim), dtype=torch.float32)))
-        q = padded[plan.gather].view(tiles, self._tile, kv_heads, group, dim)
+        q = padded[cut.gather].view(tiles, self._tile, kv_heads, shared, dim)
         q = q.permute(2, 0, 1, 3, 4).reshape(kv_heads, tiles, rows, dim)
-        top = q.new_full((kv_heads, tiles, rows, 1), -torch.inf)
+        top = q.new_full((kv_heads, tiles, rows, 1), LEAST)
         total = q.new_zeros((kv_heads, tiles, rows, 1))
         mixed = q.new_zeros((kv_heads, tiles, rows, dim))
-        for block in plan.blocks:
-            n = block.tiles
-            k, v = (part.view(kv_heads * n, BLOCK, dim) for part in self.pool.read(layer, block.slots))
+        for block, slots in zip(cut.blocks, plan[group].keys, strict=True):
+            n = len(block.positions)
+            k, v = (part.view(kv_heads * n, BLOCK, dim) for part in self.pool.read(place, slots))
             scores = torch.bmm(q[:, :n].reshape(kv_heads * n, rows, dim), k.transpose(1, 2))
             scores = scores.view(kv_heads, n, rows, BLOCK)
             if block.hidden is not None:
@@ -138,8 +162,8 @@ class ReferenceAttention:
             top[:, :n] = new_top
             total[:, :n].mul_(faded).add_(weights.sum(-1, keepdim=True))
             mixed[:, :n].mul_(faded).add_(product)
-        out = (mixed / total).view(kv_heads, tiles, self._tile, group, dim).permute(1, 2, 0, 3, 4)
-        return out.reshape(tiles * self._tile, heads, dim)[plan.scatter].to(queries.dtype)
+        out = (mixed / total).view(kv_heads, tiles, self._tile, shared, dim).permute(1, 2, 0, 3, 4)
+        return out.reshape(tiles * self._tile, heads, dim)[cut.scatter].to(queries.dtype)
 
     def copy(self, pages: NDArray[np.int32]) -> None:
         self.pool.copy(pages)

@@ -1,6 +1,6 @@
 """The reference back end against plain float64 attention, on ragged slices, random pages and a poisoned pool."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -20,7 +20,9 @@ LAYERS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """lengths: (tokens already in the cache, tokens of the step) of each sequence."""
+    """lengths: (tokens already in the cache, tokens of the step) of each sequence. windows: of each layer; () makes one
+    group of all layers.
+    """
 
     lengths: tuple[tuple[int, int], ...]
     group: int
@@ -29,6 +31,12 @@ class Case:
     page_size: int = 16
     dtype: str = "float32"
     seed: int = 0
+    windows: tuple[int | None, ...] = ()
+
+    @property
+    def layout(self) -> KVLayout:
+        groups = tuple((layer,) for layer in range(LAYERS)) if self.windows else (tuple(range(LAYERS)),)
+        return KVLayout(groups, self.kv_heads, self.head_dim, 4, self.page_size, windows=self.windows)
 
 
 class Pool:
@@ -37,21 +45,23 @@ class Pool:
     def __init__(self, case: Case) -> None:
         self.case, self.rng = case, np.random.default_rng(case.seed)
         self.dtype: torch.dtype = getattr(torch, case.dtype)
-        layout = KVLayout((tuple(range(LAYERS)),), case.kv_heads, case.head_dim, 4, case.page_size)
-        needed = [layout.pages_for(before + now) for before, now in case.lengths]
-        pages = sum(needed) + 5
+        layout = case.layout
+        groups = len(layout.groups)
+        needed = [layout.pages_for(before + now) // groups for before, now in case.lengths]
+        pages = sum(needed) * groups + 5
         self.heads = case.kv_heads * case.group
         self.attention = ReferenceAttention(layout, pages, self.heads, case.dtype, torch.device("cpu"))
         self.attention.poison(np.arange(pages, dtype=np.int32))
         shuffled = self.rng.permutation(pages).astype(np.int32)
         # What stands in a table past a sequence's pages is meaningless: here the id of a page that nobody owns.
         rows = len(case.lengths) + 2
-        self.tables = np.full((1, rows, max(needed) + 3), shuffled[-1], np.int32)
+        self.tables = np.full((groups, rows, max(needed) + 3), shuffled[-1], np.int32)
         self.rows = self.rng.permutation(rows)[: len(case.lengths)]
         first = 0
         for row, count in zip(self.rows, needed, strict=True):
-            self.tables[0, row, :count] = shuffled[first : first + count]
-            first += count
+            for table in self.tables:
+                table[row, :count] = shuffled[first : first + count]
+                first += count
         self.keys, self.values = ([self._random(sum(n), case.kv_heads) for n in case.lengths] for _ in range(2))
         self.queries = [self._random(sum(n), self.heads) for n in case.lengths]
 
@@ -65,10 +75,17 @@ class Pool:
             where = np.arange(start, start + count)
             packed.append((self.rows[sequence], start, count))
             positions.append(where)
-            slots.append(self.tables[0, self.rows[sequence], where // size].astype(np.int64) * size + where % size)
+            slots.append(self.tables[:, self.rows[sequence], where // size].astype(np.int64) * size + where % size)
         return StepShape(
-            np.array(packed, np.int32), np.concatenate(positions), np.concatenate(slots)[None], self.tables
+            np.array(packed, np.int32), np.concatenate(positions), np.concatenate(slots, axis=1), self.tables
         )
+
+    def slide(self, sequence: int, computed: int) -> None:
+        """Pages that no position from `computed` on sees are somebody else's: NaN, and in tables an id of no use."""
+        for table, window in zip(self.tables, self.case.windows, strict=False):
+            dead = max(0, computed + 1 - window) // self.case.page_size if window else 0
+            self.attention.poison(table[self.rows[sequence], :dead])
+            table[self.rows[sequence], :dead] = table[:, -1].max()
 
     def step(self, slices: list[tuple[int, int, int]], layer: int = 0) -> list[Tensor]:
         """Writes and attends; the output of each slice."""
@@ -83,13 +100,15 @@ class Pool:
         return list(mixed.split([count for _, _, count in slices]))
 
 
-def plain_attention(queries: Floats, keys: Floats, values: Floats, start: int) -> Floats:
-    """[tokens, heads, head_dim]: query i stands at position start + i and sees keys up to its own."""
+def plain_attention(queries: Floats, keys: Floats, values: Floats, start: int, window: int | None = None) -> Floats:
+    """[tokens, heads, head_dim]: query i stands at position start + i and sees keys up to its own, `window` of them."""
     group = queries.shape[1] // keys.shape[1]
     mixed = np.empty_like(queries)
     for i, query in enumerate(queries):
+        end = start + i + 1
+        first = max(0, end - window) if window else 0
         for head, vector in enumerate(query):
-            seen = keys[: start + i + 1, head // group], values[: start + i + 1, head // group]
+            seen = keys[first:end, head // group], values[first:end, head // group]
             scores = seen[0] @ vector / np.sqrt(len(vector))
             weights = np.exp(scores - scores.max())
             mixed[i, head] = weights @ seen[1] / weights.sum()
@@ -109,6 +128,7 @@ cases = st.builds(
     page_size=st.sampled_from([1, 2, 7, 16, 64]),
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     seed=st.integers(0, 2**32 - 1),
+    windows=st.sampled_from([(), (), (None, 5), (130, 33), (1, 1), (129, None), (16, 128)]),
 )
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
@@ -118,12 +138,16 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 @example(Case(((0, 300), (255, 1), (127, 2)), group=3, page_size=7))
 @example(Case(((0, 1),), group=1, kv_heads=1, page_size=1))
 @example(Case(((128, 128), (0, 129)), group=8, page_size=16))
+@example(Case(((0, 400), (300, 1), (260, 90)), group=2, page_size=7, windows=(120, 3)))
 def test_equals_plain_attention(case: Case) -> None:
     pool = Pool(case)
     for layer in range(LAYERS):
         history = [(i, 0, before) for i, (before, _) in enumerate(case.lengths) if before]
         if history:
             pool.step(history, layer)
+        for i, (before, _) in enumerate(case.lengths):
+            if layer == LAYERS - 1:  # tables are the same for all layers: those before have been looked at
+                pool.slide(i, before)
         outputs = pool.step([(i, before, now) for i, (before, now) in enumerate(case.lengths)], layer)
         for i, ((before, now), output) in enumerate(zip(case.lengths, outputs, strict=True)):
             expected = plain_attention(
@@ -131,6 +155,7 @@ def test_equals_plain_attention(case: Case) -> None:
                 pool.keys[i].double().numpy(),
                 pool.values[i].double().numpy(),
                 before,
+                case.windows[layer] if case.windows else None,
             )
             np.testing.assert_allclose(output.double().numpy(), expected, atol=TOLERANCE[case.dtype], rtol=0)
 
@@ -141,9 +166,10 @@ def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataOb
     """Sequence 0 in one piece, alone, on pages of 16; then cut at random among the others, on other pages."""
     length = sum(case.lengths[0])
     together = Pool(case)
-    alone = Pool(Case(case.lengths[:1], case.group, case.kv_heads, case.head_dim, 16, case.dtype, case.seed + 1))
+    alone = Pool(replace(case, lengths=case.lengths[:1], page_size=16, seed=case.seed + 1))
     alone.keys[0], alone.values[0], alone.queries[0] = together.keys[0], together.values[0], together.queries[0]
-    (expected,) = alone.step([(0, 0, length)])
+    layer = LAYERS - 1
+    (expected,) = alone.step([(0, 0, length)], layer)
     done = [0] * len(case.lengths)
     pieces = []
     while done[0] < length:
@@ -154,7 +180,9 @@ def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataOb
                 slices.append((i, done[i], count))
                 done[i] += count
         slices = data.draw(st.permutations(slices))
-        outputs = together.step(slices)
+        outputs = together.step(slices, layer)
+        for i, end in enumerate(done):
+            together.slide(i, end)
         pieces.append(outputs[[s[0] for s in slices].index(0)])
     assert torch.equal(torch.cat(pieces).view(torch.uint8), expected.contiguous().view(torch.uint8))
 

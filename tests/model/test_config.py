@@ -72,6 +72,7 @@ def test_both_styles_say_the_same(tmp_path: Path, values: dict[str, Any]) -> Non
         attention_bias=False,
         mlp_bias=False,
         tied_embeddings=False,
+        windows=(None,) * 32,
         dtype="bfloat16",
         eos_token_ids=(128001,),
     )

@@ -1,14 +1,40 @@
-"""Tiny random Llama checkpoints, written by transformers in float32, with a byte-level tokenizer beside them."""
+"""Tiny random checkpoints, written by transformers in float32, with a byte-level tokenizer beside them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, MistralConfig, PretrainedConfig
 
 
 def write_llama(directory: Path, seed: int = 0, shards: bool = False, **changes: object) -> Path:
+    return write(LlamaConfig, directory, seed, shards, **changes)
+
+
+def write_mistral(directory: Path, window: int | None, seed: int = 0, **changes: object) -> Path:
+    """All layers have this window."""
+    return write(MistralConfig, directory, seed, sliding_window=window, **changes)
+
+
+def write_ministral(directory: Path, window: int, kinds: str, seed: int = 0, **changes: object) -> Path:
+    """kinds: a letter a layer, f for full attention, s for one with this window."""
+    layers = [{"f": "full_attention", "s": "sliding_attention"}[kind] for kind in kinds]
+    return write(
+        MinistralConfig,
+        directory,
+        seed,
+        sliding_window=window,
+        layer_types=layers,
+        num_hidden_layers=len(layers),
+        head_dim=16,  # its class needs it said
+        **changes,
+    )
+
+
+def write(
+    kind: type[PretrainedConfig], directory: Path, seed: int = 0, shards: bool = False, **changes: object
+) -> Path:
     """A random checkpoint whose logits are spread enough that greedy decoding has clear winners.
 
     Norms and biases are random too: transformers makes them 1 and 0, which would hide a model that leaves them out.
@@ -29,7 +55,7 @@ def write_llama(directory: Path, seed: int = 0, shards: bool = False, **changes:
         "pad_token_id": None,
         "dtype": "float32",
     } | changes
-    model = LlamaForCausalLM(LlamaConfig(**values)).eval()
+    model = AutoModelForCausalLM.from_config(kind(**values)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias"):
@@ -43,7 +69,7 @@ def write_llama(directory: Path, seed: int = 0, shards: bool = False, **changes:
 
 def greedy_ids(directory: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
     """What transformers generates for each prompt, alone, in float32; end tokens do not end it."""
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     outputs = []
     for prompt in prompts:
