@@ -34,7 +34,8 @@ class Cause(Enum):
 
 class PrefixCache:
     """`counts` is the allocator's: holders by page. anchor: a group without a window, so that every node has a page in
-    it, and who holds a page of any group holds this one; None where all groups have windows.
+    it, and who holds a page of any group holds this one; None where all groups have windows. gone: is told of each run
+    of nodes that made place for others, the last one first.
 
     slid: cached pages that left the window of a sequence that went on, in that order. cached: pages that have a name
     and no holder. evicted: pages that lost their names, by cause. lifetimes: [classes] how long what those lost for
@@ -42,8 +43,14 @@ class PrefixCache:
     """
 
     def __init__(
-        self, index: PrefixIndex, policy: EvictionPolicy, counts: NDArray[np.int32], anchor: int | None = 0
+        self,
+        index: PrefixIndex,
+        policy: EvictionPolicy,
+        counts: NDArray[np.int32],
+        anchor: int | None = 0,
+        gone: Callable[[list[int]], None] | None = None,
     ) -> None:
+        self._gone = gone
         self.index, self.policy, self._counts, self.anchor = index, policy, counts, anchor
         self.slid: dict[int, None] = {}
         self.cached = 0
@@ -111,7 +118,8 @@ class PrefixCache:
                 run = run[: self.policy.going(run)]
                 pages = self.index.pages_of(run[::-1])
                 born.append(self.index.born[self.index.node_of[pages]])
-                self._evict_run(run, pages)
+                self._not_slid(pages)
+                self._lost_child(self._remove(run))
             else:
                 self._reach_all()
                 continue
@@ -125,10 +133,12 @@ class PrefixCache:
         self.lifetime_seconds += float(lived.sum())
         return pages
 
-    def _evict_run(self, run: list[int], pages: Pages) -> None:
-        self._not_slid(pages)
+    def _remove(self, run: list[int]) -> int:
         self.policy.evicted(run, self.index.names(run))
-        self._lost_child(self.index.remove(run))
+        parent = self.index.remove(run)
+        if self._gone is not None:
+            self._gone(run)
+        return parent
 
     def _evict_slid(self, pages: Pages) -> None:
         self._not_slid(pages)
@@ -142,8 +152,7 @@ class PrefixCache:
         """
         while self.anchor is None and node != NONE and self._empty_leaf(node):
             self.policy.withdraw(node)
-            self.policy.evicted([node], self.index.names([node]))
-            node = self.index.remove([node])
+            node = self._remove([node])
         self._offer_if_leaf(node)
 
     def _empty_leaf(self, node: int) -> bool:
@@ -174,8 +183,8 @@ class PrefixCache:
             self.policy.offer(node)
 
     def forget(self, nodes: Sequence[int], cause: Cause) -> Pages:
-        """Takes the names from these nodes and all that come after them; returns those of their pages that nobody
-        holds, which are free.
+        """Takes the names from these nodes and all that come after them, as `PrefixIndex.under` says; returns those of
+        their pages that nobody holds, which are free.
         """
         doomed = self.index.under(nodes)
         pages = self.index.pages_of(doomed)

@@ -1,4 +1,8 @@
-"""What one step plan must tell its executor of pages: places in page tables, pages to copy, pages that were freed."""
+"""What one step plan must tell its executor of pages: places in page tables, pages to copy in the pool, to the host and
+from there, pages that were freed.
+"""
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +18,8 @@ class PageChanges:
     def __init__(self) -> None:
         self._grown: list[Ints] = []
         self._copies: dict[int, int] = {}  # from which page, by the page to copy to
+        self._outs: dict[int, int] = {}  # from which page, by the host slot to copy to
+        self._ins: dict[int, int] = {}  # from which host slot, by the page to copy to
         self._freed: list[Pages] = []
 
     def grew(self, group: int, row: int, index: int, pages: Pages) -> None:
@@ -44,8 +50,17 @@ class PageChanges:
 
     def not_copied(self, pages: Pages) -> None:
         """Nobody needs a copy in these pages any more."""
-        for page in pages.tolist() if self._copies else ():
+        for page in pages.tolist() if self._copies or self._ins else ():
             self._copies.pop(page, None)
+            self._ins.pop(page, None)
+
+    def swap_out(self, moves: Iterable[tuple[int, int]]) -> None:
+        """moves: page, host slot. What the page holds now goes there, before anything else is done."""
+        self._outs.update((slot, page) for page, slot in moves)
+
+    def swap_in(self, moves: Iterable[tuple[int, int]]) -> None:
+        """moves: host slot, page."""
+        self._ins.update((page, slot) for slot, page in moves)
 
     def left(self, row: int) -> None:
         """The row's sequence has left before the plan: its tables are of no interest any more."""
@@ -58,6 +73,14 @@ class PageChanges:
     def copies(self) -> Ints:
         """[n, 2] of from, to."""
         return np.array([(source, target) for target, source in self._copies.items()], np.int32).reshape(-1, 2)
+
+    def swap_outs(self) -> Ints:
+        """[n, 2] of page, host slot."""
+        return np.array([(page, slot) for slot, page in self._outs.items()], np.int32).reshape(-1, 2)
+
+    def swap_ins(self) -> Ints:
+        """[n, 2] of host slot, page."""
+        return np.array([(slot, page) for page, slot in self._ins.items()], np.int32).reshape(-1, 2)
 
     def freed_pages(self) -> Pages:
         return np.concatenate(self._freed) if self._freed else np.empty(0, np.int32)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from cache_manager.allocator import LedgerError, Pages
 from cache_manager.manager import CacheManager
-from cache_manager.prefix import NONE
+from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.tier import FIRST, HostTier
 
 MOST_SHOWN = 8
 
@@ -73,7 +74,8 @@ def page_map(manager: CacheManager) -> PageMap:
 
 def imbalances(manager: CacheManager) -> list[Imbalance]:
     """All that is wrong."""
-    return _miscounted(manager) + _misnamed(manager)
+    kept = [] if manager.tier is None else _miskept(manager.tier, manager.prefix.index)
+    return _miscounted(manager) + _misnamed(manager) + kept
 
 
 def _expected_counts(manager: CacheManager) -> NDArray[np.int64]:
@@ -152,6 +154,17 @@ def _misplaced(manager: CacheManager) -> list[Imbalance]:
             found.append(Imbalance(page, f"node {node} has {n} children, counts {index.children[node]}"))
         if not n and not len(index.pages_of([node])):
             found.append(Imbalance(NONE, f"node {node} has neither pages nor children"))
+    return found
+
+
+def _miskept(tier: HostTier, index: PrefixIndex) -> list[Imbalance]:
+    """Host slots that are in two places or in none, and copies that nobody can come to."""
+    slots = tier.free_slots() + [slot for copy in tier.copies.values() for slot in copy.slots if slot != NONE]
+    times = np.bincount(slots, minlength=tier.slots)
+    found = [Imbalance(NONE, f"host slot {slot} is in {times[slot]} places") for slot in np.flatnonzero(times != 1)]
+    for name, copy in tier.copies.items():
+        if copy.parent != FIRST and copy.parent not in tier.copies and copy.parent not in index:
+            found.append(Imbalance(NONE, f"the copy {name.hex()[:8]} comes after one that is neither cached nor kept"))
     return found
 
 

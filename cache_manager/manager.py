@@ -14,6 +14,8 @@ Those that have a name stay cached until their place is needed, and a prefix is 
 all that the next token sees (as in vLLM's hybrid KV cache manager).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,9 +25,10 @@ from cache_manager.changes import PageChanges
 from cache_manager.eviction import LeastRecentlyUsed
 from cache_manager.layout import MOST_TOKENS, KVLayout
 from cache_manager.matching import NO_MATCH, Awaited, Frontiers, Match, firsts, last_in_common, valid_pages
-from cache_manager.page_names import PageChain
+from cache_manager.page_names import Name, PageChain
 from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.tables import PageTables
+from cache_manager.tier import HostTier
 
 Ints = NDArray[np.int32]
 
@@ -34,11 +37,12 @@ CLOSED = 2**30  # in `named`: nothing more of this row is published
 
 class CacheManager:
     """Pages for up to `rows` running sequences from a pool of `pages`. ahead: tokens of one of them that steps in
-    flight compute at most; a group with a window gives no more slots in advance.
+    flight compute at most; a group with a window gives no more slots in advance. tier: where pages go that are evicted.
 
-    returning: pages that lose a holder as steps in flight retire. in_flight: these pages, by the step they wait for.
-    named: [rows] pages of each row that are published. owners: [rows] the attempt that each row is held for. forked:
-    [rows] whether it may share pages that are still written to. quarantined: pages that `quarantine` has dealt with.
+    swaps: whether the tier is used at the moment. returning: pages that lose a holder as steps in flight retire.
+    in_flight: these pages, by the step they wait for. named: [rows] pages of each row that are published. owners:
+    [rows] the attempt that each row is held for. forked: [rows] whether it may share pages that are still written to.
+    quarantined: pages that `quarantine` has dealt with.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class CacheManager:
         rows: int,
         make_policy: PolicyMaker = LeastRecentlyUsed,
         ahead: int = MOST_TOKENS,
+        tier: HostTier | None = None,
     ) -> None:
         self.layout, self.ahead = layout, ahead
         self._groups = range(len(layout.groups))
@@ -57,7 +62,9 @@ class CacheManager:
         self.allocator = PageAllocator(pages)
         self.tables = PageTables(len(layout.groups), rows)
         index = PrefixIndex(len(layout.groups), pages, bool(self._windows))
-        self.prefix = PrefixCache(index, make_policy(pages), self.allocator.counts, self._anchor)
+        self.prefix = PrefixCache(index, make_policy(pages), self.allocator.counts, self._anchor, self._gone)
+        self.tier = tier
+        self.swaps = tier is not None
         self.returning = 0
         self.named = np.full(rows, CLOSED, np.int32)
         self.owners = np.full(rows, -1, np.int64)
@@ -91,6 +98,8 @@ class CacheManager:
         """All that the plan of the step must tell its executor."""
         changes, self._changes = self._changes, PageChanges()
         self._sources.clear()
+        if self.tier is not None:
+            self.tier.planned(changes)
         return changes
 
     # Sequences
@@ -103,12 +112,21 @@ class CacheManager:
         size = self.layout.page_size
         most = min(most // size, len(chain.names))
         nodes = self.prefix.index.find(chain, most)
-        if self._windows:
-            del nodes[valid_pages(self.prefix.index, self.layout, nodes) :]
+        kept = self.tier.find(chain, len(nodes), most) if self.tier is not None and self.swaps else []
+        pages = len(nodes) + len(kept)
+        if self._windows and pages:
+            pages = self._valid(nodes, kept)
+            nodes, kept = nodes[:pages], kept[: max(0, pages - len(nodes))]
         awaited = self._awaited(chain, len(nodes), most)
-        if len(nodes) * size < chain.scope.whole:
-            nodes = []
-        return Match(len(nodes) * size, nodes, firsts(self.layout, len(nodes)), awaited)
+        if pages * size < chain.scope.whole:
+            nodes, kept, pages = [], [], 0
+        return Match(pages * size, nodes, kept, firsts(self.layout, pages), awaited)
+
+    def _valid(self, nodes: list[int], kept: list[Name]) -> int:
+        there = self.prefix.index.pages[:, nodes]
+        if self.tier is not None and kept:
+            there = np.concatenate((there, self.tier.slots_of(kept)), axis=1)
+        return valid_pages(there, self.layout)
 
     def _awaited(self, chain: PageChain, index: int, most: int) -> Awaited | None:
         row = self.frontiers.row_of.get(chain.names[index]) if index < most else None
@@ -150,14 +168,15 @@ class CacheManager:
         return promised
 
     def open(self, row: int, owner: int = -1, chain: PageChain | None = None, match: Match = NO_MATCH) -> None:
-        """Starts a table with the pages of a match of this moment. owner: the attempt, for the ledger. chain: None
+        """Starts a table with the pages of a match of this moment; its copies stay where they are until the next plan,
+        for `fetch`. owner: the attempt, for the ledger. chain: None
         publishes nothing. Raises LedgerError where the row still holds pages.
         """
         if self.tables.held[:, row].any():
             raise LedgerError(f"row {row} is opened while it holds {len(self.tables.row(row))} pages")
         self.owners[row], self._chains[row], self.forked[row] = owner, chain, False
         self.named[row] = CLOSED if chain is None else len(match.nodes)
-        if match.nodes:
+        if match.tokens:
             pages = self._pages_of(match)
             together = np.concatenate(pages)
             self.prefix.revive(match.nodes, together)
@@ -165,6 +184,8 @@ class CacheManager:
             for group, first in enumerate(match.firsts or [0] * len(pages)):
                 self.tables.start(group, row, first, pages[group])
                 self._changes.grew(group, row, first, pages[group])
+        if self.tier is not None:
+            self.tier.reserve(match.kept)
         self._set_frontier(row, len(match.nodes))
 
     def covers(self, rows: Ints, ends: Ints) -> NDArray[np.bool_]:
@@ -195,6 +216,21 @@ class CacheManager:
             self._unshare(group, row, index, taken[i : i + 1], start > index * size)
         self.forked[row] = False
         return True
+
+    def fetch(self, row: int, match: Match) -> None:
+        """Has the copies that the host tier keeps of a match put into the row's pages, which `grow` has given it."""
+        if self.tier is None or not match.kept:
+            return
+        start = len(match.nodes)
+        pages = self._pages_between(row, start, start + len(match.kept))
+        self._changes.swap_in(self.tier.fetch(match.kept, pages, self._step, row, int(self.owners[row])))
+
+    def arrived(self, step: int, lost: Sequence[int]) -> list[int]:
+        """The step has run. lost: pages whose copies were not what had been put there; these copies are dropped.
+        Returns the rows that were to go on from them, and whatever they have computed since is void.
+        """
+        late = [] if self.tier is None else self.tier.arrived(step, lost)
+        return [row for row, owner in late if self.owners[row] == owner and self.tables.held[:, row].any()]
 
     def lack_a_page(self, rows: Ints, ends: Ints) -> bool:
         """Whether one more page in every group is what each of these rows needs to write below its end."""
@@ -261,7 +297,7 @@ class CacheManager:
                 return
             if known == NONE:
                 stop = index.unnamed_until(chain, start, end)
-                pages = self.tables.pages[:, row, start:stop]
+                pages = self._pages_between(row, start, stop)
                 nodes = index.add(node, chain, start, pages, self._now)
                 self.prefix.policy.published(nodes, chain.names[start:stop])
                 node, start = nodes[-1], stop
@@ -291,7 +327,10 @@ class CacheManager:
     def distrust(self, row: int) -> None:
         """What this row computed or read may be wrong: none of its pages keeps its name, nor any that came after."""
         pages = self.tables.row(row)
-        self._free(self.prefix.forget(self._nodes_of(row).tolist(), Cause.FAULT))
+        chain = self._chains[row]
+        if self.tier is not None and chain is not None:
+            self.tier.forget(chain.names)
+        self._forget(self._nodes_of(row).tolist())
         for other in np.flatnonzero(self.named != CLOSED).tolist():
             forks = np.isin(self.tables.row(other), pages).any()  # they hold some of its pages
             if other == row or forks or self._last_node(other, int(self.named[other])) is None:
@@ -305,19 +344,35 @@ class CacheManager:
             return nodes[nodes != NONE]
         return np.array([] if chain is None else index.find(chain, len(chain.names)), np.int32)
 
+    def _pages_between(self, row: int, start: int, end: int) -> Pages:
+        """[groups, n] pages of these indices, NONE where the row has none since they are behind the group's window."""
+        pages = self.tables.pages[:, row, start:end].copy()
+        for group in self._windows:
+            pages[group, : max(0, int(self.tables.first[group, row]) - start)] = NONE
+        return pages
+
     def _last_node(self, row: int, named: int) -> int | None:
         """The node of the last of so many pages of a row that are published; None where it was forgotten."""
+        chain = self._chains[row]
         if not named:
             return NONE
+        if self._anchor is None and chain is not None and self.tables.first[0, row] >= named:
+            # The row has gone on from copies, all further on than the last of the nodes that these came after.
+            nodes = self.prefix.index.find(chain, named)
+            return nodes[-1] if len(nodes) == named else None
         node = int(self.prefix.index.node_of[self.tables.pages[self._anchor or 0, row, named - 1]])
         return None if node == NONE else node
 
     def reset(self) -> int:
-        """Forgets all that is published: how many pages. Running rows keep theirs and publish no more of them."""
+        """Forgets all that is published, and all copies in the host tier. Returns how many pages were published.
+        Running rows keep theirs and publish no more of them.
+        """
         before = self.prefix.evicted[Cause.RESET]
         for row in np.flatnonzero(self.named != CLOSED).tolist():
             self._close(row, int(self.named[row]))
         self._free(self.prefix.reset())
+        if self.tier is not None:
+            self.tier.clear()
         return self.prefix.evicted[Cause.RESET] - before
 
     def shrink_cache(self, pages: int) -> None:
@@ -331,7 +386,7 @@ class CacheManager:
         nodes = self.prefix.index.node_of[pages]
         self.allocator.set_aside(pages, "wrong in the ledger")
         self.allocator.counts[pages] = counts
-        self._free(self.prefix.forget(nodes[nodes != NONE].tolist(), Cause.FAULT))
+        self._forget(nodes[nodes != NONE].tolist())
         self.prefix.recount()
         self.allocator.recount()
 
@@ -351,6 +406,17 @@ class CacheManager:
                 return None
             self._free(self.prefix.evict(short, self._now))
         return self.allocator.take(count)
+
+    def _gone(self, run: list[int]) -> None:
+        """These nodes made place for others; the last one first."""
+        if self.tier is not None:
+            self._changes.swap_out(self.tier.keep(self.prefix.index, run, self.swaps))
+
+    def _forget(self, nodes: list[int]) -> None:
+        """What these nodes' pages hold, or what came after them, may be wrong."""
+        if self.tier is not None:
+            self.tier.forget(self.prefix.index.names(self.prefix.index.under(nodes)))
+        self._free(self.prefix.forget(nodes, Cause.FAULT))
 
     def _drop(self, pages: Pages) -> None:
         self._free(self.prefix.settle(self.allocator.drop(pages)))
@@ -417,9 +483,9 @@ class CacheManager:
         its page, the row's becomes the node's. Not where a fork shares the row's: it would hold pages that come after
         the node's without holding these.
         """
-        own, pages = self.tables.pages[:, row, index].copy(), self.prefix.index.pages[:, node]
+        own, pages = self._pages_between(row, index, index + 1)[:, 0], self.prefix.index.pages[:, node]
         lost = pages == NONE
-        groups = np.flatnonzero((own != pages) & ~lost)
+        groups = np.flatnonzero((own != pages) & (own != NONE) & ~lost)
         if (self.allocator.counts[own[groups]] > 1).any():
             return False
         if lost.any():

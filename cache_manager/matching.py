@@ -4,10 +4,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cache_manager.layout import KVLayout
 from cache_manager.page_names import Name, PageChain
-from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.prefix import NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,14 @@ class Awaited:
 class Match:
     """What the prefix cache has of a prompt. tokens: a multiple of the page size. nodes: of the prefix index.
 
-    firsts: by group, from which of these on its pages are used; () where all groups use all. awaited: where a row is
+    kept: names of pages after these that have copies in the host tier, counted in tokens. firsts: by group, from which
+    of all these on its pages are used; () where all groups use all. awaited: where a row is
     computing what comes next, the last page that it has in common with the prompt.
     """
 
     tokens: int = 0
     nodes: list[int] = field(default_factory=list)
+    kept: list[Name] = field(default_factory=list)
     firsts: tuple[int, ...] = ()
     awaited: Awaited | None = None
 
@@ -37,15 +40,15 @@ class Match:
 NO_MATCH = Match()
 
 
-def valid_pages(index: PrefixIndex, layout: KVLayout, nodes: list[int]) -> int:
-    """How many of these nodes, found from the first one on, make a prefix of which every group with a window has the
-    pages that the next token sees.
+def valid_pages(pages: NDArray[np.int32], layout: KVLayout) -> int:
+    """pages: [groups, n] what is there of a prefix, page by page, NONE where a group has lost it. How many of these
+    make a prefix of which every group with a window has the pages that the next token sees.
     """
-    counts = np.arange(1, len(nodes) + 1)
-    valid = np.ones(len(nodes), np.bool_)
+    counts = np.arange(1, pages.shape[1] + 1)
+    valid = np.ones(len(counts), np.bool_)
     for group, window in enumerate(layout.windows):
         if window is not None:
-            lacking = index.pages[group, nodes] == NONE
+            lacking = pages[group] == NONE
             run = counts - np.maximum.accumulate(np.where(lacking, counts, 0))  # pages since the last that is lacking
             valid &= run >= np.minimum(counts, layout.pages_before(window))
     return int(counts[valid].max(initial=0))

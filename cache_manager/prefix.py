@@ -43,6 +43,12 @@ class PrefixIndex:
         """Named places."""
         return len(self._node_named)
 
+    def __contains__(self, name: Name) -> bool:
+        return name in self._node_named
+
+    def content(self, node: int) -> bytes:
+        return self._contents[node]
+
     def complete(self, name: Name) -> bool:
         """Whether this name is given, to a page in every group."""
         node = self._node_named.get(name)
@@ -117,8 +123,8 @@ class PrefixIndex:
         return end
 
     def add(self, parent: int, chain: PageChain, start: int, pages: Pages, now: float) -> list[int]:
-        """Names the chain's pages from index `start` on, which `child` has not found. pages: [groups, n]; none of these
-        may have a name. Returns their nodes, each the parent of the next.
+        """Names the chain's pages from index `start` on, which `child` has not found. pages: [groups, n], NONE where
+        there is none; none of these may have a name. Returns their nodes, each the parent of the next.
         """
         n = pages.shape[1]
         nodes = self._new_nodes(n)
@@ -134,7 +140,10 @@ class PrefixIndex:
         self.children[parent] = 0
         self.born[index] = now
         self.pages[:, index] = pages
-        self.node_of[pages] = index
+        if self._windows:
+            self.node_of[pages[pages != NONE]] = np.broadcast_to(index, pages.shape)[pages != NONE]
+        else:
+            self.node_of[pages] = index
         return nodes
 
     def _new_nodes(self, n: int) -> list[int]:

@@ -65,6 +65,30 @@ class KVPool:
             for store in pair:
                 store.index_copy_(1, targets, store.index_select(1, sources))
 
+    def export(self, pages: NDArray[np.int32]) -> Tensor:
+        """Pages in canonical form: uint8 [pages, page_bytes], for each layer K and V as [tokens, kv_heads, head_dim],
+        then, with 8 bits, their scales likewise.
+        """
+        slots, n = self._slots(pages), len(pages)
+        parts = [
+            store.index_select(1, slots).unflatten(1, (n, self._page_size)).permute(1, 2, 0, 3).reshape(n, -1)
+            for pair in (*self._elements, *self._scales)
+            for store in pair
+        ]
+        return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
+
+    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
+        """content: as `export` made it."""
+        slots, n, at = self._slots(pages), len(pages), 0
+        for pair in (*self._elements, *self._scales):
+            for store in pair:
+                heads, _, width = store.shape
+                size = heads * self._page_size * width * store.element_size()
+                part = content[:, at : at + size].contiguous().to(self._device).view(store.dtype)
+                part = part.view(n, self._page_size, heads, width).permute(2, 0, 1, 3)
+                store.index_copy_(1, slots, part.reshape(heads, n * self._page_size, width))
+                at += size
+
     def poison(self, pages: NDArray[np.int32]) -> None:
         """Fills pages with NaN."""
         slots = self._slots(pages)

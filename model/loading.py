@@ -15,7 +15,8 @@ from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig, read_config, read_defaults
 from model.errors import CheckpointError
 from model.identity import checkpoint_identity
-from model.memory import free_bytes, pool_pages
+from model.memory import free_bytes, free_host_bytes, pool_pages
+from model.page_store import PageStore
 from model.runner import Runner
 from model.settings import ModelSettings
 from model.weights import Checkpoint
@@ -27,13 +28,16 @@ log = logging.getLogger("quire.model")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """What `load` makes. pages: size of the KV pool. numerics: what the numbers in a page depend on beside tokens."""
+    """What `load` makes. pages: size of the KV pool. host_slots: pages that fit in the host tier, 0 without. numerics:
+    what the numbers in a page depend on beside tokens.
+    """
 
     config: ModelConfig
     defaults: ModelDefaults
     limits: Limits
     layout: KVLayout
     pages: int
+    host_slots: int
     dtype: str
     device: str
     numerics: bytes
@@ -69,14 +73,31 @@ def load(directory: Path, settings: ModelSettings, rows: int, ahead: int, reques
         pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, kv_dtype,
         attention.name,
     )  # fmt: skip
+    numerics = checkpoint_identity(directory) + f"{dtype} {kv_dtype} {device} {attention.name} {layout}".encode()
+    slots, store = 0, None
+    if settings.host_cache_memory is not None:
+        left = free - pages * layout.page_bytes if device == "cpu" else free_host_bytes()
+        slots = _host_slots(settings.host_cache_memory, left, layout)
+        store = PageStore(attention, slots, layout.page_bytes, numerics, pinned=device == "cuda")
+        log.info("Host tier: %d pages, %.1f MiB", slots, slots * layout.page_bytes / 2**20)
     limits = Limits(config.vocabulary, config.context, longest, rows, request_limits)
-    runner = Runner(model, attention, layout, rows, torch.device(device), pages, settings.poison_freed_pages)
+    runner = Runner(model, attention, layout, rows, torch.device(device), pages, settings.poison_freed_pages, store)
     try:
         runner.probe()
     except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong
         raise CheckpointError(f"{directory} was loaded but cannot compute a token: {error}") from None
-    numerics = checkpoint_identity(directory) + f"{dtype} {kv_dtype} {device} {attention.name} {layout}".encode()
-    return LoadedModel(config, defaults, limits, layout, pages, dtype, device, numerics, runner)
+    return LoadedModel(config, defaults, limits, layout, pages, slots, dtype, device, numerics, runner)
+
+
+def _host_slots(memory: int, free: int, layout: KVLayout) -> int:
+    """Pages in so many bytes of host memory, of which so many are free. Raises ValueError."""
+    if memory > free:
+        raise ValueError(f"--host-cache-memory is {memory} bytes, only {free} are free beside the KV pool")
+    if memory < layout.page_bytes * len(layout.groups):
+        raise ValueError(
+            f"--host-cache-memory is {memory} bytes, one page of {layout.page_size} tokens takes {layout.page_bytes}"
+        )
+    return memory // layout.page_bytes
 
 
 def _device(name: str) -> str:

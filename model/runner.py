@@ -6,7 +6,9 @@ changed.
 """
 
 import logging
+import time
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from cache_manager.layout import KVLayout
 from model.architectures.registry import Model
 from model.attention.backend import AttentionBackend, StepShape
 from model.batch import Mirror, Work
+from model.page_store import PageStore
 from model.sampling.sampler import Drawn, sample
 from scheduler.events import Logprobs
 from scheduler.step import StepPlan, StepResult
@@ -25,7 +28,7 @@ log = logging.getLogger("quire.runner")
 
 class Runner:
     """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill pages
-    that are freed with NaN (a debugging aid).
+    that are freed with NaN (a debugging aid). store: where pages are swapped to; None where none ever is.
     """
 
     def __init__(
@@ -37,7 +40,9 @@ class Runner:
         device: torch.device,
         probe_page: int,
         poison: bool = False,
+        store: PageStore | None = None,
     ) -> None:
+        self._store = store
         self._model, self._attention, self._device, self._poison = model, attention, device, poison
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
         self._mirror = Mirror(rows, len(layout.groups), layout.page_size)
@@ -45,12 +50,20 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
+        began = time.perf_counter()
+        if self._store is not None and len(plan.swap_outs):
+            self._store.save(plan.swap_outs)
+        swapped = time.perf_counter() - began
         if self._poison and len(plan.freed):
             self._attention.poison(plan.freed)
         self._mirror.apply(plan)
         if len(plan.copies):
             self._attention.copy(plan.copies)
-        self._results.append(self._run(plan))
+        began, lost = time.perf_counter(), ()
+        if self._store is not None and len(plan.swap_ins):
+            lost = tuple(self._store.load(plan.swap_ins).tolist())
+        swapped += time.perf_counter() - began
+        self._results.append(replace(self._run(plan), lost_pages=lost, swap_seconds=swapped))
 
     def collect(self) -> StepResult:
         return self._results.popleft()

@@ -44,6 +44,14 @@ class ModelSettings:
             "and head: int8, fp8 (e4m3). 8 bits hold nearly twice the tokens of 16, at a small loss: see the README."
         },
     )
+    host_cache_memory: int | None = field(
+        default=None,
+        metadata={
+            "size": True,
+            "help": "Bytes of host memory for copies of cached KV pages whose place in the pool is needed; they come "
+            "back where that is quicker than computing them. Unset: none.",
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -56,3 +64,5 @@ class ModelSettings:
             raise ValueError(f"--page-size is {self.page_size}, must be at least 1 token")
         if self.kv_cache_memory is not None and self.kv_cache_memory < 1:
             raise ValueError(f"--kv-cache-memory is {self.kv_cache_memory}, must be at least 1 byte")
+        if self.host_cache_memory is not None and self.host_cache_memory < 1:
+            raise ValueError(f"--host-cache-memory is {self.host_cache_memory}, must be at least 1 byte")

@@ -10,6 +10,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.settings import CacheSettings
+from cache_manager.tier import HostTier
 from model.loading import LoadedModel, load
 from model.overlapped import Overlapped
 from rpc.engines.local import LocalEngine
@@ -44,9 +45,12 @@ def assemble(config: EngineConfig) -> Parts:
     directory = model_directory(config.model.model)
     rows = config.scheduler.max_sequences
     secret = read_secret(config.cache)
+    if config.model.host_cache_memory is not None and not config.cache.prefix_cache:
+        raise ValueError("--host-cache-memory keeps pages of the prefix cache: it does nothing with --no-prefix-cache")
     ahead = config.scheduler.ahead
     loaded = load(directory, config.model, rows, ahead, config.request)
-    cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead)
+    tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
+    cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if config.cache.prefix_cache else None
     return Parts(loaded, Scheduler(config.scheduler, config.queue, cache, namer))
 

@@ -8,9 +8,9 @@ taken as 0: the prediction is then too low, and nobody is turned away from an id
 
 from dataclasses import dataclass
 
+from scheduler.costs import StepCost
 from scheduler.settings import QueueLimits
 
-MEMORY = 0.98  # weight of a step against the one after it: about 50 steps count
 SMOOTHING = 0.05  # weight of the newest output length in their mean
 FIRST_OUTPUT = 64.0  # tokens, until an output has ended
 
@@ -23,44 +23,20 @@ class Refusal:
     retry_after: float
 
 
-class StepCost:
-    """Fits seconds = a + b x tokens to the steps that ran."""
-
-    def __init__(self) -> None:
-        self._weight = self._n = self._t = self._nn = self._nt = 0.0
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        self._weight = MEMORY * self._weight + 1
-        self._n = MEMORY * self._n + tokens
-        self._t = MEMORY * self._t + seconds
-        self._nn = MEMORY * self._nn + tokens * tokens
-        self._nt = MEMORY * self._nt + tokens * seconds
-
-    def fit(self) -> tuple[float, float]:
-        """(a, b), neither below 0; zeros before the first step."""
-        if not self._weight:
-            return 0.0, 0.0
-        n, t = self._n / self._weight, self._t / self._weight
-        variance = self._nn / self._weight - n * n
-        covariance = self._nt / self._weight - n * t
-        b = min(max(covariance / variance, 0.0), t / n) if variance > 1e-6 * n * n else 0.0
-        return max(t - b * n, 0.0), b
-
-
 class Admission:
-    """pool_tokens: tokens that the KV pool holds. rows: sequences that run at once."""
+    """pool_tokens: tokens that the KV pool holds. rows: sequences that run at once. cost: of steps, as observed."""
 
     def __init__(self, limits: QueueLimits, pool_tokens: int, rows: int) -> None:
         self.limits = limits
         self._most_tokens = limits.pools_of_tokens * pool_tokens
         self._rows = rows
-        self._cost = StepCost()
+        self.cost = StepCost()
         self._output = FIRST_OUTPUT
 
     def observe_step(self, tokens: int, seconds: float) -> None:
         """A step computed so many tokens."""
         if tokens and seconds > 0:
-            self._cost.observe(tokens, seconds)
+            self.cost.observe(tokens, seconds)
 
     def observe_output(self, tokens: int) -> None:
         """A sequence ended with so many output tokens."""
@@ -68,7 +44,7 @@ class Admission:
 
     def predicted_wait(self, requests: int, tokens: int) -> float:
         """Seconds until so many waiting requests with so many prompt tokens have been worked off."""
-        a, b = self._cost.fit()
+        a, b = self.cost.fit()
         decode_steps = requests * self._output / self._rows
         return tokens * b + decode_steps * (a + b * self._rows)
 

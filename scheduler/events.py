@@ -124,7 +124,9 @@ class EngineStats:
     those of them that a preemption had thrown away. prefix_queries, prefix_hits: prompt tokens that were looked up in
     the prefix cache, and found. evicted_*: pages that lost their content's name, by cause. lifetimes: of the pages that
     were evicted for their place, how many lived how long, in the classes of `cache_manager.cached.LIFETIMES`;
-    lifetime_seconds: their sum. imbalances: pages that the ledger found wrong, and set aside.
+    lifetime_seconds: their sum. host_slots, host_slots_used: places for
+    pages in the host tier, and those that hold a copy; swapped_out, swapped_in: pages copied there and back; swap_lost:
+    those that did not come back as they had been. imbalances: pages that the ledger found wrong, and set aside.
     """
 
     running: int = 0
@@ -146,6 +148,11 @@ class EngineStats:
     evicted_fault: int = 0
     lifetimes: tuple[int, ...] = ()
     lifetime_seconds: float = 0.0
+    host_slots: int = 0
+    host_slots_used: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    swap_lost: int = 0
     imbalances: int = 0
 
 

@@ -23,6 +23,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.matching import NO_MATCH, Match
 from cache_manager.page_names import PageNamer
 from scheduler.admission import Admission
+from scheduler.costs import SwapCost
 from scheduler.events import (
     Answer,
     Ask,
@@ -40,46 +41,27 @@ from scheduler.events import (
 from scheduler.queue import Queue
 from scheduler.rows import Index, Rows, Sequence
 from scheduler.settings import QueueLimits, SchedulerSettings
+from scheduler.slices import Slices
 from scheduler.step import Join, StepPlan, StepResult
 
 AUDIT_STEPS = 1024  # between two looks at the ledger
+SWAP_RETRY_STEPS = 256  # where swapping takes longer than computing anew: between two tries whether it still does
 
 log = logging.getLogger("quire.scheduler")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InFlight:
-    """A launched step: its slices, which rows draw in it, and the serial that every row had then."""
+    """A launched step: its slices, which rows draw in it, the serial that every row had then, and how many pages it
+    swaps.
+    """
 
     step: int
     launched: float
     slices: Index
     drawing: Index
     serials: NDArray[np.int64]
-
-
-class _Slices:
-    """The work of a step as it is planned: [n, 3] of row, start, count, under a token budget."""
-
-    def __init__(self, settings: SchedulerSettings) -> None:
-        self.budget = settings.max_batched_tokens
-        self._chunk = settings.chunk
-        self._parts: list[Index] = []
-
-    def decodes(self, rows: Index, starts: Index) -> None:
-        """One token of each of these rows; there are never more rows than budget."""
-        self._parts.append(np.stack((rows, starts, np.ones_like(rows)), axis=1))
-        self.budget -= len(rows)
-
-    def prefill(self, row: int, start: int, need: int) -> None:
-        """As much of `need` tokens as chunk and budget allow."""
-        count = min(need, self.budget, self._chunk)
-        if count:
-            self._parts.append(np.array([[row, start, count]], np.int32))
-            self.budget -= count
-
-    def array(self) -> Index:
-        return np.concatenate(self._parts)
+    swapped: int
 
 
 class Scheduler:
@@ -103,6 +85,7 @@ class Scheduler:
         self._in_flight: deque[_InFlight] = deque()
         self._steps = 0
         self._retired = -1
+        self._swap_cost = SwapCost()
         self._last_commit = -math.inf
         self._arrivals = 0
         self._computed = 0
@@ -140,6 +123,7 @@ class Scheduler:
     def schedule(self, now: float, events: Seq[Event]) -> StepPlan | None:
         """The next step, or None where there is nothing to compute. `now`: seconds on a monotonic clock."""
         self.cache.begin(now, self._steps)
+        self.cache.swaps = self.cache.tier is not None and self._swapping_pays()
         for event in events:
             if isinstance(event, Submit):
                 self._submit(event, now)
@@ -158,6 +142,14 @@ class Scheduler:
             self._admit(now, slices, joins)
         work = slices.array()
         return self._plan(now, work, joins) if len(work) else None
+
+    def _swapping_pays(self) -> bool:
+        """Whether pages come from the host sooner than they are computed, as far as is known."""
+        layout, page = self.cache.layout, self._swap_cost.page_seconds
+        _, token = self.admission.cost.fit()
+        if page is None or not token or self._steps % SWAP_RETRY_STEPS == 0:
+            return True
+        return page * len(layout.groups) < token * layout.page_size
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
@@ -229,9 +221,9 @@ class Scheduler:
         active, need = active[need > 0], need[need > 0]
         return active, rows.scheduled[active], need
 
-    def _running_slices(self) -> _Slices:
+    def _running_slices(self) -> Slices:
         """Work for the rows that run: decodes first, then prefills in order while the budget lasts."""
-        slices = _Slices(self.settings)
+        slices = Slices(self.settings)
         active, starts, need = self._wants()
         covered = self.cache.covers(active, starts + np.minimum(need, self.settings.chunk))
         decodes = covered & (need == 1)
@@ -240,7 +232,7 @@ class Scheduler:
             slices.prefill(int(active[i]), int(starts[i]), int(need[i]))
         return slices
 
-    def _admit(self, now: float, slices: _Slices, joins: list[Join]) -> None:
+    def _admit(self, now: float, slices: Slices, joins: list[Join]) -> None:
         """New rows in order, while rows, budget and pages for the whole of the next one last.
 
         Who needs a page that a running row computes at this moment is passed over until it has: it takes no longer
@@ -284,6 +276,7 @@ class Scheduler:
         row = self.rows.add(sequence)
         self.cache.open(row, sequence.attempt, sequence.chain, match)
         self.cache.grow(row, match.tokens, sequence.length)
+        self.cache.fetch(row, match)
         self.rows.scheduled[row] = match.tokens
         joins.append(Join(row, sequence.tokens(), prompt, sequence.request.controls))
         if sequence.preempted:
@@ -303,12 +296,22 @@ class Scheduler:
         drawing = which[draws]
         rows.length[drawing] += 1
         logits = np.stack((np.cumsum(counts)[draws] - 1, drawing), axis=1).astype(np.int32)
-        self._in_flight.append(_InFlight(step, now, work, drawing, rows.serial.copy()))
-        self._steps += 1
         leaves, self._leaves = np.array(self._leaves, np.int32), []
         changes = self.cache.take_changes()
+        outs, ins = changes.swap_outs(), changes.swap_ins()
+        self._in_flight.append(_InFlight(step, now, work, drawing, rows.serial.copy(), len(outs) + len(ins)))
+        self._steps += 1
         return StepPlan(
-            step, leaves, tuple(joins), changes.grown(), changes.copies(), changes.freed_pages(), work, logits
+            step,
+            leaves,
+            tuple(joins),
+            changes.grown(),
+            changes.copies(),
+            outs,
+            ins,
+            changes.freed_pages(),
+            work,
+            logits,
         )
 
     # Results
@@ -326,9 +329,13 @@ class Scheduler:
             took, self._last_commit = (seconds,), now
             computed = int(flown.slices[:, 2].sum())
             self._computed += computed
-            self.admission.observe_step(computed, seconds)
+            self.admission.observe_step(computed, seconds - result.swap_seconds)
+            if flown.swapped:
+                self._swap_cost.observe(flown.swapped, result.swap_seconds)
             self.cache.begin(now, self._steps)
             self._retire(result.step)
+            for row in self.cache.arrived(result.step, result.lost_pages):
+                self._preempt(row)  # what it went on from was lost: it computes that
             if result.step % AUDIT_STEPS == 0:
                 self._audit()
             for row, message in result.faults:
@@ -345,7 +352,7 @@ class Scheduler:
         return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), took, answers)
 
     def stats(self) -> EngineStats:
-        cache, rows = self.cache, self.rows
+        cache, rows, tier = self.cache, self.rows, self.cache.tier
         active = rows.active()
         return EngineStats(
             running=rows.used,
@@ -367,6 +374,11 @@ class Scheduler:
             evicted_fault=cache.prefix.evicted[Cause.FAULT],
             lifetimes=tuple(cache.prefix.lifetimes.tolist()),
             lifetime_seconds=cache.prefix.lifetime_seconds,
+            host_slots=tier.slots if tier else 0,
+            host_slots_used=tier.used if tier else 0,
+            swapped_out=tier.swapped_out if tier else 0,
+            swapped_in=tier.swapped_in if tier else 0,
+            swap_lost=tier.lost if tier else 0,
             imbalances=len(cache.allocator.suspects),
         )
 

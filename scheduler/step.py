@@ -32,10 +32,11 @@ class Join:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """Applied in this order: leaves, joins, grown, copies; then the slices are computed.
+    """Applied in this order: swap_outs, leaves, joins, grown, copies, swap_ins; then the slices are computed.
 
-    leaves: [n] rows. grown: [n, 4] of group, row, index in the page table, page. copies: [n, 2] of page to copy from,
-    page to copy to; no page is both. freed: [n] pages whose content nobody reads any more.
+    swap_outs: [n, 2] of page, host slot that its content goes to. leaves: [n] rows. grown: [n, 4] of group, row, index
+    in the page table, page. copies: [n, 2] of page to copy from, page to copy to; no page is both. swap_ins: [n, 2] of
+    host slot, page that its content goes to. freed: [n] pages whose content nobody reads any more, once swapped out.
     slices: [n, 3] of row, start, count: positions start .. start + count - 1 of that row are computed and their KV
     written. logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits.
     """
@@ -45,6 +46,8 @@ class StepPlan:
     joins: tuple[Join, ...]
     grown: Ints
     copies: Ints
+    swap_outs: Ints
+    swap_ins: Ints
     freed: Ints
     slices: Ints
     logits: Ints
@@ -52,12 +55,18 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """tokens: [n], parallel to the plan's `logits`; -1 where the row faulted. faults: (row, what happened)."""
+    """tokens: [n], parallel to the plan's `logits`; -1 where the row faulted. faults: (row, what happened).
+
+    lost_pages: pages to be swapped in whose host slots did not hold what had been put there. swap_seconds: how long
+    swapping took.
+    """
 
     step: int
     tokens: Ints
     logprobs: Logprobs
     faults: tuple[tuple[int, str], ...] = ()
+    lost_pages: tuple[int, ...] = ()
+    swap_seconds: float = 0.0
 
 
 class Executor(Protocol):

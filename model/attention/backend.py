@@ -46,5 +46,13 @@ class AttentionBackend(Protocol):
     def copy(self, pages: NDArray[np.int32]) -> None:
         """pages: [n, 2] of page to copy from, page to copy to, in all layers; no page is both."""
 
+    def export(self, pages: NDArray[np.int32]) -> Tensor:
+        """Pages in canonical form: uint8 [pages, page_bytes], for each layer of a group K and V as [tokens, kv_heads,
+        head_dim], then their scales if there are some. Every back end reads and writes this form.
+        """
+
+    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
+        """Fills pages with what `export` made of some."""
+
     def poison(self, pages: NDArray[np.int32]) -> None:
         """Fills pages with NaN, so that a read of freed memory shows."""

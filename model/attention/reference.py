@@ -168,6 +168,12 @@ class ReferenceAttention:
     def copy(self, pages: NDArray[np.int32]) -> None:
         self.pool.copy(pages)
 
+    def export(self, pages: NDArray[np.int32]) -> Tensor:
+        return self.pool.export(pages)
+
+    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
+        self.pool.import_pages(pages, content)
+
     def poison(self, pages: NDArray[np.int32]) -> None:
         self.pool.poison(pages)
 

@@ -94,6 +94,13 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self._evicted = {cause: evicted.labels(model_name, cause.value) for cause in Cause}
+        self._host_slots = gauge("quire_kv_host_pages_total", "KV pages that fit in the host tier.")
+        self._host_used = gauge("quire_kv_host_pages_used", "KV pages that have a copy in the host tier.")
+        self._swapped_out = counter("quire_kv_pages_swapped_out", "KV pages copied to the host tier.")
+        self._swapped_in = counter("quire_kv_pages_swapped_in", "KV pages copied back from the host tier.")
+        self._swap_lost = counter(
+            "quire_kv_pages_swap_lost", "Those of them that were not what had been put there, and were computed anew."
+        )
         self._imbalances = counter("quire_kv_ledger_imbalances", "KV pages whose books were wrong; they are set aside.")
         self._lifetimes = Lifetimes(model_name)
         self.registry.register(self._lifetimes)
@@ -153,6 +160,8 @@ class Metrics:
         self._pages_cached.set(stats.pages_cached)
         self._pages_shared.set(stats.pages_shared)
         self._unused.set(stats.slots_unused)
+        self._host_slots.set(stats.host_slots)
+        self._host_used.set(stats.host_slots_used)
         self._lifetimes.add(stats, before)
         for counter, now, then in (
             (self._queries, stats.prefix_queries, before.prefix_queries),
@@ -160,6 +169,9 @@ class Metrics:
             (self._evicted[Cause.CAPACITY], stats.evicted_capacity, before.evicted_capacity),
             (self._evicted[Cause.RESET], stats.evicted_reset, before.evicted_reset),
             (self._evicted[Cause.FAULT], stats.evicted_fault, before.evicted_fault),
+            (self._swapped_out, stats.swapped_out, before.swapped_out),
+            (self._swapped_in, stats.swapped_in, before.swapped_in),
+            (self._swap_lost, stats.swap_lost, before.swap_lost),
             (self._imbalances, stats.imbalances, before.imbalances),
             (self._steps, stats.steps, before.steps),
             (self._computed, stats.computed_tokens, before.computed_tokens),

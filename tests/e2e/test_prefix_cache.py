@@ -47,6 +47,23 @@ class Client:
         return ids, messages[-1].usage, messages[0].prompt_info
 
 
+def test_evicted_pages_come_back_from_the_host() -> None:
+    """A pool for one prompt, three prompts in turn, twice: the second time they are copied back, not computed."""
+    flags = ("--kv-cache-memory", "720KiB", "--host-cache-memory", "8MiB", "--poison-freed-pages")
+    with running_server(*flags) as server, grpc.insecure_channel(server.address) as channel:
+        client = Client(server, channel)
+        prompts = [f"{name}:\n{PROMPT}" for name in ("MENENIUS", "BRUTUS", "VOLUMNIA")]
+        first = [client.generate(prompt)[0] for prompt in prompts]
+        computed = server.metrics()["quire_computed_tokens_total"]
+        again = [client.generate(prompt) for prompt in prompts]
+        metrics = server.metrics()
+    assert [ids for ids, _ in again] == first
+    assert metrics["quire_kv_pages_swapped_in_total"] > 10
+    assert metrics["quire_kv_pages_swapped_out_total"] >= metrics["quire_kv_host_pages_used"] > 10
+    assert metrics["quire_kv_pages_swap_lost_total"] == 0
+    assert metrics["quire_computed_tokens_total"] - computed < computed / 2
+
+
 def whole_pages(tokens: int) -> int:
     """Of a sequence that came before; the last token is always computed."""
     return (tokens - 1) // PAGE * PAGE

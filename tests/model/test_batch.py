@@ -59,7 +59,8 @@ def plan(
     slices: NDArray[np.int32] = NONE,
     logits: NDArray[np.int32] = NONE,
 ) -> StepPlan:
-    shaped = (grown.reshape(-1, 4), NONE.reshape(0, 2), NONE, slices.reshape(-1, 3), logits.reshape(-1, 2))
+    none = NONE.reshape(0, 2)
+    shaped = (grown.reshape(-1, 4), none, none, none, NONE, slices.reshape(-1, 3), logits.reshape(-1, 2))
     return StepPlan(step, leaves, joins, *shaped)
 
 

@@ -65,6 +65,9 @@ def cached(scale: int) -> EngineStats:
         evicted_fault=4 * scale,
         lifetimes=tuple(scale * i for i in range(CLASSES)),
         lifetime_seconds=7.5 * scale,
+        swapped_out=8 * scale,
+        swapped_in=6 * scale,
+        swap_lost=5 * scale,
         imbalances=scale,
     )
 
@@ -73,6 +76,9 @@ COUNTED = {
     "prefix_cache_queries_total": 100,
     "prefix_cache_hits_total": 60,
     "kv_ledger_imbalances_total": 1,
+    "kv_pages_swapped_out_total": 8,
+    "kv_pages_swapped_in_total": 6,
+    "kv_pages_swap_lost_total": 5,
     "kv_page_lifetime_seconds_count": sum(range(CLASSES)),
     "kv_page_lifetime_seconds_sum": 7.5,
 }
@@ -109,10 +115,10 @@ def test_lifetimes_are_a_histogram_as_prometheus_reads_it() -> None:
 
 def test_gauges_of_the_cache_are_the_engines_last() -> None:
     metrics = Metrics("demo")
-    metrics.engine_stats(EngineStats(pages_cached=7, pages_shared=5, slots_unused=11))
-    metrics.engine_stats(EngineStats(pages_cached=6, pages_shared=4, slots_unused=10))
-    names = ("kv_pages_cached", "kv_pages_shared", "kv_slots_unused")
-    assert [value(metrics, name) for name in names] == [6, 4, 10]
+    metrics.engine_stats(EngineStats(pages_cached=7, pages_shared=5, slots_unused=11, host_slots_used=1, host_slots=9))
+    metrics.engine_stats(EngineStats(pages_cached=6, pages_shared=4, slots_unused=10, host_slots_used=3, host_slots=9))
+    names = ("kv_pages_cached", "kv_pages_shared", "kv_slots_unused", "kv_host_pages_used", "kv_host_pages_total")
+    assert [value(metrics, name) for name in names] == [6, 4, 10, 3, 9]
 
 
 def test_cached_prompt_tokens_are_counted_with_the_prompts() -> None:

@@ -11,6 +11,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.settings import CacheSettings
+from cache_manager.tier import HostTier
 from model.architectures.registry import Model
 from model.config import read_config
 from model.loading import LoadedModel, load
@@ -127,16 +128,20 @@ def make_rig(
     dtype: str = "auto",
     queue: QueueLimits | None = None,
     prefix_cache: bool = True,
+    host_pages: int = 0,
 ) -> Rig:
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
     layout = config.kv_layout(page_size, config.dtype if dtype == "auto" else dtype)
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
-    model_settings = ModelSettings(str(directory), None, dtype, "cpu", page_size, memory, poison)
-    loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits())
-    cache = CacheManager(
-        loaded.layout, loaded.pages, settings.max_sequences, POLICIES[CacheSettings().eviction], settings.ahead
+    host = host_pages * layout.page_bytes or None
+    model_settings = ModelSettings(
+        str(directory), None, dtype, "cpu", page_size, memory, poison, host_cache_memory=host
     )
+    loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits())
+    tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None
+    policy = POLICIES[CacheSettings().eviction]
+    cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
     namer = PageNamer(bytes(32), loaded.numerics, page_size) if prefix_cache else None
     rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), cache, namer))
     if record_logits:
