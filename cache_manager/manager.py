@@ -134,6 +134,8 @@ class CacheManager:
         if row is None or other is None:
             return None
         last = last_in_common(chain, other, index, most)
+        while self.prefix.index.complete(chain.names[last]):  # here already, though what comes before it is not
+            last -= 1
         return Awaited(row, int(self.owners[row]), last, chain.names[last])
 
     def is_computing(self, awaited: Awaited) -> bool:
@@ -150,10 +152,11 @@ class CacheManager:
         """Pages that a sequence of so many tokens which goes on from `match` takes out of `free` at most."""
         whole, need = -(-tokens // self.layout.page_size), 0
         for group, pages in zip(self._groups, self._pages_of(match), strict=True):
-            most = whole - (match.firsts[group] if match.firsts else 0)
-            if group in self._windows:
-                most = min(most, self.layout.pages_within(self._windows[group], self.ahead))
-            need += most - int(np.count_nonzero(self.allocator.counts[pages]))
+            first = match.firsts[group] if match.firsts else 0
+            more = whole - first - int(np.count_nonzero(self.allocator.counts[pages]))
+            if group in self._windows:  # pages that others hold too do not come back when they leave the window
+                more = min(more, self.layout.pages_within(self._windows[group], self.ahead))
+            need += more
         return need
 
     def promised(self, rows: Ints, tokens: Ints) -> int:
@@ -163,7 +166,7 @@ class CacheManager:
         promised, tables, whole = 0, self.tables, -(-tokens // self.layout.page_size)
         for group, window in self._windows.items():
             first, held = tables.first[group, rows], tables.held[group, rows]
-            most = np.minimum(whole - first, self.layout.pages_within(window, self.ahead))
+            most = np.minimum(whole - first, min(self.layout.pages_within(window, self.ahead), MOST_TOKENS))
             promised += int(np.maximum(most - (held - first), 0).sum())
         return promised
 
@@ -326,23 +329,26 @@ class CacheManager:
 
     def distrust(self, row: int) -> None:
         """What this row computed or read may be wrong: none of its pages keeps its name, nor any that came after."""
-        pages = self.tables.row(row)
-        chain = self._chains[row]
-        if self.tier is not None and chain is not None:
+        pages, chain = self.tables.row(row), self._chains[row]
+        nodes = set(self._nodes_of(row).tolist())
+        if chain is not None and self._anchor is None:  # behind all windows it may have had others
+            nodes.update(self.prefix.index.find(chain, len(chain.names)))
+        if chain is not None and self.tier is not None:
             self.tier.forget(chain.names)
-        self._forget(self._nodes_of(row).tolist())
+        self._forget(list(nodes))
         for other in np.flatnonzero(self.named != CLOSED).tolist():
             forks = np.isin(self.tables.row(other), pages).any()  # they hold some of its pages
             if other == row or forks or self._last_node(other, int(self.named[other])) is None:
                 self._close(other, int(self.named[other]))
 
     def _nodes_of(self, row: int) -> NDArray[np.int32]:
-        """Nodes of all pages that the row has or had, in order."""
-        index, chain = self.prefix.index, self._chains[row]
-        if self._anchor is not None:
-            nodes = index.node_of[self.tables.of(self._anchor, row)]
-            return nodes[nodes != NONE]
-        return np.array([] if chain is None else index.find(chain, len(chain.names)), np.int32)
+        """Nodes of all published pages that the row has or had, in order."""
+        index = self.prefix.index
+        nodes = index.node_of[self.tables.of(self._anchor or 0, row)]
+        nodes = nodes[nodes != NONE]
+        if self._anchor is not None or not len(nodes):
+            return nodes
+        return np.array(index.path(int(nodes[-1])), np.int32)
 
     def _pages_between(self, row: int, start: int, end: int) -> Pages:
         """[groups, n] pages of these indices, NONE where the row has none since they are behind the group's window."""

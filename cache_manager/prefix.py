@@ -78,6 +78,14 @@ class PrefixIndex:
             before = node
         return len(found)
 
+    def path(self, node: int) -> list[int]:
+        """From the first node to this one; nothing for NONE."""
+        path = list[int]()
+        while node != NONE:
+            path.append(node)
+            node = self.parent[node]
+        return path[::-1]
+
     def child(self, parent: int, chain: PageChain, index: int) -> int | None:
         """The node of the chain's page of this index under `parent`; NONE where there is none yet, None where its name
         stands for something else, so that it cannot be published.
