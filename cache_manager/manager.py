@@ -111,6 +111,8 @@ class CacheManager:
         """
         size = self.layout.page_size
         most = min(most // size, len(chain.names))
+        if not most or self._unknown(chain.names[0]):
+            return NO_MATCH
         nodes = self.prefix.index.find(chain, most)
         kept = self.tier.find(chain, len(nodes), most) if self.tier is not None and self.swaps else []
         pages = len(nodes) + len(kept)
@@ -121,6 +123,10 @@ class CacheManager:
         if pages * size < chain.scope.whole:
             nodes, kept, pages = [], [], 0
         return Match(pages * size, nodes, kept, firsts(self.layout, pages), awaited)
+
+    def _unknown(self, name: Name) -> bool:
+        known = name in self.prefix.index or name in self.frontiers.row_of
+        return not known and (self.tier is None or name not in self.tier.copies)
 
     def _valid(self, nodes: list[int], kept: list[Name]) -> int:
         there = self.prefix.index.pages[:, nodes]

@@ -219,14 +219,11 @@ def _gittins(hazard: NDArray[np.float64], widths: NDArray[np.float64]) -> NDArra
 
     hazard: [classes, bins] chance of a hit in a bin once its age is reached. widths: [bins] of the bins.
     """
-    bins = hazard.shape[1]
-    best, hits, time = np.zeros_like(hazard), np.zeros_like(hazard), np.zeros_like(hazard)
-    alive = np.ones_like(hazard)
-    for horizon in range(bins):  # that many bins after each age
-        n = bins - horizon
-        now = hazard[:, horizon:]
-        hits[:, :n] += alive[:, :n] * now
-        time[:, :n] += alive[:, :n] * widths[horizon:] * (1 - now / 2)
-        alive[:, :n] *= 1 - now
-        np.maximum(best[:, :n], hits[:, :n] / time[:, :n], out=best[:, :n])
+    alive = np.cumprod(1 - hazard, axis=1) / (1 - hazard)  # at the beginning of a bin, as seen from the first one
+    # Sums from the end, so that those of great ages, which few pages reach, are not lost in those of small ones.
+    hits, time = (np.cumsum((alive * part)[:, ::-1], axis=1)[:, ::-1] for part in (hazard, widths * (1 - hazard / 2)))
+    best = hits / time  # without an end
+    for end in range(1, hazard.shape[1]):
+        here = (hits[:, :end] - hits[:, end, None]) / (time[:, :end] - time[:, end, None])
+        np.maximum(best[:, :end], here, out=best[:, :end])
     return best
