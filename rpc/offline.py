@@ -54,9 +54,19 @@ class LLM:
         max_sequences: int = 256,
         prefix_cache: bool = True,
         kv_cache_dtype: str = "auto",
+        host_cache_memory: int | None = None,
     ) -> None:
         config = EngineConfig(
-            model=ModelSettings(model, None, dtype, device, page_size, kv_cache_memory, kv_cache_dtype=kv_cache_dtype),
+            model=ModelSettings(
+                model,
+                None,
+                dtype,
+                device,
+                page_size,
+                kv_cache_memory,
+                kv_cache_dtype=kv_cache_dtype,
+                host_cache_memory=host_cache_memory,
+            ),
             scheduler=SchedulerSettings(max_batched_tokens, max_sequences),
             queue=NO_QUEUE_LIMITS,
             cache=CacheSettings(prefix_cache),
