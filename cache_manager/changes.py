@@ -54,6 +54,10 @@ class PageChanges:
             self._copies.pop(page, None)
             self._ins.pop(page, None)
 
+    def waiting(self, pages: Pages) -> Pages:
+        """Those of these pages that something is to be copied to."""
+        return pages[np.isin(pages, [*self._copies, *self._ins])] if self._copies or self._ins else pages[:0]
+
     def swap_out(self, moves: Iterable[tuple[int, int]]) -> None:
         """moves: page, host slot. What the page holds now goes there, before anything else is done."""
         self._outs.update((slot, page) for page, slot in moves)

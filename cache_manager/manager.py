@@ -327,23 +327,28 @@ class CacheManager:
             self.prefix.policy.released(nodes)
         self._close(row, int(self.named[row]))
         pages = self.tables.row(row)
-        self._changes.not_copied(pages[self.allocator.counts[pages] == 1])
         self._let_go(pages, after_step)
         self.tables.clear(row)
+        waiting = self._changes.waiting(pages)
+        if len(waiting):  # nothing is copied to what is in no table any more
+            rows = np.flatnonzero(self.tables.held.any(axis=0)).tolist()
+            tables = np.concatenate([pages[:0], *map(self.tables.row, rows)])
+            self._changes.not_copied(np.setdiff1d(waiting, tables))
         self._changes.left(row)
         self._chains[row] = None
 
     def distrust(self, row: int) -> None:
         """What this row computed or read may be wrong: none of its pages keeps its name, nor any that came after."""
-        pages, chain = self.tables.row(row), self._chains[row]
+        index, chain = self.prefix.index, self._chains[row]
         nodes = set(self._nodes_of(row).tolist())
         if chain is not None and self._anchor is None:  # behind all windows it may have had others
-            nodes.update(self.prefix.index.find(chain, len(chain.names)))
+            nodes.update(index.find(chain, len(chain.names)))
         if chain is not None and self.tier is not None:
             self.tier.forget(chain.names)
+        pages = np.concatenate((self.tables.row(row), index.pages_of(index.under(nodes))))
         self._forget(list(nodes))
         for other in np.flatnonzero(self.named != CLOSED).tolist():
-            forks = np.isin(self.tables.row(other), pages).any()  # they hold some of its pages
+            forks = np.isin(self.tables.row(other), pages).any()  # they hold pages that it had, or that came after
             if other == row or forks or self._last_node(other, int(self.named[other])) is None:
                 self._close(other, int(self.named[other]))
 

@@ -175,6 +175,7 @@ class PrefixIndex:
         """
         deque(map(self._node_named.__delitem__, self.names(run)), maxlen=0)  # a loop, as C runs it
         self.node_of[self.pages_of(run)] = NONE
+        self.children[run] = NONE  # what is gone is no leaf
         parent = self.parent[run[-1]]
         if parent != NONE:
             self.children[parent] -= 1
