@@ -232,14 +232,17 @@ class CacheManager:
             return
         start = len(match.nodes)
         pages = self._pages_between(row, start, start + len(match.kept))
-        self._changes.swap_in(self.tier.fetch(match.kept, pages, self._step, row, int(self.owners[row])))
+        self._changes.swap_in(self.tier.fetch(match.kept, pages, self._step))
 
     def arrived(self, step: int, lost: Sequence[int]) -> list[int]:
         """The step has run. lost: pages whose copies were not what had been put there; these copies are dropped.
-        Returns the rows that were to go on from them, and whatever they have computed since is void.
+        Returns the rows that were to go on from them: whatever these have computed since is void.
         """
-        late = [] if self.tier is None else self.tier.arrived(step, lost)
-        return [row for row, owner in late if self.owners[row] == owner and self.tables.held[:, row].any()]
+        if self.tier is None:
+            return []
+        self.tier.arrived(step, lost)
+        rows = np.flatnonzero(self.tables.held.any(axis=0)).tolist() if lost else []
+        return [row for row in rows if np.isin(self.tables.row(row), list(lost)).any()]
 
     def lack_a_page(self, rows: Ints, ends: Ints) -> bool:
         """Whether one more page in every group is what each of these rows needs to write below its end."""
@@ -307,6 +310,8 @@ class CacheManager:
             if known == NONE:
                 stop = index.unnamed_until(chain, start, end)
                 pages = self._pages_between(row, start, stop)
+                if self._anchor is None and node != NONE:
+                    self.prefix.policy.withdraw(node)  # nobody may hold it; it is no end any more
                 nodes = index.add(node, chain, start, pages, self._now)
                 self.prefix.policy.published(nodes, chain.names[start:stop])
                 node, start = nodes[-1], stop

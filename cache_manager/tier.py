@@ -35,18 +35,6 @@ class Copy:
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arrival:
-    """Copies that a step brings back: of these names, for a row and its owner, to pages [groups, names], NONE where
-    none is needed.
-    """
-
-    row: int
-    owner: int
-    names: Sequence[Name]
-    pages: Pages
-
-
 class HostTier:
     """Copies in `slots` places, each for one page; a name takes one for each of `groups` at most.
 
@@ -61,9 +49,9 @@ class HostTier:
         self.copies: dict[Name, Copy] = {}
         self._free = list(range(slots - 1, -1, -1))
         self._after: dict[Name, set[Name]] = {}  # copies by the name before them
-        self._read: set[Name] = set()  # copies that the next plan reads
+        self._read: dict[Name, Copy] = {}  # copies that the next plan reads
         self._resting: list[int] = []  # slots of such copies that were dropped
-        self._arriving: dict[int, list[_Arrival]] = {}  # by step
+        self._arriving: dict[int, list[tuple[Sequence[Name], Pages]]] = {}  # by step: to pages [groups, names]
         self.swapped_out = self.swapped_in = self.lost = 0
 
     @property
@@ -134,29 +122,23 @@ class HostTier:
         Later ones count as used before earlier ones, so that these do not go first.
         """
         for name in reversed(names):
-            self.copies[name] = self.copies.pop(name)
-        self._read.update(names)
+            self._read[name] = self.copies[name] = self.copies.pop(name)
 
-    def fetch(self, names: Sequence[Name], pages: Pages, step: int, row: int, owner: int) -> list[tuple[int, int]]:
-        """These copies, which are reserved, are read by the next plan, that of `step`, into pages [groups, names] of a
-        row, NONE for those that are not needed. Returns what must be copied: slot, page.
+    def fetch(self, names: Sequence[Name], pages: Pages, step: int) -> list[tuple[int, int]]:
+        """These copies, which are reserved, are read by the next plan, that of `step`, into pages [groups, names], NONE
+        for those that are not needed. Returns what must be copied: slot, page.
         """
-        self._arriving.setdefault(step, []).append(_Arrival(row, owner, names, pages))
-        slots = self.slots_of(names)
+        self._arriving.setdefault(step, []).append((names, pages))
+        slots = np.array([self._read[name].slots for name in names], np.int32).T
         return list(zip(slots[pages != NONE].tolist(), pages[pages != NONE].tolist(), strict=True))
 
-    def arrived(self, step: int, lost: Sequence[int]) -> list[tuple[int, int]]:
-        """Drops the copies that were to be brought by this step into pages that are `lost`. Returns the rows, with
-        their owners, that these were for.
-        """
-        late = list[tuple[int, int]]()
-        for arrival in self._arriving.pop(step, ()):
-            wrong = np.isin(arrival.pages, list(lost))
+    def arrived(self, step: int, lost: Sequence[int]) -> None:
+        """Drops the copies that were to be brought by this step into pages that are `lost`."""
+        for names, pages in self._arriving.pop(step, ()):
+            wrong = np.isin(pages, list(lost))
             if wrong.any():
                 self.lost += int(np.count_nonzero(wrong))
-                self.forget([arrival.names[i] for i in np.flatnonzero(wrong.any(axis=0)).tolist()])
-                late.append((arrival.row, arrival.owner))
-        return late
+                self.forget([names[i] for i in np.flatnonzero(wrong.any(axis=0)).tolist()])
 
     def planned(self, changes: PageChanges) -> None:
         """All that was to be copied stands in a plan; what is dropped from now on is not read any more."""
