@@ -140,8 +140,10 @@ class CacheManager:
         if row is None or other is None:
             return None
         last = last_in_common(chain, other, index, most)
-        while self.prefix.index.complete(chain.names[last]):  # here already, though what comes before it is not
-            last -= 1
+        while last >= index and self.prefix.index.complete(chain.names[last]):
+            last -= 1  # here already, though what comes before it is not
+        if last < index:
+            return None
         return Awaited(row, int(self.owners[row]), last, chain.names[last])
 
     def is_computing(self, awaited: Awaited) -> bool:

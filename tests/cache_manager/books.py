@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cache_manager.allocator import LedgerError, PageAllocator, Pages
+from cache_manager.layout import MOST_TOKENS
 from tests.cache_manager.play import PAGE_SIZES, scopes
+from tests.cache_manager.windows import Windows, full
 from tests.cache_manager.world import World
 
 SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None)
@@ -124,11 +126,16 @@ class ManagerBooks(RuleBasedStateMachine):
 
     groups = 1
     page_sizes = PAGE_SIZES
+    pages_a_prompt = 4
 
     @initialize(data=st.data(), pages=st.integers(1, 24), rows=st.integers(1, 5))
     def make(self, data, pages, rows):
-        self.world = World(data.draw(st.sampled_from(self.page_sizes)), pages * self.groups, rows, self.groups)
-        self.size = self.world.size
+        self.size = data.draw(st.sampled_from(self.page_sizes))
+        windows = self._windows(data)
+        self.world = World(self.size, pages * windows.groups, rows, windows=windows)
+
+    def _windows(self, data) -> Windows:
+        return full(self.groups)
 
     def _row(self, number: int) -> int:
         running = self.world.running()
@@ -137,7 +144,7 @@ class ManagerBooks(RuleBasedStateMachine):
     @rule(data=st.data(), scope=st.integers(0, 11), goal=st.integers(1, 20), named=st.integers(0, 9))
     def submit(self, data, scope, goal, named):
         scope = scopes(self.size)[scope]
-        length = data.draw(st.integers(scope.whole + 1, 4 * self.size + 2))
+        length = data.draw(st.integers(scope.whole + 1, self.pages_a_prompt * self.size + 2))
         tokens = [0] * length
         if data.draw(st.booleans()):
             tokens[data.draw(st.integers(0, length - 1))] = 1
@@ -150,7 +157,7 @@ class ManagerBooks(RuleBasedStateMachine):
 
     @rule(data=st.data(), draw=st.integers(0, 1))
     def launch(self, data, draw):
-        needs = {row: self.world.story(row).need for row in self.world.running()}
+        needs = {row: self.world.need(row) for row in self.world.running()}
         work = [(row, data.draw(st.integers(0, need))) for row, need in needs.items() if need > 0]
         self.world.launch(work, draw)
 
@@ -179,11 +186,13 @@ class ManagerBooks(RuleBasedStateMachine):
         row = self._row(number)
         self.world.grow(row, self.world.story(row).scheduled + more)
 
-    @rule()
-    def grow_by_page(self):
-        rows = self.world.lacking()
-        if rows:
-            self.world.grow_by_page(rows)
+    @rule(more=st.integers(1, 3))
+    def grow_by_page(self, more):
+        running = self.world.running()
+        for rows in (running, self.world.lacking()):
+            ends = [self.world.story(row).scheduled + min(more, self.size) for row in rows]
+            if rows and self.world.lack_a_page(rows, ends):
+                self.world.grow_by_page(rows)
 
     @precondition(lambda self: self.world.running())
     @rule(number=st.integers(0, 4))
@@ -208,7 +217,7 @@ class ManagerBooks(RuleBasedStateMachine):
     @rule(number=st.integers(0, 4))
     def open_a_row_in_use(self, number):
         row = self._row(number)
-        if self.world.story(row).table[0]:
+        if self.world.story(row).pages:
             assert f"row {row} " in refusal(lambda: self.world.manager.open(row))
 
     @invariant()
@@ -225,3 +234,16 @@ class GroupedManagerBooks(ManagerBooks):
     """As above with two layer groups: each page table twice, no page in both."""
 
     groups = 2
+
+
+class WindowedManagerBooks(ManagerBooks):
+    """As above with layer groups of which some, or all, have windows."""
+
+    page_sizes = (1, 2, 3, 5)
+    pages_a_prompt = 6
+
+    def _windows(self, data) -> Windows:
+        window = st.one_of(st.none(), st.integers(1, 3 * self.size + 1))
+        by_group = data.draw(st.lists(window, min_size=1, max_size=3).filter(any))
+        ahead = data.draw(st.one_of(st.integers(1, 3 * self.size), st.just(MOST_TOKENS)))
+        return Windows(tuple(by_group), ahead)

@@ -8,30 +8,39 @@ in the numbers of pages, rows and steps alone.
 import io
 import pickle
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from cache_manager.layout import KVLayout
 from cache_manager.page_names import PageNamer, Scope
+from cache_manager.prefix import NONE
 from tests.cache_manager.device import Prefixes
-from tests.cache_manager.sequences import SECRET, Story
+from tests.cache_manager.sequences import SECRET
+from tests.cache_manager.story import Story
+from tests.cache_manager.windows import NO_WINDOWS, Windows
 from tests.cache_manager.world import World
 
 PAGE_SIZE = 2
 NAMER = PageNamer(SECRET, b"model", PAGE_SIZE)
 PREFIXES = Prefixes()
 SHARED = Scope()
+COMMON: list[object] = []  # that all states share: what does not change, and what they may know of each other
 
 
-def _namer() -> PageNamer:
-    return NAMER
+def _common(number: int) -> object:
+    return COMMON[number]
 
 
-def _prefixes() -> Prefixes:
-    return PREFIXES
+def _number(thing: object) -> tuple[Callable[[int], object], tuple[int]]:
+    for number, known in enumerate(COMMON):
+        if thing is known:
+            return _common, (number,)
+    COMMON.append(thing)
+    return _common, (len(COMMON) - 1,)
 
 
 class _Pickler(pickle.Pickler):
-    dispatch_table = {PageNamer: lambda _: (_namer, ()), Prefixes: lambda _: (_prefixes, ())}  # noqa: RUF012
+    dispatch_table = dict.fromkeys((PageNamer, Prefixes, Scope, KVLayout, Windows), _number)
 
 
 @dataclass(frozen=True)
@@ -70,11 +79,11 @@ def frozen(world: World) -> bytes:
 Move = tuple[str, int, int]
 
 
-def explore(requests: Sequence[Request], pages: int, rows: int, bounds: Bounds, groups: int = 1) -> int:
+def explore(requests: Sequence[Request], pages: int, rows: int, bounds: Bounds, windows: Windows = NO_WINDOWS) -> int:
     """Walks all states, and returns how many there are. Raises what the first that breaks a law raises, with the moves
     that led there.
     """
-    world = World(PAGE_SIZE, pages, rows, groups, NAMER, PREFIXES)
+    world = World(PAGE_SIZE, pages, rows, namer=NAMER, prefixes=PREFIXES, windows=windows)
     for request in requests:
         world.submit(request.prompt, request.scope, len(request.prompt) + request.answer)
     seen = {hash(alike(State(world, bounds)))}
@@ -109,7 +118,7 @@ def moves(state: State) -> Iterator[Move]:
     for i in range(len(world.queue) if free else 0):
         yield "admit", i, 0
         yield "hurry", i, 0
-    needs = {row: world.story(row).need for row in world.running() if world.story(row).need > 0}
+    needs = {row: need for row in world.running() if (need := world.need(row)) > 0}
     if len(world.flight) < 2:
         if len(needs) > 1:
             yield "all", 0, 0
@@ -135,7 +144,7 @@ def apply(state: State, move: Move) -> None:
     if kind in ("admit", "hurry"):
         world.admit(world.queue[which], wait=kind == "admit")
     elif kind == "all":
-        world.launch([(row, world.story(row).need) for row in world.running()])
+        world.launch([(row, world.need(row)) for row in world.running()])
     elif kind == "step":
         world.launch([(which, count)])
     elif kind == "commit":
@@ -160,7 +169,7 @@ def alike(state: State) -> tuple[object, ...]:
     labels: dict[int, int] = {}
 
     def label(pages: Sequence[int]) -> tuple[int, ...]:
-        return tuple(labels.setdefault(page, len(labels)) for page in pages)
+        return tuple(page if page == NONE else labels.setdefault(page, len(labels)) for page in pages)
 
     def of(story: Story) -> tuple[object, ...]:
         return story.attempt, tuple(story.tokens), story.known
@@ -172,10 +181,11 @@ def alike(state: State) -> tuple[object, ...]:
     for _, row in by_attempt:
         story = world.story(row)
         waits = max(story.last_step, world.retired) - world.retired
-        tables = [label(table) for table in (*story.table, *world.device.tables[row])]
+        tables = [(table.first, label(table.pages)) for table in (*story.table, *world.device.tables[row])]
         names = 0 if story.chain is None else len(story.chain.names)
         books = (names, int(manager.named[row]), bool(manager.forked[row]), story.silent, row in world.leaves)
-        rows.append((of(story), story.scheduled, waits, tuple(tables), books))
+        computed = story.computed if world.windows.any else 0  # else it does not matter
+        rows.append((of(story), computed, story.scheduled, waits, tuple(tables), books))
     waiting = tuple((step - world.retired, label(pages)) for step, pages in sorted(world.waiting))
     flight = tuple(
         (
@@ -191,11 +201,12 @@ def alike(state: State) -> tuple[object, ...]:
         (path, label(index.pages[:, node].tolist()), rank[int(policy._used[node])], node in policy._offered)
         for node, path in sorted(paths.items(), key=lambda item: item[1])
     )
+    slid = label(list(manager.prefix.slid))
     computing = tuple(sorted((name, place[row]) for name, row in manager.frontiers.row_of.items()))
     freed = tuple(sorted(label([p for p in manager._changes.freed_pages().tolist() if p in labels])))
     copies = tuple(map(tuple, (label(pair) for pair in manager._changes.copies().tolist())))
     queue = tuple(map(of, world.queue))
-    return tuple(rows), queue, waiting, flight, nodes, computing, freed, copies, state.left
+    return tuple(rows), queue, waiting, flight, nodes, slid, computing, freed, copies, state.left
 
 
 def _path(parent: list[int], contents: list[bytes], node: int) -> list[bytes]:

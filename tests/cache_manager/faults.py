@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class Fault:
     is planted beside it, and is no fault by itself.
     """
 
-    target: type
+    target: type | ModuleType
     name: str
     stand_in: Callable
     catcher: str

@@ -11,25 +11,33 @@ from random import Random
 
 from cache_manager.policies import POLICIES
 from tests.cache_manager.play import PAGE_SIZES, Player
+from tests.cache_manager.windows import draw
 from tests.cache_manager.world import World
 
 OPERATIONS_AN_EPISODE = 5000
 OPERATIONS_A_CHECK = 250
+KINDS = ("full", "full", "full", "hybrid", "pure")
 
 
-def episode(seed: int, operations: int, a_check: int, collisions: bool = False) -> None:
-    """a_check: operations between two checks of everything. collisions: names are so short that they meet."""
+def episode(
+    seed: int, operations: int, a_check: int, collisions: bool = False, kinds: tuple[str, ...] = KINDS
+) -> World:
+    """a_check: operations between two checks of everything. collisions: names are so short that they meet. kinds: of
+    windows. Returns the world at its end.
+    """
     rng = Random(seed)
-    page_size, groups = rng.choice(PAGE_SIZES), rng.choice((1, 2))
+    page_size = rng.choice(PAGE_SIZES)
+    windows = draw(rng, page_size, kinds)
     policy = POLICIES[rng.choice(sorted(POLICIES))]
-    pages, rows = rng.randrange(4 * groups, 24 * groups), rng.randrange(2, 7)
-    world = World(page_size, pages, rows, groups, collisions=collisions, make_policy=policy)
-    player = Player(world, rng, trouble=rng.random() < 0.5)
+    pages, rows = rng.randrange(4 * windows.groups, 24 * windows.groups), rng.randrange(2, 7)
+    world = World(page_size, pages, rows, collisions=collisions, make_policy=policy, windows=windows)
+    player = Player(world, rng, 6 if windows.any else 4, trouble=rng.random() < 0.5)
     for i in range(operations):
         player.move()
         if i % a_check == 0:
             world.check()
     world.close()
+    return world
 
 
 def run(operations: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> int:

@@ -51,7 +51,7 @@ class Player:
             self.shrink_cache: 0.1,
         }
         if trouble:
-            moves |= {self.fault: 0.3, self.distrust: 0.1, self.reset: 0.05, self.quarantine: 0.03}
+            moves |= {self.fault: 0.3, self.distrust: 0.1, self.reset: 0.05, self.quarantine: 0.06}
         self._moves = list(moves)
         self._until = [sum(list(moves.values())[: i + 1]) for i in range(len(moves))]
 
@@ -86,7 +86,7 @@ class Player:
     def launch(self) -> bool:
         world, rng, work = self.world, self.rng, []
         for row in world.running():
-            need = world.story(row).need
+            need = world.need(row)
             if need > 0 and rng.random() < 0.8:
                 work.append((row, need if rng.random() < 0.5 else rng.randrange(1, need + 1)))
         return bool(work) and world.launch(work, draw=int(rng.random() < 0.5 / world.size))
@@ -118,9 +118,11 @@ class Player:
         return row is not None
 
     def grow_all(self) -> bool:
-        rows = self.world.lacking()
-        if rows:
-            self.world.grow_by_page(rows)
+        world, rng = self.world, self.rng
+        rows = world.lacking() if rng.random() < 0.7 else world.running()
+        ends = [world.story(row).scheduled + rng.randrange(1, world.size + 1) for row in rows]
+        if rows and world.lack_a_page(rows, ends):
+            world.grow_by_page(rows)
         return bool(rows)
 
     def shrink_cache(self) -> bool:

@@ -31,6 +31,16 @@ def start(manager: CacheManager, row: int, tokens: Sequence[int], owner: int = -
     assert manager.grow(row, found.tokens, len(tokens))
 
 
+def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -> None:
+    """As a scheduler with one step in flight does, so many tokens a step; what is filled is published."""
+    while start < end:
+        stop = min(end, start + chunk)
+        assert manager.grow(row, start, stop)
+        manager.publish(row, stop, None)
+        manager.slide(np.array([row], np.int32), np.array([stop], np.int32))
+        start = stop
+
+
 def leave(manager: CacheManager, tokens: Sequence[int], row: int = 0) -> list[int]:
     """Somebody has computed these tokens and left; returns the pages that they were in."""
     start(manager, row, tokens)

@@ -9,10 +9,12 @@ from tests.cache_manager.books import AllocatorBooks
 from tests.cache_manager.exploration import Bounds, Request, explore
 from tests.cache_manager.faults import FAULTS
 from tests.cache_manager.faults_of_names import SHORT_NAMES
+from tests.cache_manager.faults_of_windows import WINDOWED
 from tests.cache_manager.long_run import episode
+from tests.cache_manager.windows import Windows
 
 EPISODES = 60
-CAUGHT = (AssertionError, LedgerError, IndexError)  # the last one: books that cannot be read any more
+CAUGHT = (AssertionError, LedgerError, LookupError)  # the last one: books that cannot be read any more
 
 
 def allocator() -> None:
@@ -33,7 +35,12 @@ def collisions() -> None:
         episode(seed, operations=300, a_check=3, collisions=True)
 
 
-CATCHERS = {"allocator": allocator, "play": play, "collisions": collisions}
+def windows() -> None:
+    for seed in range(EPISODES):
+        episode(seed, operations=300, a_check=3, kinds=("hybrid", "pure"))
+
+
+CATCHERS = {"allocator": allocator, "play": play, "collisions": collisions, "windows": windows}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -44,7 +51,7 @@ def test_harness_catches(name, monkeypatch):
 
 
 def test_enough_is_planted():
-    assert len(FAULTS) >= 50
+    assert len(FAULTS) >= 50 + len(WINDOWED) >= 80
 
 
 LONG = Request((0, 0, 0), answer=2)
@@ -78,6 +85,29 @@ def test_walk_catches(name, monkeypatch):
     requests, pages, bounds = WALKS[name]
     with pytest.raises(CAUGHT):
         explore(requests, pages, rows=3, bounds=bounds)
+
+
+ALIKE = [Request((0,) * 7), Request((0,) * 4 + (1,) * 3), Request((0,) * 6)]
+
+
+@pytest.mark.parametrize(("windows", "pages"), [((None, 4), 9), ((4,), 4)], ids=["beside full attention", "alone"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "window_is_one_too_short",
+        "page_behind_a_window_stays_held_for_ever",
+        "page_behind_a_window_is_freed_though_it_has_a_name",
+        "pages_behind_windows_go_last",
+        "name_is_kept_after_the_page_was_given_away",
+        "page_that_is_lacking_in_a_window_is_overlooked",
+        "lost_page_is_not_found_again_once_it_is_computed_anew",
+        "nothing_is_promised",
+    ],
+)
+def test_walk_with_windows_catches(name, windows, pages, monkeypatch):
+    FAULTS[name].plant(monkeypatch)
+    with pytest.raises(CAUGHT):
+        explore(ALIKE, pages, rows=2, bounds=Bounds(), windows=Windows(windows, ahead=2))
 
 
 def test_names_that_collide_never_lead_to_another_ones_pages(monkeypatch):

@@ -7,7 +7,7 @@ from cache_manager.allocator import LedgerError
 from cache_manager.ledger import verify
 from cache_manager.matching import NO_MATCH
 from cache_manager.page_names import Scope
-from tests.cache_manager.books import SETTINGS, GroupedManagerBooks, ManagerBooks
+from tests.cache_manager.books import SETTINGS, GroupedManagerBooks, ManagerBooks, WindowedManagerBooks
 from tests.cache_manager.sample import chain, leave, match, start, told
 from tests.cache_manager.sequences import make_manager, table
 
@@ -15,6 +15,8 @@ TestManagerBooks = ManagerBooks.TestCase
 TestManagerBooks.settings = SETTINGS
 TestGroupedManagerBooks = GroupedManagerBooks.TestCase
 TestGroupedManagerBooks.settings = SETTINGS
+TestWindowedManagerBooks = WindowedManagerBooks.TestCase
+TestWindowedManagerBooks.settings = SETTINGS
 
 
 def test_a_page_of_a_step_in_flight_is_given_out_only_after_it_retires():

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from cache_manager.allocator import LedgerError
 from cache_manager.ledger import verify
-from cache_manager.manager import CacheManager
-from cache_manager.policies import POLICIES
+from cache_manager.manager import CLOSED
 from scheduler.events import Ask, End, EndReason, EngineStats, Event, Finish, Question, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.step import StepPlan
-from tests.cache_manager.sequences import table
-from tests.scheduler.executor import FakeExecutor, Mirror, law
+from tests.scheduler.executor import FakeExecutor, law
+from tests.scheduler.mirror import Mirror
 from tests.scheduler.oracle import Oracle
+from tests.scheduler.room import Before, Room
 from tests.scheduler.workloads import Arrival, Workload
 
 BROKEN = (AssertionError, LedgerError)  # what a broken law raises: a LawBroken, or the ledger where it sees it first
@@ -41,8 +41,7 @@ class Drive:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        make_policy = POLICIES[workload.policy]
-        cache = CacheManager(workload.layout, workload.pages, workload.settings.max_sequences, make_policy)
+        cache = workload.cache
         self.scheduler = Scheduler(workload.settings, workload.queue, cache, workload.namer)
         faulty = {a.attempt: a.fault for a in workload.arrivals if a.fault is not None}
         self.executor = FakeExecutor(workload.layout, workload.pages, workload.settings, faulty)
@@ -54,6 +53,7 @@ class Drive:
         self._arrivals = {a.attempt: a for a in workload.arrivals}
         scopes = {a.attempt: a.request.scope for a in workload.arrivals}
         self.oracle = Oracle(self.scheduler, self.executor, scopes)
+        self.room = Room(cache, workload.settings, workload.prefix_cache)
         self._lengths_at_start = self._forgotten = self.overtaken = 0
 
     def run(self) -> "Drive":
@@ -80,14 +80,16 @@ class Drive:
                 self.told[event.attempt] = Told(self._arrivals[event.attempt])
         now = float(self.turn)
         before = set(self.scheduler.rows.attempts())
+        going_on = {row: self._before(mirror) for row, mirror in self.executor.rows.items()}
         plan = self.scheduler.schedule(now, events)
         if plan is not None:
-            self._launch(plan)
+            going_on = {row: one for row, one in going_on.items() if row not in plan.leaves}
+            self._launch(plan, going_on)
         victims = before & set(self.scheduler.queue.attempts())
         kept = before & set(self.scheduler.rows.attempts())
         law(max(kept, default=0) < min(victims, default=1 << 30), f"{victims} were preempted, {kept} were not")
         if not victims:
-            self._check_nobody_is_held_up(plan)
+            self._check_nobody_is_held_up(plan, going_on)
         outputs = None
         full = self.in_flight >= self.workload.depth or self.turn in self.workload.eager
         if self.in_flight and (plan is None or full):
@@ -107,37 +109,46 @@ class Drive:
         self._check_books()
         return outputs
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _before(self, mirror: Mirror) -> Before:
+        request, length = self._arrivals[mirror.seed].request, len(mirror.known)
+        need = min(length, len(request.prompt) + request.max_tokens - 1) - mirror.computed
+        return Before(mirror, mirror.computed, length, need)
+
+    def _launch(self, plan: StepPlan, before: dict[int, Before]) -> None:
+        """before: rows that go on, as they were."""
         self.trace.append(plan_bytes(plan))
-        decoding = {
-            row: mirror
-            for row, mirror in self.executor.rows.items()
-            if row not in plan.leaves and mirror.computed >= mirror.joined and self._has_more(mirror)
-        }
-        before = set(self.executor.rows.values())
         self.executor.launch(plan)
         self.in_flight += 1
-        self.oracle.pages_freed(plan.freed.tolist())
-        self.oracle.step_launched()
-        self._check_admission(plan, before)
-        counts = {row: count for row, _, count in plan.slices.tolist()}
-        cache, layout = self.scheduler.cache, self.workload.layout
-        for row, mirror in decoding.items():
-            if row not in counts:
-                law(mirror.computed == len(mirror.tables[0]) * layout.page_size, f"the decode of row {row} was delayed")
-                law(cache.free < len(layout.groups), f"row {row} lacks a page though {cache.free} are free")
-            else:
-                law(counts[row] == 1, f"the decode of row {row} has {counts[row]} tokens")
-        seeds = {row: mirror.seed for row, mirror in self.executor.rows.items()}
+        self.oracle.step_launched(plan)
+        self._check_admission(plan, {one.mirror for one in before.values()})
+        self._check_delays(plan, before)
+        rows, cache = self.executor.rows, self.scheduler.cache
+        seeds = {row: mirror.seed for row, mirror in rows.items()}
         running = {self.scheduler.rows.row_of(attempt): attempt for attempt in self.scheduler.rows.attempts()}
         law(seeds == running, f"the executor has {seeds}, the scheduler {running}")
-        for row, mirror in self.executor.rows.items():
-            law(mirror.tables == table(cache, row), f"row {row} has other pages than the executor thinks")
-            due = layout.pages_for(max(mirror.joined, mirror.computed))
-            law(len(mirror.pages()) == due, f"row {row} has {len(mirror.pages())} pages, not {due}")
-        held = {page for mirror in self.executor.rows.values() for page in mirror.pages()}
+        scheduled = set(plan.slices[:, 0].tolist())
+        for row, mirror in rows.items():
+            self.room.check_ends(row, mirror, before.get(row), row in scheduled)
+        self.room.check_newcomers(plan, before, rows)
+        held = set().union(*(self.room.held(row, mirror) for row, mirror in rows.items()))
         held |= {page for parts in cache.in_flight.values() for pages in parts for page in pages.tolist()}
         law(cache.total - cache.free == len(held), f"{cache.total - cache.free} pages are held, not {len(held)}")
+
+    def _check_delays(self, plan: StepPlan, before: dict[int, Before]) -> None:
+        """Who sits out lacks pages, or the budget is spent on others; a decode is in every step."""
+        counts = {row: count for row, _, count in plan.slices.tolist()}
+        left = self.workload.settings.max_batched_tokens - sum(counts.values())
+        free = self.scheduler.cache.free
+        for row, one in before.items():
+            if one.need <= 0:
+                continue
+            name = "decode" if one.computed >= one.mirror.joined else "prefill"
+            if row in counts:
+                law(counts[row] == 1 or name == "prefill", f"the decode of row {row} has {counts[row]} tokens")
+            elif left or name == "decode":
+                lacking = self.room.lacking(one)
+                law(lacking, f"the {name} of row {row} was delayed")
+                law(free < lacking, f"row {row} lacks {lacking} pages though {free} are free")
 
     def _check_admission(self, plan: StepPlan, before: set[Mirror]) -> None:
         """Who joins goes on from all that is published, and passes over nobody but who waits for a page."""
@@ -146,7 +157,7 @@ class Drive:
         joined = [self.executor.rows[join.row] for join in plan.joins]
         for mirror in joined:
             known = mirror.known[: mirror.joined]
-            due = self.oracle.published(mirror.seed, known) * size if on else 0
+            due = self.oracle.cached(mirror.seed, known).count * size
             law(mirror.cached == due, f"attempt {mirror.seed} joins with {mirror.cached} cached tokens, not {due}")
             computing = self.oracle.computing(mirror.seed, known, at_join=True) if on else []
             earlier = [other for other in computing if other in running or other < mirror.seed]
@@ -159,26 +170,40 @@ class Drive:
                 law(waits, f"{latest} starts before {attempt}, who waits for no page")
                 self.overtaken += 1
 
-    def _check_nobody_is_held_up(self, plan: StepPlan | None) -> None:
+    def _check_nobody_is_held_up(self, plan: StepPlan | None, before: dict[int, Before]) -> None:
         """Rows, budget or pages are lacking for the first in line that waits for nobody's page."""
         scheduler, cache = self.scheduler, self.scheduler.cache
         left = self.workload.settings.max_batched_tokens - (0 if plan is None else int(plan.slices[:, 2].sum()))
         if not left or scheduler.rows.used == scheduler.rows.size:
             return
-        for sequence in scheduler.queue._waiting.values():
-            match = scheduler._match(sequence)
-            if match.awaited is None:
-                lacking = cache.free - scheduler._spare() < cache.needed(match, sequence.length)
-                law(lacking, f"attempt {sequence.attempt} is held up though there is room for it")
-                return
+        lengths = {
+            row: (mirror, before[row].length if row in before else mirror.joined)
+            for row, mirror in self._running().items()
+        }
+        for attempt, sequence in scheduler.queue._waiting.items():
+            if scheduler._match(sequence).awaited is not None:
+                continue
+            known = self.told[attempt].known
+            if self.workload.layout.windows and self.oracle.computing(attempt, known):
+                return  # who can tell whether it waits for a page after the first one that it lacks
+            needed = self.room.needed(known, self.oracle.cached(attempt, known))
+            lacking = cache.free - self.room.spare(lengths) < needed
+            law(lacking, f"attempt {attempt} is held up though there is room for it")
+            return
 
-    def _has_more(self, mirror: Mirror) -> bool:
-        request = self._arrivals[mirror.seed].request
-        return len(mirror.known) < len(request.prompt) + request.max_tokens
+    def _running(self) -> dict[int, Mirror]:
+        """Those of the executor's rows whose sequences have not left, of which it is told with the next plan."""
+        rows = self.scheduler.rows
+        return {row: mirror for row, mirror in self.executor.rows.items() if rows.row_of(mirror.seed) == row}
 
     def _check_books(self) -> None:
         scheduler = self.scheduler
         verify(scheduler.cache)
+        disturbed = self.workload.resets or any(a.fault is not None for a in self.workload.arrivals)
+        for row, mirror in self._running().items():
+            self.room.check_behind_windows(row, mirror)
+            silent = self.workload.prefix_cache and scheduler.cache.named[row] == CLOSED
+            law(not silent or disturbed, f"attempt {mirror.seed} publishes no more")
         running, waiting = scheduler.rows.attempts(), scheduler.queue.attempts()
         law(waiting == sorted(waiting), f"the queue {waiting} is not in order of arrival")
         live = sorted(attempt for attempt, told in self.told.items() if told.end is None)
@@ -239,8 +264,8 @@ class Drive:
         """Gauges and counts against the executor's; in `ledger.verify` the manager's own are checked."""
         stats, cache, executor = self.stats, self.scheduler.cache, self.executor
         size = self.workload.layout.page_size
-        rows = [mirror for row, mirror in executor.rows.items() if self.scheduler.rows.row_of(mirror.seed) == row]
-        unused = sum(len(pages) * size - mirror.computed for mirror in rows for pages in mirror.tables)
+        rows = self._running().values()
+        unused = sum(len(table.told) * size - mirror.computed for mirror in rows for table in mirror.tables)
         law(stats.slots_unused == unused, f"{stats.slots_unused} slots are unused, not {unused}")
         law(stats.pages_used + stats.pages_cached + cache.allocator.free == stats.pages_total, f"pages add up: {stats}")
         law(stats.pages_shared <= stats.pages_used, f"more pages are shared than held: {stats}")

@@ -83,7 +83,8 @@ class Rig:
         settings = SchedulerSettings(max_batched_tokens=16, max_sequences=rows, steps_in_flight=depth)
         layout = make_layout(4)
         namer = PageNamer(SECRET, b"model", layout.page_size)
-        self.scheduler = Scheduler(settings, queue, CacheManager(layout, pages, rows), namer)
+        cache = CacheManager(layout, pages, rows, ahead=settings.ahead)
+        self.scheduler = Scheduler(settings, queue, cache, namer)
         self.executor = HookedExecutor(layout, pages, settings)
         self.executor.before = {}
         self.clock = Clock()

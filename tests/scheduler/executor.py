@@ -1,8 +1,9 @@
 """An executor without tensors that mirrors rows as a device would and holds the scheduler to its contract.
 
 Its "model" draws a token from what it reads out of the pages of a sequence: a wrong table, a stale page or a page that
-somebody else wrote changes the tokens. `controls.seed` names the attempt of a row. A row that joins on cached pages is
-believed only after these were read; pages that are freed, or of a row that faulted, hold no tokens any more.
+somebody else wrote changes the tokens. Every position reads what it sees in each layer group: all before it, or what is
+within the window. `controls.seed` names the attempt of a row. A row that joins on cached pages is believed only after
+these were read; pages that are freed, or of a row that faulted, hold no tokens any more.
 """
 
 import zlib
@@ -18,10 +19,14 @@ from scheduler.events import Logprobs
 from scheduler.request import Request
 from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan, StepResult
+from tests.scheduler.mirror import Mirror, Table, tables_of
 
 VOCABULARY = 13
 FAULT = "planted fault"
 WIPED, SPOILED = -1, -2  # what slots hold that nobody may read
+
+
+Slice = tuple[int, Mirror, int]  # a row, who has it, up to where it is computed
 
 
 class LawBroken(AssertionError):
@@ -49,32 +54,14 @@ def alone(request: Request) -> list[int]:
     return output
 
 
-@dataclass(eq=False)
-class Mirror:
-    """A row. known: its tokens, drawn ones included. joined: how many came with the join. cached: how many of these
-    were in the pages that it joined on. computed: KV written so far, or found. broken: it has faulted, whatever it
-    draws is void.
-    """
-
-    seed: int
-    known: list[int]
-    joined: int
-    tables: list[list[int]]
-    cached: int = 0
-    computed: int = 0
-    broken: bool = False
-
-    def pages(self) -> list[int]:
-        return [page for table in self.tables for page in table]
-
-
 @dataclass
 class FakeExecutor:
     """faulty: for an attempt, the position whose computation fails. rows: the live mirrors by row.
 
     found: by attempt, the cached tokens of each of its joins. recomputed: tokens that their attempt had had before.
     late: "token" and "fault", where a result came back for a row that another sequence had got meanwhile. taken_over:
-    pages that a running row exchanged for others of the same content.
+    pages that a running row exchanged for others of the same content. out_of_sight: pages that left the window of a row
+    that went on. within: tables that began with a page after the first one.
     """
 
     layout: KVLayout
@@ -85,15 +72,18 @@ class FakeExecutor:
     computed_tokens: int = 0
     recomputed: int = 0
     taken_over: int = 0
+    out_of_sight: int = 0
+    within: int = 0
     found: dict[int, list[int]] = field(default_factory=dict)
     late: set[str] = field(default_factory=set)
     closed: int = 0
 
     def __post_init__(self) -> None:
-        self._slots = np.full(self.pages * self.layout.page_size, WIPED, np.int32)
-        self._touched: deque[set[int]] = deque()  # pages of each step in flight
+        # By layer group, since a page written for one of them holds nothing for another.
+        self._slots = np.full((len(self.layout.groups), self.pages * self.layout.page_size), WIPED, np.int32)
+        self._touched: deque[set[int]] = deque()  # pages that each step in flight can read or write
         self._written: deque[set[int]] = deque()  # those of them that it writes to
-        self._results: deque[tuple[StepResult, dict[int, Mirror]]] = deque()
+        self._results: deque[tuple[StepResult, list[Slice]]] = deque()
         self._distrusted: set[int] = set()  # pages of rows that have faulted
         self._reached: dict[int, int] = {}  # by attempt, how many of its tokens have been computed or found
         self._next_step = 0
@@ -109,13 +99,20 @@ class FakeExecutor:
         self._grow(plan)
         self._copy(plan.copies.tolist())
         self._believe(plan)
-        self._results.append((self._compute(plan), {row: self.rows[row] for row, _, _ in plan.slices.tolist()}))
+        result = self._compute(plan)
+        slices = [(row, self.rows[row], start + count) for row, start, count in plan.slices.tolist()]
+        self._results.append((result, slices))
+        for _, mirror, computed in slices:
+            for table in mirror.tables:
+                self.out_of_sight += table.forget(computed)
 
     def collect(self) -> StepResult:
         self._touched.popleft()
         self._written.popleft()
-        result, mirrors = self._results.popleft()
-        gone = {row for row, mirror in mirrors.items() if self.rows.get(row, mirror) is not mirror}
+        result, slices = self._results.popleft()
+        for _, mirror, computed in slices:
+            mirror.collected = computed
+        gone = {row for row, mirror, _ in slices if self.rows.get(row, mirror) is not mirror}
         faulted = {row for row, _ in result.faults}
         self.late |= {"fault" if row in faulted else "token" for row in gone}
         return result
@@ -127,18 +124,21 @@ class FakeExecutor:
         """The attempt has ended with a fault: from now on nobody may join on a page that it had."""
         for mirror in self.rows.values():
             if mirror.seed == attempt:
-                self._distrusted.update(mirror.pages())
+                self._distrusted.update(mirror.had)
 
-    def read(self, page: int) -> list[int]:
+    def read(self, group: int, page: int) -> list[int]:
+        """What a page holds for a layer group."""
         size = self.layout.page_size
-        return self._slots[page * size : (page + 1) * size].tolist()
+        return self._slots[group, page * size : (page + 1) * size].tolist()
 
     def _wipe(self, pages: list[int]) -> None:
-        size = self.layout.page_size
+        size, in_flight = self.layout.page_size, set().union(*self._touched)
         for page in pages:
-            law(page not in set().union(*self._touched), f"page {page} is freed while a step in flight can touch it")
-            self._slots[page * size : (page + 1) * size] = WIPED
+            law(page not in in_flight, f"page {page} is freed while a step in flight can touch it")
+            self._slots[:, page * size : (page + 1) * size] = WIPED
             self._distrusted.discard(page)
+            for mirror in self.rows.values():
+                mirror.had.discard(page)
 
     def _leave(self, plan: StepPlan) -> None:
         for row in plan.leaves.tolist():
@@ -152,46 +152,63 @@ class FakeExecutor:
             law(0 <= join.row < self.settings.max_sequences, f"row {join.row} does not exist")
             law(0 < join.prompt_count <= len(join.tokens), "a join without its prompt")
             law(join.row in starts, f"row {join.row} joins, but nothing of it is computed")
-            tables: list[list[int]] = [[] for _ in self.layout.groups]
-            mirror = Mirror(join.controls.seed, join.tokens.tolist(), len(join.tokens), tables, starts[join.row])
+            tokens, tables = join.tokens.tolist(), tables_of(self.layout)
+            mirror = Mirror(join.controls.seed, tokens, len(tokens), tables, starts[join.row])
             self.rows[join.row] = mirror
             self.found.setdefault(mirror.seed, []).append(mirror.cached)
 
     def _grow(self, plan: StepPlan) -> None:
         owned = {page for mirror in self.rows.values() for page in mirror.pages()}
-        in_flight, size = set().union(*self._touched), self.layout.page_size
+        in_flight = set().union(*self._touched)
         copied = {target for _, target in plan.copies.tolist()}
         for group, row, index, page in plan.grown.tolist():
             law(row in self.rows, f"row {row} grows but is free")
             mirror = self.rows[row]
             table = mirror.tables[group]
             law(0 <= page < self.pages, f"page {page} is not in the pool")
-            law(page not in table, f"page {page} stands in row {row} twice")
-            if index < len(table) and page not in copied:
-                law((index + 1) * size <= mirror.computed, f"page {index} of row {row} is exchanged while it is filled")
-                same = self.read(page) == mirror.known[index * size : (index + 1) * size]
-                law(same, f"page {page} takes the place of one with another content")
-                self.taken_over += 1
-                owned.discard(table[index])
-                owned.add(page)
-                table[index] = page
-                continue
-            if mirror.computed == 0 and index == len(table) and index * size < mirror.cached:
-                owned.add(page)
-                table.append(page)  # is read once all changes are applied
-                continue
-            law(index <= len(table), f"page {index} of row {row} comes after {len(table)}")
-            law(page not in owned, f"page {page} is in two live tables")
-            law(page not in in_flight, f"page {page} is given out while a step in flight can touch it")
+            law(page not in table.live, f"page {page} stands in row {row} twice")
+            if index < len(table.told) and page not in copied:
+                self._exchange(mirror, group, index, page, owned)
+                if index < table.first:
+                    continue  # behind the window nobody looks, and others may get it
+            elif not mirror.computed and self._joins_on(table, index, mirror.cached):
+                table.told.append(page)  # is read once all changes are applied
+            else:
+                law(index <= len(table.told), f"page {index} of row {row} comes after {len(table.told)}")
+                law(page not in owned, f"page {page} is in two live tables")
+                law(page not in in_flight, f"page {page} is given out while a step in flight can touch it")
+                table.told[index : index + 1] = [page]
+                self._wipe([page])
             owned.add(page)
-            table[index : index + 1] = [page]
-            self._wipe([page])
+            mirror.had.add(page)
+
+    def _joins_on(self, table: Table, index: int, cached: int) -> bool:
+        """Whether a table that had nothing yet, or just this, is told its next page of those that are cached."""
+        if not table.told and table.window is not None and index * table.size < cached:
+            table.start(index)
+            self.within += index > 0
+        return index == len(table.told) and index * table.size < cached
+
+    def _exchange(self, mirror: Mirror, group: int, index: int, page: int, owned: set[int]) -> None:
+        """A page takes the place of another with the same content; behind the window that is nobody's concern."""
+        table, size = mirror.tables[group], self.layout.page_size
+        before = table.told[index]
+        table.told[index] = page
+        mirror.had.add(page)
+        self.taken_over += 1
+        if index < table.first:
+            return
+        name = f"page {index} of attempt {mirror.seed}"
+        law((index + 1) * size <= mirror.computed, f"{name} is exchanged while it is filled")
+        same = self.read(group, page) == mirror.known[index * size : (index + 1) * size]
+        law(same, f"{name} is exchanged for {page}, which has another content")
+        owned.discard(before)
 
     def _copy(self, copies: list[list[int]]) -> None:
         size = self.layout.page_size
         law({a for a, _ in copies}.isdisjoint(b for _, b in copies), "a page is copied from and to in one step")
         for source, target in copies:
-            self._slots[target * size : (target + 1) * size] = self.read(source)
+            self._slots[:, target * size : (target + 1) * size] = self._slots[:, source * size : (source + 1) * size]
 
     def _believe(self, plan: StepPlan) -> None:
         """Reads the cached pages of rows that join."""
@@ -201,13 +218,16 @@ class FakeExecutor:
             cached = mirror.cached
             law(cached < mirror.joined, f"attempt {mirror.seed} joins with nothing left to compute")
             law(cached % size == 0, f"attempt {mirror.seed} joins in the middle of a page")
-            for table in mirror.tables:
-                pages = table[: cached // size]
-                held = [token for page in pages for token in self.read(page)]
-                law(held == mirror.known[:cached], f"attempt {mirror.seed} joins on pages that hold something else")
-                law(unfinished.isdisjoint(pages), f"attempt {mirror.seed} joins on a page that is being computed")
-                law(self._distrusted.isdisjoint(pages), f"attempt {mirror.seed} joins on a page of a row that faulted")
-            mirror.computed = cached
+            for group, table in enumerate(mirror.tables):
+                pages = table.told[table.first : cached // size]
+                name = f"attempt {mirror.seed} joins"
+                law(table.first <= table.seen(cached), f"{name} without what its first token sees in group {group}")
+                held = [token for page in pages for token in self.read(group, page)]
+                law(held == mirror.known[table.first * size : cached], f"{name} on pages that hold something else")
+                law(unfinished.isdisjoint(pages), f"{name} on a page that is being computed")
+                law(self._distrusted.isdisjoint(pages), f"{name} on a page of a row that faulted")
+                table.forget(cached)
+            mirror.computed = mirror.collected = cached
             self._reached[mirror.seed] = max(cached, self._reached.get(mirror.seed, 0))
 
     def _compute(self, plan: StepPlan) -> StepResult:
@@ -217,7 +237,8 @@ class FakeExecutor:
         law(total <= self.settings.max_batched_tokens, f"{total} tokens pass the budget")
         law(len({row for row, _, _ in slices}) == len(slices), "a row has two slices")
         law(all(row in self.rows for row, _, _ in slices), "a slice of a row that is free")
-        self._touched.append({page for row, _, _ in slices for page in self.rows[row].pages()})
+        tables = [(table, start) for row, start, _ in slices for table in self.rows[row].tables]
+        self._touched.append({page for table, start in tables for page in table.told[table.seen(start) :]})
         self._written.append(set())
         self.computed_tokens += total
         faults = tuple((row, FAULT) for row, start, count in slices if self._advance(row, start, count))
@@ -243,28 +264,30 @@ class FakeExecutor:
         self._reached[mirror.seed] = max(reached, end)
         mirror.broken |= start <= self.faulty.get(mirror.seed, -1) < end
         others = {page for other in self.rows.values() if other is not mirror for page in other.pages()}
-        for table in mirror.tables:
-            law(end <= len(table) * size, f"row {row} has no slot for position {end - 1}")
-            pages = set(table[start // size : (end - 1) // size + 1])
+        for group, table in enumerate(mirror.tables):
+            law(end <= len(table.told) * size, f"row {row} has no slot for position {end - 1}")
+            pages = set(table.told[start // size : (end - 1) // size + 1])
             law(others.isdisjoint(pages), f"row {row} writes to a page that another row has too")
             self._written[-1] |= pages
-            for position in range(start, end):
-                self._slots[self._slot(table, position)] = SPOILED if mirror.broken else mirror.known[position]
+            slots = self._slots_of(table, start, end)
+            self._slots[:, slots] = WIPED
+            self._slots[group, slots] = SPOILED if mirror.broken else mirror.known[start:end]
+            seen = table.sees(start)
+            read = self._slots[group, self._slots_of(table, seen, end)].tolist()
+            same = mirror.broken or read == mirror.known[seen:end]
+            law(same, f"the pages of attempt {mirror.seed} hold something else")
         mirror.computed = end
         return mirror.broken
 
-    def _slot(self, table: list[int], position: int) -> int:
+    def _slots_of(self, table: Table, start: int, end: int) -> NDArray[np.int64]:
+        """Of these positions."""
         size = self.layout.page_size
-        return table[position // size] * size + position % size
+        first, last = start // size, -(-end // size)
+        pages = np.array(table.told[first:last])
+        return (pages[:, None] * size + np.arange(size)).reshape(-1)[start - first * size : end - first * size]
 
     def _draw(self, mirror: Mirror) -> int:
-        if mirror.broken:
-            mirror.known.append(-1)
-            return -1
-        for table in mirror.tables:
-            read = [int(self._slots[self._slot(table, position)]) for position in range(mirror.computed)]
-            law(read == mirror.known, f"the pages of attempt {mirror.seed} hold something else")
-        token = next_token(mirror.known)
+        token = -1 if mirror.broken else next_token(mirror.known)  # which were read as they were computed
         mirror.known.append(token)
         return token
 

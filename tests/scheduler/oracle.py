@@ -1,9 +1,12 @@
 """What the prefix cache has of a sequence, and who computes what it lacks: found anew from tokens, without names."""
 
+from dataclasses import dataclass
+
 from cache_manager.manager import CLOSED
 from cache_manager.page_names import Scope
 from cache_manager.prefix import NONE
 from scheduler.scheduler import Scheduler
+from scheduler.step import StepPlan
 from tests.scheduler.executor import FakeExecutor
 
 
@@ -15,63 +18,106 @@ def shared_pages(a: Scope, b: Scope, page_size: int) -> int:
     return min(public)
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a full page holds: keys and values, for a layer group, of the last tokens of a prefix."""
+
+    group: int
+    prefix: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What is there of a prefix. count: pages of it. used: by group, those that who goes on from it holds."""
+
+    count: int
+    used: tuple[tuple[int, ...], ...]
+
+
 class Oracle:
-    """Knows scopes by attempt, and remembers who filled each page."""
+    """Knows scopes by attempt, and remembers what each page was filled with, and for whom."""
 
     def __init__(self, scheduler: Scheduler, executor: FakeExecutor, scopes: dict[int, Scope]) -> None:
         self._scheduler, self._executor, self._scopes = scheduler, executor, scopes
-        self._size = scheduler.cache.layout.page_size
-        self._filled_by: dict[int, Scope] = {}  # by page
+        self._layout = scheduler.cache.layout
+        self._size = self._layout.page_size
+        self._pages: dict[Content, dict[int, Scope]] = {}  # full pages, and for whom each was filled
+        self._content: dict[int, Content] = {}  # by page
 
-    def step_launched(self) -> None:
-        for mirror in self._executor.rows.values():
-            for table in mirror.tables:
-                for page in table[mirror.cached // self._size : -(-mirror.computed // self._size)]:
-                    self._filled_by.setdefault(page, self._scopes[mirror.seed])
+    def step_launched(self, plan: StepPlan) -> None:
+        for page in plan.freed.tolist():
+            self._forget(page)
+        for row, start, count in plan.slices.tolist():
+            mirror = self._executor.rows[row]
+            for group, table in enumerate(mirror.tables):
+                for index in range(start // self._size, (start + count) // self._size):
+                    content = Content(group, tuple(mirror.known[: (index + 1) * self._size]))
+                    self._fill(table.told[index], content, self._scopes[mirror.seed])
 
-    def pages_freed(self, pages: list[int]) -> None:
-        for page in pages:
-            self._filled_by.pop(page, None)
+    def _fill(self, page: int | None, content: Content, scope: Scope) -> None:
+        assert page is not None, "a page that was computed has a place"
+        self._forget(page)
+        self._content[page] = content
+        self._pages.setdefault(content, {})[page] = scope
 
-    def published(self, attempt: int, tokens: list[int]) -> int:
-        """Pages of the longest published prefix of these tokens, the last of which is always computed."""
-        index, read, size = self._scheduler.cache.prefix.index, self._executor.read, self._size
-        after: dict[int, list[int]] = {}
-        for node in index.all():
-            after.setdefault(index.parent[node], []).append(node)
-        count, node = 0, NONE
-        while (count + 1) * size < len(tokens):
-            wanted = tokens[count * size : (count + 1) * size]
-            found = [
-                child
-                for child in after.get(node, ())
-                if read(int(index.pages[0, child])) == wanted
-                and shared_pages(self._filled_by[int(index.pages[0, child])], self._scopes[attempt], size) > count
-            ]
-            if not found:
-                break
-            (node,) = found
-            count += 1
-        return count
+    def _forget(self, page: int) -> None:
+        content = self._content.pop(page, None)
+        if content is not None:
+            del self._pages[content][page]
+
+    def _page_of(self, attempt: int, group: int, tokens: list[int], index: int) -> int | None:
+        """The published page of this index of these tokens, which the attempt may use."""
+        node_of, scope = self._scheduler.cache.prefix.index.node_of, self._scopes[attempt]
+        full = self._pages.get(Content(group, tuple(tokens[: (index + 1) * self._size])), {})
+        found = [
+            page
+            for page, owner in full.items()
+            if node_of[page] != NONE and shared_pages(owner, scope, self._size) > index
+        ]
+        assert len(found) < 2, f"pages {found} have the same content and are both published"
+        return found[0] if found else None
+
+    def _first_needed(self, group: int, count: int) -> int:
+        """The first of so many pages that who goes on after them holds: what the next token sees, and the last one."""
+        window = self._layout.window(group)
+        if window is None or not count:
+            return 0
+        return min(max(0, count * self._size - window + 1) // self._size, count - 1)
+
+    def cached(self, attempt: int, tokens: list[int]) -> Cached:
+        """Of the longest prefix of these tokens that is valid in all groups; the last token is always computed."""
+        groups, indices = range(len(self._layout.groups)), range((len(tokens) - 1) // self._size)
+        found = [[self._page_of(attempt, group, tokens, index) for index in indices] for group in groups]
+        for count in range(len(indices), 0, -1):
+            used = [pages[self._first_needed(group, count) : count] for group, pages in enumerate(found)]
+            if all(page is not None for pages in used for page in pages):
+                return Cached(count, tuple(tuple(page for page in pages if page is not None) for pages in used))
+        return Cached(0, ((),) * len(groups))
 
     def computing(self, attempt: int, tokens: list[int], at_join: bool = False) -> list[int]:
-        """Other attempts that run and have yet to publish the first page that the cache lacks of these tokens.
+        """Other attempts that run and have yet to publish a page that the cache lacks of these tokens: the first such
+        page, or where groups have windows, so that later pages may be there, the next one that they publish.
 
         at_join: without those that publish no more, and those that compute it only as the end of their prompts, which
-        had to, whoever else computes it.
+        had to, whoever else computes it; with windows only who computes the first such page.
         """
-        scheduler, size = self._scheduler, self._size
-        lacking = self.published(attempt, tokens)
-        end = (lacking + 1) * size
-        if end >= len(tokens):
-            return []
-        return [
-            mirror.seed
-            for row, mirror in self._executor.rows.items()
-            if mirror.seed != attempt
-            and scheduler.rows.row_of(mirror.seed) == row
-            and mirror.joined >= end + at_join
-            and mirror.known[:end] == tokens[:end]
-            and shared_pages(self._scopes[mirror.seed], self._scopes[attempt], size) > lacking
-            and (scheduler.cache.named[row] <= lacking or (scheduler.cache.named[row] == CLOSED and not at_join))
-        ]
+        scheduler, size, named = self._scheduler, self._size, self._scheduler.cache.named
+        lacking = self.cached(attempt, tokens).count
+        found = []
+        for row, mirror in self._executor.rows.items():
+            if mirror.seed == attempt or scheduler.rows.row_of(mirror.seed) != row:
+                continue
+            if named[row] == CLOSED and at_join:
+                continue
+            page = lacking
+            if self._layout.windows and named[row] != CLOSED:
+                page = int(named[row])
+                if page < lacking or (at_join and page > lacking):
+                    continue
+            elif lacking < named[row] < CLOSED:
+                continue
+            end = (page + 1) * size
+            shares = shared_pages(self._scopes[mirror.seed], self._scopes[attempt], size) > page
+            if end < len(tokens) and mirror.joined >= end + at_join and mirror.known[:end] == tokens[:end] and shares:
+                found.append(mirror.seed)
+        return found

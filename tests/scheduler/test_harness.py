@@ -1,14 +1,11 @@
 """Bugs planted in the scheduler: the laws that `Drive` checks must notice each of them."""
 
 import itertools
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
 
-from cache_manager.allocator import LedgerError
 from cache_manager.cached import Cause, PrefixCache
 from cache_manager.changes import PageChanges
 from cache_manager.manager import CacheManager
@@ -16,21 +13,15 @@ from cache_manager.page_names import PageNamer, Scope
 from scheduler import scheduler as module
 from scheduler.queue import Queue
 from scheduler.rows import Rows
-from scheduler.scheduler import Scheduler, _Slices
-from tests.scheduler.drive import BROKEN, Drive
-from tests.scheduler.workloads import workloads
+from scheduler.scheduler import Scheduler
+from scheduler.slices import Slices
+from tests.scheduler.planting import Faults, caught
 
-FAULTS = {}
+FAULTS = Faults()
 
 
 def fault(target, name, **workload):
-    """Registers a stand-in for target.name, made from the original by the decorated function, and what shows it."""
-
-    def register(make):
-        FAULTS[make.__name__] = (target, name, make, workload)
-        return make
-
-    return register
+    return FAULTS.fault(target, name, kinds=("full",), **workload)
 
 
 class Anything:
@@ -48,7 +39,7 @@ class Anything:
 
 @fault(module, "_InFlight")
 def results_of_former_tenants_count(real):
-    return lambda step, now, slices, drawing, serials: real(step, now, slices, drawing, Anything())
+    return lambda step, now, slices, drawing, serials, swapped: real(step, now, slices, drawing, Anything(), swapped)
 
 
 @fault(Rows, "add")
@@ -96,7 +87,7 @@ def draws_are_counted_twice(real):
     return plan
 
 
-@fault(_Slices, "prefill")
+@fault(Slices, "prefill")
 def budget_is_ignored(real):
     def prefill(self, row, start, need):
         self.budget = max(self.budget, need)
@@ -105,7 +96,7 @@ def budget_is_ignored(real):
     return prefill
 
 
-@fault(_Slices, "prefill")
+@fault(Slices, "prefill")
 def prefill_chunk_is_ignored(real):
     def prefill(self, row, start, need):
         self._chunk = need
@@ -114,7 +105,7 @@ def prefill_chunk_is_ignored(real):
     return prefill
 
 
-@fault(_Slices, "decodes")
+@fault(Slices, "decodes")
 def only_one_decode_a_step(real):
     return lambda self, rows, starts: real(self, rows[:1], starts[:1])
 
@@ -373,20 +364,4 @@ def exchanged_page_is_not_told(real):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_harness_catches(name, monkeypatch):
-    target, method, make, workload = FAULTS[name]
-    monkeypatch.setattr(target, method, make(getattr(target, method)))
-    caught = []
-
-    # Nothing but searching: the failure need not be made small, and the same search runs each time.
-    @settings(max_examples=500, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-    @given(workloads(**workload))
-    def search(drawn):
-        try:
-            assert Drive(drawn).run().trace == Drive(drawn).run().trace
-        except BROKEN as broken:
-            caught.append(broken)
-            raise
-
-    with suppress(AssertionError, ExceptionGroup, LedgerError):  # hypothesis says in its own way what it has found
-        search()
-    assert caught
+    assert caught(FAULTS[name], monkeypatch)

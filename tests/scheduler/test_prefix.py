@@ -233,8 +233,8 @@ def test_gauges_while_two_share():
     run_until(run, lambda: 2 in run.told and run.told[2].tokens)
     rows = run.executor.rows.values()
     assert run.stats.pages_shared == 2
-    assert run.stats.pages_used == sum(len(row.tables[0]) for row in rows) - 2
-    assert run.stats.slots_unused == sum(PAGE * len(row.tables[0]) - row.computed for row in rows)
+    assert run.stats.pages_used == sum(len(row.tables[0].told) for row in rows) - 2
+    assert run.stats.slots_unused == sum(PAGE * len(row.tables[0].told) - row.computed for row in rows)
     assert run.stats.pages_cached == 0
     run.run()
 

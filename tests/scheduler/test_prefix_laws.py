@@ -23,6 +23,7 @@ def found(drive: Drive) -> list[list[int]]:
 NOTES = {
     "a prompt was there in part": lambda drive: any(first for first, *_ in found(drive)),
     "a preempted one comes back on its pages": lambda drive: any(any(later) for _, *later in found(drive)),
+    "only what a window sees was there": lambda drive: drive.executor.within > 0,
     "two rows had the same page": lambda drive: drive.executor.taken_over > 0,
     "pages were evicted": lambda drive: drive.stats.evicted_capacity > 0,
     "evicted and hit": lambda drive: drive.stats.evicted_capacity > 0 and drive.stats.prefix_hits > 0,

@@ -26,10 +26,10 @@ def engine(
     queue: QueueLimits = PATIENT,
     prefix_cache: bool = False,
 ) -> Scheduler:
-    layout = make_layout(page_size)
-    cache = CacheManager(layout, pages, rows)
+    settings = SchedulerSettings(budget, rows, chunk, depth)
+    cache = CacheManager(make_layout(page_size), pages, rows, ahead=settings.ahead)
     namer = PageNamer(SECRET, b"model", page_size) if prefix_cache else None
-    return Scheduler(SchedulerSettings(budget, rows, chunk, depth), queue, cache, namer)
+    return Scheduler(settings, queue, cache, namer)
 
 
 def result_of(plan: StepPlan, tokens: list[int], *faults: tuple[int, str]) -> StepResult:

@@ -1,11 +1,13 @@
 """Workloads for the scheduler: who comes when and wants what, and what the engine has to serve them with."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
 from cache_manager.layout import KVLayout
+from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer, Scope
 from cache_manager.policies import POLICIES
 from scheduler.request import Controls, Request
@@ -13,7 +15,7 @@ from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.scheduler.executor import VOCABULARY, alone, next_token
 
 GREEDY = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0)
-PATIENT = QueueLimits(wait=1e9)
+PATIENT = QueueLimits(pools_of_tokens=math.inf, wait=1e9)
 SECRET = bytes(range(32))
 EVERYBODY = Scope()
 
@@ -35,8 +37,10 @@ STEMS = (
 )
 
 
-def make_layout(page_size: int, groups: int = 1) -> KVLayout:
-    return KVLayout(tuple((g,) for g in range(groups)), kv_heads=1, head_dim=8, element_bytes=2, page_size=page_size)
+def make_layout(page_size: int, groups: int = 1, windows: tuple[int | None, ...] = ()) -> KVLayout:
+    """windows: by group, of which there are as many; () for groups without."""
+    numbers = tuple((g,) for g in range(len(windows) or groups))
+    return KVLayout(numbers, kv_heads=1, head_dim=8, element_bytes=2, page_size=page_size, windows=windows)
 
 
 def make_request(
@@ -98,6 +102,12 @@ class Workload:
     def namer(self) -> PageNamer | None:
         return PageNamer(SECRET, b"model", self.layout.page_size) if self.prefix_cache else None
 
+    @property
+    def cache(self) -> CacheManager:
+        """A new one."""
+        rows, ahead = self.settings.max_sequences, self.settings.ahead
+        return CacheManager(self.layout, self.pages, rows, POLICIES[self.policy], ahead)
+
     def without_cache(self) -> "Workload":
         return replace(self, prefix_cache=False)
 
@@ -140,6 +150,23 @@ def arrivals(draw, attempt: int, cancels: bool, patience: bool, resumed: bool, f
     return arrival
 
 
+WINDOWS = ("hybrid", "pure")
+ANY = ("full", "full", *WINDOWS)
+
+
+@st.composite
+def layouts(draw, kinds: tuple[str, ...] = ANY) -> KVLayout:
+    """kinds: "full" for groups that see all, "pure" for groups with windows, "hybrid" for one of each."""
+    size = draw(st.sampled_from((3, 1, 2, 7, 16)))
+    window = st.integers(1, min(3 * size + 2, 20))  # from one token to more than three pages
+    kind = draw(st.sampled_from(kinds))
+    if kind == "full":
+        return make_layout(size, draw(st.integers(1, 2)))
+    if kind == "pure":
+        return make_layout(size, windows=tuple(draw(st.lists(window, min_size=1, max_size=2))))
+    return make_layout(size, windows=tuple(draw(st.permutations([None, draw(window)]))))
+
+
 @st.composite
 def workloads(
     draw,
@@ -151,8 +178,11 @@ def workloads(
     depths: tuple[int, ...] = (1, 2),
     roomy: bool = False,
     last_turn: int = 6,
+    kinds: tuple[str, ...] = ANY,
 ):
-    """roomy: the pool holds everything at once, so nothing is preempted. Else it may be as small as one request."""
+    """roomy: the pool holds everything at once, so nothing is preempted. Else it may be as small as one request. kinds:
+    of layer groups.
+    """
     drawn = arrivals(0, cancels, patience, resumed, faults, last_turn)
     several = draw(st.lists(drawn, min_size=1, max_size=4) | st.lists(drawn, min_size=4, max_size=8))
     several.sort(key=lambda arrival: arrival.turn)
@@ -161,19 +191,19 @@ def workloads(
         for i, a in enumerate(several, 1)
     )
     rows = draw(st.sampled_from((3, 2, 1, 4, 5)))
-    layout = make_layout(draw(st.sampled_from((3, 1, 2, 7, 16))), draw(st.integers(1, 2)))
+    layout = draw(layouts(kinds))
     settings = SchedulerSettings(
         max_batched_tokens=rows + draw(st.integers(0, 12)),
         max_sequences=rows,
         prefill_chunk=draw(st.none() | st.integers(1, 8)),
         steps_in_flight=draw(st.sampled_from(depths)),
     )
-    needs = [layout.pages_for(a.longest) for a in named]
+    needs = [layout.pages_for(a.longest, settings.ahead) for a in named]
     # One page a row is what admission keeps free for those that run.
     pages = sum(needs) + rows * len(layout.groups) if roomy else max(needs) + draw(st.integers(0, 8))
     queue = PATIENT
     if patience:
-        queue = QueueLimits(draw(st.sampled_from((2, 1024))), wait=draw(st.sampled_from((6.0, 1e9))))
+        queue = QueueLimits(draw(st.sampled_from((2, 1024))), math.inf, draw(st.sampled_from((6.0, 1e9))))
     eager = frozenset(draw(st.sets(st.integers(0, 40), max_size=6)))
     forgotten = frozenset(draw(st.sets(st.integers(0, 40), max_size=3))) if resets else frozenset()
     policy = draw(st.sampled_from(sorted(POLICIES)))

@@ -1,0 +1,143 @@
+"""The host tier's books: which copies there are, what goes out and comes back, and what is dropped."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from cache_manager.ledger import verify
+from cache_manager.manager import CacheManager
+from cache_manager.page_names import PageNamer
+from cache_manager.policies import POLICIES
+from cache_manager.tier import HostTier
+from tests.cache_manager.play import PAGE_SIZES, Player
+from tests.cache_manager.sequences import SECRET, make_layout
+from tests.cache_manager.tiered import TieredWorld
+from tests.cache_manager.windows import draw
+
+KINDS = ("full", "full", "hybrid", "pure")
+
+
+def episode(seed: int, operations: int, a_check: int, spoils: float = 0.2) -> TieredWorld:
+    rng = Random(seed)
+    size = rng.choice(PAGE_SIZES)
+    windows = draw(rng, size, KINDS)
+    pages, slots = rng.randrange(4, 14) * windows.groups, rng.randrange(1, 30) * windows.groups
+    policy = POLICIES[rng.choice(sorted(POLICIES))]
+    world = TieredWorld(
+        slots, rng, spoils, page_size=size, pages=pages, rows=rng.randrange(2, 6), make_policy=policy, windows=windows
+    )
+    player = Player(world, rng, 6, trouble=rng.random() < 0.5)
+    for i in range(operations):
+        world.manager.swaps = rng.random() < 0.9
+        player.move()
+        if i % a_check == 0:
+            world.check()
+    world.manager.swaps = True
+    world.close()
+    return world
+
+
+def test_random_play() -> None:
+    worlds = [episode(seed, 1500, a_check=25) for seed in range(40)]
+    assert sum(world.out for world in worlds) > 1000
+    assert sum(world.back for world in worlds) > 500
+    assert sum(world.spoilt for world in worlds) > 20
+
+
+class Small:
+    """Pages of 2 tokens; sequences come and leave one after the other."""
+
+    def __init__(self, pages: int, slots: int) -> None:
+        self.tier = HostTier(slots)
+        self.manager = CacheManager(make_layout(2), pages, 2, tier=self.tier)
+        self.namer = PageNamer(SECRET, b"model", 2)
+
+    def serve(self, *tokens: int) -> tuple[int, list[list[int]], list[list[int]]]:
+        """Tokens that were there, and what its plan copied: out, back."""
+        chain = self.namer.chain()
+        chain.extend(np.array(tokens, np.int32))
+        match = self.manager.match(chain, len(tokens) - 1)
+        self.manager.open(0, 0, chain, match)
+        assert self.manager.grow(0, match.tokens, len(tokens))
+        self.manager.fetch(0, match)
+        changes = self.manager.take_changes()
+        self.manager.publish(0, len(tokens), None)
+        self.manager.release(0, None)
+        verify(self.manager)
+        return match.tokens, changes.swap_outs().tolist(), changes.swap_ins().tolist()
+
+    def kept(self) -> list[list[int]]:
+        """Tokens of the copies, the least recently used first."""
+        return [np.frombuffer(copy.content[:8], "<i4").tolist() for copy in self.tier.copies.values()]
+
+
+def test_what_is_evicted_goes_out_and_comes_back() -> None:
+    small = Small(pages=3, slots=4)
+    assert small.serve(1, 1, 2, 2, 3) == (0, [], [])
+    _, out, _ = small.serve(4, 4, 5, 5, 6)  # takes the places of both
+    assert len(out) == 2
+    tokens, out, back = small.serve(1, 1, 2, 2, 3)
+    assert (tokens, len(out), len(back)) == (4, 2, 2)
+    assert small.tier.used == 4
+    tokens, out, _ = small.serve(4, 4, 5, 5, 6)
+    assert (tokens, out) == (4, [])  # the copies of what goes out are still there
+
+
+def test_the_least_recently_used_copy_goes_first() -> None:
+    small = Small(pages=2, slots=2)
+    for token in (1, 2, 3, 4):
+        small.serve(token, token, 9)
+    assert small.kept() == [[2, 2], [3, 3]]
+    small.serve(2, 2, 9)  # comes back, and is now the latest
+    assert small.kept() == [[2, 2], [4, 4]]
+
+
+def test_a_copy_goes_with_the_one_before_it() -> None:
+    """The second page of the first sequence is of no use without the first."""
+    small = Small(pages=3, slots=2)
+    small.serve(1, 1, 2, 2, 3)
+    small.serve(4, 4, 5, 5, 6)
+    assert small.kept() == [[2, 2], [1, 1]]
+    small.serve(7, 7, 8, 8, 9)
+    assert small.kept() == [[5, 5], [4, 4]]
+
+
+def test_nothing_new_goes_out_while_it_does_not_pay() -> None:
+    small = Small(pages=3, slots=4)
+    small.serve(1, 1, 2, 2, 3)
+    small.manager.swaps = False
+    assert small.serve(4, 4, 5, 5, 6) == (0, [], [])
+    assert small.tier.used == 0
+
+
+def test_a_copy_that_is_due_back_is_not_overwritten() -> None:
+    """Its only slot is wanted for what is evicted to make room for it."""
+    small = Small(pages=2, slots=1)
+    small.serve(1, 1, 9)
+    _, out, _ = small.serve(2, 2, 9)
+    assert [slot for _, slot in out] == [0]
+    tokens, out, back = small.serve(1, 1, 9)
+    assert (tokens, out, [slot for slot, _ in back]) == (2, [], [0])
+
+
+def test_a_spoilt_copy_is_dropped_and_its_row_told() -> None:
+    small = Small(pages=2, slots=2)
+    small.serve(1, 1, 9)
+    small.serve(2, 2, 9)
+    small.manager.begin(0.0, 7)
+    chain = small.namer.chain()
+    chain.extend(np.array([1, 1], np.int32))
+    match = small.manager.match(chain, 2)
+    small.manager.open(1, 5, chain, match)
+    small.manager.grow(1, 2, 3)
+    small.manager.fetch(1, match)
+    ((_, page),) = small.manager.take_changes().swap_ins().tolist()
+    assert small.manager.arrived(7, [page]) == [1]
+    assert small.tier.lost == 1
+    assert [1, 1] not in small.kept()
+
+
+def test_a_tier_needs_room_for_a_page() -> None:
+    with pytest.raises(ValueError, match="at least 2 slots"):
+        HostTier(1, 2)

@@ -1,0 +1,65 @@
+"""Plants a bug where the scheduler or the cache manager would have none, and searches for a workload that shows it."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import Phase, given, settings
+
+from cache_manager.allocator import LedgerError
+from tests.scheduler.drive import BROKEN, Drive
+from tests.scheduler.room import Room
+from tests.scheduler.workloads import workloads
+
+
+@dataclass(frozen=True)
+class Fault:
+    """stand_in: makes one for target.name from the original. workload: what shows it. cache: with the prefix cache.
+    blind: only the executor looks, not what is counted of pages beside it.
+    """
+
+    target: Any
+    name: str
+    stand_in: Callable
+    workload: dict[str, Any]
+    cache: bool = True
+    blind: bool = False
+
+    def plant(self, monkeypatch) -> None:
+        monkeypatch.setattr(self.target, self.name, self.stand_in(getattr(self.target, self.name)))
+        if self.blind:
+            for check in ("check_behind_windows", "check_ends", "check_newcomers"):
+                monkeypatch.setattr(Room, check, lambda *_: None)
+
+
+class Faults(dict[str, Fault]):
+    """By name, which is that of the function that makes the stand-in."""
+
+    def fault(self, target: Any, name: str, cache: bool = True, blind: bool = False, **workload: Any) -> Callable:
+        def register(make):
+            self[make.__name__] = Fault(target, name, make, workload, cache, blind)
+            return make
+
+        return register
+
+
+def caught(fault: Fault, monkeypatch) -> bool:
+    """Whether the laws that `Drive` checks notice the fault in some workload; the same search runs each time."""
+    fault.plant(monkeypatch)
+    found = []
+
+    # Nothing but searching: the failure need not be made small.
+    @settings(max_examples=500, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+    @given(workloads(**fault.workload))
+    def search(drawn):
+        drawn = drawn if fault.cache else drawn.without_cache()
+        try:
+            assert Drive(drawn).run().trace == Drive(drawn).run().trace
+        except BROKEN as broken:
+            found.append(broken)
+            raise
+
+    with suppress(AssertionError, ExceptionGroup, LedgerError):  # hypothesis says in its own way what it has found
+        search()
+    return bool(found)
