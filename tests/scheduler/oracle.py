@@ -98,23 +98,16 @@ class Oracle:
         """Other attempts that run and have yet to publish a page that the cache lacks of these tokens: the first such
         page, or where groups have windows, so that later pages may be there, the next one that they publish.
 
-        at_join: without those that publish no more, and those that compute it only as the end of their prompts, which
-        had to, whoever else computes it; with windows only who computes the first such page.
+        at_join: those that publish it next. Not those that publish no more, nor those that compute it only as the end
+        of their prompts, which had to, whoever else computes it.
         """
-        scheduler, size, named = self._scheduler, self._size, self._scheduler.cache.named
+        rows, size, named = self._scheduler.rows, self._size, self._scheduler.cache.named
         lacking = self.cached(attempt, tokens).count
         found = []
         for row, mirror in self._executor.rows.items():
-            if mirror.seed == attempt or scheduler.rows.row_of(mirror.seed) != row:
-                continue
-            if named[row] == CLOSED and at_join:
-                continue
-            page = lacking
-            if self._layout.windows and named[row] != CLOSED:
-                page = int(named[row])
-                if page < lacking or (at_join and page > lacking):
-                    continue
-            elif lacking < named[row] < CLOSED:
+            page = int(named[row]) if self._layout.windows and named[row] != CLOSED else lacking
+            late = named[row] != lacking if at_join else named[row] > page and named[row] != CLOSED
+            if mirror.seed == attempt or rows.row_of(mirror.seed) != row or late or page < lacking:
                 continue
             end = (page + 1) * size
             shares = shared_pages(self._scopes[mirror.seed], self._scopes[attempt], size) > page

@@ -124,17 +124,19 @@ class Workload:
 
 
 @st.composite
-def prompts(draw) -> tuple[int, ...]:
-    """Half of them start as others do."""
-    if draw(st.booleans()):
+def prompts(draw, alike: bool = False) -> tuple[int, ...]:
+    """Half of them start as others do; alike: all of them."""
+    if not alike and draw(st.booleans()):
         return tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=18)))
-    known = draw(st.sampled_from(STEMS))[: draw(st.integers(1, 28))]
+    known = (STEMS[0] if alike else draw(st.sampled_from(STEMS)))[: draw(st.integers(1, 28))]
     return known + tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=3)))
 
 
 @st.composite
-def arrivals(draw, attempt: int, cancels: bool, patience: bool, resumed: bool, faults: bool, last_turn: int):
-    prompt = draw(prompts())
+def arrivals(
+    draw, attempt: int, cancels: bool, patience: bool, resumed: bool, faults: bool, last_turn: int, alike: bool
+):
+    prompt = draw(prompts(alike))
     stop_ids = tuple(draw(st.just([]) | st.lists(st.integers(0, VOCABULARY - 1), max_size=2, unique=True)))
     waits = draw(st.none() | st.integers(0, 12).map(float)) if patience else None
     scope = Scope(salt=draw(st.sampled_from(("", "", "pepper"))))
@@ -179,11 +181,12 @@ def workloads(
     roomy: bool = False,
     last_turn: int = 6,
     kinds: tuple[str, ...] = ANY,
+    alike: bool = False,
 ):
     """roomy: the pool holds everything at once, so nothing is preempted. Else it may be as small as one request. kinds:
-    of layer groups.
+    of layer groups. alike: all prompts start alike.
     """
-    drawn = arrivals(0, cancels, patience, resumed, faults, last_turn)
+    drawn = arrivals(0, cancels, patience, resumed, faults, last_turn, alike)
     several = draw(st.lists(drawn, min_size=1, max_size=4) | st.lists(drawn, min_size=4, max_size=8))
     several.sort(key=lambda arrival: arrival.turn)
     named = tuple(
