@@ -112,19 +112,30 @@ class ReferenceAttention:
         gather = np.where(inside, packed[owner, None] + positions - start[owner, None], tokens)
         scatter = np.empty(tokens, np.int64)
         scatter[gather[inside]] = np.flatnonzero(inside)
-        # Past the end of a sequence, and before what its first query sees, a key stands in that is hidden, but finite,
-        # where a freed page might hold NaN.
-        held = np.maximum(start + 1 - (window or MOST_TOKENS), 0)[owner], end[owner] - 1
         blocks = []
         for i in range(int(depth[0])):
             n = int(np.count_nonzero(depth > i))
             keys = (first[:n, None] + i) * BLOCK + np.arange(BLOCK)
-            hidden = keys[:, None, :] > positions[:n, :, None]
-            if window is not None:
-                hidden |= keys[:, None, :] <= positions[:n, :, None] - window
-            mask = self._to_device(hidden.repeat(self._group, axis=1)) if hidden.any() else None
-            blocks.append(_Keys(np.clip(keys, held[0][:n, None], held[1][:n, None]), mask))
+            blocks.append(self._block(keys, start[owner[:n]], end[owner[:n]], positions[:n], window))
         return _Tiles(row[owner], self._to_device(gather.reshape(-1)), self._to_device(scatter), tuple(blocks))
+
+    def _block(
+        self,
+        keys: NDArray[np.int64],
+        start: NDArray[np.int64],
+        end: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        window: int | None,
+    ) -> _Keys:
+        """keys: [tiles, BLOCK] positions. start, end: [tiles] of the slice. positions: [tiles, tile] of the queries."""
+        hidden = keys[:, None, :] > positions[:, :, None]
+        if window is not None:
+            hidden |= keys[:, None, :] <= positions[:, :, None] - window
+        # Past the end of a sequence, and before what its first query sees, a key stands in that is hidden, but finite,
+        # where a freed page might hold NaN.
+        first = np.maximum(start + 1 - (window or MOST_TOKENS), 0)
+        mask = self._to_device(hidden.repeat(self._group, axis=1)) if hidden.any() else None
+        return _Keys(np.clip(keys, first[:, None], end[:, None] - 1), mask)
 
     def _slots(self, table: NDArray[np.int32], row: NDArray[np.int64], keys: _Keys) -> Tensor:
         where = keys.positions

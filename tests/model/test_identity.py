@@ -84,7 +84,7 @@ def test_numbers_of_other_settings_are_others(tiny: Path) -> None:
 
     def numerics(**values: object) -> bytes:
         settings = ModelSettings(**({"model": str(tiny), "kv_cache_memory": 2**20} | values))
-        return load(tiny, settings, rows=2, request_limits=RequestLimits()).numerics
+        return load(tiny, settings, rows=2, ahead=512, request_limits=RequestLimits()).numerics
 
     plain = numerics()
     assert numerics(kv_cache_memory=2**21) == plain

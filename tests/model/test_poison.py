@@ -74,8 +74,8 @@ def read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention looks at one position too many."""
     block = ReferenceAttention._block
 
-    def longer(self, index, row, end, positions, depth, table):  # type: ignore[no-untyped-def]
-        return block(self, index, row, end + 1, positions + 1, depth, table)
+    def longer(self, keys, start, end, positions, window):  # type: ignore[no-untyped-def]
+        return block(self, keys, start, end + 1, positions + 1, window)
 
     monkeypatch.setattr(ReferenceAttention, "_block", longer)
 
@@ -84,8 +84,8 @@ def show_the_key_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys past the end are hidden, but read where they would stand."""
     block = ReferenceAttention._block
 
-    def unclamped(self, index, row, end, positions, depth, table):  # type: ignore[no-untyped-def]
-        return block(self, index, row, end + 1, positions, depth, table)
+    def unclamped(self, keys, start, end, positions, window):  # type: ignore[no-untyped-def]
+        return block(self, keys, start, end + 1, positions, window)
 
     monkeypatch.setattr(ReferenceAttention, "_block", unclamped)
 

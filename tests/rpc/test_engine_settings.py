@@ -34,6 +34,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "device": st.sampled_from(DEVICES),
         "page_size": COUNT,
         "kv_cache_memory": st.none() | COUNT,
+        "host_cache_memory": st.none() | COUNT,
         "poison_freed_pages": st.booleans(),
         "kv_cache_dtype": st.sampled_from(KV_DTYPES),
     },
