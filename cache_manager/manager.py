@@ -349,7 +349,7 @@ class CacheManager:
         index, chain = self.prefix.index, self._chains[row]
         nodes = set(self._nodes_of(row).tolist())
         if chain is not None and self._anchor is None:  # behind all windows it may have had others
-            nodes.update(index.find(chain, len(chain.names)))
+            nodes.update(index.find(chain, min(int(self.named[row]), len(chain.names))))
         if chain is not None and self.tier is not None:
             self.tier.forget(chain.names)
         pages = np.concatenate((self.tables.row(row), index.pages_of(index.under(nodes))))

@@ -177,8 +177,11 @@ class Scheduler:
     def _will_wait(self) -> tuple[int, int]:
         """Queued requests, and their tokens, beyond those for which rows and pages are free at this moment."""
         queued = len(self.queue)
-        needed = self.cache.layout.pages_for(self.queue.tokens)
-        startable = min(self.rows.size - self.rows.used, queued * self.cache.free // max(needed, 1))
+        mean = -(-self.queue.tokens // max(queued, 1))
+        startable = min(
+            self.rows.size - self.rows.used,
+            self.cache.free // max(1, self.cache.layout.pages_for(mean, self.settings.ahead)),
+        )
         waiting = max(0, queued - startable)
         return waiting, self.queue.tokens * waiting // max(queued, 1)
 
