@@ -184,8 +184,8 @@ class Drive:
             if scheduler._match(sequence).awaited is not None:
                 continue
             known = self.told[attempt].known
-            if self.workload.layout.windows and self.oracle.computing(attempt, known):
-                return  # who can tell whether it waits for a page after the first one that it lacks
+            if self.workload.prefix_cache and self.oracle.computing(attempt, known):
+                return  # it may wait for a page after the first one that it lacks
             needed = self.room.needed(known, self.oracle.cached(attempt, known))
             lacking = cache.free - self.room.spare(lengths) < needed
             law(lacking, f"attempt {attempt} is held up though there is room for it")
