@@ -224,6 +224,11 @@ def name_of_a_page_to_come_sticks(real):
     return lambda self, row, index: None
 
 
+@fault(CacheManager, "_set_frontier")
+def page_to_come_is_not_known(real):
+    return lambda self, row, index: None
+
+
 @fault(CacheManager, "is_computing")
 def page_is_waited_for_when_nobody_computes_it(real):
     return lambda self, awaited: True

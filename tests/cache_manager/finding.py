@@ -38,7 +38,31 @@ class Finding(Sliding):
                 assert not flown.written.intersection(table.pages), "a page is handed out while a step writes it"
         if match.awaited is not None:
             self._check_awaited(match.awaited, chain, len(match.nodes))
+        elif not self.collisions and not story.scope.whole and match.tokens + self.size <= most:
+            for other in self._at(story, match.tokens):
+                sure = not (other.rivalled or other.silent or other.unsure)
+                assert not sure, f"attempt {other.attempt} computes what comes next, nobody was told to wait"
         return match
+
+    def _come_to_next(self, story: Story) -> None:
+        """A running sequence computes its next page from now on. The first one to come to a page is waited for."""
+        rivals = self._at(story, story.published * self.size)
+        story.rivalled = False
+        for other in rivals if len(rivals) > 1 else ():
+            other.rivalled = True
+
+    def _at(self, story: Story, tokens: int) -> list[Story]:
+        """Running sequences that compute the page which comes after so many tokens of a sequence, and know its name."""
+        end = tokens + self.size
+        return [
+            other
+            for other in self.rows
+            if other is not None
+            and other.published * self.size == tokens
+            and other.chain is not None
+            and len(other.chain.names) * self.size >= end
+            and other.numbers[tokens:end] == story.numbers[tokens:end]
+        ]
 
     def _name(self, story: Story, end: int) -> None:
         """Extends the names of its pages to what is known up to there."""

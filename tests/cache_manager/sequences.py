@@ -119,6 +119,7 @@ class Sequences(Finding):
         story.published = match.tokens // self.size
         story.silent, story.unsure, story.forked, story.past = story.chain is None, False, False, set()
         self._enter(row, story, held)
+        self._come_to_next(story)
         self._hold(story.pages)
         if whole:
             assert self.grow(row, story.known), "pages that are needed were free and not given"

@@ -18,8 +18,8 @@ class Story:
     """A sequence. tokens: all, drawn ones in flight included; known: how many of them the host knows. scheduled:
     computed or being computed; computed: of these, what steps that have retired computed. last_step: that touches its
     pages. table: [groups]. past: pages that it let go behind a window, each with the number of its birth. published:
-    pages that it has named. silent: publishes no more. unsure: it may, but need not. forked: shares pages since it last
-    grew. serial: another one each time that it is given a row.
+    pages that it has named. rivalled: another one came to the next of these too. silent: publishes no more. unsure: it
+    may, but need not. forked: shares pages since it last grew. serial: another one each time that it is given a row.
     """
 
     attempt: int
@@ -37,6 +37,7 @@ class Story:
     silent: bool = False
     unsure: bool = False
     published: int = 0
+    rivalled: bool = False
     forked: bool = False
     serial: int = 0
 

@@ -157,6 +157,7 @@ class World(Sequences):
         self._balance()
         if computed // self.size > story.published:
             story.published = computed // self.size
+            self._come_to_next(story)
             self._check_published(story, story.published * self.size)
 
     def _replace(self, story: Story, group: int, computed: int, changed: list[tuple[int, int, int]]) -> None:
