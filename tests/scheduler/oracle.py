@@ -105,9 +105,9 @@ class Oracle:
         lacking = self.cached(attempt, tokens).count
         found = []
         for row, mirror in self._executor.rows.items():
-            page = int(named[row]) if self._layout.windows and named[row] != CLOSED else lacking
-            late = named[row] != lacking if at_join else named[row] > page and named[row] != CLOSED
-            if mirror.seed == attempt or rows.row_of(mirror.seed) != row or late or page < lacking:
+            page = lacking if named[row] == CLOSED else max(lacking, int(named[row]))
+            late = named[row] != lacking if at_join else page > lacking and not self._layout.windows
+            if mirror.seed == attempt or rows.row_of(mirror.seed) != row or late:
                 continue
             end = (page + 1) * size
             shares = shared_pages(self._scopes[mirror.seed], self._scopes[attempt], size) > page

@@ -271,14 +271,13 @@ def test_small_engines_with_windows_of_every_size_serve_three_requests():
     assert left > 500
 
 
-# Bugs that are there
+# Bugs that were there
 
 
 @pytest.mark.parametrize("policy", ["lru", "reuse"])
 def test_one_that_leaves_early_ranks_only_pages_that_it_had(policy):
-    """Where all groups have windows, `release` tells the policy of all nodes that the sequence's names find, also of
-    one that the row has not come to, which is offered for eviction. Its place among those offered is lost: the engine
-    ends when a page is needed and nothing else is offered.
+    """Not a node that its names find, but that it has not come to, which is offered for eviction: that would lose its
+    place among those offered, and the engine would end when a page is needed and nothing else is offered.
     """
     prompt = LONG[:8]
     come = [arrival(1, prompt, max_tokens=1), arrival(2, (9,) * 8, turn=5, max_tokens=1)]
@@ -288,8 +287,8 @@ def test_one_that_leaves_early_ranks_only_pages_that_it_had(policy):
 
 
 def test_a_fault_takes_no_names_from_pages_that_the_row_had_not_come_to():
-    """As above: the third recomputes a page that the first one's window has lost, and faults there. What the first one
-    has published after it is forgotten all the same, and it publishes no more.
+    """The third recomputes a page that the first one's window has lost, and faults there. What the first one has
+    published after it stays, and it goes on to publish.
     """
     said = LONG[:8] + tuple(alone(make_request(1, LONG[:8], 40)))
     come = [arrival(1, LONG[:8], max_tokens=40), arrival(2, (9,) * 12, turn=4, max_tokens=1)]
@@ -299,9 +298,7 @@ def test_a_fault_takes_no_names_from_pages_that_the_row_had_not_come_to():
 
 
 def test_a_newcomer_that_shares_pages_in_a_window_has_room_for_its_prompt():
-    """`needed` and `promised` count a page that another row holds too as one that need not be taken. It leaves the
-    newcomer's window while the other keeps it, and for the place of it another one is taken.
-    """
+    """A page that it shares leaves its window while the other keeps it, and another one is taken in its place."""
     come = [arrival(1, LONG, max_tokens=50), arrival(2, LONG[:36] + (5,) * 30, turn=14, max_tokens=2)]
     run = drive(come, (10,), pages=7, rows=2, budget=8, chunk=3).run()
     assert run.stats.preemptions == 0
