@@ -83,7 +83,7 @@ class Quire:
     def _serve(self, manager: CacheManager, chain: PageChain | None, length: int) -> None:
         manager.open(0, 0, chain)
         manager.grow(0, 0, length)
-        manager.take_changes()
+        manager.pool.take_changes()
         if chain is not None:
             manager.publish(0, length, None)
         manager.release(0, None)
@@ -103,7 +103,7 @@ class Quire:
         def step() -> None:
             lacking = rows[~manager.covers(rows, computed + 1)]
             manager.grow_by_page(lacking)
-            manager.take_changes()
+            manager.pool.take_changes()
             computed[:] += 1
             for row in np.flatnonzero(computed // PAGE > manager.named[rows]).tolist():
                 length = int(computed[row])

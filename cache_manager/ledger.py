@@ -59,13 +59,13 @@ def holders(manager: CacheManager) -> Iterator[Holder]:
     """Who holds which pages."""
     for row in np.flatnonzero(manager.tables.held.any(axis=0)).tolist():
         yield Holder(False, int(manager.owners[row]), manager.tables.row(row))
-    for step, parts in manager.in_flight.items():
+    for step, parts in manager.pool.in_flight.items():
         yield Holder(True, step, np.concatenate(parts))
 
 
 def page_map(manager: CacheManager) -> PageMap:
     counts = manager.allocator.counts.copy()
-    states = np.full(manager.total, PageState.FREE, np.uint8)
+    states = np.full(manager.pool.total, PageState.FREE, np.uint8)
     states[manager.prefix.index.node_of != NONE] = PageState.CACHED
     states[counts > 0] = PageState.HELD
     states[list(manager.allocator.suspects)] = PageState.SET_ASIDE
@@ -74,13 +74,13 @@ def page_map(manager: CacheManager) -> PageMap:
 
 def imbalances(manager: CacheManager) -> list[Imbalance]:
     """All that is wrong."""
-    kept = [] if manager.tier is None else _miskept(manager.tier, manager.prefix.index)
+    kept = [] if manager.pool.tier is None else _miskept(manager.pool.tier, manager.prefix.index)
     return _miscounted(manager) + _misnamed(manager) + kept
 
 
 def _expected_counts(manager: CacheManager) -> NDArray[np.int64]:
     parts = [holder.pages for holder in holders(manager)]
-    return np.bincount(np.concatenate(parts) if parts else [], minlength=manager.total)[: manager.total]
+    return np.bincount(np.concatenate(parts) if parts else [], minlength=manager.pool.total)[: manager.pool.total]
 
 
 def _miscounted(manager: CacheManager) -> list[Imbalance]:
@@ -185,9 +185,9 @@ def audit(manager: CacheManager) -> str:
     """Counts alone, which is quick: what is newly wrong, "" where nothing is. The pages concerned are set aside, with
     counts that fit their holders, so that the rest goes on.
     """
-    found = [i for i in _miscounted(manager) if i.page not in manager.quarantined]
+    found = [i for i in _miscounted(manager) if i.page not in manager.pool.quarantined]
     if not found:
         return ""
     pages = np.unique([i.page for i in found]).astype(np.int32)
-    manager.quarantine(pages, _expected_counts(manager)[pages])
+    manager.pool.quarantine(pages, _expected_counts(manager)[pages])
     return explain(found)

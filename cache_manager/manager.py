@@ -1,8 +1,7 @@
-"""The one door to the page pool: opens, grows, forks and releases the page tables of batch rows, and keeps the books.
+"""Opens, grows, forks and releases the page tables of batch rows, on pages of the one pool.
 
-A page's count is page tables + steps in flight. A row that leaves while a step that can touch its pages is in flight
-hands them to that step; they are free, or cached, once it retires. So a late write of a dead sequence never lands in a
-living one's page.
+A row that leaves while a step that can touch its pages is in flight hands them to that step. So a late write of a dead
+sequence never lands in a living one's page.
 
 Full pages are published under a name once their KV has been computed, and other sequences go on from them (Kwon et al.,
 PagedAttention, SOSP 2023; naming as in vLLM). Where two rows have computed the same page, the second takes over the
@@ -19,13 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_manager.allocator import LedgerError, PageAllocator, Pages
-from cache_manager.cached import Cause, PolicyMaker, PrefixCache
-from cache_manager.changes import PageChanges
+from cache_manager.allocator import LedgerError, Pages
+from cache_manager.cached import PolicyMaker
 from cache_manager.eviction import LeastRecentlyUsed
 from cache_manager.layout import MOST_TOKENS, KVLayout
 from cache_manager.matching import NO_MATCH, Awaited, Frontiers, Match, firsts, last_in_common, valid_pages
 from cache_manager.page_names import Name, PageChain
+from cache_manager.pool import PagePool
 from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.tables import PageTables
 from cache_manager.tier import HostTier
@@ -39,10 +38,8 @@ class CacheManager:
     """Pages for up to `rows` running sequences from a pool of `pages`. ahead: tokens of one of them that steps in
     flight compute at most; a group with a window gives no more slots in advance. tier: where pages go that are evicted.
 
-    swaps: whether the tier is used at the moment. returning: pages that lose a holder as steps in flight retire.
-    in_flight: these pages, by the step they wait for. named: [rows] pages of each row that are published. owners:
-    [rows] the attempt that each row is held for. forked: [rows] whether it may share pages that are still written to.
-    quarantined: pages that `quarantine` has dealt with.
+    named: [rows] pages of each row that are published. owners: [rows] the attempt that each row is held for. forked:
+    [rows] whether it may share pages that are still written to.
     """
 
     def __init__(
@@ -59,48 +56,19 @@ class CacheManager:
         self._windows = {group: window for group in self._groups if (window := layout.window(group)) is not None}
         # Who holds a page of this group holds all before it: with it, rows are followed through the index.
         self._anchor = next((group for group in self._groups if group not in self._windows), None)
-        self.allocator = PageAllocator(pages)
         self.tables = PageTables(len(layout.groups), rows)
         index = PrefixIndex(len(layout.groups), pages, bool(self._windows))
-        self.prefix = PrefixCache(index, make_policy(pages), self.allocator.counts, self._anchor, self._gone)
-        self.tier = tier
-        self.swaps = tier is not None
-        self.returning = 0
+        self.pool = PagePool(pages, index, make_policy, self._anchor, tier)
+        self.allocator, self.prefix = self.pool.allocator, self.pool.prefix
         self.named = np.full(rows, CLOSED, np.int32)
         self.owners = np.full(rows, -1, np.int64)
-        self.in_flight: dict[int, list[Pages]] = {}
-        self._now, self._step = 0.0, 0
-        self._chains: list[PageChain | None] = [None] * rows
-        self.quarantined: set[int] = set()
-        self.frontiers = Frontiers()
         self.forked = np.zeros(rows, np.bool_)
-        self._sources: dict[int, int] = {}  # how often each page is copied from in the step that is being planned
-        self._changes = PageChanges()
-
-    @property
-    def total(self) -> int:
-        return self.allocator.size
-
-    @property
-    def free(self) -> int:
-        """Pages that can be had: free ones, and cached ones that nobody holds."""
-        return self.allocator.free + self.prefix.cached
+        self.frontiers = Frontiers()
+        self._chains: list[PageChain | None] = [None] * rows
 
     def slots_unused(self, rows: Ints, scheduled: Ints) -> int:
         """Places for tokens in pages of these rows that come after those `scheduled`, over all groups."""
         return int((self.tables.held[:, rows] * self.layout.page_size - scheduled).sum())
-
-    def begin(self, now: float, step: int) -> None:
-        """From here on the time is `now`, in seconds on any clock, and `step` is planned."""
-        self._now, self._step = now, step
-
-    def take_changes(self) -> PageChanges:
-        """All that the plan of the step must tell its executor."""
-        changes, self._changes = self._changes, PageChanges()
-        self._sources.clear()
-        if self.tier is not None:
-            self.tier.planned(changes)
-        return changes
 
     # Sequences
 
@@ -114,7 +82,7 @@ class CacheManager:
         if not most or self._unknown(chain.names[0]):
             return NO_MATCH
         nodes = self.prefix.index.find(chain, most)
-        kept = self.tier.find(chain, len(nodes), most) if self.tier is not None and self.swaps else []
+        kept = self.pool.tier.find(chain, len(nodes), most) if self.pool.tier is not None and self.pool.swaps else []
         pages = len(nodes) + len(kept)
         if self._windows and pages:
             pages = self._valid(nodes, kept)
@@ -126,12 +94,12 @@ class CacheManager:
 
     def _unknown(self, name: Name) -> bool:
         known = name in self.prefix.index or name in self.frontiers.row_of
-        return not known and (self.tier is None or name not in self.tier.copies)
+        return not known and (self.pool.tier is None or name not in self.pool.tier.copies)
 
     def _valid(self, nodes: list[int], kept: list[Name]) -> int:
         there = self.prefix.index.pages[:, nodes]
-        if self.tier is not None and kept:
-            there = np.concatenate((there, self.tier.slots_of(kept)), axis=1)
+        if self.pool.tier is not None and kept:
+            there = np.concatenate((there, self.pool.tier.slots_of(kept)), axis=1)
         return valid_pages(there, self.layout)
 
     def _awaited(self, chain: PageChain, index: int, most: int) -> Awaited | None:
@@ -190,13 +158,12 @@ class CacheManager:
         if match.tokens:
             pages = self._pages_of(match)
             together = np.concatenate(pages)
-            self.prefix.revive(match.nodes, together)
-            self.allocator.hold(together)
+            self.pool.hold(match.nodes, together)
             for group, first in enumerate(match.firsts or [0] * len(pages)):
                 self.tables.start(group, row, first, pages[group])
-                self._changes.grew(group, row, first, pages[group])
-        if self.tier is not None:
-            self.tier.reserve(match.kept)
+                self.pool.changes.grew(group, row, first, pages[group])
+        if self.pool.tier is not None:
+            self.pool.tier.reserve(match.kept)
         self._set_frontier(row, len(match.nodes))
 
     def covers(self, rows: Ints, ends: Ints) -> NDArray[np.bool_]:
@@ -215,13 +182,13 @@ class CacheManager:
             for group in self._groups
         ]
         shared = self._shared_from(row, start // size) if self.forked[row] else []
-        taken = self._take(sum(missing) + len(shared))
+        taken = self.pool.take(sum(missing) + len(shared))
         if taken is None:
             return False
         for group, n in enumerate(missing):
             pages, taken = taken[:n], taken[n:]
             if n:
-                self._changes.grew(group, row, int(tables.held[group, row]), pages)
+                self.pool.changes.grew(group, row, int(tables.held[group, row]), pages)
                 tables.append(group, row, pages)
         for i, (group, index) in enumerate(shared):
             self._unshare(group, row, index, taken[i : i + 1], start > index * size)
@@ -230,19 +197,19 @@ class CacheManager:
 
     def fetch(self, row: int, match: Match) -> None:
         """Has the copies that the host tier keeps of a match put into the row's pages, which `grow` has given it."""
-        if self.tier is None or not match.kept:
+        if self.pool.tier is None or not match.kept:
             return
         start = len(match.nodes)
         pages = self._pages_between(row, start, start + len(match.kept))
-        self._changes.swap_in(self.tier.fetch(match.kept, pages, self._step))
+        self.pool.changes.swap_in(self.pool.tier.fetch(match.kept, pages, self.pool.step))
 
     def arrived(self, step: int, lost: Sequence[int]) -> list[int]:
         """The step has run. lost: pages whose copies were not what had been put there; these copies are dropped.
         Returns the rows that were to go on from them: whatever these have computed since is void.
         """
-        if self.tier is None:
+        if self.pool.tier is None:
             return []
-        self.tier.arrived(step, lost)
+        self.pool.tier.arrived(step, lost)
         rows = np.flatnonzero(self.tables.held.any(axis=0)).tolist() if lost else []
         return [row for row in rows if np.isin(self.tables.row(row), list(lost)).any()]
 
@@ -255,11 +222,11 @@ class CacheManager:
         """One more page in every group for each of these distinct rows, for which `lack_a_page` holds. False, and
         nothing changed, where pages are lacking.
         """
-        taken = self._take(len(rows) * len(self._groups))
+        taken = self.pool.take(len(rows) * len(self._groups))
         if taken is None:
             return False
         pages = taken.reshape(len(self._groups), len(rows))
-        self._changes.grew_each(rows, self.tables.held[0, rows], pages)
+        self.pool.changes.grew_each(rows, self.tables.held[0, rows], pages)
         self.tables.append_each(rows, pages)
         return True
 
@@ -272,7 +239,7 @@ class CacheManager:
         for group in self._groups:
             first, pages = int(self.tables.first[group, parent]), self.tables.of(group, parent).copy()
             self.tables.start(group, child, first, pages)
-            self._changes.grew(group, child, first, pages)
+            self.pool.changes.grew(group, child, first, pages)
         self._chains[child] = None if chain is None else chain.copy()
         self.named[child] = named
         self.forked[parent] = self.forked[child] = True
@@ -287,7 +254,7 @@ class CacheManager:
             firsts = np.minimum(np.maximum(computed - window + 1, 0) // size, np.maximum(self.named[rows] - 1, 0))
             for i in np.flatnonzero(firsts > tables.first[group, rows]).tolist():
                 gone = tables.cut(group, int(rows[i]), int(firsts[i]))
-                self._free(self.prefix.settle_slid(self.allocator.drop(gone)))
+                self.pool.drop_slid(gone)
 
     def publish(self, row: int, computed: int, after_step: int | None) -> None:
         """Names the row's full pages below position `computed`, whose KV is computed; its chain must reach so far.
@@ -314,7 +281,7 @@ class CacheManager:
                 pages = self._pages_between(row, start, stop)
                 if self._anchor is None and node != NONE:
                     self.prefix.policy.withdraw(node)  # nobody may hold it; it is no end any more
-                nodes = index.add(node, chain, start, pages, self._now)
+                nodes = index.add(node, chain, start, pages, self.pool.now)
                 self.prefix.policy.published(nodes, chain.names[start:stop])
                 node, start = nodes[-1], stop
             elif self._take_over(row, start, known, after_step):
@@ -334,14 +301,14 @@ class CacheManager:
             self.prefix.policy.released(nodes)
         self._close(row, int(self.named[row]))
         pages = self.tables.row(row)
-        self._let_go(pages, after_step)
+        self.pool.let_go(pages, after_step)
         self.tables.clear(row)
-        waiting = self._changes.waiting(pages)
+        waiting = self.pool.changes.waiting(pages)
         if len(waiting):  # nothing is copied to what is in no table any more
             rows = np.flatnonzero(self.tables.held.any(axis=0)).tolist()
             tables = np.concatenate([pages[:0], *map(self.tables.row, rows)])
-            self._changes.not_copied(np.setdiff1d(waiting, tables))
-        self._changes.left(row)
+            self.pool.changes.not_copied(np.setdiff1d(waiting, tables))
+        self.pool.changes.left(row)
         self._chains[row] = None
 
     def distrust(self, row: int) -> None:
@@ -350,10 +317,10 @@ class CacheManager:
         nodes = set(self._nodes_of(row).tolist())
         if chain is not None and self._anchor is None:  # behind all windows it may have had others
             nodes.update(index.find(chain, min(int(self.named[row]), len(chain.names))))
-        if chain is not None and self.tier is not None:
-            self.tier.forget(chain.names)
+        if chain is not None and self.pool.tier is not None:
+            self.pool.tier.forget(chain.names)
         pages = np.concatenate((self.tables.row(row), index.pages_of(index.under(nodes))))
-        self._forget(list(nodes))
+        self.pool.forget(list(nodes))
         for other in np.flatnonzero(self.named != CLOSED).tolist():
             forks = np.isin(self.tables.row(other), pages).any()  # they hold pages that it had, or that came after
             if other == row or forks or self._last_node(other, int(self.named[other])) is None:
@@ -391,70 +358,11 @@ class CacheManager:
         """Forgets all that is published, and all copies in the host tier. Returns how many pages were published.
         Running rows keep theirs and publish no more of them.
         """
-        before = self.prefix.evicted[Cause.RESET]
         for row in np.flatnonzero(self.named != CLOSED).tolist():
             self._close(row, int(self.named[row]))
-        self._free(self.prefix.reset())
-        if self.tier is not None:
-            self.tier.clear()
-        return self.prefix.evicted[Cause.RESET] - before
+        return self.pool.forget_all()
 
-    def shrink_cache(self, pages: int) -> None:
-        """Gives up cached pages until at most so many are left."""
-        if self.prefix.cached > pages:
-            self._free(self.prefix.evict(self.prefix.cached - pages, self._now))
-
-    def quarantine(self, pages: Pages, counts: NDArray[np.int64]) -> None:
-        """pages: wrong in the ledger. counts: of their holders. From now on nobody else gets one, or its content."""
-        self.quarantined.update(pages.tolist())
-        nodes = self.prefix.index.node_of[pages]
-        self.allocator.set_aside(pages, "wrong in the ledger")
-        self.allocator.counts[pages] = counts
-        self._forget(nodes[nodes != NONE].tolist())
-        self.prefix.recount()
-        self.allocator.recount()
-
-    def retire(self, step: int) -> None:
-        """No step up to and with this one can touch a page any more."""
-        for waiting in [s for s in self.in_flight if s <= step]:
-            for pages in self.in_flight.pop(waiting):
-                self.returning -= len(pages)
-                self._drop(pages)
-
-    # Pages
-
-    def _take(self, count: int) -> Pages | None:
-        short = count - self.allocator.free
-        if short > 0:
-            if short > self.prefix.cached:
-                return None
-            self._free(self.prefix.evict(short, self._now))
-        return self.allocator.take(count)
-
-    def _gone(self, run: list[int]) -> None:
-        """These nodes made place for others; the last one first."""
-        if self.tier is not None:
-            self._changes.swap_out(self.tier.keep(self.prefix.index, run, self.swaps))
-
-    def _forget(self, nodes: list[int]) -> None:
-        """What these nodes' pages hold, or what came after them, may be wrong."""
-        if self.tier is not None:
-            self.tier.forget(self.prefix.index.names(self.prefix.index.under(nodes)))
-        self._free(self.prefix.forget(nodes, Cause.FAULT))
-
-    def _drop(self, pages: Pages) -> None:
-        self._free(self.prefix.settle(self.allocator.drop(pages)))
-
-    def _free(self, pages: Pages) -> None:
-        self.allocator.put_back(pages)
-        self._changes.freed(pages)
-
-    def _let_go(self, pages: Pages, after_step: int | None) -> None:
-        if after_step is None:
-            self._drop(pages)
-        elif len(pages):
-            self.in_flight.setdefault(after_step, []).append(pages)
-            self.returning += len(pages)
+    # Places in the index
 
     def _trusted(self, row: int, start: int, end: int) -> int:
         """Up to which index none of the row's pages from `start` on was set aside."""
@@ -481,12 +389,12 @@ class CacheManager:
 
     def _shared_from(self, row: int, index: int) -> list[tuple[int, int]]:
         """Groups and indices, from `index` on, of pages that other rows hold too."""
-        counts, sources, tables = self.allocator.counts, self._sources, self.tables
+        tables, holders = self.tables, self.pool.holders
         return [
             (group, i)
             for group in self._groups
             for i in range(index, int(tables.held[group, row]))
-            if counts[page := int(tables.pages[group, row, i])] - sources.get(page, 0) > 1
+            if holders(int(tables.pages[group, row, i])) > 1
         ]
 
     def _unshare(self, group: int, row: int, index: int, page: Pages, written: bool) -> None:
@@ -494,13 +402,11 @@ class CacheManager:
         written to; which then waits for the step that copies.
         """
         before = self.tables.replace(group, row, index, page)
-        self._changes.grew(group, row, index, page)
+        self.pool.changes.grew(group, row, index, page)
         if written:
-            self._changes.copy(before, page)
-            self._sources[int(before[0])] = self._sources.get(int(before[0]), 0) + 1
-            self._let_go(before, self._step)
+            self.pool.copy(before, page)
         else:
-            self._drop(before)
+            self.pool.drop(before)
 
     def _take_over(self, row: int, index: int, node: int, after_step: int | None) -> bool:
         """Replaces the row's pages of this index by the node's, which have the same content; where the node has lost
@@ -516,10 +422,9 @@ class CacheManager:
             self.prefix.index.bind(node, np.where(lost, own, NONE))
         if len(groups):
             pages = self.prefix.index.pages[groups, node]
-            self.prefix.revive([node], pages)
-            self.allocator.hold(pages)
+            self.pool.hold([node], pages)
             for i, group in enumerate(groups.tolist()):
                 self.tables.replace(group, row, index, pages[i : i + 1])
-                self._changes.grew(group, row, index, pages[i : i + 1])
-            self._let_go(own[groups], after_step)
+                self.pool.changes.grew(group, row, index, pages[i : i + 1])
+            self.pool.let_go(own[groups], after_step)
         return True

@@ -43,13 +43,13 @@ def simulate(requests: Iterable[Sequence[int]], capacity: int, make_policy: Poli
     for ids in requests:
         chain = namer.chain()
         chain.extend(np.array([tokens.setdefault(i, len(tokens)) for i in ids], np.int32))
-        manager.begin(float(served), served)
+        manager.pool.begin(float(served), served)
         match = manager.match(chain, len(chain.names))
         manager.open(0, served, chain, match)
         manager.grow(0, match.tokens, len(chain.names))
         manager.publish(0, len(chain.names), None)
         manager.release(0, None)
-        manager.shrink_cache(capacity)
-        manager.take_changes()
+        manager.pool.shrink_cache(capacity)
+        manager.pool.take_changes()
         served, blocks, hits = served + 1, blocks + len(ids), hits + match.tokens
     return Savings(served, blocks, hits, manager.prefix.evicted[Cause.CAPACITY])

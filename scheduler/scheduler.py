@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_manager.cached import Cause
 from cache_manager.ledger import audit, page_map
 from cache_manager.manager import CacheManager
 from cache_manager.matching import NO_MATCH, Match
@@ -43,6 +42,7 @@ from scheduler.rows import Index, Rows, Sequence
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.slices import Slices
 from scheduler.step import Join, StepPlan, StepResult
+from scheduler.tally import Tally
 
 AUDIT_STEPS = 1024  # between two looks at the ledger
 SWAP_RETRY_STEPS = 256  # where swapping takes longer than computing anew: between two tries whether it still does
@@ -78,7 +78,7 @@ class Scheduler:
         self.queue_limits = queue_limits
         self.cache = cache
         self._namer = namer
-        layout, pages = cache.layout, cache.total
+        layout, pages = cache.layout, cache.pool.total
         self.admission = Admission(queue_limits, layout.tokens_in(pages), settings.max_sequences)
         self.rows = Rows(settings.max_sequences)
         self.queue = Queue()
@@ -88,11 +88,7 @@ class Scheduler:
         self._swap_cost = SwapCost()
         self._last_commit = -math.inf
         self._arrivals = 0
-        self._computed = 0
-        self._recomputed = 0
-        self._preemptions = 0
-        self._queries = 0
-        self._hits = 0
+        self._tally = Tally()
         self._leaves: list[int] = []
         self._starts: list[Start] = []
         self._ends: list[End] = []
@@ -115,6 +111,9 @@ class Scheduler:
         """Ends that the next `commit` will tell."""
         return tuple(self._ends)
 
+    def stats(self) -> EngineStats:
+        return self._tally.stats(self.rows, self.queue, self.cache)
+
     def live_attempts(self) -> list[int]:
         return self.rows.attempts() + self.queue.attempts()
 
@@ -122,8 +121,8 @@ class Scheduler:
 
     def schedule(self, now: float, events: Seq[Event]) -> StepPlan | None:
         """The next step, or None where there is nothing to compute. `now`: seconds on a monotonic clock."""
-        self.cache.begin(now, self._steps)
-        self.cache.swaps = self.cache.tier is not None and self._swapping_pays()
+        self.cache.pool.begin(now, self._steps)
+        self.cache.pool.swaps = self.cache.pool.tier is not None and self._swapping_pays()
         for event in events:
             if isinstance(event, Submit):
                 self._submit(event, now)
@@ -180,7 +179,7 @@ class Scheduler:
         mean = -(-self.queue.tokens // max(queued, 1))
         startable = min(
             self.rows.size - self.rows.used,
-            self.cache.free // max(1, self.cache.layout.pages_for(mean, self.settings.ahead)),
+            self.cache.pool.free // max(1, self.cache.layout.pages_for(mean, self.settings.ahead)),
         )
         waiting = max(0, queued - startable)
         return waiting, self.queue.tokens * waiting // max(queued, 1)
@@ -210,7 +209,7 @@ class Scheduler:
         for row, end in zip(active.tolist(), ends.tolist(), strict=True):
             start = int(rows.scheduled[row])
             while rows.serial[row] and not cache.grow(row, start, end):
-                if cache.returning:
+                if cache.pool.returning:
                     break  # pages come back when the step in flight retires: this row sits out one step
                 self._preempt(int(rows.active()[-1]))
                 preempted = True
@@ -250,7 +249,7 @@ class Scheduler:
             sequence.awaited = match.awaited
             if match.awaited is not None:
                 continue
-            if self.cache.free - self._spare() < self.cache.needed(match, sequence.length):
+            if self.cache.pool.free - self._spare() < self.cache.needed(match, sequence.length):
                 return
             self._start(now, sequence, match, joins)
             slices.prefill(joins[-1].row, match.tokens, sequence.length - match.tokens)
@@ -286,13 +285,13 @@ class Scheduler:
             return
         self._starts.append(Start(sequence.attempt, now - sequence.submitted, min(match.tokens, prompt)))
         if sequence.chain is not None:
-            self._queries += sequence.length
-            self._hits += match.tokens
+            self._tally.queries += sequence.length
+            self._tally.hits += match.tokens
 
     def _plan(self, now: float, work: Index, joins: list[Join]) -> StepPlan:
         rows, step = self.rows, self._steps
         which, starts, counts = work.T
-        self._recomputed += int(np.maximum(np.minimum(rows.lost[which], starts + counts) - starts, 0).sum())
+        self._tally.recomputed += int(np.maximum(np.minimum(rows.lost[which], starts + counts) - starts, 0).sum())
         rows.scheduled[which] += counts
         rows.last_step[which] = step
         draws = np.flatnonzero((rows.scheduled[which] == rows.length[which]) & (rows.length[which] < rows.goal[which]))
@@ -300,7 +299,7 @@ class Scheduler:
         rows.length[drawing] += 1
         logits = np.stack((np.cumsum(counts)[draws] - 1, drawing), axis=1).astype(np.int32)
         leaves, self._leaves = np.array(self._leaves, np.int32), []
-        changes = self.cache.take_changes()
+        changes = self.cache.pool.take_changes()
         outs, ins = changes.swap_outs(), changes.swap_ins()
         self._in_flight.append(_InFlight(step, now, work, drawing, rows.serial.copy(), len(outs) + len(ins)))
         self._steps += 1
@@ -331,11 +330,11 @@ class Scheduler:
             seconds = now - max(flown.launched, self._last_commit)  # with two in flight, a step starts when one ends
             took, self._last_commit = (seconds,), now
             computed = int(flown.slices[:, 2].sum())
-            self._computed += computed
+            self._tally.computed += computed
             self.admission.observe_step(computed, seconds - result.swap_seconds)
             if flown.swapped:
                 self._swap_cost.observe(flown.swapped, result.swap_seconds)
-            self.cache.begin(now, self._steps)
+            self.cache.pool.begin(now, self._steps)
             self._retire(result.step)
             for row in self.cache.arrived(result.step, result.lost_pages):
                 self._preempt(row)  # what it went on from was lost: it computes that
@@ -354,40 +353,10 @@ class Scheduler:
         answers, self._answers = tuple(self._answers), []
         return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), took, answers)
 
-    def stats(self) -> EngineStats:
-        cache, rows, tier = self.cache, self.rows, self.cache.tier
-        active = rows.active()
-        return EngineStats(
-            running=rows.used,
-            waiting=len(self.queue),
-            waiting_tokens=self.queue.tokens,
-            pages_used=cache.total - cache.free,
-            pages_total=cache.total,
-            pages_cached=cache.prefix.cached,
-            pages_shared=cache.allocator.shared,
-            slots_unused=cache.slots_unused(active, rows.scheduled[active]),
-            steps=self._retired + 1,
-            computed_tokens=self._computed,
-            recomputed_tokens=self._recomputed,
-            preemptions=self._preemptions,
-            prefix_queries=self._queries,
-            prefix_hits=self._hits,
-            evicted_capacity=cache.prefix.evicted[Cause.CAPACITY],
-            evicted_reset=cache.prefix.evicted[Cause.RESET],
-            evicted_fault=cache.prefix.evicted[Cause.FAULT],
-            lifetimes=tuple(cache.prefix.lifetimes.tolist()),
-            lifetime_seconds=cache.prefix.lifetime_seconds,
-            host_slots=tier.slots if tier else 0,
-            host_slots_used=tier.used if tier else 0,
-            swapped_out=tier.swapped_out if tier else 0,
-            swapped_in=tier.swapped_in if tier else 0,
-            swap_lost=tier.lost if tier else 0,
-            imbalances=len(cache.allocator.suspects),
-        )
-
     def _retire(self, step: int) -> None:
         self._retired = step
-        self.cache.retire(step)
+        self._tally.steps = step + 1
+        self.cache.pool.retire(step)
 
     def _publish(self, flown: _InFlight) -> None:
         """Pages that a step has filled are there for others, before their rows may end; those that no later step of
@@ -437,7 +406,7 @@ class Scheduler:
         sequence = self.rows.sequence(row)
         sequence.preempted = True
         sequence.lost = max(sequence.lost, int(self.rows.scheduled[row]))
-        self._preemptions += 1
+        self._tally.preemptions += 1
         self._drop_row(row)
         self.queue.push_front(sequence)
 

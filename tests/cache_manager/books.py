@@ -211,7 +211,7 @@ class ManagerBooks(RuleBasedStateMachine):
 
     @rule(page=st.integers(0, 47))
     def quarantine(self, page):
-        self.world.quarantine([page % self.world.manager.total])
+        self.world.quarantine([page % self.world.manager.pool.total])
 
     @precondition(lambda self: self.world.running())
     @rule(number=st.integers(0, 4))

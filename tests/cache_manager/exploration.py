@@ -108,7 +108,7 @@ def explore(requests: Sequence[Request], pages: int, rows: int, bounds: Bounds, 
 def check(world: World) -> None:
     world.check()
     if not world.running() and not world.flight and not world.waiting:
-        assert world.manager.free == world.manager.total, "pages were lost"
+        assert world.manager.pool.free == world.manager.pool.total, "pages were lost"
 
 
 def moves(state: State) -> Iterator[Move]:
@@ -203,8 +203,8 @@ def alike(state: State) -> tuple[object, ...]:
     )
     slid = label(list(manager.prefix.slid))
     computing = tuple(sorted((name, place[row]) for name, row in manager.frontiers.row_of.items()))
-    freed = tuple(sorted(label([p for p in manager._changes.freed_pages().tolist() if p in labels])))
-    copies = tuple(map(tuple, (label(pair) for pair in manager._changes.copies().tolist())))
+    freed = tuple(sorted(label([p for p in manager.pool.changes.freed_pages().tolist() if p in labels])))
+    copies = tuple(map(tuple, (label(pair) for pair in manager.pool.changes.copies().tolist())))
     queue = tuple(map(of, world.queue))
     return tuple(rows), queue, waiting, flight, nodes, slid, computing, freed, copies, state.left
 

@@ -10,6 +10,7 @@ from cache_manager.allocator import PageAllocator
 from cache_manager.cached import PrefixCache
 from cache_manager.changes import PageChanges
 from cache_manager.manager import CacheManager
+from cache_manager.pool import PagePool
 from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.tables import PageTables
 
@@ -142,31 +143,31 @@ def page_that_a_step_reads_is_given_up_at_once(real):
     return lambda self, row, computed, after_step: real(self, row, computed, None)
 
 
-@fault(CacheManager, "retire")
+@fault(PagePool, "retire")
 def pages_return_a_step_too_early(real):
     return lambda self, step: real(self, step + 1)
 
 
-@fault(CacheManager, "retire")
+@fault(PagePool, "retire")
 def pages_never_return(real):
     return lambda self, step: None
 
 
-@fault(CacheManager, "_let_go")
+@fault(PagePool, "let_go")
 def freed_pages_are_told_too_early(real):
     def let_go(self, pages, after_step):
         if after_step is not None:
-            self._changes.freed(pages)
+            self.changes.freed(pages)
         real(self, pages, after_step)
 
     return let_go
 
 
-@fault(CacheManager, "_drop")
+@fault(PagePool, "drop")
 def cached_page_is_told_to_be_freed(real):
     def drop(self, pages):
         real(self, pages)
-        self._changes.freed(pages[self.allocator.counts[pages] == 0])
+        self.changes.freed(pages[self.allocator.counts[pages] == 0])
 
     return drop
 
@@ -267,9 +268,9 @@ def wrong_page_is_copied(real):
     return lambda self, sources, targets: real(self, np.zeros_like(sources), targets)
 
 
-@fault(CacheManager, "_let_go")
+@fault(PagePool, "let_go")
 def page_that_is_copied_is_free_before_the_copy(real):
-    return lambda self, pages, after_step: real(self, pages, None if after_step == self._step else after_step)
+    return lambda self, pages, after_step: real(self, pages, None if after_step == self.step else after_step)
 
 
 @fault(CacheManager, "_shared_from")

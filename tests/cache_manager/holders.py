@@ -19,7 +19,7 @@ class Holders:
     def __init__(self, manager: CacheManager, page_size: int, windows: Windows, rows: int) -> None:
         self.manager, self.size, self.windows = manager, page_size, windows
         self.rows: list[Story | None] = [None] * rows
-        self.counts, self.births = [0] * manager.total, [0] * manager.total
+        self.counts, self.births = [0] * manager.pool.total, [0] * manager.pool.total
         self.held = 0
         self.waiting: list[tuple[int, list[int]]] = []
         self.line: dict[int, int] = {}
@@ -70,5 +70,5 @@ class Holders:
     def _balance(self) -> None:
         """Free is what nobody holds: cached pages cost nothing."""
         aside = sum(not self.counts[page] for page in self.suspects)
-        due = self.manager.total - self.held - aside
-        assert self.manager.free == due, f"{self.manager.free} pages can be had, {due} are held by nobody"
+        due = self.manager.pool.total - self.held - aside
+        assert self.manager.pool.free == due, f"{self.manager.pool.free} pages can be had, {due} are held by nobody"

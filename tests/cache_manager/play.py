@@ -126,7 +126,7 @@ class Player:
         return bool(rows)
 
     def shrink_cache(self) -> bool:
-        self.world.shrink_cache(self.rng.randrange(self.world.manager.total))
+        self.world.shrink_cache(self.rng.randrange(self.world.manager.pool.total))
         return True
 
     def fault(self) -> bool:
@@ -146,8 +146,8 @@ class Player:
 
     def quarantine(self) -> bool:
         world = self.world
-        page = self.rng.randrange(world.manager.total)
-        if len(world.suspects) >= world.manager.total // 4:
+        page = self.rng.randrange(world.manager.pool.total)
+        if len(world.suspects) >= world.manager.pool.total // 4:
             return False
         world.quarantine([page])
         return True

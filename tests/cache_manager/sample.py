@@ -52,5 +52,5 @@ def leave(manager: CacheManager, tokens: Sequence[int], row: int = 0) -> list[in
 
 def told(manager: CacheManager) -> tuple[list[list[int]], list[list[int]], list[int]]:
     """What the next plan tells: grown, copies, freed."""
-    changes = manager.take_changes()
+    changes = manager.pool.take_changes()
     return changes.grown().tolist(), changes.copies().tolist(), sorted(changes.freed_pages().tolist())

@@ -68,7 +68,7 @@ class Sequences(Finding):
         self.queue: list[Story] = []
         self.leaves: list[int] = []
         self.steps, self.retired, self.attempts, self.serials = 0, -1, 0, 0
-        self.manager.begin(0.0, 0)
+        self.manager.pool.begin(0.0, 0)
 
     def after(self, story: Story) -> int | None:
         return story.last_step if story.last_step > self.retired else None
@@ -109,7 +109,7 @@ class Sequences(Finding):
         match = self.match(story)
         if match.awaited is not None and wait:
             return False
-        if self.needed(match, story) > self.manager.free:
+        if self.needed(match, story) > self.manager.pool.free:
             return False
         held = self.tables_of(match)
         row = self.rows.index(None)
@@ -133,10 +133,10 @@ class Sequences(Finding):
         pairs = list(zip(story.table, ends, strict=True))
         missing = [max(0, -(-end // self.size) - table.end) for table, end in pairs]
         shared = [self._shared(story, table) for table in story.table]
-        enough = sum(missing) + sum(map(len, shared)) <= self.manager.free
+        enough = sum(missing) + sum(map(len, shared)) <= self.manager.pool.free
         with self._evicting():
             grown = self.manager.grow(row, story.scheduled, end)
-        assert grown == enough, f"grow said {grown} where {self.manager.free} pages can be had"
+        assert grown == enough, f"grow said {grown} where {self.manager.pool.free} pages can be had"
         now = tables(self.manager, row)
         if not grown:
             assert now == story.table, "a grow that failed changed a table"
@@ -186,7 +186,7 @@ class Sequences(Finding):
         return answer
 
     def grow_by_page(self, rows: list[int]) -> bool:
-        enough = len(rows) * self.groups <= self.manager.free
+        enough = len(rows) * self.groups <= self.manager.pool.free
         with self._evicting():
             grown = self.manager.grow_by_page(np.array(rows, np.int32))
         assert grown == enough, f"grow_by_page said {grown}"

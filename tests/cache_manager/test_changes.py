@@ -20,7 +20,7 @@ def test_changes_of_a_step_add_up_in_order():
     manager.grow(2, 0, 5)
     manager.grow(0, 0, 1)
     manager.grow(0, 0, 1)
-    assert manager.take_changes().grown().tolist() == [
+    assert manager.pool.take_changes().grown().tolist() == [
         [0, 2, 0, 0],
         [0, 2, 1, 1],
         [1, 2, 0, 2],

@@ -57,7 +57,7 @@ def test_what_is_held_is_not_evicted():
     manager = make_manager(page_size=2, pages=3, rows=2)
     leave(manager, A)
     start(manager, 0, [1, 1, 1, 9])
-    assert manager.free == 1
+    assert manager.pool.free == 1
     assert not manager.grow(1, 0, 4)
     assert found(manager, A) == [4]
     assert manager.grow(1, 0, 2)
@@ -68,9 +68,9 @@ def test_what_is_held_is_not_evicted():
 def test_a_cache_shrinks_to_what_is_asked_and_what_it_gives_up_is_free(most):
     manager = make_manager(page_size=2, pages=4, rows=2)
     leave(manager, A)
-    manager.shrink_cache(most)
+    manager.pool.shrink_cache(most)
     assert found(manager, A) == [2 * most]
-    assert (manager.prefix.cached, manager.free, manager.allocator.free) == (most, 4, 4 - most)
+    assert (manager.prefix.cached, manager.pool.free, manager.allocator.free) == (most, 4, 4 - most)
 
 
 @pytest.mark.parametrize("policy", POLICIES.values())
@@ -98,9 +98,9 @@ def test_a_queue_of_withdrawn_offers_does_not_grow():
 
 def test_causes_and_lifetimes_of_pages_that_lost_their_names():
     manager = make_manager(page_size=2, pages=8, rows=2)
-    manager.begin(100.0, 1)
+    manager.pool.begin(100.0, 1)
     leave(manager, A)
-    manager.begin(107.0, 2)
+    manager.pool.begin(107.0, 2)
     evict(manager, 2)
     assert dict(manager.prefix.evicted) == {Cause.CAPACITY: 2}
     expected = [0] * (len(LIFETIMES) + 1)
@@ -120,6 +120,6 @@ def test_causes_and_lifetimes_of_pages_that_lost_their_names():
 def test_lifetimes_fall_into_classes_with_their_upper_bounds(seconds, place):
     manager = make_manager(page_size=2, pages=1, rows=2)
     leave(manager, [1, 1])
-    manager.begin(seconds, 2)
+    manager.pool.begin(seconds, 2)
     evict(manager, 1)
     assert manager.prefix.lifetimes[place] == 1

@@ -28,7 +28,7 @@ def test_a_fork_does_not_publish_what_its_distrusted_twin_computed():
 def test_a_page_that_was_set_aside_is_not_published():
     manager = make_manager(page_size=2, pages=4, rows=2)
     start(manager, 0, [1, 2, 3, 4])
-    manager.quarantine(page(1), np.array([1]))
+    manager.pool.quarantine(page(1), np.array([1]))
     manager.publish(0, 4, None)
     assert match(manager, [1, 2, 3, 4]).tokens == 2
 
@@ -39,7 +39,7 @@ def test_free_pages_can_be_had_after_a_cached_page_was_dropped_once_too_often():
     manager.allocator.drop(page(1))
     audit(manager)
     assert match(manager, [1, 2, 3, 4]).tokens == 2
-    assert manager.grow(0, 0, 2 * manager.free)
+    assert manager.grow(0, 0, 2 * manager.pool.free)
 
 
 def test_no_page_is_source_and_target_of_copies_where_a_fork_forks_before_the_plan():
@@ -85,7 +85,7 @@ def test_nothing_is_copied_for_a_row_that_left_after_an_earlier_step():
     manager = make_manager(page_size=2, pages=8, rows=2)
     start(manager, 0, [1, 2, 3])
     told(manager)
-    manager.begin(0.0, 5)
+    manager.pool.begin(0.0, 5)
     manager.fork(0, 1)
     manager.grow(0, 3, 4)
     manager.release(0, after_step=4)
@@ -99,14 +99,14 @@ def test_pages_that_were_free_when_a_request_started_last_while_its_window_leave
     manager.publish(0, 2, None)
     names = chain(manager, [1, 2, *range(10, 20)])
     match = manager.match(names, 11)
-    before, needed = manager.free, manager.needed(match, 12)
+    before, needed = manager.pool.free, manager.needed(match, 12)
     manager.open(1, 1, names, match)
     assert manager.grow(1, match.tokens, 12)
     for computed in range(3, 12):
         manager.publish(1, computed, None)
         manager.slide(page(1), page(computed))
         manager.grow(1, computed, 12)
-        assert before - manager.free <= needed
+        assert before - manager.pool.free <= needed
 
 
 def test_what_is_promised_can_be_asked_with_any_page_size():
@@ -168,15 +168,15 @@ def test_a_distrusted_row_has_no_page_that_keeps_the_name_its_twin_gave_it():
 def test_two_pages_behind_a_window_go_at_once_where_the_second_was_the_end():
     manager = make_windowed(page_size=2, pages=8, rows=1, windows=Windows((2,)))
     leave(manager, [7, 7, 7, 7])
-    manager.shrink_cache(0)  # the next nodes are 1 and 0
+    manager.pool.shrink_cache(0)  # the next nodes are 1 and 0
     start(manager, 0, [1, 2, 3, 4])
     manager.publish(0, 4, None)
     manager._chains[0].extend(page(5, 6))
     manager.grow(0, 4, 6)
     manager.publish(0, 6, None)
     manager.slide(page(0), page(6))
-    manager.quarantine(manager.tables.of(0, 0), np.array([1]))
-    manager.shrink_cache(0)
+    manager.pool.quarantine(manager.tables.of(0, 0), np.array([1]))
+    manager.pool.shrink_cache(0)
     assert len(manager.prefix.index) == 0
 
 
@@ -185,7 +185,7 @@ def test_nothing_is_copied_for_twins_that_both_left_after_an_earlier_step():
     manager = make_manager(page_size=2, pages=8, rows=3)
     start(manager, 0, [1, 2, 3])
     told(manager)
-    manager.begin(0.0, 5)
+    manager.pool.begin(0.0, 5)
     manager.fork(0, 1)
     manager.grow(0, 3, 4)
     manager.fork(0, 2)

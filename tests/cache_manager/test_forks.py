@@ -11,7 +11,7 @@ def forked(pages=8, groups=1):
     """Row 0 has three tokens in two pages, row 1 is its twin."""
     manager = make_manager(page_size=2, pages=pages, rows=3, groups=groups)
     start(manager, 0, [1, 2, 3])
-    manager.begin(0.0, 4)
+    manager.pool.begin(0.0, 4)
     told(manager)
     manager.fork(0, 1)
     return manager
@@ -19,7 +19,7 @@ def forked(pages=8, groups=1):
 
 def test_a_fork_takes_no_page():
     manager = forked()
-    assert manager.free == 6
+    assert manager.pool.free == 6
     assert told(manager) == ([[0, 1, 0, 0], [0, 1, 1, 1]], [], [])
     assert manager.allocator.shared == 2
 
@@ -32,9 +32,9 @@ def test_the_first_to_write_gets_a_copy_and_the_last_writes_in_place():
     assert table(manager, 0) == [[0, 2]]
     assert table(manager, 1) == [[0, 1]]
     assert told(manager) == ([[0, 0, 1, 2]], [[1, 2]], [])
-    assert manager.returning == 1, "the step copies from it"
-    manager.retire(4)
-    assert manager.free == 5
+    assert manager.pool.returning == 1, "the step copies from it"
+    manager.pool.retire(4)
+    assert manager.pool.free == 5
     verify(manager)
 
 

@@ -126,8 +126,8 @@ def test_a_held_page_with_a_wrong_count_stays_with_its_holder_and_comes_never_ba
     assert table(manager, 0) == [[0]]
     manager.release(0, None)
     manager.release(1, None)
-    manager.retire(7)
-    assert manager.free == 5
+    manager.pool.retire(7)
+    assert manager.pool.free == 5
     assert manager.grow(0, 0, 5 * 4)
     assert 0 not in manager.tables.row(0)
     assert [i.page for i in imbalances(manager)] == [0], "it stays in the books as set aside"
@@ -138,7 +138,7 @@ def test_a_cached_page_with_a_wrong_count_is_forgotten_with_all_after_it():
     manager.allocator.counts[3] = 1
     assert "page 3: " in audit(manager)
     assert match(manager, [1] * 8).tokens == 0
-    assert (manager.prefix.cached, manager.free) == (0, 2), "page 4 is free again, page 3 is not"
+    assert (manager.prefix.cached, manager.pool.free) == (0, 2), "page 4 is free again, page 3 is not"
     start(manager, 2, [1] * 8)
     assert 3 not in manager.tables.row(2)
 
@@ -147,7 +147,7 @@ def test_a_lost_page_is_set_aside():
     manager = busy()
     free_page_is_lost(manager)
     assert "page 5: is lost" in audit(manager)
-    assert manager.free == 2
+    assert manager.pool.free == 2
     assert audit(manager) == ""
 
 
@@ -155,7 +155,7 @@ def test_a_page_that_is_held_and_free_is_given_to_nobody_else():
     manager = busy()
     held_page_is_free(manager)
     assert "page 0: is held and on the free list" in audit(manager)
-    assert manager.grow(2, 0, manager.free * 4)
+    assert manager.grow(2, 0, manager.pool.free * 4)
     assert 0 not in manager.tables.row(2)
 
 
@@ -165,4 +165,4 @@ def test_what_is_told_of_many_pages_is_short():
     message = audit(manager)
     assert message.count("page ") == 9
     assert message.endswith("and 12 more")
-    assert manager.free == 0
+    assert manager.pool.free == 0

@@ -23,21 +23,21 @@ def test_a_page_of_a_step_in_flight_is_given_out_only_after_it_retires():
     manager = make_manager(page_size=2, pages=1, rows=2)
     assert manager.grow(0, 0, 2)
     manager.release(0, after_step=5)
-    assert (manager.free, manager.returning) == (0, 1)
+    assert (manager.pool.free, manager.pool.returning) == (0, 1)
     for retired in (3, 4):
-        manager.retire(retired)
+        manager.pool.retire(retired)
         assert not manager.grow(1, 0, 1)
-    manager.retire(5)
+    manager.pool.retire(5)
     assert manager.grow(1, 0, 1)
-    assert manager.returning == 0
+    assert manager.pool.returning == 0
 
 
 @pytest.mark.parametrize("after_step", [None, 3])
 def test_releasing_an_empty_row_changes_nothing(after_step):
     manager = make_manager(page_size=2, pages=1, rows=1)
     manager.release(0, after_step)
-    assert (manager.free, manager.returning) == (1, 0)
-    manager.retire(3)
+    assert (manager.pool.free, manager.pool.returning) == (1, 0)
+    manager.pool.retire(3)
     verify(manager)
 
 
@@ -47,8 +47,8 @@ def test_pages_released_out_of_step_order_come_back_with_their_own_step():
         manager.grow(row, 0, 1)
     manager.release(0, after_step=5)
     manager.release(1, after_step=4)
-    manager.retire(4)
-    assert (manager.free, manager.returning) == (1, 1)
+    manager.pool.retire(4)
+    assert (manager.pool.free, manager.pool.returning) == (1, 1)
 
 
 def test_long_tables_keep_their_first_pages():
@@ -103,7 +103,7 @@ def test_a_page_is_published_when_it_is_full_and_computed():
 def test_cached_pages_cost_nothing():
     manager = make_manager(page_size=2, pages=4, rows=1)
     leave(manager, [1, 2, 3, 4])
-    assert (manager.free, manager.allocator.free, manager.prefix.cached) == (4, 2, 2)
+    assert (manager.pool.free, manager.allocator.free, manager.prefix.cached) == (4, 2, 2)
     found = match(manager, [1, 2, 3, 4, 5])
     assert manager.needed(found, 5) == 3, "what is cached is taken out of what is free"
     assert manager.grow(0, 0, 8)
@@ -153,9 +153,9 @@ def test_who_computes_what_another_one_publishes_takes_it_over():
     manager.publish(0, 4, None)
     manager.publish(1, 4, after_step=7)
     assert table(manager, 0) == table(manager, 1)
-    assert manager.returning == 2, "a step in flight still reads its own pages"
-    manager.retire(7)
-    assert manager.free == 6
+    assert manager.pool.returning == 2, "a step in flight still reads its own pages"
+    manager.pool.retire(7)
+    assert manager.pool.free == 6
     verify(manager)
 
 

@@ -29,11 +29,11 @@ def episode(seed: int, operations: int, a_check: int, spoils: float = 0.2) -> Ti
     )
     player = Player(world, rng, 6, trouble=rng.random() < 0.5)
     for i in range(operations):
-        world.manager.swaps = rng.random() < 0.9
+        world.manager.pool.swaps = rng.random() < 0.9
         player.move()
         if i % a_check == 0:
             world.check()
-    world.manager.swaps = True
+    world.manager.pool.swaps = True
     world.close()
     return world
 
@@ -61,7 +61,7 @@ class Small:
         self.manager.open(0, 0, chain, match)
         assert self.manager.grow(0, match.tokens, len(tokens))
         self.manager.fetch(0, match)
-        changes = self.manager.take_changes()
+        changes = self.manager.pool.take_changes()
         self.manager.publish(0, len(tokens), None)
         self.manager.release(0, None)
         verify(self.manager)
@@ -106,7 +106,7 @@ def test_a_copy_goes_with_the_one_before_it() -> None:
 def test_nothing_new_goes_out_while_it_does_not_pay() -> None:
     small = Small(pages=3, slots=4)
     small.serve(1, 1, 2, 2, 3)
-    small.manager.swaps = False
+    small.manager.pool.swaps = False
     assert small.serve(4, 4, 5, 5, 6) == (0, [], [])
     assert small.tier.used == 0
 
@@ -125,14 +125,14 @@ def test_a_spoilt_copy_is_dropped_and_its_row_told() -> None:
     small = Small(pages=2, slots=2)
     small.serve(1, 1, 9)
     small.serve(2, 2, 9)
-    small.manager.begin(0.0, 7)
+    small.manager.pool.begin(0.0, 7)
     chain = small.namer.chain()
     chain.extend(np.array([1, 1], np.int32))
     match = small.manager.match(chain, 2)
     small.manager.open(1, 5, chain, match)
     small.manager.grow(1, 2, 3)
     small.manager.fetch(1, match)
-    ((_, page),) = small.manager.take_changes().swap_ins().tolist()
+    ((_, page),) = small.manager.pool.take_changes().swap_ins().tolist()
     assert small.manager.arrived(7, [page]) == [1]
     assert small.tier.lost == 1
     assert [1, 1] not in small.kept()

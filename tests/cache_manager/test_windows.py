@@ -58,7 +58,7 @@ def test_a_long_sequence_keeps_all_of_a_full_group_and_what_is_seen_of_a_window(
 def test_what_is_let_go_can_be_had_at_once():
     manager = made(Windows((3,), ahead=2), pages=3)
     run(manager, 0, [1] * 20)
-    assert (manager.free, manager.returning, manager.tables.first[0, 0]) == (2, 0, 9)
+    assert (manager.pool.free, manager.pool.returning, manager.tables.first[0, 0]) == (2, 0, 9)
 
 
 def test_a_window_gets_slots_for_what_may_be_in_flight_and_a_full_group_for_all():
@@ -104,7 +104,7 @@ def test_what_was_not_published_is_free_once_it_leaves_its_window():
 
 def windows_lost(manager: CacheManager, pages: int) -> None:
     """So many of the pages that left windows are given away."""
-    manager.shrink_cache(manager.prefix.cached - pages)
+    manager.pool.shrink_cache(manager.prefix.cached - pages)
 
 
 def test_a_hit_starts_in_mid_window():
@@ -211,9 +211,9 @@ def test_after_all_have_ended_every_page_is_free_or_cached_and_can_be_had(window
     run(manager, 2, [*A[:4], 2, 2, 2])
     for row in range(3):
         manager.release(row, None)
-    assert manager.allocator.free + manager.prefix.cached == manager.free == 64
+    assert manager.allocator.free + manager.prefix.cached == manager.pool.free == 64
     verify(manager)
-    manager.shrink_cache(0)
+    manager.pool.shrink_cache(0)
     assert len(manager.prefix.index) == manager.prefix.cached == 0
     verify(manager)
 
@@ -253,7 +253,7 @@ def test_who_has_the_pages_that_are_needed_lacks_none_until_the_prompt_is_comput
         manager.release(0, None)
     names = chain(manager, prompt)
     found = manager.match(names, tokens - 1)
-    free, needed = manager.free, manager.needed(found, tokens)
+    free, needed = manager.pool.free, manager.needed(found, tokens)
     manager.open(1, 1, names, found)
     assert manager.grow(1, found.tokens, tokens)
     most = 200
@@ -263,7 +263,7 @@ def test_who_has_the_pages_that_are_needed_lacks_none_until_the_prompt_is_comput
         assert held <= most, "more was taken on than was promised"
         compute(manager, 1, computed, computed + 1, 1)
         assert manager.grow(1, computed + 1, min(tokens, computed + 1 + windows.ahead))
-        assert free - manager.free <= needed
+        assert free - manager.pool.free <= needed
 
 
 # Arithmetic

@@ -21,8 +21,8 @@ class TieredWorld(World):
 
     def __init__(self, slots: int, rng: Random, spoils: float = 0.0, **world: object) -> None:
         super().__init__(**world)  # type: ignore[arg-type]
-        self.tier = self.manager.tier = HostTier(slots, self.groups)
-        self.manager.swaps = True
+        self.tier = self.manager.pool.tier = HostTier(slots, self.groups)
+        self.manager.pool.swaps = True
         self.host: dict[int, tuple[list[int], int, Birth]] = {}
         self.out = self.back = self.spoilt = 0
         self._rng, self._spoils = rng, spoils
@@ -88,7 +88,7 @@ class TieredWorld(World):
 
     def _pending(self) -> set[int]:
         """Slots that the next plan fills."""
-        return set(self.manager._changes.swap_outs()[:, 1].tolist())
+        return set(self.manager.pool.changes.swap_outs()[:, 1].tolist())
 
     def longest(self, story: Story) -> int:
         """Copies are looked at in `match`; without any, what is published is all."""
@@ -107,7 +107,7 @@ class TieredWorld(World):
         self.manager.fetch(row, match)
         # It holds nothing of what came before these copies, which may be gone before it can go on from there.
         story.unsure |= bool(match.kept) and None not in self.windows.by_group
-        self._due.update(self.manager._changes.swap_ins()[:, 1].tolist())
+        self._due.update(self.manager.pool.changes.swap_ins()[:, 1].tolist())
         return True
 
     def copied(self, row: int) -> bool:

@@ -76,7 +76,7 @@ class World(Sequences):
         assert all(node_of[page] == NONE for page in flown.written), "a page is written to while it has a name"
         self.flight.append(flown)
         self.steps += 1
-        self.manager.begin(self.steps, self.steps)
+        self.manager.pool.begin(self.steps, self.steps)
         return True
 
     def _touched(self, story: Story, end: int) -> set[int]:
@@ -88,7 +88,7 @@ class World(Sequences):
 
     def _apply(self, flown: Flown) -> None:
         """Tells the device what has changed since the last plan."""
-        changes = self.manager.take_changes()
+        changes = self.manager.pool.take_changes()
         freed, copies = changes.freed_pages().tolist(), changes.copies()
         node_of = self.manager.prefix.index.node_of
         for page in freed:
@@ -118,7 +118,7 @@ class World(Sequences):
             return False
         flown = self.flight.popleft()
         self.retired = flown.step
-        self.manager.retire(flown.step)
+        self.manager.pool.retire(flown.step)
         for _, pages in [w for w in self.waiting if w[0] <= flown.step]:
             self._drop(pages)
         self.waiting = [w for w in self.waiting if w[0] > flown.step]
@@ -213,13 +213,13 @@ class World(Sequences):
     def shrink_cache(self, pages: int) -> None:
         before = self.manager.prefix.cached
         with self._evicting():
-            self.manager.shrink_cache(pages)
+            self.manager.pool.shrink_cache(pages)
         cached = self.manager.prefix.cached
         assert min(before, pages) - self.groups < cached <= pages or cached == before <= pages
         self._balance()
 
     def quarantine(self, pages: list[int]) -> None:
-        self.manager.quarantine(np.array(pages, np.int32), np.array([self.counts[page] for page in pages]))
+        self.manager.pool.quarantine(np.array(pages, np.int32), np.array([self.counts[page] for page in pages]))
         self.suspects.update(pages)
         for row in self.running():
             self.story(row).unsure = True
@@ -236,7 +236,7 @@ class World(Sequences):
         manager = self.manager
         assert manager.allocator.counts.tolist() == self.counts
         assert set(manager.allocator.suspects) == self.suspects
-        assert manager.returning == sum(len(pages) for _, pages in self.waiting)
+        assert manager.pool.returning == sum(len(pages) for _, pages in self.waiting)
         for row, story in enumerate(self.rows):
             assert tables(manager, row) == (story.table if story else [Table()] * self.groups)
             if story is not None:
@@ -320,9 +320,9 @@ class World(Sequences):
         self.check_freed()
         while self.commit():
             pass
-        free = self.manager.total - len(self.suspects)
-        assert self.manager.free == free, f"{free - self.manager.free} pages were lost"
-        assert (self.manager.returning, self.held) == (0, 0)
+        free = self.manager.pool.total - len(self.suspects)
+        assert self.manager.pool.free == free, f"{free - self.manager.pool.free} pages were lost"
+        assert (self.manager.pool.returning, self.held) == (0, 0)
         self.check()
         self.shrink_cache(0)
         self.check()

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cache_manager.manager import CacheManager
+from cache_manager.pool import PagePool
 from model.inputs.tokenizer import Tokenizer
 from model.runner import Runner
 from scheduler.events import EndReason, Event, Finish, Submit
@@ -191,13 +192,13 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def poison_cached_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are kept for others are told as freed."""
-    drop = CacheManager._drop
+    drop = PagePool.drop
 
-    def wrong(self: CacheManager, pages):  # type: ignore[no-untyped-def]
+    def wrong(self: PagePool, pages):  # type: ignore[no-untyped-def]
         drop(self, pages)
-        self._changes.freed(pages)
+        self.changes.freed(pages)
 
-    monkeypatch.setattr(CacheManager, "_drop", wrong)
+    monkeypatch.setattr(PagePool, "drop", wrong)
 
 
 def publish_before_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def run(steps_in_flight: int, prefill_chunk: int | None) -> dict[int, list[int]]
         ended |= {end.attempt: end.reason for end in step.ends}
     engine.stop()
     assert {EndReason.STOP} <= set(ended.values()) <= {EndReason.STOP, EndReason.LENGTH}
-    assert parts.scheduler.cache.free == parts.scheduler.cache.total
+    assert parts.scheduler.cache.pool.free == parts.scheduler.cache.pool.total
     return tokens
 
 

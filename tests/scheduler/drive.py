@@ -131,14 +131,15 @@ class Drive:
             self.room.check_ends(row, mirror, before.get(row), row in scheduled)
         self.room.check_newcomers(plan, before, rows)
         held = set().union(*(self.room.held(row, mirror) for row, mirror in rows.items()))
-        held |= {page for parts in cache.in_flight.values() for pages in parts for page in pages.tolist()}
-        law(cache.total - cache.free == len(held), f"{cache.total - cache.free} pages are held, not {len(held)}")
+        held |= {page for parts in cache.pool.in_flight.values() for pages in parts for page in pages.tolist()}
+        taken = cache.pool.total - cache.pool.free
+        law(taken == len(held), f"{taken} pages are held, not {len(held)}")
 
     def _check_delays(self, plan: StepPlan, before: dict[int, Before]) -> None:
         """Who sits out lacks pages, or the budget is spent on others; a decode is in every step."""
         counts = {row: count for row, _, count in plan.slices.tolist()}
         left = self.workload.settings.max_batched_tokens - sum(counts.values())
-        free = self.scheduler.cache.free
+        free = self.scheduler.cache.pool.free
         for row, one in before.items():
             if one.need <= 0:
                 continue
@@ -187,7 +188,7 @@ class Drive:
             if self.workload.prefix_cache and self.oracle.computing(attempt, known):
                 return  # it may wait for a page after the first one that it lacks
             needed = self.room.needed(known, self.oracle.cached(attempt, known))
-            lacking = cache.free - self.room.spare(lengths) < needed
+            lacking = cache.pool.free - self.room.spare(lengths) < needed
             law(lacking, f"attempt {attempt} is held up though there is room for it")
             return
 
@@ -280,7 +281,8 @@ class Drive:
 
     def _check_the_end(self) -> None:
         cache, stats = self.scheduler.cache, self.stats
-        law(cache.free == cache.total and not cache.returning, f"{cache.total - cache.free} pages are held by nobody")
+        pool = cache.pool
+        law(pool.free == pool.total and not pool.returning, f"{pool.total - pool.free} pages are held by nobody")
         law(not cache.allocator.counts.any() and not cache.allocator.shared, "pages are counted though nobody is there")
         law(not cache.frontiers.row_of, "pages are being computed though nobody is there")
         law(self.workload.prefix_cache or not stats.pages_cached, "pages are cached without a cache")

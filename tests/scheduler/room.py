@@ -122,7 +122,10 @@ class Room:
         last = plan.joins[-1].row
         others = {row: one for row, one in lengths.items() if row != last}
         due = self.spare(others, own=False) + self.spare({last: lengths[last]}, each=0, own=False)
-        law(self._cache.free >= due, f"row {last} joins and leaves {self._cache.free} pages, {due} are to stay free")
+        law(
+            self._cache.pool.free >= due,
+            f"row {last} joins and leaves {self._cache.pool.free} pages, {due} are to stay free",
+        )
 
     def needed(self, tokens: list[int], cached: Cached) -> int:
         """Pages that a sequence of these tokens takes out of those that are free at most."""

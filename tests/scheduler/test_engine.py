@@ -21,7 +21,7 @@ def test_outputs_of_all_requests_reach_the_sink(make_rig, depth):
     assert rig.reasons() == {i: [EndReason.LENGTH] for i in range(1, 6)}
     assert rig.tokens == {event.attempt: alone(event.request) for event in come}
     assert rig.threads == {"quire-engine"}
-    assert rig.scheduler.cache.free == rig.scheduler.cache.total
+    assert rig.scheduler.cache.pool.free == rig.scheduler.cache.pool.total
 
 
 def test_events_of_many_threads_are_all_answered(make_rig):
@@ -75,7 +75,7 @@ def test_finish_while_a_step_is_in_flight(make_rig):
     assert rig.reasons() == {1: [EndReason.FINISHED], 2: [EndReason.LENGTH]}
     assert rig.tokens[1] == alone(make_request(1, 3, 5))[: len(rig.tokens[1])]
     assert len(rig.tokens[1]) == 2, "the token of the step in flight is delivered, none after it"
-    assert rig.scheduler.cache.free == rig.scheduler.cache.total
+    assert rig.scheduler.cache.pool.free == rig.scheduler.cache.pool.total
 
 
 def test_the_sink_may_send(make_rig):

@@ -10,6 +10,7 @@ from cache_manager.cached import Cause, PrefixCache
 from cache_manager.changes import PageChanges
 from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer, Scope
+from cache_manager.pool import PagePool
 from scheduler import scheduler as module
 from scheduler.queue import Queue
 from scheduler.rows import Rows
@@ -294,7 +295,7 @@ def cached_output_is_told_as_prompt(real):
 def hits_of_a_preempted_sequence_count_again(real):
     def start(self, now, sequence, match, joins):
         real(self, now, sequence, match, joins)
-        self._hits += match.tokens * sequence.preempted
+        self._tally.hits += match.tokens * sequence.preempted
 
     return start
 
@@ -302,7 +303,7 @@ def hits_of_a_preempted_sequence_count_again(real):
 @fault(Scheduler, "_preempt")
 def all_of_a_preempted_sequence_counts_as_computed_again(real):
     def preempt(self, row):
-        self._recomputed += int(self.rows.scheduled[row])
+        self._tally.recomputed += int(self.rows.scheduled[row])
         real(self, row)
 
     return preempt
@@ -337,11 +338,11 @@ def pages_of_a_row_that_left_are_told(real):
     return lambda self, row: None
 
 
-@fault(CacheManager, "_drop")
+@fault(PagePool, "drop")
 def cached_pages_are_told_as_freed(real):
     def drop(self, pages):
         real(self, pages)
-        self._changes.freed(pages)
+        self.changes.freed(pages)
 
     return drop
 
@@ -354,9 +355,9 @@ def exchanged_page_is_free_under_a_step_in_flight(real):
 @fault(CacheManager, "_take_over")
 def exchanged_page_is_not_told(real):
     def take_over(self, *args):
-        before = len(self._changes._grown)
+        before = len(self.pool.changes._grown)
         taken = real(self, *args)
-        del self._changes._grown[before:]
+        del self.pool.changes._grown[before:]
         return taken
 
     return take_over

@@ -12,6 +12,7 @@ from cache_manager import manager as module
 from cache_manager.cached import PrefixCache
 from cache_manager.layout import KVLayout
 from cache_manager.manager import CLOSED, CacheManager
+from cache_manager.pool import PagePool
 from cache_manager.tables import PageTables
 from scheduler.scheduler import Scheduler
 from tests.scheduler.planting import Faults, caught
@@ -128,7 +129,7 @@ def a_page_that_is_out_of_sight_keeps_its_name_when_it_is_evicted(real):
     return lambda self, pages: self._not_slid(pages)
 
 
-@fault(CacheManager, "_forget", kinds=("pure",), faults=True, alike=True, last_turn=20)
+@fault(PagePool, "forget", kinds=("pure",), faults=True, alike=True, last_turn=20)
 def a_fault_takes_no_names_from_pages_out_of_sight(real):
     return lambda self, nodes: real(self, [node for node in nodes if self.prefix.held([node])[0]])
 

@@ -53,7 +53,7 @@ class SwappingExecutor(FakeExecutor):
 def run(workload: Workload, slots: int, spoils: float) -> EngineStats:
     """Checks every attempt's tokens, and the books in every turn."""
     cache = workload.cache
-    cache.tier = HostTier(slots * len(workload.layout.groups), len(workload.layout.groups))
+    cache.pool.tier = HostTier(slots * len(workload.layout.groups), len(workload.layout.groups))
     scheduler = Scheduler(workload.settings, workload.queue, cache, workload.namer)
     scheduler._swapping_pays = lambda: True  # type: ignore[method-assign]
     executor = SwappingExecutor(workload.layout, workload.pages, workload.settings)
@@ -79,7 +79,7 @@ def run(workload: Workload, slots: int, spoils: float) -> EngineStats:
     for arrival in workload.arrivals:
         assert tokens[arrival.attempt] == alone(arrival.request)
         assert ends[arrival.attempt] in (EndReason.STOP, EndReason.LENGTH)
-    assert cache.free == cache.total
+    assert cache.pool.free == cache.pool.total
     return scheduler.stats()
 
 

@@ -79,7 +79,7 @@ def test_without_names_nothing_is_kept(workload):
     drive = Drive(workload.without_cache()).run()
     assert not any(any(joins) for joins in found(drive))
     cache, stats = drive.scheduler.cache, drive.stats
-    assert (cache.allocator.free, len(cache.prefix.index)) == (cache.total, 0)
+    assert (cache.allocator.free, len(cache.prefix.index)) == (cache.pool.total, 0)
     assert (stats.prefix_queries, stats.prefix_hits, stats.evicted_capacity, stats.pages_cached) == (0, 0, 0, 0)
 
 

@@ -139,7 +139,7 @@ def test_a_step_in_flight_is_waited_for_before_another_victim_is_taken():
     while not drive.scheduler.stats().preemptions:
         drive.take_turn(drive.events_of(drive.turn))
     assert drive.scheduler.rows.attempts() == [1, 2]
-    assert drive.scheduler.cache.returning == 0, "what the victim held has come back"
+    assert drive.scheduler.cache.pool.returning == 0, "what the victim held has come back"
     drive.run()
     assert drive.stats.preemptions == 1
 
@@ -147,9 +147,9 @@ def test_a_step_in_flight_is_waited_for_before_another_victim_is_taken():
 def test_a_newcomer_leaves_a_page_for_each_that_runs():
     scheduler = engine(pages=3, page_size=4)
     step(scheduler, 0.0, [Submit(1, make_request(1, 4, 9))])
-    assert scheduler.cache.free == 2
+    assert scheduler.cache.pool.free == 2
     step(scheduler, 0.0, [Submit(2, make_request(2, 4, 2))])
-    assert (scheduler.rows.attempts(), scheduler.cache.free) == ([1], 1)
+    assert (scheduler.rows.attempts(), scheduler.cache.pool.free) == ([1], 1)
     scheduler = engine(pages=4, page_size=4)
     step(scheduler, 0.0, [Submit(1, make_request(1, 4, 9))])
     step(scheduler, 0.0, [Submit(2, make_request(2, 4, 2))])

@@ -97,7 +97,7 @@ class Rig:
         else:
             raise AssertionError(f"still working after {limit} steps")
         self.turn()
-        assert self.scheduler.cache.free == self.scheduler.cache.total
+        assert self.scheduler.cache.pool.free == self.scheduler.cache.pool.total
         assert not self.scheduler.cache.allocator.counts.any()
         return self.results
 

@@ -1,0 +1,54 @@
+"""What an engine counts, and tells of itself with every step."""
+
+from dataclasses import dataclass
+
+from cache_manager.cached import Cause
+from cache_manager.manager import CacheManager
+from scheduler.events import EngineStats
+from scheduler.queue import Queue
+from scheduler.rows import Rows
+
+
+@dataclass(slots=True)
+class Tally:
+    """Since the engine's start. steps: that have run. computed: tokens, of these recomputed: a second time, after a
+    preemption. queries: tokens of sequences that started and were looked up in the prefix cache, of these hits: found.
+    """
+
+    steps: int = 0
+    computed: int = 0
+    recomputed: int = 0
+    preemptions: int = 0
+    queries: int = 0
+    hits: int = 0
+
+    def stats(self, rows: Rows, queue: Queue, cache: CacheManager) -> EngineStats:
+        pool, prefix, tier = cache.pool, cache.prefix, cache.pool.tier
+        active = rows.active()
+        return EngineStats(
+            running=rows.used,
+            waiting=len(queue),
+            waiting_tokens=queue.tokens,
+            pages_used=pool.total - pool.free,
+            pages_total=pool.total,
+            pages_cached=prefix.cached,
+            pages_shared=cache.allocator.shared,
+            slots_unused=cache.slots_unused(active, rows.scheduled[active]),
+            steps=self.steps,
+            computed_tokens=self.computed,
+            recomputed_tokens=self.recomputed,
+            preemptions=self.preemptions,
+            prefix_queries=self.queries,
+            prefix_hits=self.hits,
+            evicted_capacity=prefix.evicted[Cause.CAPACITY],
+            evicted_reset=prefix.evicted[Cause.RESET],
+            evicted_fault=prefix.evicted[Cause.FAULT],
+            lifetimes=tuple(prefix.lifetimes.tolist()),
+            lifetime_seconds=prefix.lifetime_seconds,
+            host_slots=tier.slots if tier else 0,
+            host_slots_used=tier.used if tier else 0,
+            swapped_out=tier.swapped_out if tier else 0,
+            swapped_in=tier.swapped_in if tier else 0,
+            swap_lost=tier.lost if tier else 0,
+            imbalances=len(cache.allocator.suspects),
+        )
