@@ -45,8 +45,9 @@ class PageAllocator:
             return None
         pages = self._stack[self.free - n : self.free][::-1].copy()
         self.free -= n
-        self._listed[pages] = False
-        self.counts[pages] = 1
+        places = pages.astype(np.intp)  # else numpy converts them at each use
+        self._listed[places] = False
+        self.counts[places] = 1
         return pages
 
     def hold(self, pages: Pages) -> None:
@@ -58,28 +59,31 @@ class PageAllocator:
 
     def drop(self, pages: Pages) -> Pages:
         """One holder less for each of these distinct pages. Returns those that have none left: free or keep them."""
-        left = self.counts[pages] - 1
-        if left.min(initial=0) < 0:
+        places = pages.astype(np.intp)
+        left = self.counts[places] - 1
+        if not np.count_nonzero(left):
+            self.counts[places] = 0
+            return pages
+        if left.min() < 0:
             self.set_aside(pages[left < 0], "dropped without a holder")
             pages, left = pages[left >= 0], left[left >= 0]
         self.counts[pages] = left
-        if not left.any():
-            return pages
         self.shared -= int(np.count_nonzero(left == 1))
         return pages[left == 0]
 
     def put_back(self, pages: Pages) -> None:
         """Frees these distinct pages, which have no holder and no name."""
-        wrong = (self.counts[pages] > 0) | self._listed[pages]
-        if wrong.any():
+        places = pages.astype(np.intp)
+        if np.count_nonzero(self.counts[places]) or np.count_nonzero(self._listed[places]):
+            wrong = (self.counts[pages] > 0) | self._listed[pages]
             self.set_aside(pages[wrong], "freed while held or free")
             pages = pages[~wrong]
         if self.suspects:
             pages = pages[[page not in self.suspects for page in pages.tolist()]]
-        freed = pages[::-1]  # reversed: the next to take them gets the same ascending run
-        self._stack[self.free : self.free + len(freed)] = freed
-        self._listed[freed] = True
-        self.free += len(freed)
+        # Reversed: the next to take them gets the same ascending run.
+        self._stack[self.free : self.free + len(pages)] = pages[::-1]
+        self._listed[pages] = True
+        self.free += len(pages)
 
     def set_aside(self, pages: Pages, why: str) -> None:
         """Never gives these pages out again. Who holds one keeps it."""

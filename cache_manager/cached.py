@@ -71,6 +71,8 @@ class PrefixCache:
 
     def settle(self, pages: Pages) -> Pages:
         """Pages that have lost their last holder: keeps those with a name, returns the others, which are free."""
+        if not len(self.index):
+            return pages
         nodes = self.index.node_of[pages]
         named = nodes != NONE
         kept = int(np.count_nonzero(named))

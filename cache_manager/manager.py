@@ -296,8 +296,7 @@ class CacheManager:
 
     def release(self, row: int, after_step: int | None) -> None:
         """Empties the row's table. Its pages are let go at once (None), or when `after_step` has retired."""
-        nodes = self._nodes_of(row)
-        if len(nodes):
+        if self._chains[row] is not None and len(nodes := self._nodes_of(row)):
             self.prefix.policy.released(nodes)
         self._close(row, int(self.named[row]))
         pages = self.tables.row(row)

@@ -41,8 +41,9 @@ class PageTables:
     def _widen(self, columns: int) -> None:
         have = self.pages.shape[2]
         if columns > have:
-            room = max(columns, 2 * have) - have
-            self.pages = np.pad(self.pages, ((0, 0), (0, 0), (0, room)))
+            pages = np.zeros((*self.pages.shape[:2], max(columns, 2 * have)), np.int32)
+            pages[..., :have] = self.pages
+            self.pages = pages
 
     def replace(self, group: int, row: int, index: int, page: Pages) -> Pages:
         """page: [1], from now on that of this index. Returns the one before."""
@@ -62,6 +63,8 @@ class PageTables:
 
     def row(self, row: int) -> Pages:
         """[n] pages of this row, group by group."""
+        if len(self.pages) == 1:
+            return self.of(0, row).copy()
         return np.concatenate([self.of(group, row) for group in range(len(self.pages))])
 
     def clear(self, row: int) -> None:
