@@ -4,9 +4,15 @@ On the CPU every function gives a row the same bits whatever rows stand beside i
 equal under any schedule.
 """
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from model.fields import Fields
 
 # oneDNN's packed product gives a row the same bits for every number of rows from 2 on, and can give others for one row
 # (seen for 576 x 1536 in float32, 4096 x 4096 in bfloat16).
@@ -43,31 +49,83 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SwiGLU (Shazeer, 2020): silu(gate) * up for gate_up [tokens, 2 x width].
+@dataclass(frozen=True, slots=True, eq=False)
+class RMSNorm:
+    """`rms_norm` with these weights. With float32 weights for activations in 16 bits all of it is in float32."""
 
-    Spelled out with exp: F.silu treats the last elements of a buffer with other code, so its bits depend on the batch.
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:
+            return rms_norm(x.float(), self.weight, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerNorm:
+    """Ba, Kiros and Hinton, 2016. x: [..., width]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def silu(x: Tensor) -> Tensor:
+    return _by_sigmoid(x, x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Hendrycks and Gimpel, 2016."""
+    return x * 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The same, approximated: x sigmoid(2 u) is x (1 + tanh u) / 2."""
+    return _by_sigmoid(x, 2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    return _by_sigmoid(x, 1.702 * x)
+
+
+def _by_sigmoid(x: Tensor, y: Tensor) -> Tensor:
+    """x sigmoid(y). Spelled out with exp: F.silu, F.gelu and torch.sigmoid treat the last elements of a buffer with
+    other code, so their bits depend on the batch. Those of exp, erf and tanh do not.
     """
+    return x / (1.0 + torch.exp(-y))
+
+
+Activation = Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": silu, "swish": silu, "gelu": gelu, "gelu_new": gelu_tanh, "gelu_fast": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh, "quick_gelu": quick_gelu, "relu": F.relu,
+}  # fmt: skip
+"""By their names in config files. Of float32."""
+
+
+def read_activation(fields: Fields, key: str, default: str) -> Activation:
+    """Raises CheckpointError for a name that is not known."""
+    name = fields.get(key, str, default)
+    if name not in ACTIVATIONS:
+        raise fields.refuse(key, f"must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """In x's dtype, computed in float32."""
+    return activation(x.float()).to(x.dtype)
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """A gated linear unit (Shazeer, 2020): activation(gate) x up for gate_up [tokens, 2 x width]."""
     gate, up = gate_up.chunk(2, -1)
-    wide = gate.float()
-    return (wide / (1.0 + torch.exp(-wide))).to(gate.dtype) * up
+    return activated(gate, activation) * up
 
 
-class Rope:
-    """Rotary position embedding (Su et al., 2021), halves rotated, as Hugging Face lays out heads."""
-
-    def __init__(self, head_dim: int, theta: float, context: int, dtype: torch.dtype, device: torch.device) -> None:
-        inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        angles = torch.outer(torch.arange(context, dtype=torch.float32), inverse)
-        self._cos = angles.cos().to(device, dtype)
-        self._sin = angles.sin().to(device, dtype)
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [tokens, 1, head_dim / 2], for every layer of a step."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [tokens, heads, head_dim], cos and sin from `Rope.at`."""
-    low, high = x.chunk(2, -1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """Within -cap .. cap (Gemma 2)."""
+    return torch.tanh(x / cap) * cap

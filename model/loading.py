@@ -63,7 +63,9 @@ def load(directory: Path, settings: ModelSettings, rows: int, ahead: int, reques
             raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
         pages = pool_pages(layout, memory, rows * config.context)
         # One page more than the scheduler knows of, for the runner's own use.
-        attention = ReferenceAttention(layout, pages + 1, config.heads, kv_dtype, torch.device(device))
+        attention = ReferenceAttention(
+            layout, pages + 1, config.heads, kv_dtype, torch.device(device), config.scale, config.soft_cap
+        )
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
     tokens = layout.tokens_in(pages)

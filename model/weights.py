@@ -4,15 +4,14 @@ Only safetensors: nothing here can run code from a checkpoint.
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model.config import read_json
 from model.errors import CheckpointError
+from model.fields import read_json
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MOST_TENSORS = 100_000
@@ -25,6 +24,7 @@ class Checkpoint:
         self._directory = directory
         self._files: dict[str, Path] = {}
         self._taken: set[str] = set()
+        self._ignored: list[re.Pattern[str]] = []
         self._open: dict[Path, safe_open] = {}
         for path in _weight_files(directory):
             handle = _open(path)
@@ -58,10 +58,14 @@ class Checkpoint:
         self._taken.add(name)
         return tensor.to(dtype)
 
-    def finish(self, ignored: Iterable[str]) -> None:
-        """Raises CheckpointError if a tensor was left over whose whole name matches none of these patterns."""
-        patterns = [re.compile(pattern) for pattern in ignored]
-        left = [n for n in sorted(self._files.keys() - self._taken) if not any(p.fullmatch(n) for p in patterns)]
+    def ignore(self, pattern: str) -> None:
+        """Tensors whose whole name matches this may be there or not."""
+        self._ignored.append(re.compile(pattern))
+
+    def finish(self) -> None:
+        """Raises CheckpointError if a tensor was left over that is not to be ignored."""
+        unknown = sorted(self._files.keys() - self._taken)
+        left = [name for name in unknown if not any(pattern.fullmatch(name) for pattern in self._ignored)]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise CheckpointError(

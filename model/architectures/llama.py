@@ -1,81 +1,124 @@
-"""Llama and its kin: RMSNorm before, rotary positions, grouped-query attention, SwiGLU. Touvron et al., 2023."""
+"""Llama and its kin: RMSNorm before, rotary positions, grouped-query attention, SwiGLU (Touvron et al., 2023).
 
-from dataclasses import dataclass
+Mistral and Ministral are Llama with windows (Jiang et al., 2023), Qwen 2 with biases on queries, keys and values (Yang
+et al., 2024), Qwen 3 with norms on queries and keys, Phi-3 with the products already put together (Abdin et al., 2024).
+"""
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from collections.abc import Callable, Sequence
 
-from model.attention.backend import AttentionBackend
+from model.blocks import GatedMLP, Norm, PreNorm, SelfAttention
 from model.config import ModelConfig
-from model.layers import Linear, Rope, rms_norm, rotate, silu_mul
-from model.weights import Checkpoint
+from model.decoder import Decoder, Embedding, Layer
+from model.layers import Activation, read_activation
+from model.rope import Rope, read_rope
+from model.tensors import Tensors
+
+HeadNorm = Callable[[Tensors, str], Norm]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    input_norm: Tensor
-    qkv: Linear
-    output: Linear
-    post_norm: Tensor
-    gate_up: Linear
-    down: Linear
+def load_llama(config: ModelConfig, tensors: Tensors) -> Decoder:
+    """LlamaForCausalLM, MistralForCausalLM, MinistralForCausalLM."""
+    bias = config.fields.flag("attention_bias")
+    return _load(config, tensors, qkv_bias=bias, output_bias=bias)
 
 
-class Llama:
-    """LlamaForCausalLM, MistralForCausalLM and MinistralForCausalLM over packed tokens."""
+def load_qwen2(config: ModelConfig, tensors: Tensors) -> Decoder:
+    """Qwen2ForCausalLM."""
+    return _load(config, tensors, qkv_bias=True)
 
-    # Buffers that old checkpoints saved; the output layer of a tied model, which some save although it is the
-    # embedding.
-    IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        self._config = config
-        self._take = lambda name, *shape: checkpoint.take(name, shape, dtype).to(device)
-        self._embedding = self._take("model.embed_tokens.weight", config.vocabulary, config.hidden)
-        self._layers = [self._load_layer(number) for number in range(config.layers)]
-        self._norm = self._take("model.norm.weight", config.hidden)
-        if config.tied_embeddings:
-            self._head = Linear(self._embedding)
-        else:
-            self._head = Linear(self._take("lm_head.weight", config.vocabulary, config.hidden))
-        self._rope = Rope(config.head_dim, config.rope_theta, config.context, dtype, device)
-        checkpoint.finish((*self.IGNORED, "lm_head.weight") if config.tied_embeddings else self.IGNORED)
-        del self._take
+def load_qwen3(config: ModelConfig, tensors: Tensors) -> Decoder:
+    """Qwen3ForCausalLM."""
+    bias = config.fields.flag("attention_bias")
+    return _load(config, tensors, qkv_bias=bias, output_bias=bias, head_norm=rms_norm_of_heads(config))
 
-    def _load_layer(self, number: int) -> _Layer:
-        c, prefix = self._config, f"model.layers.{number}."
-        queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        qkv = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
-        gate_up = [("mlp.gate_proj", c.intermediate), ("mlp.up_proj", c.intermediate)]
-        return _Layer(
-            input_norm=self._take(prefix + "input_layernorm.weight", c.hidden),
-            qkv=self._fused(prefix, qkv, c.hidden, c.attention_bias),
-            output=self._fused(prefix, [("self_attn.o_proj", c.hidden)], queries, c.attention_bias),
-            post_norm=self._take(prefix + "post_attention_layernorm.weight", c.hidden),
-            gate_up=self._fused(prefix, gate_up, c.hidden, c.mlp_bias),
-            down=self._fused(prefix, [("mlp.down_proj", c.hidden)], c.intermediate, c.mlp_bias),
+
+def load_phi3(config: ModelConfig, tensors: Tensors) -> Decoder:
+    """Phi3ForCausalLM."""
+    return _load(config, tensors, fused=True)
+
+
+def _load(
+    config: ModelConfig,
+    tensors: Tensors,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    head_norm: HeadNorm | None = None,
+    fused: bool = False,
+) -> Decoder:
+    c, rope, eps = config, load_rope(config, tensors), norm_eps(config)
+
+    def layer(number: int) -> PreNorm:
+        at = tensors.under(f"model.layers.{number}.")
+        return PreNorm(
+            at.rms_norm("input_layernorm", c.hidden, eps),
+            load_attention(c, at, number, rope, qkv_bias, output_bias, head_norm, fused),
+            at.rms_norm("post_attention_layernorm", c.hidden, eps),
+            load_mlp(c, at, fused),
         )
 
-    def _fused(self, prefix: str, parts: list[tuple[str, int]], width: int, bias: bool) -> Linear:
-        """One linear for several that read the same input. parts: name and output width of each."""
-        weight = torch.cat([self._take(f"{prefix}{name}.weight", out, width) for name, out in parts])
-        if not bias:
-            return Linear(weight)
-        return Linear(weight, torch.cat([self._take(f"{prefix}{name}.bias", out) for name, out in parts]))
+    return load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: AttentionBackend, plan: object
-    ) -> Tensor:
-        """tokens, positions: [tokens]. wanted: [n] packed offsets. Returns float32 logits [n, vocabulary] of those."""
-        c = self._config
-        cos, sin = self._rope.at(positions)
-        x = F.embedding(tokens, self._embedding)
-        for number, layer in enumerate(self._layers):
-            qkv = layer.qkv(rms_norm(x, layer.input_norm, c.norm_eps)).view(len(tokens), -1, c.head_dim)
-            queries, keys, values = qkv.split((c.heads, c.kv_heads, c.kv_heads), 1)
-            attention.write(number, rotate(keys, cos, sin), values, plan)
-            mixed = attention.attend(number, rotate(queries, cos, sin), plan)
-            x = x + layer.output(mixed.flatten(1))
-            x = x + layer.down(silu_mul(layer.gate_up(rms_norm(x, layer.post_norm, c.norm_eps))))
-        return self._head(rms_norm(x[wanted], self._norm, c.norm_eps)).float()
+
+def load_decoder(config: ModelConfig, tensors: Tensors, layers: Sequence[Layer]) -> Decoder:
+    """What is around the layers."""
+    c = config
+    tensors.ignore(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # a buffer that old checkpoints saved
+    embedding = tensors("model.embed_tokens.weight", c.vocabulary, c.hidden)
+    head = tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None)
+    return Decoder(Embedding(embedding), layers, tensors.rms_norm("model.norm", c.hidden, norm_eps(c)), head)
+
+
+def norm_eps(config: ModelConfig) -> float:
+    return config.fields.positive_float("rms_norm_eps", 1e-6)
+
+
+def rms_norm_of_heads(config: ModelConfig) -> HeadNorm:
+    return lambda at, name: at.rms_norm(name, config.head_dim, norm_eps(config))
+
+
+def load_rope(config: ModelConfig, tensors: Tensors, theta: float = 10000.0) -> Rope:
+    """theta: where config.json says nothing."""
+    frequencies, scale = read_rope(config.fields, config.head_dim, theta)
+    return Rope(frequencies, config.context, tensors.dtype, tensors.device, scale)
+
+
+def load_attention(
+    config: ModelConfig,
+    at: Tensors,
+    number: int,
+    rope: Rope,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    head_norm: HeadNorm | None = None,
+    fused: bool = False,
+) -> SelfAttention:
+    """at: the layer of this number. head_norm: makes the norm of this name, for queries and for keys. fused: queries,
+    keys and values are one tensor already.
+    """
+    c, queries, keys = config, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    apart = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
+    together = [("self_attn.qkv_proj", queries + 2 * keys)]
+    return SelfAttention(
+        number,
+        c.heads,
+        c.kv_heads,
+        c.head_dim,
+        qkv=at.linear(together if fused else apart, c.hidden, bias=qkv_bias),
+        output=at.linear("self_attn.o_proj", queries, c.hidden, output_bias),
+        rope=rope,
+        query_norm=head_norm(at, "self_attn.q_norm") if head_norm else None,
+        key_norm=head_norm(at, "self_attn.k_norm") if head_norm else None,
+    )
+
+
+def load_mlp(config: ModelConfig, at: Tensors, fused: bool = False, activation: Activation | None = None) -> GatedMLP:
+    """activation: where it is not simply what 'hidden_act' names."""
+    fields, width = config.fields, config.fields.positive("intermediate_size")
+    bias = fields.flag("mlp_bias")
+    apart, together = [("mlp.gate_proj", width), ("mlp.up_proj", width)], [("mlp.gate_up_proj", 2 * width)]
+    return GatedMLP(
+        at.linear(together if fused else apart, config.hidden, bias=bias),
+        at.linear("mlp.down_proj", width, config.hidden, bias),
+        activation or read_activation(fields, "hidden_act", "silu"),
+    )

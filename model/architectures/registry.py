@@ -1,14 +1,16 @@
-"""Which class runs which architecture of a config.json."""
+"""Which function loads which architecture of a config.json."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from model.architectures.llama import Llama
+from model.architectures import falcon, gemma, gpt2, gpt_neox, llama, mixtral, olmo2, opt, phi, starcoder2
 from model.attention.backend import AttentionBackend
 from model.config import ModelConfig
 from model.errors import CheckpointError
+from model.tensors import Tensors
 from model.weights import Checkpoint
 
 
@@ -21,14 +23,34 @@ class Model(Protocol):
         """Float32 logits [n, vocabulary] at the packed offsets `wanted` of tokens [tokens] at positions [tokens]."""
 
 
-# Mistral (Jiang et al., 2023) and Ministral are Llama, with windows in all layers or in some.
-ARCHITECTURES = {"LlamaForCausalLM": Llama, "MistralForCausalLM": Llama, "MinistralForCausalLM": Llama}
+ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Model]] = {
+    "FalconForCausalLM": falcon.load_falcon,
+    "GPT2LMHeadModel": gpt2.load_gpt2,
+    "GPTNeoXForCausalLM": gpt_neox.load_gpt_neox,
+    "Gemma2ForCausalLM": gemma.load_gemma2,
+    "Gemma3ForCausalLM": gemma.load_gemma3,
+    "GemmaForCausalLM": gemma.load_gemma,
+    "LlamaForCausalLM": llama.load_llama,
+    "MinistralForCausalLM": llama.load_llama,
+    "MistralForCausalLM": llama.load_llama,
+    "MixtralForCausalLM": mixtral.load_mixtral,
+    "OPTForCausalLM": opt.load_opt,
+    "Olmo2ForCausalLM": olmo2.load_olmo2,
+    "Phi3ForCausalLM": llama.load_phi3,
+    "PhiForCausalLM": phi.load_phi,
+    "Qwen2ForCausalLM": llama.load_qwen2,
+    "Qwen3ForCausalLM": llama.load_qwen3,
+    "Qwen3MoeForCausalLM": mixtral.load_qwen3_moe,
+    "Starcoder2ForCausalLM": starcoder2.load_starcoder2,
+}
 
 
 def load_model(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Model:
     """Raises CheckpointError for an architecture that is not there, or a checkpoint that does not fit."""
-    kind = ARCHITECTURES.get(config.architecture)
-    if kind is None:
+    load = ARCHITECTURES.get(config.architecture)
+    if load is None:
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"architecture {config.architecture!r} is not supported yet; supported: {known}")
-    return kind(config, checkpoint, dtype, device)
+    model = load(config, Tensors(checkpoint, dtype, device))
+    checkpoint.finish()
+    return model

@@ -20,6 +20,7 @@ from torch import Tensor
 from cache_manager.layout import MOST_TOKENS, KVLayout
 from model.attention.backend import StepShape
 from model.kv_pool import KVPool
+from model.layers import soft_capped
 
 BLOCK = 128  # keys in a block
 TILE_ROWS = 8  # queries x heads of a group in a tile, about: fewer waste less of a decode, more read keys less often
@@ -66,12 +67,22 @@ ReferencePlan = tuple[_GroupPlan, ...]
 
 class ReferenceAttention:
     """`AttentionBackend` for models whose queries, keys and values are alike in all layers. dtype: of the KV, as in
-    `KVPool`.
+    `KVPool`. scale: of the scores, 1 / sqrt(head_dim) unless told. soft_cap: scores then stay within it, by tanh.
     """
 
     name = "reference"
 
-    def __init__(self, layout: KVLayout, pages: int, heads: int, dtype: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        pages: int,
+        heads: int,
+        dtype: str,
+        device: torch.device,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        self._scale, self._soft_cap = scale or layout.head_dim**-0.5, soft_cap
         self._page_size, self._kv_heads = layout.page_size, layout.kv_heads
         self._windows = [layout.window(group) for group in range(len(layout.groups))]
         self._place = {layer: (g, i) for g, layers in enumerate(layout.groups) for i, layer in enumerate(layers)}
@@ -153,7 +164,7 @@ class ReferenceAttention:
         _, heads, dim = queries.shape
         kv_heads, shared, tiles = self._kv_heads, self._group, len(cut.row)
         rows = self._tile * shared
-        padded = torch.cat((queries.float() * dim**-0.5, queries.new_zeros((1, heads, dim), dtype=torch.float32)))
+        padded = torch.cat((queries.float() * self._scale, queries.new_zeros((1, heads, dim), dtype=torch.float32)))
         q = padded[cut.gather].view(tiles, self._tile, kv_heads, shared, dim)
         q = q.permute(2, 0, 1, 3, 4).reshape(kv_heads, tiles, rows, dim)
         top = q.new_full((kv_heads, tiles, rows, 1), LEAST)
@@ -164,6 +175,8 @@ class ReferenceAttention:
             k, v = (part.view(kv_heads * n, BLOCK, dim) for part in self.pool.read(place, slots))
             scores = torch.bmm(q[:, :n].reshape(kv_heads * n, rows, dim), k.transpose(1, 2))
             scores = scores.view(kv_heads, n, rows, BLOCK)
+            if self._soft_cap is not None:
+                scores = soft_capped(scores, self._soft_cap)
             if block.hidden is not None:
                 scores.masked_fill_(block.hidden, -torch.inf)
             new_top = torch.maximum(top[:, :n], scores.amax(-1, keepdim=True))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-import model.architectures.llama as llama
+from model import layers
 from model.config import read_config
 from model.settings import ModelSettings
 from rpc.engines.host import choose_host
@@ -211,10 +211,10 @@ def test_one_bit_changed_on_the_link_would_show(tiny: Path, reference: Tokens, m
 def test_bits_that_depend_on_the_batch_would_show(
     tiny: Path, reference: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    norm = llama.rms_norm
+    norm = layers.rms_norm
 
     def leaky(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norm(x, weight, eps + 1e-8 * len(x))
 
-    monkeypatch.setattr(llama, "rms_norm", leaky)
+    monkeypatch.setattr(layers, "rms_norm", leaky)
     assert differences(played("thread", tiny, TOGETHER, FEW), reference, FEW) != []

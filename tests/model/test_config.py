@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from model.architectures.registry import load_model
-from model.config import ModelConfig, read_config, read_defaults, read_json
+from model.config import ModelConfig, read_config, read_defaults
 from model.errors import CheckpointError
+from model.fields import Fields, read_json
 from model.inputs.tokenizer import Tokenizer
+from model.rope import frequencies, read_rope
 from scheduler.request import ModelDefaults
 from tests.support.checkpoints import byte_tokenizer
 
@@ -48,9 +51,32 @@ def without(*keys: str) -> dict[str, Any]:
     return {key: value for key, value in CLASSIC.items() if key not in keys}
 
 
+class AnyCheckpoint:
+    """Has every tensor, but no numbers."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def ignore(self, pattern: str) -> None:
+        """Nothing is left over."""
+
+    def finish(self) -> None:
+        """Nothing is left over."""
+
+
+def read_model(directory: Path) -> ModelConfig:
+    """Reads all that an architecture wants to know."""
+    config = read_config(directory)
+    load_model(config, AnyCheckpoint(), torch.float32, torch.device("meta"))  # type: ignore[arg-type]
+    return config
+
+
 def refusal(directory: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        read_config(directory)
+        read_model(directory)
     assert str(directory / "config.json") in str(caught.value)
     return str(caught.value)
 
@@ -61,21 +87,26 @@ def test_both_styles_say_the_same(tmp_path: Path, values: dict[str, Any]) -> Non
         architecture="LlamaForCausalLM",
         vocabulary=128256,
         hidden=4096,
-        intermediate=14336,
         layers=32,
         heads=32,
         kv_heads=8,
         head_dim=128,
         context=8192,
-        rope_theta=500000.0,
-        norm_eps=1e-5,
-        attention_bias=False,
-        mlp_bias=False,
-        tied_embeddings=False,
         windows=(None,) * 32,
+        scale=128**-0.5,
+        soft_cap=None,
+        tied_embeddings=False,
         dtype="bfloat16",
         eos_token_ids=(128001,),
+        fields=Fields(tmp_path, {}),
     )
+
+
+@pytest.mark.parametrize("values", [CLASSIC, NEW], ids=["classic", "transformers 5"])
+def test_theta_stands_in_either_style(tmp_path: Path, values: dict[str, Any]) -> None:
+    found, scale = read_rope(Fields(tmp_path, values), 128)
+    assert torch.equal(found, frequencies(128, 500000.0))
+    assert scale == 1.0
 
 
 def test_what_is_left_out_has_the_defaults_of_transformers(tmp_path: Path) -> None:
@@ -84,8 +115,9 @@ def test_what_is_left_out_has_the_defaults_of_transformers(tmp_path: Path) -> No
         "tie_word_embeddings", "torch_dtype", "eos_token_id",
     )  # fmt: skip
     config = read_config(write(tmp_path, silent))
-    assert (config.kv_heads, config.rope_theta, config.norm_eps, config.dtype) == (32, 10000.0, 1e-6, "float32")
-    assert (config.attention_bias, config.mlp_bias, config.tied_embeddings) == (False, False, False)
+    assert (config.kv_heads, config.dtype, config.tied_embeddings) == (32, "float32", False)
+    assert torch.equal(read_rope(config.fields, 128)[0], frequencies(128, 10000.0))
+    read_model(tmp_path)
     assert config.eos_token_ids == ()
 
 
@@ -99,13 +131,10 @@ def test_null_is_left_out(tmp_path: Path) -> None:
     ("changes", "field", "value"),
     [
         ({"head_dim": 64}, "head_dim", 64),
-        ({"rope_theta": 10000}, "rope_theta", 10000.0),
-        ({"rope_scaling": {"rope_type": "default"}}, "rope_theta", 500000.0),
         ({"eos_token_id": [128001, 128009]}, "eos_token_ids", (128001, 128009)),
         ({"eos_token_id": 0}, "eos_token_ids", (0,)),
         ({"torch_dtype": "float16"}, "dtype", "float16"),
         ({"dtype": "float32"}, "dtype", "float32"),  # the newer key wins
-        ({"mlp_bias": True, "attention_bias": True}, "mlp_bias", True),
         ({"tie_word_embeddings": True}, "tied_embeddings", True),
     ],
 )
@@ -154,8 +183,8 @@ def test_missing_key(tmp_path: Path, key: str) -> None:
         ("eos_token_id", [1, "2"]),
         ("eos_token_id", True),
         ("rope_scaling", "linear"),
-        ("hidden_act", "gelu"),
-        ("hidden_act", None),
+        ("hidden_act", "swiglu"),
+        ("hidden_act", 3),
     ],
 )
 def test_wrong_value(tmp_path: Path, key: str, value: object) -> None:
@@ -204,28 +233,38 @@ def test_end_token_that_is_no_token(tmp_path: Path) -> None:
     assert "eos_token_id" in refusal(write(tmp_path, CLASSIC | {"eos_token_id": 2**31}))
 
 
-SCALED = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind"),
+    ("rope", "why"),
     [
-        ({"rope_scaling": SCALED}, "llama3"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"rope_parameters": SCALED | {"rope_theta": 500000.0}}, "llama3"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "yarn"),
+        ({"type": "dynamic", "factor": 2.0}, "'dynamic' is not supported"),  # keys would have to turn again
+        ({"type": "linear"}, "'factor' is missing"),
+        ({"type": "linear", "factor": 0}, "'factor' is 0"),
+        (LLAMA3, "'original_max_position_embeddings' is missing"),
+        (LLAMA3 | {"original_max_position_embeddings": 64, "low_freq_factor": 4.0}, "must be below 'high_freq_factor'"),
+        ({"type": "yarn", "factor": "4"}, "'factor' is '4'"),
+        ({"type": "yarn", "factor": 4.0, "rope_theta": 1.0}, "must be above 1"),
+        ({"type": "longrope", "short_factor": [1.0]}, "must be 64 numbers"),
+        ({"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.01}, "1 of the 128 elements"),
     ],
 )
-def test_scaled_rope(tmp_path: Path, changes: dict[str, Any], kind: str) -> None:
-    message = refusal(write(tmp_path, CLASSIC | changes))
-    assert kind in message
-    assert next(iter(changes)) in message
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_scaled_rope_that_says_nonsense(tmp_path: Path, rope: dict[str, Any], why: str, key: str) -> None:
+    assert why in refusal(write(tmp_path, CLASSIC | {key: rope}))
 
 
 def test_scaled_rope_behind_a_default_one(tmp_path: Path) -> None:
     """Where a config holds both, transformers takes rope_scaling; serving it unscaled would be silently wrong."""
-    assert "linear" in refusal(write(tmp_path, NEW | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
+    both = NEW | {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert torch.equal(read_rope(Fields(tmp_path, both), 128)[0], frequencies(128, 10000.0) / 2)
+
+
+def test_longrope_ends_where_keys_would_have_to_turn_again(tmp_path: Path) -> None:
+    rope = {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+    changes = {"original_max_position_embeddings": 4096, "rope_scaling": rope}
+    assert read_model(write(tmp_path, CLASSIC | changes)).context == 4096
 
 
 @pytest.mark.parametrize(
@@ -233,11 +272,15 @@ def test_scaled_rope_behind_a_default_one(tmp_path: Path) -> None:
     [
         ("quantization_config", {"quant_method": "gptq", "bits": 4}),
         ("quantization_config", {}),
-        ("auto_map", {"AutoModelForCausalLM": "modeling_evil.Evil"}),
     ],
 )
 def test_unsupported(tmp_path: Path, key: str, value: object) -> None:
     assert key in refusal(write(tmp_path, CLASSIC | {key: value}))
+
+
+def test_code_that_a_checkpoint_brings_is_not_asked_for(tmp_path: Path) -> None:
+    """Many that need none name some."""
+    read_model(write(tmp_path, CLASSIC | {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}))
 
 
 def test_unknown_architecture(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.layers import Linear, Rope, rms_norm, rotate, silu_mul
+from model.layers import ACTIVATIONS, LayerNorm, Linear, RMSNorm, gated, gelu, gelu_tanh, rms_norm, silu, soft_capped
+from model.rope import Rope, frequencies, rotate
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -65,14 +66,27 @@ def test_rows_of_rms_norm(dtype: torch.dtype, width: int) -> None:
 
 @each_dtype
 @pytest.mark.parametrize("width", ODD)
-def test_rows_of_silu_mul(dtype: torch.dtype, width: int) -> None:
-    check_rows(silu_mul, random(ROWS, 2 * width, dtype=dtype) * 4)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_rows_of_gated(dtype: torch.dtype, width: int, activation: str) -> None:
+    check_rows(lambda x: gated(x, ACTIVATIONS[activation]), random(ROWS, 2 * width, dtype=dtype) * 4)
+
+
+@each_dtype
+@pytest.mark.parametrize("width", ODD)
+def test_rows_of_layer_norm(dtype: torch.dtype, width: int) -> None:
+    norm = LayerNorm(random(width, dtype=dtype), random(width, dtype=dtype, seed=2), 1e-5)
+    check_rows(norm, random(ROWS, width, dtype=dtype, seed=1))
+
+
+@each_dtype
+def test_rows_of_soft_capped(dtype: torch.dtype) -> None:
+    check_rows(lambda x: soft_capped(x, 5.0), random(ROWS, 331, dtype=dtype) * 9)
 
 
 @each_dtype
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 6), (4, 24), (8, 64), (5, 128)])
 def test_rows_of_rotate(dtype: torch.dtype, heads: int, head_dim: int) -> None:
-    rope = Rope(head_dim, 10000.0, ROWS, dtype, torch.device("cpu"))
+    rope = Rope(frequencies(head_dim, 10000.0), ROWS, dtype, torch.device("cpu"))
     x = random(ROWS, heads, head_dim, dtype=dtype)
     positions = torch.arange(ROWS)
     whole = rotate(x, *rope.at(positions))
@@ -120,16 +134,16 @@ def test_values_of_rms_norm(dtype: torch.dtype) -> None:
 
 
 @each_dtype
-def test_values_of_silu_mul(dtype: torch.dtype) -> None:
+def test_values_of_gated(dtype: torch.dtype) -> None:
     x = random(9, 200, dtype=dtype) * 5
     gate, up = np.split(x.double().numpy(), 2, -1)
-    close(silu_mul(x), gate / (1 + np.exp(-gate)) * up, dtype)
+    close(gated(x, silu), gate / (1 + np.exp(-gate)) * up, dtype)
 
 
-def test_silu_mul_of_large_values() -> None:
+def test_silu_of_large_values() -> None:
     """exp overflows to infinity for them; silu does not."""
     gate_up = torch.tensor([[-1e4, 1e4, -200.0, 0.0, 1.0, 1.0, 1.0, 1.0]])
-    assert silu_mul(gate_up).tolist() == [[0.0, 1e4, 0.0, 0.0]]
+    assert gated(gate_up, silu).tolist() == [[0.0, 1e4, 0.0, 0.0]]
 
 
 @cache
@@ -143,7 +157,7 @@ def turned(head_dim: int, theta: float, positions: int) -> np.ndarray:
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 def test_values_of_rotate(dtype: torch.dtype, theta: float) -> None:
     """Element i of the low half and element i of the high half are one complex number that turns."""
-    rope = Rope(24, theta, 200, dtype, torch.device("cpu"))
+    rope = Rope(frequencies(24, theta), 200, dtype, torch.device("cpu"))
     positions = torch.tensor([0, 1, 7, 199])
     x = random(4, 3, 24, dtype=dtype)
     low, high = np.split(x.double().numpy(), 2, -1)
@@ -151,3 +165,41 @@ def test_values_of_rotate(dtype: torch.dtype, theta: float) -> None:
     found = rotate(x, *rope.at(positions))
     close(found, np.concatenate((product.real, product.imag), -1), dtype)
     assert torch.equal(found[0], x[0]), "position 0 is not turned"
+
+
+def test_values_of_activations() -> None:
+    x = torch.linspace(-9, 9, 1001)
+    erf = torch.nn.functional.gelu(x.double())
+    tanh = torch.nn.functional.gelu(x.double(), approximate="tanh")
+    close(gelu(x), erf.numpy(), torch.float32)
+    close(gelu_tanh(x), tanh.numpy(), torch.float32)
+    assert gelu_tanh(torch.tensor([-1e4, 1e4])).tolist() == [0.0, 1e4]
+
+
+@each_dtype
+def test_values_of_layer_norm(dtype: torch.dtype) -> None:
+    x, weight, bias = (
+        random(9, 100, dtype=dtype) * 5,
+        random(100, dtype=dtype, seed=1),
+        random(100, dtype=dtype, seed=2),
+    )
+    wide = x.double().numpy()
+    normal = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 0.01)
+    close(LayerNorm(weight, bias, 0.01)(x), normal * weight.double().numpy() + bias.double().numpy(), dtype)
+
+
+@each_dtype
+def test_weights_of_a_norm_that_are_wider_than_what_it_normalises(dtype: torch.dtype) -> None:
+    """Gemma's 1 + w would lose most of w in 16 bits."""
+    x, weight = random(9, 100, dtype=dtype), 1 + random(100, dtype=torch.float32, seed=1) / 1000
+    found = RMSNorm(weight, 1e-6)(x)
+    assert found.dtype == dtype
+    assert torch.equal(found, rms_norm(x.float(), weight, 1e-6).to(dtype))
+
+
+def test_rotation_of_a_part_of_each_head() -> None:
+    rope = Rope(frequencies(8, 10000.0), 20, torch.float32, torch.device("cpu"))
+    x = random(5, 3, 24, dtype=torch.float32)
+    turn = rope.at(torch.arange(5) + 7)
+    assert torch.equal(rotate(x, *turn)[..., :8], rotate(x[..., :8].contiguous(), *turn))
+    assert torch.equal(rotate(x, *turn)[..., 8:], x[..., 8:])

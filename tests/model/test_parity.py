@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import model.architectures.llama as llama
+from model import layers
 from model.inputs.tokenizer import Tokenizer
 from scheduler.events import EndReason, Event, Finish, Submit
 from scheduler.settings import QueueLimits, SchedulerSettings
@@ -129,12 +129,12 @@ def test_one_bit_would_show(
     tiny: Path, prompts: list[list[int]], together: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted fault: a norm whose last bits depend on how many rows stand beside a row."""
-    norm = llama.rms_norm
+    norm = layers.rms_norm
 
     def leaky(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norm(x, weight, eps + 1e-8 * len(x))
 
-    monkeypatch.setattr(llama, "rms_norm", leaky)
+    monkeypatch.setattr(layers, "rms_norm", leaky)
     rig = make_rig(tiny, record_logits=True)
     rig.run({5: make_request(rig, prompts[5], NEW)})
     assert rig.logits_of(5) != together.logits_of(5)

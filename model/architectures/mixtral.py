@@ -1,0 +1,77 @@
+"""Llama and Qwen 3 with a mixture of experts in place of the MLP: Mixtral (Jiang et al., 2024), Qwen 3 MoE."""
+
+from collections.abc import Sequence
+
+import torch
+
+from model.architectures.llama import load_attention, load_decoder, load_mlp, load_rope, norm_eps, rms_norm_of_heads
+from model.blocks import Experts, GatedMLP, PreNorm
+from model.config import ModelConfig
+from model.decoder import Decoder
+from model.layers import Linear, read_activation
+from model.tensors import Tensors
+
+
+def load_mixtral(config: ModelConfig, tensors: Tensors) -> Decoder:
+    """MixtralForCausalLM."""
+    c, rope = config, load_rope(config, tensors, theta=1e6)
+    experts = c.fields.positive("num_local_experts", 8)
+    width = c.fields.positive("intermediate_size")
+
+    def layer(number: int) -> PreNorm:
+        at = tensors.under(f"model.layers.{number}.")
+        moe = at.under_any(("block_sparse_moe.", "mlp."), "gate.weight")
+        return PreNorm(
+            at.rms_norm("input_layernorm", c.hidden, norm_eps(c)),
+            load_attention(c, at, number, rope),
+            at.rms_norm("post_attention_layernorm", c.hidden, norm_eps(c)),
+            _load_experts(c, moe, experts, width, ("w1", "w3", "w2"), used=2, normalised=True),
+        )
+
+    return load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
+
+
+def load_qwen3_moe(config: ModelConfig, tensors: Tensors) -> Decoder:
+    """Qwen3MoeForCausalLM. Some of its layers may have an MLP instead."""
+    c, rope = config, load_rope(config, tensors)
+    experts = c.fields.positive("num_experts" if "num_experts" in c.fields else "num_local_experts", 128)
+    width = c.fields.positive("moe_intermediate_size", 768)
+    bias, normalised = c.fields.flag("attention_bias"), c.fields.flag("norm_topk_prob")
+    every, without = c.fields.positive("decoder_sparse_step", 1), c.fields.get("mlp_only_layers", list, [])
+
+    def layer(number: int) -> PreNorm:
+        at = tensors.under(f"model.layers.{number}.")
+        dense = number in without or (number + 1) % every != 0
+        names = ("gate_proj", "up_proj", "down_proj")
+        return PreNorm(
+            at.rms_norm("input_layernorm", c.hidden, norm_eps(c)),
+            load_attention(c, at, number, rope, bias, bias, rms_norm_of_heads(c)),
+            at.rms_norm("post_attention_layernorm", c.hidden, norm_eps(c)),
+            load_mlp(c, at) if dense else _load_experts(c, at.under("mlp."), experts, width, names, 8, normalised),
+        )
+
+    return load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
+
+
+def _load_experts(
+    config: ModelConfig, at: Tensors, experts: int, width: int, names: Sequence[str], used: int, normalised: bool
+) -> Experts:
+    """width: of one expert. names: of its gate, up and down products. used: where config.json says nothing."""
+    used = config.fields.positive("num_experts_per_tok", used)
+    if used > experts:
+        raise config.fields.refuse("num_experts_per_tok", f"there are {experts} experts")
+    activation = read_activation(config.fields, "hidden_act", "silu")
+    gate, up, down = names
+
+    def expert(number: int) -> GatedMLP:
+        one = at.under(f"experts.{number}.")
+        gate_up = one.linear([(gate, width), (up, width)], config.hidden)
+        return GatedMLP(gate_up, one.linear(down, width, config.hidden), activation)
+
+    router = at.linear("gate", config.hidden, experts)
+    if "experts.gate_up_proj" in at:  # all in one, as transformers 5 has them in memory
+        gates: torch.Tensor = at("experts.gate_up_proj", experts, 2 * width, config.hidden)
+        downs: torch.Tensor = at("experts.down_proj", experts, config.hidden, width)
+        parts = [GatedMLP(Linear(g), Linear(d), activation) for g, d in zip(gates, downs, strict=True)]
+        return Experts(router, parts, used, normalised)
+    return Experts(router, [expert(number) for number in range(experts)], used, normalised)

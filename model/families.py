@@ -1,0 +1,145 @@
+"""What decides the shape of a model's KV cache and of its attention, by architecture: how far each layer looks back,
+how many heads of keys there are, and what a config.json may leave unsaid. Imports no torch.
+
+What else a family has is read where its layers are, in `model/architectures/`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from model.errors import CheckpointError
+from model.fields import Fields
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+RENAMED = {"n_embd": "hidden_size", "n_embed": "hidden_size", "n_layer": "num_hidden_layers",
+           "n_head": "num_attention_heads", "n_positions": "max_position_embeddings"}  # fmt: skip
+"""Keys of GPT-2's time, and what they are called since."""
+
+Windows = Sequence[int | None]
+
+
+def _everything(fields: Fields, layers: int) -> Windows:  # noqa: ARG001
+    return (None,) * layers
+
+
+def _everywhere(default: int | None) -> Callable[[Fields, int], Windows]:
+    """All layers have 'sliding_window'; null is none."""
+
+    def windows(fields: Fields, layers: int) -> Windows:
+        return (_window(fields, default),) * layers
+
+    return windows
+
+
+def _by_type(default: int | None, kinds: Callable[[Fields, int], list[str]]) -> Callable[[Fields, int], Windows]:
+    """'layer_types' says which layers have it; kinds: where that is not there."""
+
+    def windows(fields: Fields, layers: int) -> Windows:
+        window = _window(fields, default)
+        return tuple(window if kind == SLIDING else None for kind in layer_types(fields, layers, kinds))
+
+    return windows
+
+
+def _where_used(kinds: Callable[[Fields, int], list[str]]) -> Callable[[Fields, int], Windows]:
+    """Qwen has a switch beside it."""
+
+    def windows(fields: Fields, layers: int) -> Windows:
+        if not fields.flag("use_sliding_window"):
+            return _everything(fields, layers)
+        return _by_type(4096, kinds)(fields, layers)
+
+    return windows
+
+
+def _window(fields: Fields, default: int | None) -> int | None:
+    if fields.values.get("sliding_window", default) is None:
+        return None
+    return fields.positive("sliding_window", default)
+
+
+def layer_types(fields: Fields, layers: int, kinds: Callable[[Fields, int], list[str]]) -> list[str]:
+    """A kind of attention for each layer. Raises CheckpointError."""
+    named = fields.get("layer_types", list, kinds(fields, layers))
+    if len(named) != layers or not all(kind in (SLIDING, FULL) for kind in named):
+        raise CheckpointError(
+            f"{fields.path}: 'layer_types' is {named!r}, must name {SLIDING!r} or {FULL!r} for each of {layers} layers"
+        )
+    return named
+
+
+def all_sliding(fields: Fields, layers: int) -> list[str]:  # noqa: ARG001
+    return [SLIDING] * layers
+
+
+def every_other(fields: Fields, layers: int) -> list[str]:  # noqa: ARG001
+    """Gemma 2: the first one slides."""
+    return [FULL if layer % 2 else SLIDING for layer in range(layers)]
+
+
+def every_sixth(fields: Fields, layers: int) -> list[str]:
+    """Gemma 3: each last one of 'sliding_window_pattern' looks at everything."""
+    pattern = fields.positive("sliding_window_pattern", 6)
+    return [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
+
+
+def _last_ones(fields: Fields, layers: int) -> list[str]:
+    """Qwen: those from 'max_window_layers' on slide."""
+    first = fields.get("max_window_layers", int, 28)
+    return [FULL if layer < first else SLIDING for layer in range(layers)]
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    return fields.positive("num_key_value_heads", heads)
+
+
+def _kv_heads_of_falcon(fields: Fields, heads: int) -> int:
+    if fields.flag("new_decoder_architecture"):
+        return fields.positive("num_kv_heads", heads)
+    return 1 if fields.flag("multi_query", True) else heads
+
+
+def _kv_heads_as_heads(fields: Fields, heads: int) -> int:  # noqa: ARG001
+    return heads
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """windows, kv_heads: see above. The rest is what holds where config.json is silent; head_dim None: hidden size over
+    heads. scaled: 'query_pre_attn_scalar' says how attention is scaled. soft_cap: default of 'attn_logit_softcapping'
+    where there is that key; None where the family has no such thing.
+    """
+
+    windows: Callable[[Fields, int], Windows] = _everything
+    kv_heads: Callable[[Fields, int], int] = _kv_heads
+    head_dim: int | None = None
+    context: int | None = None
+    tied: bool = False
+    scaled: bool = False
+    soft_cap: float | None = None
+
+
+LIKE_LLAMA = Family()
+FAMILIES = {
+    "MistralForCausalLM": Family(_everywhere(4096)),
+    "MinistralForCausalLM": Family(_by_type(4096, all_sliding)),
+    "MixtralForCausalLM": Family(_everywhere(None)),
+    "Qwen2ForCausalLM": Family(_where_used(_last_ones)),
+    "Qwen3ForCausalLM": Family(_where_used(_last_ones), head_dim=128),
+    "Qwen3MoeForCausalLM": Family(_where_used(all_sliding)),
+    "GemmaForCausalLM": Family(head_dim=256, tied=True),
+    "Gemma2ForCausalLM": Family(_by_type(4096, every_other), head_dim=256, tied=True, scaled=True, soft_cap=50.0),
+    "Gemma3ForCausalLM": Family(_by_type(4096, every_sixth), head_dim=256, tied=True, scaled=True),
+    "GPT2LMHeadModel": Family(kv_heads=_kv_heads_as_heads, tied=True),
+    "GPTNeoXForCausalLM": Family(kv_heads=_kv_heads_as_heads),
+    "OPTForCausalLM": Family(kv_heads=_kv_heads_as_heads, tied=True),
+    "Phi3ForCausalLM": Family(_everywhere(None)),
+    "Starcoder2ForCausalLM": Family(_everywhere(None), tied=True),
+    "FalconForCausalLM": Family(kv_heads=_kv_heads_of_falcon, context=2048, tied=True),
+}
+"""Architectures that differ from Llama in any of this."""
+
+
+def family_of(architecture: str) -> Family:
+    return FAMILIES.get(architecture, LIKE_LLAMA)
