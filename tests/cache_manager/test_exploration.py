@@ -40,6 +40,9 @@ TALKING = [Request((0, 0, 0), answer=2), Request((0, 0, 1), answer=2)]
             id="a fork in two layer groups",
         ),
         pytest.param(
+            ALIKE, 5, 3, full(1), Bounds(forks=1), 25_000, id="three requests and a fork", marks=pytest.mark.slow
+        ),
+        pytest.param(
             [
                 Request((0, 0, 0), scope=Scope(public=2)),
                 Request((0, 0, 0), scope=Scope("other", public=2)),
@@ -55,7 +58,7 @@ TALKING = [Request((0, 0, 0), answer=2), Request((0, 0, 1), answer=2)]
     ],
 )
 def test_all_orders_of_a_few_requests(requests, pages, rows, windows, bounds, states):
-    """About 8,000 states altogether."""
+    """About 33,000 states altogether."""
     found = explore(requests, pages, rows, bounds, windows)
     print(f"{found:,} states")
     assert found >= states
