@@ -66,7 +66,7 @@ def read_config(directory: Path) -> ModelConfig:
     dtype = str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32")
     if dtype not in ELEMENT_BYTES:
         raise CheckpointError(f"{path}: dtype {dtype!r} is not supported, use one of {', '.join(ELEMENT_BYTES)}")
-    cap = fields.values.get("attn_logit_softcapping", family.soft_cap)
+    capped = family.soft_cap is not None and fields.values.get("attn_logit_softcapping", 1) is not None
     return ModelConfig(
         architecture=architectures[0],
         vocabulary=fields.positive("vocab_size"),
@@ -78,7 +78,7 @@ def read_config(directory: Path) -> ModelConfig:
         context=context,
         windows=tuple(None if w is None or w >= context else w for w in family.windows(fields, layers)),
         scale=(fields.positive_float("query_pre_attn_scalar", 256.0) if family.scaled else head_dim) ** -0.5,
-        soft_cap=None if cap is None else fields.positive_float("attn_logit_softcapping", family.soft_cap),
+        soft_cap=fields.positive_float("attn_logit_softcapping", family.soft_cap) if capped else None,
         tied_embeddings=fields.flag("tie_word_embeddings", family.tied),
         dtype=dtype,
         eos_token_ids=_eos(path, fields.values, fields.positive("vocab_size")) or (),
@@ -119,10 +119,17 @@ def read_defaults(directory: Path, config: ModelConfig) -> ModelDefaults:
         top_p=fields.get("top_p", float, 1.0),
         top_k=fields.get("top_k", int, 0),
         min_p=fields.get("min_p", float, 0.0),
+        repetition_penalty=fields.get("repetition_penalty", float, 1.0),
         eos_token_ids=_eos(path, fields.values, config.vocabulary) or config.eos_token_ids,
     )
     try:
-        Sampling(defaults.temperature, defaults.top_p, defaults.top_k, defaults.min_p)
+        Sampling(
+            defaults.temperature,
+            defaults.top_p,
+            defaults.top_k,
+            defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+        )
     except InvalidRequest as error:
         raise CheckpointError(f"{path}: {error}") from None
     return defaults

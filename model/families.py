@@ -106,9 +106,9 @@ def _kv_heads_as_heads(fields: Fields, heads: int) -> int:  # noqa: ARG001
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """windows, kv_heads: see above. The rest is what holds where config.json is silent; head_dim None: hidden size over
-    heads. scaled: 'query_pre_attn_scalar' says how attention is scaled. soft_cap: default of 'attn_logit_softcapping'
-    where there is that key; None where the family has no such thing.
+    """windows, kv_heads: see above. scaled: 'query_pre_attn_scalar' says how attention is scaled. The rest holds
+    where config.json is silent. head_dim None: hidden size over heads. norm_eps: of 'rms_norm_eps'. soft_cap: of
+    'attn_logit_softcapping'; None where the family has no such thing, whatever its config says.
     """
 
     windows: Callable[[Fields, int], Windows] = _everything
@@ -117,6 +117,7 @@ class Family:
     context: int | None = None
     tied: bool = False
     scaled: bool = False
+    norm_eps: float = 1e-6
     soft_cap: float | None = None
 
 
@@ -124,7 +125,7 @@ LIKE_LLAMA = Family()
 FAMILIES = {
     "MistralForCausalLM": Family(_everywhere(4096)),
     "MinistralForCausalLM": Family(_by_type(4096, all_sliding)),
-    "MixtralForCausalLM": Family(_everywhere(None)),
+    "MixtralForCausalLM": Family(_everywhere(None), norm_eps=1e-5),
     "Qwen2ForCausalLM": Family(_where_used(_last_ones)),
     "Qwen3ForCausalLM": Family(_where_used(_last_ones), head_dim=128),
     "Qwen3MoeForCausalLM": Family(_where_used(all_sliding)),
@@ -134,7 +135,8 @@ FAMILIES = {
     "GPT2LMHeadModel": Family(kv_heads=_kv_heads_as_heads, tied=True),
     "GPTNeoXForCausalLM": Family(kv_heads=_kv_heads_as_heads),
     "OPTForCausalLM": Family(kv_heads=_kv_heads_as_heads, tied=True),
-    "Phi3ForCausalLM": Family(_everywhere(None)),
+    "Olmo2ForCausalLM": Family(norm_eps=1e-5),
+    "Phi3ForCausalLM": Family(_everywhere(None), norm_eps=1e-5),
     "Starcoder2ForCausalLM": Family(_everywhere(None), tied=True),
     "FalconForCausalLM": Family(kv_heads=_kv_heads_of_falcon, context=2048, tied=True),
 }

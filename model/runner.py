@@ -21,7 +21,7 @@ from model.batch import Mirror, Work
 from model.page_store import PageStore
 from model.sampling.sampler import Drawn, sample
 from scheduler.events import Logprobs
-from scheduler.step import StepPlan, StepResult
+from scheduler.step import FAULTED, StepPlan, StepResult
 
 log = logging.getLogger("quire.runner")
 
@@ -85,9 +85,9 @@ class Runner:
 
     def _run(self, plan: StepPlan) -> StepResult:
         n = len(plan.logits)
-        drawing = plan.logits[:, 1]
+        drawing = plan.logits[:, 1].astype(np.int64)
         k = int(self._mirror.controls.top_logprobs[drawing].max(initial=0))
-        tokens = np.full(n, -1, np.int32)
+        tokens = np.full(n, FAULTED, np.int32)
         logprobs = Logprobs(
             np.zeros(n, np.float32), np.zeros(n, np.int32), np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)
         )
@@ -95,7 +95,8 @@ class Runner:
         self._compute(Work.of(plan), tokens, logprobs, faults)
         if len(faults) == len(plan.slices):
             self.probe()  # all failed: is it the device?
-        self._mirror.last[drawing] = np.maximum(tokens, 0)  # a faulted row's next token is never looked at
+        self._mirror.last[drawing] = np.maximum(tokens, 0)  # where there is none, the next is never looked at
+        self._mirror.controls.adjusted.drew(drawing, tokens)
         return StepResult(plan.step, tokens, logprobs, tuple(faults))
 
     def _compute(
@@ -124,7 +125,7 @@ class Runner:
         logprobs.top_ids[places, :k] = drawn.logprobs.top_ids
         logprobs.top[places, :k] = drawn.logprobs.top
         for i in np.flatnonzero(~np.isfinite(drawn.logprobs.chosen)).tolist():
-            tokens[places[i]] = -1
+            tokens[places[i]] = FAULTED
             faults.append((int(work.slices[work.draws[i, 0], 0]), "the model's logits are not finite"))
 
     def _forward(self, work: Work) -> Drawn | None:

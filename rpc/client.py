@@ -1,6 +1,6 @@
 """Client side of quire.v1 for the command line: streams one request's text. Imports no torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -16,19 +16,21 @@ def stream_text(
     server: str,
     prompt: str,
     model: str,
-    max_tokens: int | None,
     sampling: Mapping[str, Any],
-    stop: Sequence[str],
+    stopping: Mapping[str, Any],
     timeout: float | None,
     show: Callable[[str], object],
 ) -> str:
-    """Calls StreamGenerate and hands each piece of text to `show`. Returns a summary line. Raises CallFailed."""
+    """Calls StreamGenerate and hands each piece of text to `show`. sampling, stopping: fields of the messages.
+
+    Returns a summary line. Raises CallFailed.
+    """
     request = pb.StreamGenerateRequest(
         spec=pb.GenerationSpec(
             model=model,
             text=prompt,
             sampling=pb.SamplingParameters(**sampling),
-            stopping=pb.StoppingCriteria(max_tokens=max_tokens, stop=stop),
+            stopping=pb.StoppingCriteria(**stopping),
         )
     )
     usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0

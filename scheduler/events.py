@@ -61,13 +61,14 @@ Event = Submit | Finish | Ask
 
 
 class EndReason(Enum):
-    """Why an attempt ended. The last four are errors to its client."""
+    """Why an attempt ended. The last five are errors to its client. STUCK: its own controls leave none to draw."""
 
     STOP = "stop"
     LENGTH = "length"
     FINISHED = "finished"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    STUCK = "stuck"
     FAULT = "fault"
     ENGINE_FAILED = "engine_failed"
 

@@ -6,6 +6,7 @@ this file checks a client's values again.
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +38,9 @@ def _require(allowed: object, name: str, value: object, reason: str) -> None:
 class Sampling:
     """How tokens are drawn; None is the model's default. temperature 0 is greedy; top_k 0 is off.
 
-    The order of the filters is vLLM's: temperature, min_p, top_k (ties kept), top_p (the token that crosses it kept).
+    The order is vLLM's: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties (the repetition penalty, which
+    counts the prompt too, then frequency and presence), temperature, min_p, top_k (ties kept), top_p (the token that
+    crosses it kept). logit_bias: pairs of token id and what is added. allowed_token_ids: () allows all.
     """
 
     temperature: float | None = None
@@ -45,21 +48,41 @@ class Sampling:
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:  # NaN fails every comparison
         t, p, k, m, s = self.temperature, self.top_p, self.top_k, self.min_p, self.seed
+        r = self.repetition_penalty
         _require(t is None or 0.0 <= t <= 2.0, "sampling.temperature", t, "must be in [0, 2]")
         _require(p is None or 0.0 < p <= 1.0, "sampling.top_p", p, "must be in (0, 1]")
         _require(k is None or 0 <= k < 2**32, "sampling.top_k", k, "must be in [0, 2^32), 0 is off")
         _require(m is None or 0.0 <= m <= 1.0, "sampling.min_p", m, "must be in [0, 1]")
         _require(s is None or 0 <= s < 2**64, "sampling.seed", s, "must be in [0, 2^64)")
+        _require(
+            r is None or 0 < r < math.inf, "sampling.repetition_penalty", r, "must be finite and above 0, 1 is off"
+        )
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(value is None or -2.0 <= value <= 2.0, f"sampling.{name}", value, "must be in [-2, 2], 0 is off")
+        for token, bias in self.logit_bias:
+            _require(-100.0 <= bias <= 100.0, f"sampling.logit_bias[{token}]", bias, "must be in [-100, 100]")
+        for i, word in enumerate(self.bad_words):
+            _require(word.strip() != "", f"sampling.bad_words[{i}]", word, "must not be empty")
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """When a sequence ends. max_tokens None: what context and pool allow."""
+    """When a sequence ends. max_tokens None: what context and pool allow. min_tokens: before there are so many, nothing
+    else of this ends it.
+    """
 
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
@@ -68,6 +91,9 @@ class Stopping:
     def __post_init__(self) -> None:
         n = self.max_tokens
         _require(n is None or n >= 1, "stopping.max_tokens", n, "must be at least 1")
+        least = self.min_tokens
+        _require(least >= 0, "stopping.min_tokens", least, "must be at least 0")
+        _require(n is None or least <= n, "stopping.min_tokens", least, f"must be at most max_tokens, which is {n}")
         for i, text in enumerate(self.stop):
             _require(text != "", f"stopping.stop[{i}]", text, "must not be empty")
 
@@ -137,7 +163,30 @@ class ModelDefaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
     eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """What is done to a sequence's logits before it draws, in this order. The default does nothing.
+
+    allowed: token ids that are left, () for all. banned: token sequences that the output never completes. not_yet: ids
+    that are not drawn as one of the first `min_tokens`. bias: (id, what is added). repetition, frequency, presence: the
+    penalties, of tokens of prompt and output, of how often and of whether a token is in the output.
+    """
+
+    allowed: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
+    not_yet: tuple[int, ...] = ()
+    min_tokens: int = 0
+    bias: tuple[tuple[int, float], ...] = ()
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+
+
+NO_ADJUSTMENTS = Adjustments()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +199,7 @@ class Controls:
     min_p: float
     seed: int
     top_logprobs: int = -1
+    adjustments: Adjustments = NO_ADJUSTMENTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,12 +219,19 @@ class Request:
 
 
 def resolve(
-    spec: Spec, prompt: list[int], limits: Limits, defaults: ModelDefaults, minted_seed: int, public: int = 0
+    spec: Spec,
+    prompt: list[int],
+    limits: Limits,
+    defaults: ModelDefaults,
+    minted_seed: int,
+    public: int = 0,
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> Request:
     """Checks `spec`, whose prompt has these token ids, against an engine's limits.
 
-    minted_seed: the seed where the client gave none. public: so many of the tokens are a public prefix. Raises
-    InvalidRequest with the field, its value and the limit.
+    minted_seed: the seed where the client gave none. public: so many of the tokens are a public prefix. bad_words:
+    token ids of the spec's, in each way that they may be written. Raises InvalidRequest with the field, its value and
+    the limit.
     """
     _check_sizes(spec, limits)
     where = "text" if isinstance(spec.prompt, str) else "token_ids"
@@ -200,13 +257,16 @@ def resolve(
         f"at most {room} fit after {len(prompt)} prompt tokens (model context {limits.context}, KV pool "
         f"{limits.pool_tokens} tokens)",
     )
+    least = spec.stopping.min_tokens
+    _require(least <= room, "stopping.min_tokens", least, f"at most {room} fit after {len(prompt)} prompt tokens")
     sampling, output = spec.sampling, spec.output
     top_logprobs = output.top_logprobs if output.logprobs or output.top_logprobs else -1
     ends = () if spec.stopping.ignore_eos else defaults.eos_token_ids
+    stop_ids = tuple(dict.fromkeys((*ends, *spec.stopping.stop_token_ids)))
     return Request(
         prompt=np.array(prompt, np.int32),
         max_tokens=room if asked is None else asked,
-        stop_ids=tuple(dict.fromkeys((*ends, *spec.stopping.stop_token_ids))),
+        stop_ids=stop_ids,
         controls=Controls(
             temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
             top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
@@ -214,14 +274,37 @@ def resolve(
             min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
             seed=minted_seed if sampling.seed is None else sampling.seed,
             top_logprobs=top_logprobs,
+            adjustments=_adjustments(spec, stop_ids, limits, defaults, bad_words),
         ),
         patience=spec.max_queue_time,
         scope=Scope(salt=spec.cache_salt, public=public),
     )
 
 
+def _adjustments(
+    spec: Spec,
+    stop_ids: tuple[int, ...],
+    limits: Limits,
+    defaults: ModelDefaults,
+    bad_words: Sequence[Sequence[int]],
+) -> Adjustments:
+    sampling, least, most = spec.sampling, spec.stopping.min_tokens, limits.request.bad_word_tokens
+    size = sum(map(len, bad_words))
+    _require(size <= most, "sampling.bad_words", f"{size} tokens", f"at most {most} in all their ways of writing")
+    return Adjustments(
+        allowed=tuple(dict.fromkeys(sampling.allowed_token_ids)),
+        banned=tuple(dict.fromkeys(map(tuple, filter(None, bad_words)))),
+        not_yet=stop_ids if least else (),
+        min_tokens=least if stop_ids else 0,
+        bias=sampling.logit_bias,
+        repetition=defaults.repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty,
+        frequency=sampling.frequency_penalty or 0.0,
+        presence=sampling.presence_penalty or 0.0,
+    )
+
+
 def _check_sizes(spec: Spec, limits: Limits) -> None:
-    most, stopping, output = limits.request, spec.stopping, spec.output
+    most, stopping, sampling, output = limits.request, spec.stopping, spec.sampling, spec.output
     count = len(stopping.stop)
     _require(count <= most.stop_strings, "stopping.stop", f"{count} strings", f"at most {most.stop_strings}")
     for i, text in enumerate(stopping.stop):
@@ -235,20 +318,41 @@ def _check_sizes(spec: Spec, limits: Limits) -> None:
             f"{size} bytes",
             f"at most {most.stop_string_bytes} bytes",
         )
-    ids = stopping.stop_token_ids
+    biases = sampling.logit_bias
     _require(
-        len(ids) <= most.stop_token_ids, "stopping.stop_token_ids", f"{len(ids)} ids", f"at most {most.stop_token_ids}"
+        len(biases) <= most.logit_biases, "sampling.logit_bias", f"{len(biases)} ids", f"at most {most.logit_biases}"
     )
-    for i, token in enumerate(ids):
+    _check_ids("stopping.stop_token_ids", stopping.stop_token_ids, most.stop_token_ids, limits)
+    _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits.vocabulary, limits)
+    for token, _ in biases:
         _require(
             0 <= token < limits.vocabulary,
-            f"stopping.stop_token_ids[{i}]",
+            f"sampling.logit_bias[{token}]",
             token,
             f"must be in [0, {limits.vocabulary})",
         )
     most_top = min(most.top_logprobs, limits.vocabulary)
     top = output.top_logprobs
     _require(0 <= top <= most_top, "output.top_logprobs", top, f"must be in [0, {most_top}]")
+
+
+def _check_ids(name: str, ids: tuple[int, ...], most: int, limits: Limits) -> None:
+    _require(len(ids) <= most, name, f"{len(ids)} ids", f"at most {most}")
+    for i, token in enumerate(ids):
+        _require(0 <= token < limits.vocabulary, f"{name}[{i}]", token, f"must be in [0, {limits.vocabulary})")
+
+
+def check_bad_words(spec: Spec, limits: Limits) -> None:
+    """Bounds the tokenizer's work, before it. Raises InvalidRequest."""
+    words, most = spec.sampling.bad_words, limits.request
+    _require(len(words) <= most.bad_words, "sampling.bad_words", f"{len(words)} words", f"at most {most.bad_words}")
+    for i, word in enumerate(words):
+        try:
+            size = len(word.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"sampling.bad_words[{i}]", word, "is no Unicode text") from None
+        longest = BYTES_A_TOKEN * most.bad_word_tokens
+        _require(size <= longest, f"sampling.bad_words[{i}]", f"{size} bytes", f"at most {longest} bytes")
 
 
 def check_text(text: str, limits: Limits) -> None:

@@ -41,7 +41,7 @@ from scheduler.queue import Queue
 from scheduler.rows import Index, Rows, Sequence
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.slices import Slices
-from scheduler.step import Join, StepPlan, StepResult
+from scheduler.step import NO_TOKEN, Join, StepPlan, StepResult
 from scheduler.tally import Tally
 
 AUDIT_STEPS = 1024  # between two looks at the ledger
@@ -342,6 +342,8 @@ class Scheduler:
                 self._audit()
             for row, message in result.faults:
                 self._fault(flown, row, message)
+            for row in flown.drawing[result.tokens == NO_TOKEN].tolist():
+                self._end_if_same(flown, row, End(int(self.rows.attempt[row]), EndReason.STUCK))
             self._publish(flown)
             # A row that ended or was preempted since it was planned has another serial: its token is dropped.
             same = self.rows.serial[flown.drawing] == flown.serials[flown.drawing]
@@ -391,10 +393,16 @@ class Scheduler:
 
     def _fault(self, flown: _InFlight, row: int, message: str) -> None:
         """Ends the sequence that had this row when the step was planned, if it still has it."""
+        end = End(int(self.rows.attempt[row]), EndReason.FAULT, message=message)
+        self._end_if_same(flown, row, end, distrust=True)
+
+    def _end_if_same(self, flown: _InFlight, row: int, end: End, distrust: bool = False) -> None:
+        """distrust: what the row computed may be wrong."""
         serial = self.rows.serial[row]
         if serial and serial == flown.serials[row]:
-            self.cache.distrust(row)
-            self._end_row(row, End(int(self.rows.attempt[row]), EndReason.FAULT, message=message))
+            if distrust:
+                self.cache.distrust(row)
+            self._end_row(row, end)
 
     # Rows that leave
 

@@ -89,6 +89,15 @@ class RequestLimits:
     stop_token_ids: int = field(
         default=64, metadata={"flag": "--max-stop-token-ids", "help": "Stop token ids beside the end tokens."}
     )
+    logit_biases: int = field(
+        default=1024, metadata={"flag": "--max-logit-biases", "help": "Token ids with a logit bias."}
+    )
+    bad_words: int = field(
+        default=128, metadata={"flag": "--max-bad-words", "help": "Words that are not to be generated."}
+    )
+    bad_word_tokens: int = field(
+        default=1024, metadata={"flag": "--max-bad-word-tokens", "help": "Tokens of all these words together."}
+    )
     top_logprobs: int = field(
         default=20, metadata={"flag": "--max-top-logprobs", "help": "Alternatives at each position."}
     )
@@ -100,7 +109,15 @@ class RequestLimits:
     )
 
     def __post_init__(self) -> None:
-        for name in ("stop_strings", "stop_string_bytes", "stop_token_ids", "top_logprobs"):
+        for name in (
+            "stop_strings",
+            "stop_string_bytes",
+            "stop_token_ids",
+            "logit_biases",
+            "bad_words",
+            "bad_word_tokens",
+            "top_logprobs",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"--max-{name.replace('_', '-')} is {getattr(self, name)}, must be at least 0")
         if self.batch_requests < 1:

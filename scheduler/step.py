@@ -15,6 +15,8 @@ from scheduler.request import Controls
 
 Ints = NDArray[np.int32]
 
+FAULTED, NO_TOKEN = -1, -2
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Join:
@@ -55,7 +57,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """tokens: [n], parallel to the plan's `logits`; -1 where the row faulted. faults: (row, what happened).
+    """tokens: [n], parallel to the plan's `logits`; FAULTED where the row did, NO_TOKEN where its own controls leave
+    none to draw. faults: (row, what happened).
 
     lost_pages: pages to be swapped in whose host slots did not hold what had been put there. swap_seconds: how long
     swapping took.

@@ -21,11 +21,13 @@ class StopStrings:
         self._stops, self._include = stops, include
         self._held = ""
 
-    def push(self, text: str) -> Found:
-        """Takes the next part."""
+    def push(self, text: str, searched: bool = True) -> Found:
+        """Takes the next part. searched: False passes over what completes in it."""
         if not self._stops:
             return Found(text)
         whole = self._held + text
+        if not searched:
+            return self._hold_back(whole)
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = whole.find(stop)
@@ -35,6 +37,9 @@ class StopStrings:
             end, start, stop = best
             self._held = ""
             return Found(whole[: end if self._include else start], stop)
+        return self._hold_back(whole)
+
+    def _hold_back(self, whole: str) -> Found:
         keep = self._possible_start(whole)
         self._held = whole[len(whole) - keep :]
         return Found(whole[: len(whole) - keep])

@@ -1,4 +1,5 @@
-"""From logits to tokens: greedy, or temperature, min_p, top_k, top_p and a draw, in this order.
+"""From logits to tokens: what a row asks to be changed (`adjust`), then greedy, or temperature, min_p, top_k, top_p and
+a draw, in this order.
 
 The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top_p works on the probabilities that are
 left and keeps the token that crosses p. Logprobs are of the raw logits.
@@ -11,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.sampling.adjust import AdjustedRows
 from model.sampling.random import gumbel, row_keys
 from scheduler.events import Logprobs
-from scheduler.step import Join
+from scheduler.step import NO_TOKEN, Join
 
 
 class SamplingRows:
@@ -27,6 +29,7 @@ class SamplingRows:
         self.seed = np.zeros(rows, np.uint64)
         self.index = np.zeros(rows, np.int64)
         self.top_logprobs = np.full(rows, -1, np.int64)
+        self.adjusted = AdjustedRows(rows)
 
     def join(self, join: Join) -> None:
         row, controls = join.row, join.controls
@@ -37,11 +40,14 @@ class SamplingRows:
         self.seed[row] = controls.seed
         self.index[row] = join.index
         self.top_logprobs[row] = controls.top_logprobs
+        self.adjusted.join(join)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """tokens: [n]. logprobs of them; `chosen` is NaN where the logits were."""
+    """tokens: [n], NO_TOKEN where a row's own controls leave none. logprobs of them; `chosen` is NaN where the logits
+    were.
+    """
 
     tokens: NDArray[np.int32]
     logprobs: Logprobs
@@ -49,7 +55,8 @@ class Drawn:
 
 def sample(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Drawn:
     """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn."""
-    tokens = torch.argmax(logits, -1)
+    adjusted = controls.adjusted.apply(logits, rows, positions)
+    best, tokens = adjusted.max(-1)
     random = np.flatnonzero(controls.temperature[rows] > 0)
     if len(random):
         which, keys = rows[random], row_keys(controls.seed[rows], controls.index[rows], positions)[random]
@@ -57,13 +64,14 @@ def sample(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64], posi
         for part in (~sort, sort):
             if part.any():
                 where = torch.from_numpy(random[part]).to(logits.device)
-                scaled = _scaled(logits[where], controls, which[part])
+                scaled = _scaled(adjusted[where], controls, which[part])
                 ids = torch.arange(logits.shape[1], device=logits.device).expand_as(scaled)
                 if part is sort:
                     scaled, ids = _keep_top(scaled, controls, which[part])
                 noise = gumbel(torch.from_numpy(keys[part]).to(logits.device), ids)
                 tokens[where] = ids.gather(1, torch.argmax(scaled + noise, -1, keepdim=True))[:, 0]
-    return Drawn(tokens.cpu().numpy().astype(np.int32), _logprobs(logits, tokens, controls.top_logprobs[rows]))
+    logprobs = _logprobs(logits, tokens, controls.top_logprobs[rows])
+    return Drawn(tokens.masked_fill(best == -torch.inf, NO_TOKEN).cpu().numpy().astype(np.int32), logprobs)
 
 
 def _column(values: NDArray[np.float64] | NDArray[np.int64], like: Tensor) -> Tensor:

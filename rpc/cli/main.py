@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -86,6 +87,11 @@ def serve(config: Config = None, **values: Any) -> None:
         _stop(error)
 
 
+def _given(options: Mapping[str, object]) -> dict[str, object]:
+    """Those that are set."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
@@ -101,8 +107,25 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Nucleus mass in (0, 1].", show_default=False)] = None,
     top_k: Annotated[int | None, typer.Option(min=0, max=UINT32, help="0 is off.", show_default=False)] = None,
     min_p: Annotated[float | None, typer.Option(help="In [0, 1].", show_default=False)] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Of tokens of prompt and output; above 0, 1 is off.", show_default=False),
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="For each time that a token is in the output; in [-2, 2].", show_default=False)
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="If a token is in the output; in [-2, 2].", show_default=False)
+    ] = None,
+    bad_word: Annotated[
+        list[str] | None, typer.Option(help="Never generated; may be given several times.", show_default=False)
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.", show_default=False)
+    ] = None,
+    min_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, max=UINT32, help="Least tokens before anything stops it.", show_default=False),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop string; may be given several times.", show_default=False)
@@ -116,12 +139,17 @@ def generate(
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     text = sys.stdin.read() if prompt == "-" else prompt
-    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
+    sampling = {
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
+        "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty, "bad_words": bad_word,
+    }  # fmt: skip
+    stopping = {"max_tokens": max_tokens, "min_tokens": min_tokens, "stop": stop}
     if not quiet:
         print(text, end="", flush=True)
     try:
         summary = stream_text(
-            server, text, model, max_tokens, {k: v for k, v in sampling.items() if v is not None}, stop or [], timeout,
+            server, text, model, _given(sampling), _given(stopping), timeout,
             lambda part: print(part, end="", flush=True),
         )  # fmt: skip
     except CallFailed as error:

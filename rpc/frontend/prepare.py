@@ -10,7 +10,16 @@ from model.inputs.tokenizer import Tokenizer
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.paths import model_directory, model_name
-from scheduler.request import InvalidRequest, Limits, ModelDefaults, Request, Spec, check_text, resolve
+from scheduler.request import (
+    InvalidRequest,
+    Limits,
+    ModelDefaults,
+    Request,
+    Spec,
+    check_bad_words,
+    check_text,
+    resolve,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +45,17 @@ class Preparer:
             else:
                 ids = list(spec.prompt)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
-            return resolve(spec, ids, limits, self.defaults, secrets.randbits(64), public)
+            return resolve(
+                spec, ids, limits, self.defaults, secrets.randbits(64), public, self._bad_words(spec, limits)
+            )
         except InvalidRequest as error:
             raise invalid(error) from None
+
+    def _bad_words(self, spec: Spec, limits: Limits) -> list[list[int]]:
+        """Token ids of each, as it is written in the middle of a word and after a space."""
+        check_bad_words(spec, limits)
+        words = [word.lstrip() for word in spec.sampling.bad_words]
+        return [self.tokenizer.encode(start + word, add_special_tokens=False) for word in words for start in ("", " ")]
 
 
 def _common(prefix: Sequence[int], ids: Sequence[int]) -> int:

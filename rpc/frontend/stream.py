@@ -117,7 +117,7 @@ class RequestStream:
         return self._read(self._detokenizer.push(token))
 
     def _read(self, text: str) -> bool:
-        found = self._stops.push(text)
+        found = self._stops.push(text, searched=self.token_count > self.spec.stopping.min_tokens)
         if self.spec.output.text:
             self._pending.text += found.text
         if found.stop is None:

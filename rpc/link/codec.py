@@ -4,6 +4,7 @@ Arrays are packed little-endian bytes: a step of 64 tokens costs a handful of co
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from quire.engine.v1 import engine_service_pb2 as pb
@@ -25,13 +26,13 @@ from scheduler.events import (
     StepOutputs,
     Submit,
 )
-from scheduler.request import Controls, Limits, Request
+from scheduler.request import NO_ADJUSTMENTS, Adjustments, Controls, Limits, Request
 from scheduler.settings import RequestLimits
 
 REASON_OF: dict[int, EndReason] = {pb.EndReason.Value(f"END_REASON_{reason.name}"): reason for reason in EndReason}
 QUESTION_OF: dict[int, Question] = {pb.Question.Value(f"QUESTION_{q.name}"): q for q in Question}
 STATS = tuple(field.name for field in pb.Stats.DESCRIPTOR.fields)
-CONTROLS = tuple(field.name for field in pb.Controls.DESCRIPTOR.fields)
+CONTROLS = tuple(field.name for field in pb.Controls.DESCRIPTOR.fields if field.name != "adjustments")
 
 
 def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:
@@ -54,12 +55,52 @@ def _encode_submit(event: Submit) -> pb.Submit:
         emitted=packed(np.array(event.emitted, INT32), INT32),
         max_tokens=request.max_tokens,
         stop_ids=request.stop_ids,
-        controls=pb.Controls(**{name: getattr(request.controls, name) for name in CONTROLS}),
+        controls=_encode_controls(request.controls),
         patience=request.patience,
         tenant=request.scope.tenant,
         cache_salt=request.scope.salt,
         public_tokens=request.scope.public,
     )
+
+
+def _encode_controls(controls: Controls) -> pb.Controls:
+    message = pb.Controls(**{name: getattr(controls, name) for name in CONTROLS})
+    if (wanted := controls.adjustments) != NO_ADJUSTMENTS:
+        message.adjustments.CopyFrom(
+            pb.Adjustments(
+                allowed=wanted.allowed,
+                banned=[pb.Tokens(ids=ids) for ids in wanted.banned],
+                not_yet=wanted.not_yet,
+                min_tokens=wanted.min_tokens,
+                biased=[token for token, _ in wanted.bias],
+                biases=[bias for _, bias in wanted.bias],
+                repetition=wanted.repetition,
+                frequency=wanted.frequency,
+                presence=wanted.presence,
+            )
+        )
+    return message
+
+
+def _decode_controls(message: pb.Controls) -> Controls:
+    """Raises LinkError."""
+    plain = Controls(**{name: getattr(message, name) for name in CONTROLS})
+    if not message.HasField("adjustments"):
+        return plain
+    wanted = message.adjustments
+    if len(wanted.biased) != len(wanted.biases) or not all(tokens.ids for tokens in wanted.banned):
+        raise LinkError("adjustments have other numbers of biased tokens and of biases, or ban nothing")
+    adjustments = Adjustments(
+        allowed=tuple(wanted.allowed),
+        banned=tuple(tuple(tokens.ids) for tokens in wanted.banned),
+        not_yet=tuple(wanted.not_yet),
+        min_tokens=wanted.min_tokens,
+        bias=tuple(zip(wanted.biased, wanted.biases, strict=True)),
+        repetition=wanted.repetition,
+        frequency=wanted.frequency,
+        presence=wanted.presence,
+    )
+    return replace(plain, adjustments=adjustments)
 
 
 def decode_events(message: pb.ConnectRequest) -> list[Event]:
@@ -80,7 +121,7 @@ def _decode_submit(message: pb.Submit) -> Submit:
         prompt=unpacked(message.prompt, INT32, None, "prompt"),
         max_tokens=message.max_tokens,
         stop_ids=tuple(message.stop_ids),
-        controls=Controls(**{name: getattr(message.controls, name) for name in CONTROLS}),
+        controls=_decode_controls(message.controls),
         patience=message.patience if message.HasField("patience") else None,
         scope=Scope(message.tenant, message.cache_salt, message.public_tokens),
     )

@@ -26,8 +26,8 @@ STEP = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10)  # fmt:
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 OUTCOMES = (
     "stop", "length", "deadline", "aborted", "cancelled", "invalid_field", "not_supported", "model_not_found",
-    "request_id_live", "queue_full", "queue_timeout", "slow_reader", "draining", "starting", "request_fault",
-    "engine_failed", "internal",
+    "request_id_live", "no_token_left", "queue_full", "queue_timeout", "slow_reader", "draining", "starting",
+    "request_fault", "engine_failed", "internal",
 )  # fmt: skip
 
 

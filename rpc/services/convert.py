@@ -17,19 +17,13 @@ T = TypeVar("T")
 
 NOT_YET = {
     "spec": ("chat", "images", "priority"),
-    "sampling": (
-        "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-        "beam_search",
-    ),
-    "stopping": ("min_tokens",),
+    "sampling": ("beam_search",),
+    "stopping": (),
     "output": ("prompt_logprobs",),
-}  # fmt: skip
-"""Fields that later versions will support. Values that ask for nothing (1 sequence, penalty 0) are let through below.
-"""
+}
+"""Fields that later versions will support."""
 
 LONGEST = 10**6  # seconds, of any Duration
-
-NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
 
 FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -99,9 +93,9 @@ def seconds(message: Message, name: str, path: str) -> float | None:
 
 
 def _refuse_unsupported(message: Message, which: str, prefix: str) -> None:
-    given = {field.name: value for field, value in message.ListFields()}
+    given = {field.name for field, _ in message.ListFields()}
     for name in NOT_YET[which]:
-        if name in given and not (name in NEUTRAL and given[name] == NEUTRAL[name]):
+        if name in given:
             raise not_supported(prefix + name)
 
 
@@ -111,13 +105,25 @@ def _given(message: Message, name: str, default: T) -> T:
 
 
 def _sampling(message: pb.SamplingParameters) -> Sampling:
-    names = ("temperature", "top_p", "top_k", "min_p", "seed")
-    return Sampling(**{name: _given(message, name, None) for name in names})
+    return Sampling(
+        temperature=_given(message, "temperature", None),
+        top_p=_given(message, "top_p", None),
+        top_k=_given(message, "top_k", None),
+        min_p=_given(message, "min_p", None),
+        seed=_given(message, "seed", None),
+        repetition_penalty=_given(message, "repetition_penalty", None),
+        frequency_penalty=_given(message, "frequency_penalty", None),
+        presence_penalty=_given(message, "presence_penalty", None),
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(message.bad_words),
+    )
 
 
 def _stopping(message: pb.StoppingCriteria) -> Stopping:
     return Stopping(
         max_tokens=_given(message, "max_tokens", None),
+        min_tokens=message.min_tokens,
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         include_stop=message.include_stop,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,13 +34,17 @@ TOP = 20
 PATIENCE = 120.0
 
 PROMPTS = random_prompts(list(range(1, 91)))
-SAMPLED: list[dict[str, float]] = [
+SAMPLED: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 11},
     {"temperature": 0.7, "top_p": 0.9, "seed": 12},
     {"temperature": 1.3, "top_k": 20, "seed": 13},
     {"temperature": 1.0, "min_p": 0.02, "top_p": 0.95, "seed": 2**64 - 1},
     {"temperature": 2.0, "top_p": 0.8, "top_k": 50, "min_p": 0.01, "seed": 0},
-]
+    {
+        "temperature": 0.8, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": -0.25,
+        "logit_bias": ((5, 3.0), (6, -2.5)), "allowed_token_ids": tuple(range(200)), "seed": 15,
+    },
+]  # fmt: skip
 # Every seventh prompt stands a second time in the cast, sampled.
 CAST = [(prompt, {"temperature": 0.0}) for prompt in PROMPTS] + [
     (prompt, SAMPLED[i % len(SAMPLED)]) for i, prompt in enumerate(PROMPTS[::7])

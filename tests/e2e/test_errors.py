@@ -1,5 +1,6 @@
 """Every refusal reaches the client as the right status with google.rpc details, and hurts nobody."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -59,6 +60,18 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
         ("sampling.temperature", lambda s: setattr(s.sampling, "temperature", float("nan"))),
         ("sampling.top_p", lambda s: setattr(s.sampling, "top_p", 0.0)),
         ("sampling.min_p", lambda s: setattr(s.sampling, "min_p", -0.1)),
+        ("sampling.repetition_penalty", lambda s: setattr(s.sampling, "repetition_penalty", 0)),
+        ("sampling.repetition_penalty", lambda s: setattr(s.sampling, "repetition_penalty", math.inf)),
+        ("sampling.frequency_penalty", lambda s: setattr(s.sampling, "frequency_penalty", 2.1)),
+        ("sampling.presence_penalty", lambda s: setattr(s.sampling, "presence_penalty", math.nan)),
+        ("sampling.logit_bias[1]", lambda s: s.sampling.logit_bias.update({1: 101})),
+        ("sampling.logit_bias[2147483648]", lambda s: s.sampling.logit_bias.update({2**31: 1})),
+        ("sampling.logit_bias", lambda s: s.sampling.logit_bias.update(dict.fromkeys(range(1025), 1))),
+        ("sampling.allowed_token_ids[1]", lambda s: s.sampling.allowed_token_ids.extend((1, 2**31))),
+        ("sampling.bad_words[0]", lambda s: s.sampling.bad_words.append(" ")),
+        ("sampling.bad_words", lambda s: s.sampling.bad_words.extend(["a"] * 129)),
+        ("sampling.bad_words", lambda s: s.sampling.bad_words.append("ab" * 3000)),
+        ("stopping.min_tokens", lambda s: setattr(s.stopping, "min_tokens", 2**31)),
         ("stopping.max_tokens", lambda s: setattr(s.stopping, "max_tokens", 0)),
         ("stopping.max_tokens", lambda s: setattr(s.stopping, "max_tokens", 1023)),
         ("stopping.stop", lambda s: s.stopping.stop.extend("abcde")),
@@ -96,15 +109,8 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
         ("chat", lambda s: s.chat.messages.add(role="user")),
         ("images", lambda s: s.images.add(data=b"x")),
         ("priority", lambda s: setattr(s, "priority", 3)),
-        ("sampling.frequency_penalty", lambda s: setattr(s.sampling, "frequency_penalty", 0.5)),
-        ("sampling.presence_penalty", lambda s: setattr(s.sampling, "presence_penalty", 0.5)),
-        ("sampling.repetition_penalty", lambda s: setattr(s.sampling, "repetition_penalty", 1.1)),
-        ("sampling.logit_bias", lambda s: s.sampling.logit_bias.update({1: 2.0})),
-        ("sampling.allowed_token_ids", lambda s: s.sampling.allowed_token_ids.append(1)),
-        ("sampling.bad_words", lambda s: s.sampling.bad_words.append("a")),
         ("sampling.beam_search", lambda s: setattr(s.sampling.beam_search, "width", 2)),
         ("sampling.sequence_count other than 1", lambda s: setattr(s.sampling, "sequence_count", 2)),
-        ("stopping.min_tokens", lambda s: setattr(s.stopping, "min_tokens", 2)),
         ("output.prompt_logprobs", lambda s: setattr(s.output, "prompt_logprobs", True)),
     ],
 )
@@ -124,8 +130,9 @@ def test_every_field_of_the_contract_is_read_or_refused() -> None:
     read = {
         "GenerationSpec": "model text token_ids add_special_tokens output_prefix sampling stopping output max_time "
         "max_queue_time cache_salt",
-        "SamplingParameters": "temperature top_p top_k min_p seed sequence_count",
-        "StoppingCriteria": "max_tokens stop stop_token_ids include_stop ignore_eos",
+        "SamplingParameters": "temperature top_p top_k min_p seed repetition_penalty frequency_penalty "
+        "presence_penalty logit_bias allowed_token_ids bad_words sequence_count",
+        "StoppingCriteria": "max_tokens min_tokens stop stop_token_ids include_stop ignore_eos",
         "OutputOptions": "text token_ids logprobs top_logprobs skip_special_tokens",
     }
     from rpc.services.convert import NOT_YET

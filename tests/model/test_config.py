@@ -334,7 +334,7 @@ def test_generation_config(tmp_path: Path) -> None:
         tmp_path,
         {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "eos_token_id": [5, 6]},
     )
-    assert found == ModelDefaults(0.6, 0.9, 40, 0.05, (5, 6))
+    assert found == ModelDefaults(0.6, 0.9, 40, 0.05, eos_token_ids=(5, 6))
 
 
 @pytest.mark.parametrize(

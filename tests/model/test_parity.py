@@ -244,11 +244,11 @@ CAST = [
     (2, 22, {"temperature": 1.0, "seed": 11}),
     (5, 1, {}),
     (9, 24, {"temperature": 0.7, "top_p": 0.9, "seed": 12}),
-    (3, 24, {}),
+    (3, 24, {"repetition_penalty": 1.4, "presence_penalty": 0.5}),
     (17, 15, {"temperature": 1.3, "top_k": 20, "seed": 13}),
     (6, 24, {}),
     (23, 2, {"temperature": 1.0, "min_p": 0.02, "top_p": 0.95, "seed": 2**64 - 1}),
-    (8, 20, {"temperature": 0.9, "seed": 14}),
+    (8, 20, {"temperature": 0.9, "seed": 14, "frequency_penalty": 0.8, "logit_bias": ((7, 4.0), (9, -3.0))}),
     (130, 6, {}),  # two attention blocks; makes the pool large
 ]
 

@@ -38,6 +38,15 @@ def feed(parts: list[str], stops: tuple[str, ...], include: bool) -> Outcome:
     return Outcome(told + matcher.flush(), None)
 
 
+def test_what_completes_before_the_search_begins_is_passed_over() -> None:
+    matcher = StopStrings(("ab", "bc"), include=False)
+    assert matcher.push("xab", searched=False).text + matcher.push("y").text == "xaby"
+    matcher = StopStrings(("ab", "bc"), include=False)
+    assert matcher.push("ab", searched=False).text == "a", "b may begin another"
+    found = matcher.push("c")
+    assert (found.text, found.stop) == ("", "bc"), "a match may begin there"
+
+
 def cut(text: str, places: list[int]) -> list[str]:
     edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
     return [text[start:end] for start, end in pairwise(edges)]

@@ -17,7 +17,7 @@ from cache_manager.page_names import Scope
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link import codec
 from scheduler.events import Ask, End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
-from scheduler.request import Controls, Limits, Request
+from scheduler.request import Adjustments, Controls, Limits, Request
 from scheduler.settings import RequestLimits
 from tests.support.frontends import outputs
 from tests.support.links import finishes, step_outputs, submit, submits, unlike
@@ -90,7 +90,9 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
         hints = get_type_hints(kind)
         return kind(**{f.name: filled(hints[f.name], numbers, f.name, instead) for f in fields(kind)})
     if get_origin(kind) is tuple:
-        return tuple(filled(get_args(kind)[0], numbers, name, instead) for _ in range(2))
+        one, *others = get_args(kind)
+        kinds = [one, one] if others == [Ellipsis] else [one, *others]
+        return tuple(filled(item, numbers, name, instead) for item in kinds)
     if get_origin(kind) is np.ndarray:
         shape = (2, 3) if name.startswith("top") else (2,)
         return np.arange(number, number + np.prod(shape)).reshape(shape).astype(get_args(get_args(kind)[1])[0])
@@ -150,6 +152,7 @@ def test_no_field_of_a_filled_value_is_its_default(kind: type) -> None:
         (StepOutputs, StepOutputs),
         (Request, Submit),
         (Controls, Submit),
+        (Adjustments, Submit),
         (Scope, Submit),
         (Limits, EngineInfo),
         (EngineInfo, EngineInfo),

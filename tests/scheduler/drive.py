@@ -306,11 +306,17 @@ def check_outcome(told: Told, workload: Workload, found: int = 0) -> None:
     assert end is not None
     name = f"attempt {arrival.attempt}, which ended with {end.reason.value}"
     first_missing = arrival.emitted
-    faults = arrival.fault is not None and arrival.fault <= len(request.prompt) + len(whole) - 2
+    stopped = bool(whole) and whole[-1] in request.stop_ids
+    stuck = len(whole) < request.max_tokens and not stopped
+    computed = len(request.prompt) + len(whole) - (not stuck)  # the last token is computed where another was to follow
+    faults = arrival.fault is not None and arrival.fault < computed
     if faults and arrival.fault is not None and end.reason is not EndReason.FAULT:
         faults = arrival.fault >= found
     if faults and arrival.fault is not None:
-        whole = whole[: max(first_missing, arrival.fault + 1 - len(request.prompt))]
+        met = arrival.fault + 1 - len(request.prompt)
+        if found > arrival.fault:  # another had computed that position; when this one lost its pages, it met the fault
+            met = first_missing + len(told.tokens)
+        whole = whole[: max(first_missing, met)]
     rest = whole[first_missing:]
     law(told.tokens == rest[: len(told.tokens)], f"{name}, has {told.tokens}, alone {rest}")
     if end.reason in (EndReason.QUEUE_FULL, EndReason.QUEUE_TIMEOUT):
@@ -328,7 +334,9 @@ def check_outcome(told: Told, workload: Workload, found: int = 0) -> None:
         law(end.reason is EndReason.FAULT, f"{name}, has a fault")
         law(end.message, f"{name}, is not told why")
         return
-    stopped = whole[-1] in request.stop_ids
+    if stuck:
+        law(end.reason is EndReason.STUCK, f"{name}, had nothing left to draw")
+        return
     law(end.reason is (EndReason.STOP if stopped else EndReason.LENGTH), f"{name}, ended for another reason")
     law(end.stop_token_id == (whole[-1] if stopped else None), f"{name}, names the stop token {end.stop_token_id}")
 

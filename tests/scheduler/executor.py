@@ -18,7 +18,7 @@ from cache_manager.layout import KVLayout
 from scheduler.events import Logprobs
 from scheduler.request import Request
 from scheduler.settings import SchedulerSettings
-from scheduler.step import StepPlan, StepResult
+from scheduler.step import NO_TOKEN, StepPlan, StepResult
 from tests.scheduler.mirror import Mirror, Table, tables_of
 
 VOCABULARY = 13
@@ -48,7 +48,10 @@ def alone(request: Request) -> list[int]:
     tokens = request.prompt.tolist()
     output: list[int] = []
     while len(output) < request.max_tokens:
-        output.append(next_token(tokens + output))
+        token = next_token(tokens + output)
+        if token in request.controls.adjustments.not_yet:  # here: where the model draws it, nothing is left to draw
+            break
+        output.append(token)
         if output[-1] in request.stop_ids:
             break
     return output
@@ -153,7 +156,8 @@ class FakeExecutor:
             law(0 < join.prompt_count <= len(join.tokens), "a join without its prompt")
             law(join.row in starts, f"row {join.row} joins, but nothing of it is computed")
             tokens, tables = join.tokens.tolist(), tables_of(self.layout)
-            mirror = Mirror(join.controls.seed, tokens, len(tokens), tables, starts[join.row])
+            stuck = frozenset(join.controls.adjustments.not_yet)
+            mirror = Mirror(join.controls.seed, tokens, len(tokens), tables, starts[join.row], stuck=stuck)
             self.rows[join.row] = mirror
             self.found.setdefault(mirror.seed, []).append(mirror.cached)
 
@@ -288,6 +292,9 @@ class FakeExecutor:
 
     def _draw(self, mirror: Mirror) -> int:
         token = -1 if mirror.broken else next_token(mirror.known)  # which were read as they were computed
+        if token in mirror.stuck:
+            mirror.known.append(0)
+            return NO_TOKEN
         mirror.known.append(token)
         return token
 

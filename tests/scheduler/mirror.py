@@ -51,7 +51,7 @@ class Mirror:
     """A row. known: its tokens, drawn ones included. joined: how many came with the join. cached: how many of these
     were in the pages that it joined on. computed: KV written so far, or found. collected: those of them that the
     scheduler was told of. had: pages that it has or had, and nobody else got since. broken: it has faulted, whatever it
-    draws is void.
+    draws is void. stuck: where it would draw one of these, nothing is left to draw.
     """
 
     seed: int
@@ -63,6 +63,7 @@ class Mirror:
     collected: int = 0
     had: set[int] = field(default_factory=set)
     broken: bool = False
+    stuck: frozenset[int] = frozenset()
 
     def pages(self) -> list[int]:
         return [page for table in self.tables for page in table.live if page is not None]

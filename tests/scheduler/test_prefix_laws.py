@@ -92,4 +92,6 @@ def test_salts_of_their_own_share_nothing(workload):
 
     drive = Drive(replace(workload, arrivals=tuple(map(salted, workload.arrivals)))).run()
     assert not any(first for first, *_ in found(drive))
-    assert (drive.stats.prefix_hits, drive.stats.pages_shared, drive.executor.taken_over) == (0, 0, 0)
+    assert (drive.stats.prefix_hits, drive.stats.pages_shared) == (0, 0)
+    # Who was preempted and has lost pages of a window computes again what its own first life has published.
+    assert not drive.executor.taken_over or (workload.layout.windows and drive.stats.preemptions)

@@ -10,7 +10,7 @@ from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer, Scope
 from cache_manager.policies import POLICIES
-from scheduler.request import Controls, Request
+from scheduler.request import Adjustments, Controls, Request
 from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.scheduler.executor import VOCABULARY, alone, next_token
 
@@ -143,6 +143,11 @@ def arrivals(
     request = make_request(attempt, prompt, draw(st.integers(1, 24)), stop_ids, waits, scope)
     turn = draw(st.integers(0, last_turn))
     arrival = Arrival(attempt, turn, request)
+    if faults and not resumed:
+        stuck = draw(st.just([]) | st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=2))
+        adjustments = Adjustments(not_yet=tuple(stuck))
+        request = replace(request, controls=replace(request.controls, adjustments=adjustments))
+        arrival = replace(arrival, request=request)
     if cancels:
         arrival = replace(arrival, cancel=draw(st.none() | st.none() | st.integers(turn, turn + 25)))
     if resumed:
@@ -190,7 +195,7 @@ def workloads(
     several = draw(st.lists(drawn, min_size=1, max_size=4) | st.lists(drawn, min_size=4, max_size=8))
     several.sort(key=lambda arrival: arrival.turn)
     named = tuple(
-        replace(a, attempt=i, request=replace(a.request, controls=replace(GREEDY, seed=i)))
+        replace(a, attempt=i, request=replace(a.request, controls=replace(a.request.controls, seed=i)))
         for i, a in enumerate(several, 1)
     )
     rows = draw(st.sampled_from((3, 2, 1, 4, 5)))

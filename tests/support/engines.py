@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -176,7 +177,7 @@ def _record_logits(rig: Rig) -> None:
     runner._model = Recording()
 
 
-def make_request(rig: Rig, prompt: list[int], max_tokens: int | None = 16, **sampling: float) -> Request:
+def make_request(rig: Rig, prompt: list[int], max_tokens: int | None = 16, **sampling: Any) -> Request:
     """Greedy unless told otherwise; end tokens are ignored, so that lengths are known."""
     stopping = Stopping(max_tokens=max_tokens, ignore_eos=True)
     spec = Spec(

@@ -35,7 +35,7 @@ from scheduler.events import (
     Submit,
     nothing,
 )
-from scheduler.request import Controls, Request
+from scheduler.request import NO_ADJUSTMENTS, Adjustments, Controls, Request
 from scheduler.settings import RequestLimits
 from tests.support.frontends import PuppetEngine
 
@@ -261,6 +261,21 @@ def step_outputs(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT, mo
     )
 
 
+UINT32 = st.integers(0, 2**32 - 1)
+IDS = st.lists(UINT32, max_size=3).map(tuple)
+ADJUSTMENTS = st.builds(
+    Adjustments,
+    allowed=IDS,
+    banned=st.lists(st.lists(UINT32, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    not_yet=IDS,
+    min_tokens=UINT32,
+    bias=st.lists(st.tuples(UINT32, FLOAT64), max_size=3).map(tuple),
+    repetition=FLOAT64,
+    frequency=FLOAT64,
+    presence=FLOAT64,
+)
+
+
 @st.composite
 def submits(draw: st.DrawFn) -> Submit:
     controls = Controls(
@@ -270,6 +285,7 @@ def submits(draw: st.DrawFn) -> Submit:
         draw(FLOAT64),
         draw(st.integers(0, 2**64 - 1)),
         draw(st.integers(-1, 2**31 - 1)),
+        draw(st.just(NO_ADJUSTMENTS) | ADJUSTMENTS),
     )
     prompt = np.array(draw(st.lists(INT32, min_size=1, max_size=8)), np.int32)
     stop_ids = tuple(draw(st.lists(st.integers(0, 2**32 - 1), max_size=4)))

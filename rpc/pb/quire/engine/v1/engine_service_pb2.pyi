@@ -23,6 +23,7 @@ class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_REASON_QUEUE_TIMEOUT: _ClassVar[EndReason]
     END_REASON_FAULT: _ClassVar[EndReason]
     END_REASON_ENGINE_FAILED: _ClassVar[EndReason]
+    END_REASON_STUCK: _ClassVar[EndReason]
 QUESTION_UNSPECIFIED: Question
 QUESTION_PAGE_MAP: Question
 QUESTION_RESET_PREFIX_CACHE: Question
@@ -34,6 +35,7 @@ END_REASON_QUEUE_FULL: EndReason
 END_REASON_QUEUE_TIMEOUT: EndReason
 END_REASON_FAULT: EndReason
 END_REASON_ENGINE_FAILED: EndReason
+END_REASON_STUCK: EndReason
 
 class ConnectRequest(_message.Message):
     __slots__ = ("submits", "finishes", "asks")
@@ -78,20 +80,50 @@ class Submit(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ...) -> None: ...
 
 class Controls(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs", "adjustments")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADJUSTMENTS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     seed: int
     top_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    adjustments: Adjustments
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., adjustments: _Optional[_Union[Adjustments, _Mapping]] = ...) -> None: ...
+
+class Adjustments(_message.Message):
+    __slots__ = ("allowed", "banned", "not_yet", "min_tokens", "biased", "biases", "repetition", "frequency", "presence")
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    NOT_YET_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BIASED_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_FIELD_NUMBER: _ClassVar[int]
+    allowed: _containers.RepeatedScalarFieldContainer[int]
+    banned: _containers.RepeatedCompositeFieldContainer[Tokens]
+    not_yet: _containers.RepeatedScalarFieldContainer[int]
+    min_tokens: int
+    biased: _containers.RepeatedScalarFieldContainer[int]
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    repetition: float
+    frequency: float
+    presence: float
+    def __init__(self, allowed: _Optional[_Iterable[int]] = ..., banned: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., not_yet: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., biased: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., repetition: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("info", "outputs", "stalled")
