@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from model.blocks import GatedMLP, Norm, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder, Embedding, Layer
+from model.families import family_of
 from model.layers import Activation, read_activation
 from model.rope import Rope, read_rope
 from model.tensors import Tensors
@@ -70,7 +71,7 @@ def load_decoder(config: ModelConfig, tensors: Tensors, layers: Sequence[Layer])
 
 
 def norm_eps(config: ModelConfig) -> float:
-    return config.fields.positive_float("rms_norm_eps", 1e-6)
+    return config.fields.positive_float("rms_norm_eps", family_of(config.architecture).norm_eps)
 
 
 def rms_norm_of_heads(config: ModelConfig) -> HeadNorm:

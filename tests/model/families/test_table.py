@@ -1,0 +1,17 @@
+"""docs/families.md says what this suite checks, and the suite checks all that can be loaded."""
+
+from model.architectures.registry import ARCHITECTURES
+from tests.model.families.cases import CASES
+from tests.model.families.table import PAGE, architecture, render
+
+
+def test_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render(), "run `python -m tests.model.families.table`"
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert {architecture(case) for case in CASES} == set(ARCHITECTURES)
+
+
+def test_names_are_told_apart() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)

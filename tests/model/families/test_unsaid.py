@@ -1,0 +1,49 @@
+"""Law: what config.json leaves unsaid is what transformers takes it to be."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.model.families import reference
+from tests.model.families.cases import CASES, Case
+from tests.model.families.classic import Values
+from tests.model.families.conftest import Shelf
+from tests.model.families.parity import ask, compare
+from tests.model.families.prompts import FEW, PROMPTS
+from tests.model.families.styles import Tensors, edit_config, edit_tensors
+
+OPTIONAL = (
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    *("hidden_act", "hidden_activation", "activation_function", "activation"),
+    *("rope_parameters", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("num_experts_per_tok", "norm_topk_prob", "use_parallel_residual", "parallel_attn"),
+    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "_sliding_window_pattern"),
+    *("dtype", "bos_token_id", "eos_token_id", "use_cache", "initializer_range"),
+)
+PLACES = (FEW[1], FEW[5], FEW[-1])
+
+
+def silent(values: Values) -> Values:
+    """Without all that has a default and that the shapes of tensors do not depend on."""
+    said = {key: value for key, value in values.items() if key not in OPTIONAL}
+    if values["model_type"] == "falcon" and not values["parallel_attn"]:
+        said["parallel_attn"] = False  # there are other norms then
+    if values["model_type"] == "qwen3_moe":
+        said["num_experts_per_tok"] = values["num_experts_per_tok"]  # the default is more than there are
+    return said
+
+
+def faint(tensors: Tensors) -> Tensors:
+    """With embeddings so small that the default epsilon of the norms after them shows."""
+    embeddings = re.compile(r"(wte|wpe|embed_tokens|embed_positions|embed_in|word_embeddings)\.weight$")
+    return {name: tensor * 1e-3 if embeddings.search(name) else tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_defaults_are_those_of_transformers(case: Case, shelf: Shelf, tmp_path: Path) -> None:
+    shutil.copytree(shelf.checkpoint(case), tmp_path, dirs_exist_ok=True)
+    edit_config(tmp_path, silent)
+    edit_tensors(tmp_path, faint)
+    compare(ask(tmp_path, PLACES), reference.read(tmp_path, PROMPTS))
