@@ -30,6 +30,14 @@ class Work:
         places, rows = np.arange(len(offsets)), plan.logits[:, 1].astype(np.int64)
         return Work(plan.slices, np.stack((owner, within, places, rows), axis=1))
 
+    def from_the_start(self) -> "Work":
+        """The same draws, with all positions before each slice computed again."""
+        draws, slices = self.draws.copy(), self.slices.copy()
+        draws[:, 1] += slices[draws[:, 0], 1]
+        slices[:, 2] += slices[:, 1]
+        slices[:, 1] = 0
+        return Work(slices, draws)
+
     def halves(self) -> tuple["Work", "Work"]:
         middle = len(self.slices) // 2
         first = self.draws[:, 0] < middle
@@ -56,11 +64,12 @@ class Packed:
 class Mirror:
     """What an executor remembers of each row. Everything is set by the row's join, so nothing of an earlier one stays.
 
-    last: the token that the row drew last.
+    last: the token that the row drew last. history: every token that a row draws is kept, so that it can be computed
+    again.
     """
 
-    def __init__(self, rows: int, groups: int, page_size: int) -> None:
-        self._page_size = page_size
+    def __init__(self, rows: int, groups: int, page_size: int, history: bool = False) -> None:
+        self._page_size, self._history = page_size, history
         self._known: list[Ints | None] = [None] * rows
         self._known_count = np.zeros(rows, np.int64)
         self._prompt_count = np.zeros(rows, np.int64)
@@ -89,6 +98,16 @@ class Mirror:
         self._held[row] = 0
         self.last[row] = -1
         self.controls.join(join)
+
+    def drew(self, rows: NDArray[np.int64], tokens: Ints) -> None:
+        """Each of these rows drew a token, below 0 for none; what it does next is then never looked at."""
+        self.last[rows] = np.maximum(tokens, 0)
+        self.controls.adjusted.drew(rows, tokens)
+        for row in rows.tolist() if self._history else ():
+            known = self._known[row]
+            if known is not None:
+                self._known[row] = np.append(known, np.int32(self.last[row]))
+                self._known_count[row] += 1
 
     def _widen(self, columns: int) -> None:
         have = self._tables.shape[2]

@@ -3,7 +3,7 @@ checkpoint is found here, before a port opens.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +44,17 @@ class LoadedModel:
     runner: Runner
 
 
-def load(directory: Path, settings: ModelSettings, rows: int, ahead: int, request_limits: RequestLimits) -> LoadedModel:
-    """rows: sequences that run at once. ahead: tokens of one of them that steps in flight compute at most. Raises
-    CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot be met.
+def load(
+    directory: Path,
+    settings: ModelSettings,
+    rows: int,
+    ahead: int,
+    request_limits: RequestLimits,
+    recompute: bool = False,
+) -> LoadedModel:
+    """rows: sequences that run at once. ahead: tokens of one of them that steps in flight compute at most. recompute:
+    as in `Runner`. Raises CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot
+    be met.
     """
     config = read_config(directory)
     defaults = read_defaults(directory, config)
@@ -56,7 +64,9 @@ def load(directory: Path, settings: ModelSettings, rows: int, ahead: int, reques
     with torch.inference_mode():
         model = load_model(config, Checkpoint(directory), torch_dtype, torch.device(device))
         kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
-        layout = config.kv_layout(settings.page_size, kv_dtype)
+        windowed = config.kv_layout(settings.page_size, kv_dtype)
+        # What is computed again needs its place again, also behind a window.
+        layout = replace(windowed, windows=()) if recompute else windowed
         free, fraction = free_bytes(device)
         memory = int(free * fraction) if settings.kv_cache_memory is None else settings.kv_cache_memory
         if memory > free:
@@ -64,7 +74,7 @@ def load(directory: Path, settings: ModelSettings, rows: int, ahead: int, reques
         pages = pool_pages(layout, memory, rows * config.context)
         # One page more than the scheduler knows of, for the runner's own use.
         attention = ReferenceAttention(
-            layout, pages + 1, config.heads, kv_dtype, torch.device(device), config.scale, config.soft_cap
+            windowed, pages + 1, config.heads, kv_dtype, torch.device(device), config.scale, config.soft_cap
         )
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
@@ -83,7 +93,8 @@ def load(directory: Path, settings: ModelSettings, rows: int, ahead: int, reques
         store = PageStore(attention, slots, layout.page_bytes, numerics, pinned=device == "cuda")
         log.info("Host tier: %d pages, %.1f MiB", slots, slots * layout.page_bytes / 2**20)
     limits = Limits(config.vocabulary, config.context, longest, rows, request_limits)
-    runner = Runner(model, attention, layout, rows, torch.device(device), pages, settings.poison_freed_pages, store)
+    poison = settings.poison_freed_pages
+    runner = Runner(model, attention, layout, rows, torch.device(device), pages, poison, store, recompute)
     try:
         runner.probe()
     except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong

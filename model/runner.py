@@ -28,7 +28,8 @@ log = logging.getLogger("quire.runner")
 
 class Runner:
     """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill pages
-    that are freed with NaN (a debugging aid). store: where pages are swapped to; None where none ever is.
+    that are freed with NaN (a debugging aid). store: where pages are swapped to; None where none ever is. recompute:
+    each step computes all tokens of its sequences, and reads no KV that it has not written itself.
     """
 
     def __init__(
@@ -41,11 +42,12 @@ class Runner:
         probe_page: int,
         poison: bool = False,
         store: PageStore | None = None,
+        recompute: bool = False,
     ) -> None:
-        self._store = store
+        self._store, self._recompute = store, recompute
         self._model, self._attention, self._device, self._poison = model, attention, device, poison
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
-        self._mirror = Mirror(rows, len(layout.groups), layout.page_size)
+        self._mirror = Mirror(rows, len(layout.groups), layout.page_size, history=recompute)
         self._results: deque[StepResult] = deque()
 
     @torch.inference_mode()
@@ -92,11 +94,11 @@ class Runner:
             np.zeros(n, np.float32), np.zeros(n, np.int32), np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)
         )
         faults: list[tuple[int, str]] = []
-        self._compute(Work.of(plan), tokens, logprobs, faults)
+        work = Work.of(plan)
+        self._compute(work.from_the_start() if self._recompute else work, tokens, logprobs, faults)
         if len(faults) == len(plan.slices):
             self.probe()  # all failed: is it the device?
-        self._mirror.last[drawing] = np.maximum(tokens, 0)  # where there is none, the next is never looked at
-        self._mirror.controls.adjusted.drew(drawing, tokens)
+        self._mirror.drew(drawing, tokens)
         return StepResult(plan.step, tokens, logprobs, tuple(faults))
 
     def _compute(

@@ -47,11 +47,14 @@ def assemble(config: EngineConfig) -> Parts:
     secret = read_secret(config.cache)
     if config.model.host_cache_memory is not None and not config.cache.prefix_cache:
         raise ValueError("--host-cache-memory keeps pages of the prefix cache: it does nothing with --no-prefix-cache")
-    ahead = config.scheduler.ahead
-    loaded = load(directory, config.model, rows, ahead, config.request)
+    ahead, recompute = config.scheduler.ahead, config.scheduler.recompute
+    if config.model.host_cache_memory is not None and recompute:
+        raise ValueError("--host-cache-memory keeps what --recompute never reads")
+    loaded = load(directory, config.model, rows, ahead, config.request, recompute)
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
-    namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if config.cache.prefix_cache else None
+    named = config.cache.prefix_cache and not recompute
+    namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
     return Parts(loaded, Scheduler(config.scheduler, config.queue, cache, namer))
 
 

@@ -55,6 +55,7 @@ class LLM:
         prefix_cache: bool = True,
         kv_cache_dtype: str = "auto",
         host_cache_memory: int | None = None,
+        recompute: bool = False,
     ) -> None:
         config = EngineConfig(
             model=ModelSettings(
@@ -67,7 +68,7 @@ class LLM:
                 kv_cache_dtype=kv_cache_dtype,
                 host_cache_memory=host_cache_memory,
             ),
-            scheduler=SchedulerSettings(max_batched_tokens, max_sequences),
+            scheduler=SchedulerSettings(max_batched_tokens, max_sequences, recompute=recompute),
             queue=NO_QUEUE_LIMITS,
             cache=CacheSettings(prefix_cache),
         )

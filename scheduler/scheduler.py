@@ -329,7 +329,7 @@ class Scheduler:
                 raise RuntimeError(f"step {result.step} was collected, step {flown.step} is the oldest in flight")
             seconds = now - max(flown.launched, self._last_commit)  # with two in flight, a step starts when one ends
             took, self._last_commit = (seconds,), now
-            computed = int(flown.slices[:, 2].sum())
+            computed = int(flown.slices[:, 1 if self.settings.recompute else 2 :].sum())
             self._tally.computed += computed
             self.admission.observe_step(computed, seconds - result.swap_seconds)
             if flown.swapped:

@@ -24,6 +24,14 @@ class SchedulerSettings:
         default=1, metadata={"help": "2 plans a step while the one before it runs, which pays on a GPU."}
     )
 
+    recompute: bool = field(
+        default=False,
+        metadata={
+            "help": "Compute every token of a sequence again at each step, and read nothing that an earlier one has "
+            "left: what the KV cache is measured against."
+        },
+    )
+
     @property
     def chunk(self) -> int:
         """Most tokens of one sequence in a step."""

@@ -43,6 +43,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "max_sequences": SEQUENCES,
         "prefill_chunk": st.none() | COUNT,
         "steps_in_flight": st.integers(1, 2),
+        "recompute": st.booleans(),
     },
     QueueLimits: {"requests": COUNT, "pools_of_tokens": POSITIVE, "wait": POSITIVE},
     RequestLimits: {

@@ -139,11 +139,12 @@ def make_rig(
     model_settings = ModelSettings(
         str(directory), None, dtype, "cpu", page_size, memory, poison, host_cache_memory=host
     )
-    loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits())
+    recompute = settings.recompute
+    loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits(), recompute)
     tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None
     policy = POLICIES[CacheSettings().eviction]
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
-    namer = PageNamer(bytes(32), loaded.numerics, page_size) if prefix_cache else None
+    namer = PageNamer(bytes(32), loaded.numerics, page_size) if prefix_cache and not recompute else None
     rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), cache, namer))
     if record_logits:
         _record_logits(rig)
