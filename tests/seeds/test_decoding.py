@@ -1,0 +1,242 @@
+"""Pages, steps and limits of real sequences as they are decoded, token by token."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config
+
+from model.kv_pool import KVPool
+from scheduler.events import EndReason, Submit
+from scheduler.request import InvalidRequest, Request
+from scheduler.settings import SchedulerSettings
+from tests.support.checkpoints import greedy_ids, write, write_llama
+from tests.support.engines import Rig, make_request, make_rig
+
+CONTEXT = 1024
+HEADS, KV_HEADS, LAYERS = 8, 2, 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS}
+    return write_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=CONTEXT, **shape)
+
+
+def prompt_of(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(1, 320, length).tolist()
+
+
+def rig_of(directory: Path, page_size: int = 16, depth: int = 1) -> Rig:
+    return make_rig(directory, page_size, 2048, SchedulerSettings(steps_in_flight=depth), prefix_cache=False)
+
+
+def stopping_at(rig: Rig, prompt: list[int], token: int) -> Request:
+    return replace(make_request(rig, prompt, 40), stop_ids=(token,))
+
+
+# Pages
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("page_size", [1, 7, 16])
+def test_pages_in_use_are_those_of_the_tokens_held(llama: Path, page_size: int, depth: int) -> None:
+    """Prompt + generated - 1 tokens are held, and one more where a step is in flight: the last token is never fed."""
+    rig = rig_of(llama, page_size, depth)
+    lengths = {0: (33, 30), 1: (1, 12), 2: (16, 20), 3: (13, 45)}
+    events = [Submit(i, make_request(rig, prompt_of(prompt), new)) for i, (prompt, new) in lengths.items()]
+    looked_at, beside_a_step = 0, 0
+    while (outputs := rig.turn(events)) is not None:
+        events = []
+        in_flight = len(rig.scheduler._in_flight)
+        assert in_flight < depth
+        running = [i for i, result in rig.results.items() if result.end is None]
+        held = [lengths[i][0] + len(rig.results[i].tokens) - 1 for i in running]
+        if not rig.results:
+            continue  # the first step, with all prompts, is in flight
+        assert outputs.stats.pages_used == sum(-(-(tokens + in_flight) // page_size) for tokens in held)
+        assert outputs.stats.pages_used <= sum(-(-tokens // page_size) for tokens in held) + in_flight * len(held)
+        assert outputs.stats.slots_unused <= (page_size - 1) * len(held), "less than a page of a request is waste"
+        looked_at, beside_a_step = looked_at + len(held), beside_a_step + in_flight
+    assert {i: len(result.tokens) for i, result in rig.results.items()} == {i: new for i, (_, new) in lengths.items()}
+    assert looked_at == sum(new - 1 for _, new in lengths.values())
+    assert (beside_a_step > 0) == (depth == 2)
+
+
+def test_a_short_sequence_does_not_hold_the_context(llama: Path) -> None:
+    """32 tokens of a context of 1,024: a cache as long as the context would be 3 % in use."""
+    rig = rig_of(llama)
+    events = [Submit(0, make_request(rig, prompt_of(4), 40))]
+    while len(rig.results[0].tokens if rig.results else ()) < 29:
+        outputs = rig.turn(events)
+        events = []
+    assert outputs is not None
+    held = 4 + 29 - 1
+    assert held / rig.loaded.config.context < 0.04
+    assert held == outputs.stats.pages_used * 16
+    assert outputs.stats.slots_unused == 0
+
+
+def elements(rig: Rig) -> list[torch.Tensor]:
+    pool: KVPool = rig.loaded.runner._attention.pool  # type: ignore[attr-defined]
+    return [part for pair in pool._elements for part in pair]
+
+
+def test_a_decode_writes_one_slot_a_layer_into_a_pool_that_stays(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K and V of the KV heads and nothing else; no tensor of the pool is made anew, however long a sequence gets."""
+    rig, (prompt, new) = rig_of(llama, page_size=7), (50, 100)
+    written: list[int] = []
+    store = KVPool.write
+
+    def counted(self: KVPool, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        assert keys.shape == values.shape == (len(slots), KV_HEADS, 64 // HEADS)
+        written.append(len(slots))
+        store(self, layer, slots, keys, values)
+
+    def never(self: KVPool, pages: object) -> None:
+        raise AssertionError("pages were copied")
+
+    monkeypatch.setattr(KVPool, "write", counted)
+    monkeypatch.setattr(KVPool, "copy", never)
+    before = [part.data_ptr() for part in elements(rig)]
+    rig.run({0: make_request(rig, prompt_of(prompt), new)})
+    assert written == [prompt] * LAYERS + [1] * (LAYERS * (new - 1))
+    assert [part.data_ptr() for part in elements(rig)] == before
+    slots = (rig.loaded.pages + 1) * 7  # one page is the runner's own
+    assert [part.shape for part in elements(rig)] == [(KV_HEADS, slots, 64 // HEADS)] * 2 * LAYERS
+
+
+def test_keys_are_not_repeated_for_the_queries_that_share_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_of(llama)
+    shapes: list[tuple[int, ...]] = []
+    product = torch.bmm
+
+    def seen(left: torch.Tensor, right: torch.Tensor, **options: Any) -> torch.Tensor:
+        shapes.append(tuple(right.shape))
+        return product(left, right, **options)
+
+    rig.run({0: make_request(rig, prompt_of(5), 1)})
+    monkeypatch.setattr(torch, "bmm", seen)
+    rig.run({1: make_request(rig, prompt_of(1), 9)})
+    assert {shape[0] for shape in shapes} == {KV_HEADS}, f"one block of keys for each of {KV_HEADS} heads, not {HEADS}"
+    assert len(shapes) == 2 * LAYERS * 9
+
+
+# Steps
+
+
+def greedy(llama: Path, prompt: list[int], new: int) -> list[int]:
+    rig = rig_of(llama)
+    return rig.run({0: make_request(rig, prompt, new)})[0].tokens
+
+
+def an_end(tokens: list[int]) -> int:
+    """Where a token comes for the first time, as far back as there is one."""
+    return max(i for i, token in enumerate(tokens) if token not in tokens[:i])
+
+
+def test_a_sequence_that_ends_frees_its_pages_in_that_step(llama: Path) -> None:
+    prompt = prompt_of(20)
+    tokens = greedy(llama, prompt, 16)
+    last = an_end(tokens)
+    assert last >= 4
+    rig = rig_of(llama)
+    events = [Submit(0, stopping_at(rig, prompt, tokens[last]))]
+    ends: tuple = ()
+    while not ends:
+        outputs = rig.turn(events)
+        assert outputs is not None
+        events, ends = [], outputs.ends
+    assert [(end.reason, end.stop_token_id) for end in ends] == [(EndReason.STOP, tokens[last])]
+    assert rig.results[0].tokens == tokens[: last + 1]
+    stats = outputs.stats
+    assert (stats.pages_used, stats.running) == (0, 0)
+    assert stats.steps == last + 1, "a step a token"
+    assert stats.computed_tokens == len(prompt) + last, "the last token is never fed"
+    assert not rig.scheduler.has_work
+    assert rig.turn() is None
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_step_computes_for_a_sequence_that_has_ended(llama: Path, depth: int) -> None:
+    """Beside another that goes on. With two steps in flight one has begun when the end token is seen, and no more."""
+    prompt, other = prompt_of(20), prompt_of(9)
+    tokens = greedy(llama, prompt, 16)
+    last = an_end(tokens)
+    rig = rig_of(llama, depth=depth)
+    rig.run({0: stopping_at(rig, prompt, tokens[last]), 1: make_request(rig, other, 40)})
+    assert rig.results[0].tokens == tokens[: last + 1]
+    needed = len(prompt) + last + len(other) + 40 - 1
+    assert rig.scheduler.stats().computed_tokens - needed == depth - 1
+    assert rig.scheduler.stats().steps == 40
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("new", [1, 2, 9])
+def test_no_decode_is_run_after_the_last_token(llama: Path, depth: int, new: int) -> None:
+    rig = rig_of(llama, depth=depth)
+    rig.run({0: make_request(rig, prompt_of(10), new)})
+    stats = rig.scheduler.stats()
+    assert (stats.steps, stats.computed_tokens) == (new, 10 + new - 1)
+
+
+# The end of the context
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Learned positions: a table of 48, beyond which there is nothing to look up."""
+    shape = {"max_position_embeddings": 48, "num_hidden_layers": LAYERS}
+    return write(GPT2Config, tmp_path_factory.mktemp("gpt2"), **shape)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("length", [1, 20, 46, 47])
+def test_generation_up_to_the_context_ends_with_length(gpt2: Path, length: int, depth: int) -> None:
+    rig, prompt = rig_of(gpt2, depth=depth), prompt_of(length)
+    result = rig.run({0: make_request(rig, prompt, None)})[0]
+    assert result.end is not None
+    assert result.end.reason is EndReason.LENGTH
+    assert result.tokens == greedy_ids(gpt2, [prompt], 48 - length)[0]
+
+
+@pytest.mark.parametrize(("length", "new"), [(20, 29), (47, 2), (48, None), (48, 1), (100, 1)])
+def test_what_goes_beyond_the_context_is_refused_at_the_door(gpt2: Path, length: int, new: int | None) -> None:
+    rig = rig_of(gpt2)
+    with pytest.raises(InvalidRequest, match="48") as caught:
+        make_request(rig, prompt_of(length), new)
+    assert caught.value.field == ("token_ids" if length >= 48 else "stopping.max_tokens")
+
+
+# No training
+
+
+def test_nothing_is_kept_for_gradients(llama: Path) -> None:
+    rig = rig_of(llama)
+    modes: list[tuple[bool, bool]] = []
+
+    class Watched:
+        def __init__(self, model: Any) -> None:
+            self._model = model
+
+        def forward(self, *args: Any) -> torch.Tensor:
+            logits: torch.Tensor = self._model.forward(*args)
+            modes.append((torch.is_inference_mode_enabled(), logits.requires_grad))
+            return logits
+
+    rig.wrap_model(Watched)
+    rig.run({0: make_request(rig, prompt_of(5), 3)})
+    assert modes == [(True, False)] * 3
+    assert not any(part.requires_grad for part in elements(rig))
