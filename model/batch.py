@@ -48,10 +48,20 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """Host arrays of one forward pass. tokens: [tokens]. wanted: [m] packed offsets whose logits are needed.
+class PromptSlice:
+    """Tokens of a row's prompt from position `start` on, whose logprobs are wanted."""
 
-    rows: [m] batch row that draws from each. positions: [m] output position of the drawn token.
+    row: int
+    start: int
+    tokens: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Host arrays of one forward pass. tokens: [tokens]. wanted: [m] packed offsets whose logits are needed, those that
+    are drawn from before those of the prompts.
+
+    rows: [n] batch row that draws from each. positions: [n] output position of the drawn token.
     """
 
     tokens: NDArray[np.int64]
@@ -59,6 +69,7 @@ class Packed:
     wanted: NDArray[np.int64]
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
+    prompts: list[PromptSlice]
 
 
 class Mirror:
@@ -130,4 +141,23 @@ class Mirror:
         slice_of, within, _, rows = work.draws.T
         wanted = first[slice_of] + within
         shape = StepShape(work.slices, positions, slots, self._tables)
-        return Packed(tokens, shape, wanted, rows, positions[wanted] + 1 - self._prompt_count[rows])
+        drawn = positions[wanted] + 1 - self._prompt_count[rows]
+        prompts, offsets = self._prompt_slices(row, start, count, first)
+        return Packed(tokens, shape, np.concatenate((wanted, *offsets)), rows, drawn, prompts)
+
+    def _prompt_slices(
+        self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64], first: NDArray[np.int64]
+    ) -> tuple[list[PromptSlice], list[NDArray[np.int64]]]:
+        """What slices compute of prompts whose logprobs are wanted, and packed offsets of their logits; the logits at a
+        position are of the token after it. first: packed offset of each slice's first token.
+        """
+        last = np.minimum(start + count, self._prompt_count[row] - 1)
+        # Once a row has drawn, its prompt was told (and is only computed again, without a cache).
+        due = self.controls.prompt_logprobs[row] & (start < last) & (self.last[row] < 0)
+        prompts, offsets = [], []
+        for i in np.flatnonzero(due).tolist():
+            known = self._known[row[i]]
+            if known is not None:
+                prompts.append(PromptSlice(int(row[i]), int(start[i]) + 1, known[start[i] + 1 : last[i] + 1]))
+                offsets.append(first[i] + np.arange(last[i] - start[i]))
+        return prompts, offsets

@@ -8,7 +8,7 @@ changed.
 import logging
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from cache_manager.layout import KVLayout
 from model.architectures.registry import Model
 from model.attention.backend import AttentionBackend, StepShape
-from model.batch import Mirror, Work
+from model.batch import Mirror, PromptSlice, Work
 from model.page_store import PageStore
-from model.sampling.sampler import Drawn, sample
+from model.sampling.sampler import Drawn, logprobs_of, sample
 from scheduler.events import Logprobs
 from scheduler.step import FAULTED, StepPlan, StepResult
 
 log = logging.getLogger("quire.runner")
+
+PromptLogprobs = tuple[int, int, Logprobs]
+"""Row, position of the first token, and the logprobs of some tokens of its prompt."""
 
 
 class Runner:
@@ -86,56 +89,51 @@ class Runner:
             raise RuntimeError("the model's logits for token 0 alone are not finite")
 
     def _run(self, plan: StepPlan) -> StepResult:
-        n = len(plan.logits)
         drawing = plan.logits[:, 1].astype(np.int64)
-        k = int(self._mirror.controls.top_logprobs[drawing].max(initial=0))
-        tokens = np.full(n, FAULTED, np.int32)
-        logprobs = Logprobs(
-            np.zeros(n, np.float32), np.zeros(n, np.int32), np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)
-        )
-        faults: list[tuple[int, str]] = []
+        found = _Found.of(len(drawing), int(self._mirror.controls.top_logprobs[drawing].max(initial=0)))
         work = Work.of(plan)
-        self._compute(work.from_the_start() if self._recompute else work, tokens, logprobs, faults)
-        if len(faults) == len(plan.slices):
+        self._compute(work.from_the_start() if self._recompute else work, found)
+        if len(found.faults) == len(plan.slices):
             self.probe()  # all failed: is it the device?
-        self._mirror.drew(drawing, tokens)
-        return StepResult(plan.step, tokens, logprobs, tuple(faults))
+        self._mirror.drew(drawing, found.tokens)
+        return StepResult(
+            plan.step, found.tokens, found.logprobs, tuple(found.faults), prompt_parts=tuple(found.prompt_parts)
+        )
 
-    def _compute(
-        self, work: Work, tokens: NDArray[np.int32], logprobs: Logprobs, faults: list[tuple[int, str]]
-    ) -> None:
-        """Fills tokens and logprobs at the places of the work's draws; collects the rows that cannot be computed."""
+    def _compute(self, work: Work, found: "_Found") -> None:
+        """Fills in what the work gives; collects the rows that cannot be computed."""
         try:
-            drawn = self._forward(work)
+            drawn, prompt_parts = self._forward(work)
         except Exception as error:  # whatever a sequence makes the model raise ends that sequence alone
             if len(work.slices) == 1:
                 row = int(work.slices[0, 0])
                 log.exception("row %d cannot be computed", row)
-                faults.append((row, f"{type(error).__name__} while computing this sequence"))
+                found.faults.append((row, f"{type(error).__name__} while computing this sequence"))
                 return
             log.warning("a step of %d slices raised %s, running it in halves", len(work.slices), type(error).__name__)
             for half in work.halves():
-                self._compute(half, tokens, logprobs, faults)
+                self._compute(half, found)
             return
-        if drawn is None:
-            return
-        places = work.draws[:, 2]
-        k = drawn.logprobs.top.shape[1]
-        tokens[places] = drawn.tokens
-        logprobs.chosen[places] = drawn.logprobs.chosen
-        logprobs.rank[places] = drawn.logprobs.rank
-        logprobs.top_ids[places, :k] = drawn.logprobs.top_ids
-        logprobs.top[places, :k] = drawn.logprobs.top
-        for i in np.flatnonzero(~np.isfinite(drawn.logprobs.chosen)).tolist():
-            tokens[places[i]] = FAULTED
-            faults.append((int(work.slices[work.draws[i, 0], 0]), "the model's logits are not finite"))
+        found.prompt_parts.extend(prompt_parts)
+        if drawn is not None:
+            found.take(work, drawn)
 
-    def _forward(self, work: Work) -> Drawn | None:
+    def _forward(self, work: Work) -> tuple[Drawn | None, list[PromptLogprobs]]:
         packed = self._mirror.pack(work)
         logits = self._logits(packed.tokens, packed.shape, packed.wanted)
-        if not len(packed.wanted):
-            return None
-        return sample(logits, self._mirror.controls, packed.rows, packed.positions)
+        n = len(packed.rows)
+        drawn = sample(logits[:n], self._mirror.controls, packed.rows, packed.positions) if n else None
+        return drawn, self._prompt_logprobs(logits[n:], packed.prompts)
+
+    def _prompt_logprobs(self, logits: torch.Tensor, prompts: list[PromptSlice]) -> list[PromptLogprobs]:
+        """logits: of the slices' tokens, one after the other."""
+        parts: list[PromptLogprobs] = []
+        for prompt in prompts:
+            mine, logits = logits[: len(prompt.tokens)], logits[len(prompt.tokens) :]
+            wanted = np.maximum(self._mirror.controls.top_logprobs[[prompt.row]], 0).repeat(len(mine))
+            tokens = self._to_device(prompt.tokens.astype(np.int64))
+            parts.append((prompt.row, prompt.start, logprobs_of(mine, tokens, wanted)))
+        return parts
 
     def _logits(self, tokens: NDArray[np.int64], shape: StepShape, wanted: NDArray[np.int64]) -> torch.Tensor:
         plan = self._attention.plan(shape)
@@ -144,3 +142,32 @@ class Runner:
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """Results of a step as they come in: see `StepResult`."""
+
+    tokens: NDArray[np.int32]
+    logprobs: Logprobs
+    faults: list[tuple[int, str]]
+    prompt_parts: list[PromptLogprobs]
+
+    @staticmethod
+    def of(n: int, k: int) -> "_Found":
+        """For n draws, of which each may ask for k alternatives."""
+        ids, top = np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)
+        logprobs = Logprobs(np.zeros(n, np.float32), np.zeros(n, np.int32), ids, top)
+        return _Found(np.full(n, FAULTED, np.int32), logprobs, [], [])
+
+    def take(self, work: Work, drawn: Drawn) -> None:
+        """What the work's draws gave, at their places."""
+        places, k = work.draws[:, 2], drawn.logprobs.top.shape[1]
+        self.tokens[places] = drawn.tokens
+        self.logprobs.chosen[places] = drawn.logprobs.chosen
+        self.logprobs.rank[places] = drawn.logprobs.rank
+        self.logprobs.top_ids[places, :k] = drawn.logprobs.top_ids
+        self.logprobs.top[places, :k] = drawn.logprobs.top
+        for i in np.flatnonzero(~np.isfinite(drawn.logprobs.chosen)).tolist():
+            self.tokens[places[i]] = FAULTED
+            self.faults.append((int(work.slices[work.draws[i, 0], 0]), "the model's logits are not finite"))

@@ -4,7 +4,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from cache_manager.settings import CacheSettings
@@ -24,7 +24,8 @@ from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 class Completion:
     """The output for one prompt. logprobs: by token, if asked for: the chosen first, then alternatives by rank.
 
-    cached_tokens: prompt tokens whose KV was there from an earlier prompt.
+    prompt_logprobs: the same of the prompt, [] for its first token. cached_tokens: prompt tokens whose KV was there
+    from an earlier prompt.
     """
 
     text: str
@@ -34,6 +35,7 @@ class Completion:
     score: float
     prompt_tokens: int
     cached_tokens: int = 0
+    prompt_logprobs: list[list[TokenLogprob]] = field(default_factory=list)
 
 
 class LLM:
@@ -129,6 +131,9 @@ class LLM:
         for start in outputs.starts:
             if start.attempt in running:
                 running[start.attempt].cached_tokens = start.cached
+        for part in outputs.prompt_parts:
+            if part.attempt in running:
+                running[part.attempt].accept_prompt(part)
         for i, attempt in enumerate(outputs.attempts.tolist()):
             stream = running.get(attempt)
             if stream is not None and stream.accept(outputs, i):
@@ -161,4 +166,6 @@ def _completion(stream: RequestStream) -> Completion:
         raise RequestFailed("INTERNAL", "NOT_ENDED", "the engine sent no end")
     delta = stream.take()
     prompt, cached = len(stream.request.prompt), stream.cached_tokens
-    return Completion(delta.text, delta.token_ids, stream.finish, delta.logprobs, stream.score, prompt, cached)
+    return Completion(
+        delta.text, delta.token_ids, stream.finish, delta.logprobs, stream.score, prompt, cached, stream.prompt_logprobs
+    )

@@ -115,6 +115,17 @@ class Logprobs:
         return Logprobs(self.chosen[index], self.rank[index], self.top_ids[index], self.top[index])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptPart:
+    """Logprobs of some tokens of an attempt's prompt, each given all that come before it. start: position of the first
+    of these, at least 1. A part may come again after a preemption.
+    """
+
+    attempt: int
+    start: int
+    logprobs: Logprobs
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges as they are now; counts since the engine started.
@@ -162,7 +173,8 @@ class StepOutputs:
     """All that one step has to tell its frontends. attempts, positions, tokens: [n], one entry a new token.
 
     position: of the token in its output, from 0. step_seconds: how long the step ran; empty where none did, several
-    where the outputs of several steps were put together.
+    where the outputs of several steps were put together. prompt_parts: all of a prompt's have come when its first token
+    does.
     """
 
     attempts: NDArray[np.int64]
@@ -174,6 +186,7 @@ class StepOutputs:
     stats: EngineStats
     step_seconds: tuple[float, ...] = ()
     answers: tuple[Answer, ...] = ()
+    prompt_parts: tuple[PromptPart, ...] = ()
 
 
 def nothing(stats: EngineStats, ends: tuple[End, ...] = ()) -> StepOutputs:

@@ -100,12 +100,15 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What comes back. top_logprobs: alternatives at each position; more than 0 implies logprobs."""
+    """What comes back. top_logprobs: alternatives at each position; more than 0 implies logprobs. prompt_logprobs: of
+    the prompt too, with as many alternatives; the prompt is then computed whole, whatever is cached of it.
+    """
 
     text: bool = True
     token_ids: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
     skip_special_tokens: bool = True
 
 
@@ -200,6 +203,7 @@ class Controls:
     seed: int
     top_logprobs: int = -1
     adjustments: Adjustments = NO_ADJUSTMENTS
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,6 +279,7 @@ def resolve(
             seed=minted_seed if sampling.seed is None else sampling.seed,
             top_logprobs=top_logprobs,
             adjustments=_adjustments(spec, stop_ids, limits, defaults, bad_words),
+            prompt_logprobs=output.prompt_logprobs,
         ),
         patience=spec.max_queue_time,
         scope=Scope(salt=spec.cache_salt, public=public),

@@ -32,6 +32,7 @@ from scheduler.events import (
     Event,
     Finish,
     Logprobs,
+    PromptPart,
     Question,
     Start,
     StepOutputs,
@@ -269,6 +270,8 @@ class Scheduler:
         named = len(sequence.chain.names) * self.cache.layout.page_size
         if sequence.length - named >= self.cache.layout.page_size:
             sequence.chain.extend(sequence.tokens()[named:])
+        if sequence.request.controls.prompt_logprobs:
+            return NO_MATCH
         return self.cache.match(sequence.chain, sequence.length - 1)  # the last token's logits are needed
 
     def _start(self, now: float, sequence: Sequence, match: Match, joins: list[Join]) -> None:
@@ -284,7 +287,7 @@ class Scheduler:
         if sequence.preempted:
             return
         self._starts.append(Start(sequence.attempt, now - sequence.submitted, min(match.tokens, prompt)))
-        if sequence.chain is not None:
+        if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:
             self._tally.queries += sequence.length
             self._tally.hits += match.tokens
 
@@ -323,6 +326,7 @@ class Scheduler:
         tokens = np.empty(0, np.int32)
         attempts, positions, logprobs = np.empty(0, np.int64), tokens, Logprobs.none()
         took: tuple[float, ...] = ()
+        parts: tuple[PromptPart, ...] = ()
         if result is not None:
             flown = self._in_flight.popleft()
             if flown.step != result.step:
@@ -346,6 +350,11 @@ class Scheduler:
                 self._end_if_same(flown, row, End(int(self.rows.attempt[row]), EndReason.STUCK))
             self._publish(flown)
             # A row that ended or was preempted since it was planned has another serial: its token is dropped.
+            parts = tuple(
+                PromptPart(int(self.rows.attempt[row]), start, logprobs)
+                for row, start, logprobs in result.prompt_parts
+                if self.rows.serial[row] and self.rows.serial[row] == flown.serials[row]
+            )
             same = self.rows.serial[flown.drawing] == flown.serials[flown.drawing]
             valid = np.flatnonzero(same & (result.tokens >= 0))
             tokens, logprobs = result.tokens[valid], result.logprobs.select(valid)
@@ -353,7 +362,7 @@ class Scheduler:
         starts, self._starts = tuple(self._starts), []
         ends, self._ends = tuple(self._ends), []
         answers, self._answers = tuple(self._answers), []
-        return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), took, answers)
+        return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), took, answers, parts)
 
     def _retire(self, step: int) -> None:
         self._retired = step

@@ -61,7 +61,7 @@ class StepResult:
     none to draw. faults: (row, what happened).
 
     lost_pages: pages to be swapped in whose host slots did not hold what had been put there. swap_seconds: how long
-    swapping took.
+    swapping took. prompt_parts: row, position of the first token, and the logprobs of some tokens of its prompt.
     """
 
     step: int
@@ -70,6 +70,7 @@ class StepResult:
     faults: tuple[tuple[int, str], ...] = ()
     lost_pages: tuple[int, ...] = ()
     swap_seconds: float = 0.0
+    prompt_parts: tuple[tuple[int, int, Logprobs], ...] = ()
 
 
 class Executor(Protocol):

@@ -29,6 +29,7 @@ class SamplingRows:
         self.seed = np.zeros(rows, np.uint64)
         self.index = np.zeros(rows, np.int64)
         self.top_logprobs = np.full(rows, -1, np.int64)
+        self.prompt_logprobs = np.zeros(rows, np.bool_)
         self.adjusted = AdjustedRows(rows)
 
     def join(self, join: Join) -> None:
@@ -40,6 +41,7 @@ class SamplingRows:
         self.seed[row] = controls.seed
         self.index[row] = join.index
         self.top_logprobs[row] = controls.top_logprobs
+        self.prompt_logprobs[row] = controls.prompt_logprobs
         self.adjusted.join(join)
 
 
@@ -70,7 +72,7 @@ def sample(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64], posi
                     scaled, ids = _keep_top(scaled, controls, which[part])
                 noise = gumbel(torch.from_numpy(keys[part]).to(logits.device), ids)
                 tokens[where] = ids.gather(1, torch.argmax(scaled + noise, -1, keepdim=True))[:, 0]
-    logprobs = _logprobs(logits, tokens, controls.top_logprobs[rows])
+    logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows])
     return Drawn(tokens.masked_fill(best == -torch.inf, NO_TOKEN).cpu().numpy().astype(np.int32), logprobs)
 
 
@@ -98,7 +100,7 @@ def _keep_top(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -
     return ordered.masked_fill(before >= _column(controls.top_p[rows], ordered), -torch.inf), ids
 
 
-def _logprobs(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Logprobs:
+def logprobs_of(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Logprobs:
     """wanted: alternatives of each row; -1 where it asked for no logprobs (its `chosen` still counts for the score)."""
     normal = torch.logsumexp(logits, -1, keepdim=True)
     picked = logits.gather(1, tokens[:, None])

@@ -269,6 +269,11 @@ class Frontend:
             if live is not None:
                 live.stream.cached_tokens = start.cached
                 self._metrics.request_started(len(live.stream.request.prompt), start.cached, start.waited)
+        for part in outputs.prompt_parts:
+            live = self._live.get(part.attempt)
+            if live is not None:
+                with self._contained(live):
+                    live.stream.accept_prompt(part)
         for i, attempt in enumerate(outputs.attempts.tolist()):
             live = self._live.get(attempt)
             if live is not None:

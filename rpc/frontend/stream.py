@@ -10,7 +10,7 @@ from model.inputs.detokenizer import Detokenizer
 from model.inputs.stop_strings import StopStrings
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed, failed_end
-from scheduler.events import End, EndReason, Logprobs, StepOutputs
+from scheduler.events import End, EndReason, Logprobs, PromptPart, StepOutputs
 from scheduler.request import Request, Spec
 
 
@@ -55,13 +55,15 @@ class RequestStream:
 
     An output prefix is read like tokens that were accepted and taken, so text goes on where it stopped: also in the
     middle of a character or of what may be a stop string. token_count counts it; score does not, its logprobs are gone.
-    cached_tokens: of the prompt, those whose KV was there.
+    cached_tokens: of the prompt, those whose KV was there. prompt_logprobs: by token of the prompt, if asked for: the
+    token first, then alternatives by rank; nothing for the first token.
     """
 
     def __init__(self, attempt: int, spec: Spec, request: Request, tokenizer: Tokenizer) -> None:
         self.attempt, self.spec, self.request = attempt, spec, request
         self.token_count = self.cached_tokens = 0
         self.score = 0.0
+        self.prompt_logprobs: list[list[TokenLogprob]] = [[]] if request.controls.prompt_logprobs else []
         self.finish: Finish | None = None
         self.failure: RequestFailed | None = None
         self._stop_ids = frozenset(request.stop_ids)
@@ -104,9 +106,18 @@ class RequestStream:
             self._pending.logprobs.append(self._logprobs(outputs.logprobs, i, token))
         return self._read_token(token)
 
+    def accept_prompt(self, part: PromptPart) -> None:
+        """Takes logprobs of the prompt; what was there before is ignored. Raises ValueError where some are missing."""
+        known = len(self.prompt_logprobs)
+        if part.start > known:
+            raise ValueError(f"attempt {self.attempt}: prompt token {part.start} came where {known} was due")
+        for i in range(known - part.start, len(part.logprobs.chosen)):
+            token = int(self.request.prompt[part.start + i])
+            self.prompt_logprobs.append(self._logprobs(part.logprobs, i, token))
+
     def _logprobs(self, step: Logprobs, i: int, token: int) -> list[TokenLogprob]:
         chosen = TokenLogprob(token, float(step.chosen[i]), int(step.rank[i]))
-        wanted = self.request.controls.top_logprobs
+        wanted = max(0, self.request.controls.top_logprobs)
         top = zip(step.top_ids[i, :wanted].tolist(), step.top[i, :wanted].tolist(), strict=True)
         return [chosen, *(TokenLogprob(t, p, rank) for rank, (t, p) in enumerate(top, 1) if t != token)]
 

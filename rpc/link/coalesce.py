@@ -7,9 +7,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.events import Answer, End, Logprobs, Start, StepOutputs
+from scheduler.events import Answer, End, Logprobs, PromptPart, Start, StepOutputs
 
-T = TypeVar("T", Start, End)
+T = TypeVar("T", Start, End, PromptPart)
 
 LOCAL_BITS = 40
 """An engine that serves several frontends numbers attempts by frontend x 2^40 + the frontend's own number."""
@@ -33,6 +33,7 @@ def owned_by(outputs: StepOutputs, frontend: int) -> StepOutputs:
         attempts=outputs.attempts & LOCAL,
         starts=_local(outputs.starts, frontend),
         ends=_local(outputs.ends, frontend),
+        prompt_parts=_local(outputs.prompt_parts, frontend),
         answers=tuple(_local_answer(a, frontend) for a in outputs.answers if a.ticket >> LOCAL_BITS == frontend),
     )
 
@@ -66,6 +67,7 @@ def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
         logprobs=_merged_logprobs([s.logprobs for s in steps]),
         starts=tuple(start for s in steps for start in s.starts),
         ends=tuple(end for s in steps for end in s.ends),
+        prompt_parts=tuple(part for s in steps for part in s.prompt_parts),
         stats=steps[-1].stats,
         step_seconds=tuple(seconds for s in steps for seconds in s.step_seconds),
         answers=tuple(answer for s in steps for answer in s.answers),

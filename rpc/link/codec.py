@@ -5,6 +5,7 @@ Arrays are packed little-endian bytes: a step of 64 tokens costs a handful of co
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from quire.engine.v1 import engine_service_pb2 as pb
@@ -21,6 +22,7 @@ from scheduler.events import (
     Event,
     Finish,
     Logprobs,
+    PromptPart,
     Question,
     Start,
     StepOutputs,
@@ -153,18 +155,13 @@ def decode_info(message: pb.EngineInfo, request: RequestLimits) -> EngineInfo:
 
 def encode_outputs(outputs: StepOutputs, stalled: float) -> pb.ConnectResponse:
     """stalled: seconds since the engine last made progress, 0 without work."""
-    logprobs = outputs.logprobs
     return pb.ConnectResponse(
         stalled=stalled,
         outputs=pb.Outputs(
             attempts=packed(outputs.attempts, INT64),
             positions=packed(outputs.positions, INT32),
             tokens=packed(outputs.tokens, INT32),
-            chosen=packed(logprobs.chosen, FLOAT32),
-            rank=packed(logprobs.rank, INT32),
-            alternatives=logprobs.top_ids.shape[1],
-            top_ids=packed(logprobs.top_ids, INT32),
-            top=packed(logprobs.top, FLOAT32),
+            **_encode_logprobs(outputs.logprobs),
             starts=[
                 pb.Start(attempt=start.attempt, waited=start.waited, cached=start.cached) for start in outputs.starts
             ],
@@ -172,8 +169,39 @@ def encode_outputs(outputs: StepOutputs, stalled: float) -> pb.ConnectResponse:
             stats=pb.Stats(**{name: getattr(outputs.stats, name) for name in STATS}),
             step_seconds=outputs.step_seconds,
             answers=[encode_answer(answer) for answer in outputs.answers],
+            prompt_parts=[
+                pb.PromptPart(attempt=part.attempt, start=part.start, **_encode_logprobs(part.logprobs))
+                for part in outputs.prompt_parts
+            ],
         ),
     )
+
+
+def _encode_logprobs(logprobs: Logprobs) -> dict[str, Any]:
+    """Fields of Outputs and of PromptPart."""
+    return {
+        "chosen": packed(logprobs.chosen, FLOAT32),
+        "rank": packed(logprobs.rank, INT32),
+        "alternatives": logprobs.top_ids.shape[1],
+        "top_ids": packed(logprobs.top_ids, INT32),
+        "top": packed(logprobs.top, FLOAT32),
+    }
+
+
+def _decode_logprobs(message: pb.Outputs | pb.PromptPart, n: int) -> Logprobs:
+    """Raises LinkError."""
+    k = message.alternatives
+    return Logprobs(
+        chosen=unpacked(message.chosen, FLOAT32, n, "chosen"),
+        rank=unpacked(message.rank, INT32, n, "rank"),
+        top_ids=unpacked(message.top_ids, INT32, n * k, "top_ids").reshape(n, k),
+        top=unpacked(message.top, FLOAT32, n * k, "top").reshape(n, k),
+    )
+
+
+def _decode_part(message: pb.PromptPart) -> PromptPart:
+    n = len(unpacked(message.chosen, FLOAT32, None, "chosen"))
+    return PromptPart(message.attempt, message.start, _decode_logprobs(message, n))
 
 
 def _encode_end(end: End) -> pb.End:
@@ -189,22 +217,18 @@ def _encode_end(end: End) -> pb.End:
 def decode_outputs(message: pb.Outputs) -> StepOutputs:
     """Raises LinkError."""
     attempts = unpacked(message.attempts, INT64, None, "attempts")
-    n, k = len(attempts), message.alternatives
+    n = len(attempts)
     return StepOutputs(
         attempts=attempts,
         positions=unpacked(message.positions, INT32, n, "positions"),
         tokens=unpacked(message.tokens, INT32, n, "tokens"),
-        logprobs=Logprobs(
-            chosen=unpacked(message.chosen, FLOAT32, n, "chosen"),
-            rank=unpacked(message.rank, INT32, n, "rank"),
-            top_ids=unpacked(message.top_ids, INT32, n * k, "top_ids").reshape(n, k),
-            top=unpacked(message.top, FLOAT32, n * k, "top").reshape(n, k),
-        ),
+        logprobs=_decode_logprobs(message, n),
         starts=tuple(Start(start.attempt, start.waited, start.cached) for start in message.starts),
         ends=tuple(_decode_end(end) for end in message.ends),
         stats=_decode_stats(message.stats),
         step_seconds=tuple(message.step_seconds),
         answers=tuple(decode_answer(answer) for answer in message.answers),
+        prompt_parts=tuple(_decode_part(part) for part in message.prompt_parts),
     )
 
 

@@ -19,7 +19,7 @@ NOT_YET = {
     "spec": ("chat", "images", "priority"),
     "sampling": ("beam_search",),
     "stopping": (),
-    "output": ("prompt_logprobs",),
+    "output": (),
 }
 """Fields that later versions will support."""
 
@@ -137,6 +137,7 @@ def _output(message: pb.OutputOptions) -> Output:
         token_ids=message.token_ids,
         logprobs=message.logprobs,
         top_logprobs=message.top_logprobs,
+        prompt_logprobs=message.prompt_logprobs,
         skip_special_tokens=_given(message, "skip_special_tokens", True),
     )
 
@@ -184,6 +185,7 @@ def prompt_info(stream: RequestStream) -> pb.PromptInfo:
     return pb.PromptInfo(
         token_count=len(stream.request.prompt),
         cached_token_count=stream.cached_tokens,
+        logprobs=_logprobs(stream.prompt_logprobs),
         seed=stream.request.controls.seed,
     )
 

@@ -126,3 +126,25 @@ def test_the_same_controls_in_a_crowd_give_the_same_tokens(server: RunningServer
     assert list(calls[6].result().sequences[0].token_ids) == list(alone.token_ids)
     for call in calls:
         call.result()
+
+
+def test_logprobs_of_the_prompt(server: RunningServer, channel: grpc.Channel) -> None:
+    spec = stream_request([5, 70, 71, 72], 3, temperature=0).spec
+    spec.output.prompt_logprobs, spec.output.top_logprobs = True, 2
+    whole = server.stub(channel).Generate(pb.GenerateRequest(spec=spec))
+    told = whole.prompt_info.logprobs
+    assert not told[0].tokens, "nothing comes before the first token"
+    assert [position.tokens[0].token_id for position in told[1:]] == [70, 71, 72]
+    assert all(2 <= len(position.tokens) <= 3 for position in told[1:])
+    # The logprob of a prompt's token is the one that it would have as output.
+    spec.token_ids.ids[:] = [5]
+    spec.sampling.allowed_token_ids.append(70)
+    drawn = server.stub(channel).Generate(pb.GenerateRequest(spec=spec)).sequences[0].logprobs[0].tokens[0]
+    assert (drawn.token_id, drawn.rank) == (70, told[1].tokens[0].rank)
+    assert drawn.logprob == pytest.approx(told[1].tokens[0].logprob, abs=1e-5)
+    # In a stream they come with the first message.
+    spec.token_ids.ids[:] = [5, 70, 71, 72]
+    spec.sampling.ClearField("allowed_token_ids")
+    messages = list(server.stub(channel).StreamGenerate(pb.StreamGenerateRequest(spec=spec)))
+    assert messages[0].prompt_info.logprobs == told
+    assert not any(message.HasField("prompt_info") for message in messages[1:])

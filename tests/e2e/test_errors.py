@@ -111,7 +111,6 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
         ("priority", lambda s: setattr(s, "priority", 3)),
         ("sampling.beam_search", lambda s: setattr(s.sampling.beam_search, "width", 2)),
         ("sampling.sequence_count other than 1", lambda s: setattr(s.sampling, "sequence_count", 2)),
-        ("output.prompt_logprobs", lambda s: setattr(s.output, "prompt_logprobs", True)),
     ],
 )
 def test_what_is_not_there_yet_is_said(
@@ -133,7 +132,7 @@ def test_every_field_of_the_contract_is_read_or_refused() -> None:
         "SamplingParameters": "temperature top_p top_k min_p seed repetition_penalty frequency_penalty "
         "presence_penalty logit_bias allowed_token_ids bad_words sequence_count",
         "StoppingCriteria": "max_tokens min_tokens stop stop_token_ids include_stop ignore_eos",
-        "OutputOptions": "text token_ids logprobs top_logprobs skip_special_tokens",
+        "OutputOptions": "text token_ids logprobs top_logprobs prompt_logprobs skip_special_tokens",
     }
     from rpc.services.convert import NOT_YET
 

@@ -30,6 +30,7 @@ from scheduler.events import (
     Event,
     Finish,
     Logprobs,
+    PromptPart,
     Start,
     StepOutputs,
     Submit,
@@ -239,6 +240,17 @@ def answers(draw: st.DrawFn) -> Answer:
     return Answer(draw(COUNT), draw(st.integers(0, 2**32 - 1)), draw(st.none() | st.just(pages)))
 
 
+def logprobs(n: int, k: int) -> st.SearchStrategy[Logprobs]:
+    return st.builds(
+        Logprobs, arrays(np.float32, n), arrays(np.int32, n), arrays(np.int32, n, k), arrays(np.float32, n, k)
+    )
+
+
+def prompt_parts(attempts: st.SearchStrategy[int]) -> st.SearchStrategy[PromptPart]:
+    sizes = st.tuples(st.integers(0, 3), st.integers(0, 2))
+    return st.builds(PromptPart, attempts, st.integers(0, 2**32 - 1), sizes.flatmap(lambda size: logprobs(*size)))
+
+
 @st.composite
 def step_outputs(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT, most_tokens: int = 4) -> StepOutputs:
     """One step's outputs, of any attempts in any order."""
@@ -247,17 +259,13 @@ def step_outputs(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT, mo
         attempts=np.array(draw(st.lists(attempts, min_size=n, max_size=n)), np.int64),
         positions=draw(arrays(np.int32, n)),
         tokens=draw(arrays(np.int32, n)),
-        logprobs=Logprobs(
-            draw(arrays(np.float32, n)),
-            draw(arrays(np.int32, n)),
-            draw(arrays(np.int32, n, k)),
-            draw(arrays(np.float32, n, k)),
-        ),
+        logprobs=draw(logprobs(n, k)),
         starts=tuple(draw(st.lists(st.builds(Start, attempts, FLOAT64, st.integers(0, 2**32 - 1)), max_size=3))),
         ends=tuple(draw(st.lists(ends(attempts), max_size=3))),
         stats=draw(stats()),
         step_seconds=tuple(draw(st.lists(FLOAT64, max_size=3))),
         answers=tuple(draw(st.lists(answers(), max_size=2))),
+        prompt_parts=tuple(draw(st.lists(prompt_parts(attempts), max_size=2))),
     )
 
 
@@ -286,6 +294,7 @@ def submits(draw: st.DrawFn) -> Submit:
         draw(st.integers(0, 2**64 - 1)),
         draw(st.integers(-1, 2**31 - 1)),
         draw(st.just(NO_ADJUSTMENTS) | ADJUSTMENTS),
+        draw(st.booleans()),
     )
     prompt = np.array(draw(st.lists(INT32, min_size=1, max_size=8)), np.int32)
     stop_ids = tuple(draw(st.lists(st.integers(0, 2**32 - 1), max_size=4)))

@@ -80,7 +80,7 @@ class Submit(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ...) -> None: ...
 
 class Controls(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs", "adjustments")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs", "adjustments", "prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class Controls(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ADJUSTMENTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -95,7 +96,8 @@ class Controls(_message.Message):
     seed: int
     top_logprobs: int
     adjustments: Adjustments
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., adjustments: _Optional[_Union[Adjustments, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: bool
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., adjustments: _Optional[_Union[Adjustments, _Mapping]] = ..., prompt_logprobs: _Optional[bool] = ...) -> None: ...
 
 class Adjustments(_message.Message):
     __slots__ = ("allowed", "banned", "not_yet", "min_tokens", "biased", "biases", "repetition", "frequency", "presence")
@@ -154,7 +156,7 @@ class EngineInfo(_message.Message):
     def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Outputs(_message.Message):
-    __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers")
+    __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers", "prompt_parts")
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +170,7 @@ class Outputs(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PARTS_FIELD_NUMBER: _ClassVar[int]
     attempts: bytes
     positions: bytes
     tokens: bytes
@@ -181,7 +184,26 @@ class Outputs(_message.Message):
     stats: Stats
     step_seconds: _containers.RepeatedScalarFieldContainer[float]
     answers: _containers.RepeatedCompositeFieldContainer[Answer]
-    def __init__(self, attempts: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., step_seconds: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
+    prompt_parts: _containers.RepeatedCompositeFieldContainer[PromptPart]
+    def __init__(self, attempts: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., step_seconds: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., prompt_parts: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ...) -> None: ...
+
+class PromptPart(_message.Message):
+    __slots__ = ("attempt", "start", "chosen", "rank", "alternatives", "top_ids", "top")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    start: int
+    chosen: bytes
+    rank: bytes
+    alternatives: int
+    top_ids: bytes
+    top: bytes
+    def __init__(self, attempt: _Optional[int] = ..., start: _Optional[int] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("ticket", "forgotten", "page_map")
