@@ -10,16 +10,18 @@ import numpy as np
 import torch
 
 from cache_manager.layout import KVLayout
-from model.architectures.registry import load_model
+from model.architectures.registry import Model, load_model
 from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig, read_config, read_defaults
 from model.errors import CheckpointError
 from model.identity import checkpoint_identity
 from model.memory import free_bytes, free_host_bytes, pool_pages
 from model.page_store import PageStore
+from model.progress import progress_bar
 from model.runner import Runner
 from model.settings import ModelSettings
-from model.weights import Checkpoint
+from model.verify import MANIFEST, verify_files
+from model.weights import Checkpoint, weight_files
 from scheduler.request import Limits, ModelDefaults
 from scheduler.settings import RequestLimits
 
@@ -56,13 +58,15 @@ def load(
     as in `Runner`. Raises CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot
     be met.
     """
+    if settings.verify_weights:
+        _verify(directory)
     config = read_config(directory)
     defaults = read_defaults(directory, config)
     device = _device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with torch.inference_mode():
-        model = load_model(config, Checkpoint(directory), torch_dtype, torch.device(device))
+        model = _load_weights(directory, config, settings.verify_weights, torch_dtype, torch.device(device))
         kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
         windowed = config.kv_layout(settings.page_size, kv_dtype)
         # What is computed again needs its place again, also behind a window.
@@ -100,6 +104,24 @@ def load(
     except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong
         raise CheckpointError(f"{directory} was loaded but cannot compute a token: {error}") from None
     return LoadedModel(config, defaults, limits, layout, pages, slots, dtype, device, numerics, runner)
+
+
+def _verify(directory: Path) -> None:
+    """Raises CheckpointError."""
+    files = weight_files(directory)
+    with progress_bar("verifying weights", sum(path.stat().st_size for path in files)) as progress:
+        checked = verify_files(directory, files, progress)
+    if checked:
+        log.info("%d files have the sums of %s", checked, MANIFEST)
+    else:
+        log.warning("%s has no %s: its files were not checked, only their values will be", directory, MANIFEST)
+
+
+def _load_weights(
+    directory: Path, config: ModelConfig, verify: bool, dtype: torch.dtype, device: torch.device
+) -> Model:
+    with progress_bar("loading weights", sum(path.stat().st_size for path in weight_files(directory))) as progress:
+        return load_model(config, Checkpoint(directory, verify, progress), dtype, device)
 
 
 def _host_slots(memory: int, free: int, layout: KVLayout) -> int:

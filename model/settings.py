@@ -37,6 +37,13 @@ class ModelSettings:
         default=False, metadata={"help": "Fill freed KV pages with NaN, so that a stale read shows (debugging; slow)."}
     )
 
+    verify_weights: bool = field(
+        default=False,
+        metadata={
+            "help": "Check all files against the SHA256SUMS of the model directory (made there by `sha256sum *.json "
+            "*.safetensors > SHA256SUMS`), if there is one, and every tensor for values that are infinite or no number."
+        },
+    )
     kv_cache_dtype: str = field(
         default="auto",
         metadata={

@@ -29,12 +29,16 @@ class Tensors:
         """Raises CheckpointError where it is missing or has another shape."""
         return self.checkpoint.take(self.prefix + name, shape, self.dtype).to(self.device)
 
+    def _view(self, name: str, *shape: int) -> Tensor:
+        """The same, for who copies it anyway."""
+        return self.checkpoint.take(self.prefix + name, shape, self.dtype, copy=False).to(self.device)
+
     def linear(self, parts: Sequence[tuple[str, int]] | str, width: int, out: int = 0, bias: bool = False) -> Linear:
         """One product for several that read the same input. parts: name and output width of each, or one name, whose
         width is `out`.
         """
         parts = [(parts, out)] if isinstance(parts, str) else parts
-        weight = torch.cat([self(f"{name}.weight", out, width) for name, out in parts])
+        weight = torch.cat([self._view(f"{name}.weight", out, width) for name, out in parts])
         return Linear(weight, torch.cat([self(f"{name}.bias", out) for name, out in parts]) if bias else None)
 
     def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
@@ -48,7 +52,7 @@ class Tensors:
     def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Linear:
         """The output layer. embedding: what it is tied to; some checkpoints save it a second time."""
         self.ignore(rf"{name}\.weight") if embedding is not None else None
-        weight = self(f"{name}.weight", vocabulary, width) if embedding is None else embedding
+        weight = self._view(f"{name}.weight", vocabulary, width) if embedding is None else embedding
         return Linear(weight, self(f"{name}.bias", vocabulary) if bias else None)
 
     def ignore(self, pattern: str) -> None:

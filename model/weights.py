@@ -4,6 +4,7 @@ Only safetensors: nothing here can run code from a checkpoint.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,15 +19,19 @@ MOST_TENSORS = 100_000
 
 
 class Checkpoint:
-    """The tensors of a model directory by name. `take` each that is needed, then `finish`."""
+    """The tensors of a model directory by name. `take` each that is needed, then `finish`.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    Files are mapped, not read: what is converted or packed is copied once, and no more than the tensor at hand is there
+    twice. finite: refuse tensors with values that are not. progress: is told of bytes as tensors are taken.
+    """
+
+    def __init__(self, directory: Path, finite: bool = False, progress: Callable[[int], object] | None = None) -> None:
+        self._directory, self._finite, self._progress = directory, finite, progress
         self._files: dict[str, Path] = {}
         self._taken: set[str] = set()
         self._ignored: list[re.Pattern[str]] = []
         self._open: dict[Path, safe_open] = {}
-        for path in _weight_files(directory):
+        for path in weight_files(directory):
             handle = _open(path)
             self._open[path] = handle
             for name in handle.keys():  # noqa: SIM118 - a safe_open handle is no dict
@@ -39,8 +44,10 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor, converted. Raises CheckpointError where it is missing or has another shape."""
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, copy: bool = True) -> Tensor:
+        """The tensor, converted. copy: else it may be a view of its file. Raises CheckpointError where it is missing or
+        has another shape.
+        """
         path = self._files.get(name)
         if path is None:
             raise CheckpointError(f"{name} is missing from {self._directory}. Is the checkpoint of another model?")
@@ -55,8 +62,15 @@ class Checkpoint:
             )
         if not tensor.is_floating_point():
             raise CheckpointError(f"{name} in {path.name} is of {tensor.dtype}, must be floating point")
+        if self._finite and not torch.isfinite(tensor).all():
+            count = int(torch.count_nonzero(~torch.isfinite(tensor)))
+            raise CheckpointError(
+                f"{name} in {path} has {count} of {tensor.numel()} values that are infinite or not a number"
+            )
         self._taken.add(name)
-        return tensor.to(dtype)
+        if self._progress is not None:
+            self._progress(tensor.numel() * tensor.element_size())
+        return tensor.to(dtype, copy=copy)
 
     def ignore(self, pattern: str) -> None:
         """Tensors whose whole name matches this may be there or not."""
@@ -74,7 +88,8 @@ class Checkpoint:
             )
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """Raises CheckpointError."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         return [single]

@@ -54,7 +54,7 @@ def without(*keys: str) -> dict[str, Any]:
 class AnyCheckpoint:
     """Has every tensor, but no numbers."""
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, **_: bool) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def __contains__(self, name: str) -> bool:

@@ -1,5 +1,7 @@
 """A checkpoint is loaded strictly: whatever is wrong is one CheckpointError that names file and tensor."""
 
+import gc
+import hashlib
 import json
 import os
 import pickle
@@ -293,3 +295,89 @@ def test_weights_are_converted(single: Path, dtype: torch.dtype) -> None:
 def test_settings_that_cannot_be_met(single: Path, settings: dict[str, object], part: str) -> None:
     with pytest.raises(ValueError, match=part):
         load_it(single, **settings)
+
+
+def manifest(directory: Path) -> None:
+    """As `sha256sum *.json *.safetensors > SHA256SUMS` writes it."""
+    files = sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")])
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (directory / "SHA256SUMS").write_text("".join(lines))
+
+
+def verification(directory: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_it(directory, verify_weights=True)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["single", "sharded"])
+def test_what_is_as_it_was_is_loaded(kind: str, request: pytest.FixtureRequest) -> None:
+    directory = request.getfixturevalue(kind)
+    manifest(directory)
+    load_it(directory, verify_weights=True)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_one_bit_that_flipped_is_found(single: Path, name: str) -> None:
+    manifest(single)
+    content = bytearray((single / name).read_bytes())
+    content[-9] ^= 1
+    (single / name).write_bytes(content)
+    if name == "model.safetensors":
+        load_it(single)  # without the flag nobody sees it
+    message = verification(single)
+    assert name in message
+    assert "is not what it was" in message
+
+
+def test_a_file_that_the_manifest_names_is_gone(single: Path) -> None:
+    manifest(single)
+    (single / "generation_config.json").unlink()
+    assert "generation_config.json, which SHA256SUMS names, cannot be read" in verification(single)
+
+
+def test_a_manifest_that_leaves_the_weights_out(single: Path) -> None:
+    manifest(single)
+    path = single / "SHA256SUMS"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "safetensors" not in line))
+    assert "has no sum of model.safetensors" in verification(single)
+
+
+@pytest.mark.parametrize("line", ["", "hello", "00  model.safetensors", "0" * 64 + "  ../model.safetensors"])
+def test_a_manifest_that_is_none(single: Path, line: str) -> None:
+    manifest(single)
+    with (single / "SHA256SUMS").open("a") as file:
+        file.write(line + "\n")
+    assert "is no SHA-256 sum of a file in this directory" in verification(single)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_are_not_finite(single: Path, value: float) -> None:
+    edit(single, lambda tensors: tensors[DOWN].view(-1)[:3].fill_(value))
+    message = verification(single)
+    assert DOWN in message
+    assert "has 3 of 6144 values" in message
+
+
+def test_without_a_manifest_values_alone_are_checked(single: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_it(single, verify_weights=True)
+    assert "has no SHA256SUMS" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_file_stays_mapped(single: Path, dtype: str) -> None:
+    """Else the weights would be counted twice, and a file that is replaced would change a running model."""
+    loaded = load_it(single, dtype=dtype)
+    gc.collect()
+    assert str(single) not in Path("/proc/self/maps").read_text()
+    assert loaded.pages
+
+
+def test_the_bar_is_told_of_every_byte(single: Path) -> None:
+    told: list[int] = []
+    checkpoint = Checkpoint(single, progress=told.append)
+    for name, tensor in load_file(single / "model.safetensors").items():
+        checkpoint.take(name, tuple(tensor.shape), tensor.dtype)
+    header = 8 + int.from_bytes((single / "model.safetensors").read_bytes()[:8], "little")
+    assert sum(told) + header == (single / "model.safetensors").stat().st_size

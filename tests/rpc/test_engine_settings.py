@@ -36,6 +36,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "kv_cache_memory": st.none() | COUNT,
         "host_cache_memory": st.none() | COUNT,
         "poison_freed_pages": st.booleans(),
+        "verify_weights": st.booleans(),
         "kv_cache_dtype": st.sampled_from(KV_DTYPES),
     },
     SchedulerSettings: {

@@ -1,0 +1,62 @@
+"""Whether a checkpoint's files are what they were: SHA-256 sums, as `sha256sum` writes and checks them."""
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from model.errors import CheckpointError
+
+MANIFEST = "SHA256SUMS"
+LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+
+
+def verify_files(directory: Path, needed: list[Path], progress: Callable[[int], object] | None = None) -> int:
+    """Checks all files that the manifest of this directory names. needed: those that it must name. progress: is told of
+    bytes as they are read. Returns how many files were checked, 0 where there is no manifest. Raises CheckpointError.
+    """
+    manifest = directory / MANIFEST
+    if not manifest.exists():
+        return 0
+    sums = _read(manifest)
+    for path in needed:
+        if path.name not in sums:
+            raise CheckpointError(f"{manifest} has no sum of {path.name}")
+    for name, expected in sums.items():
+        path = directory / name
+        try:
+            found = _sum(path, progress)
+        except OSError as error:
+            raise CheckpointError(f"{path}, which {MANIFEST} names, cannot be read: {error}") from None
+        if found != expected:
+            raise CheckpointError(
+                f"{path} is not what it was when {MANIFEST} was made: its SHA-256 is {found}, not {expected}. "
+                "Download or copy it again"
+            )
+    return len(sums)
+
+
+def _read(manifest: Path) -> dict[str, str]:
+    """Sums by name of a file in the same directory."""
+    sums: dict[str, str] = {}
+    try:
+        lines = manifest.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{manifest} cannot be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        found = LINE.fullmatch(line)
+        name = found.group(2).removeprefix("./") if found else ""
+        if found is None or "/" in name or name in (".", ".."):
+            raise CheckpointError(f"{manifest}: line {number} is no SHA-256 sum of a file in this directory")
+        sums[name] = found.group(1)
+    return sums
+
+
+def _sum(path: Path, progress: Callable[[int], object] | None) -> str:
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(2**22):
+            total.update(part)
+            if progress is not None:
+                progress(len(part))
+    return total.hexdigest()
