@@ -2,7 +2,7 @@
 
 The window of the last tokens is decoded again with each new one, since what a token reads as can depend on those before
 it (byte pieces, spaces); the scheme of text-generation-inference. Text that ends in U+FFFD may be half a character and
-is held until the next token settles it, or until `flush`.
+is held until the next token settles it, or until `flush`; so is text whose end the tokenizer may read otherwise.
 """
 
 from model.inputs.tokenizer import Tokenizer
@@ -12,7 +12,7 @@ LONGEST_WINDOW = 256  # tokens; text that is still unsettled then is given out a
 
 
 class Detokenizer:
-    """Law, for byte-level tokenizers: the concatenation of all parts and `flush` equals `decode` of all ids.
+    """Law: the concatenation of all parts and `flush` equals `decode` of all ids.
 
     (But for output that stays unsettled over LONGEST_WINDOW tokens, whose decoding would cost more with each.)
     """
@@ -22,12 +22,14 @@ class Detokenizer:
         self._window: list[int] = []
         self._told = 0  # tokens at the front of the window whose text was given out
         self._told_text = ""
+        self._open = False
 
     def push(self, token: int) -> str:
         """New text that this token completes, maybe none."""
         self._window.append(token)
+        self._open = self._tokenizer.stays_open(token, self._open, self._skip)
         text = self._decode(self._window)
-        unsettled = text.endswith(UNSETTLED) or len(text) <= len(self._told_text)
+        unsettled = self._open or text.endswith(UNSETTLED) or len(text) <= len(self._told_text)
         if unsettled and len(self._window) <= LONGEST_WINDOW:
             return ""
         return self._give(text)

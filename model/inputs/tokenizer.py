@@ -12,6 +12,8 @@ class Tokenizer:
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self._bytes = _byte_ids(library)
+        self._special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
 
     @staticmethod
     def load(directory: Path) -> "Tokenizer":
@@ -24,6 +26,14 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} cannot be read: {error}") from None
 
+    def stays_open(self, token: int, was_open: bool, skip_special_tokens: bool) -> bool:
+        """Whether text that ends with this token can read otherwise once another follows: tokenizers that fall back to
+        bytes take neighbouring ones together, and if they are no UTF-8, none of them is a character any more.
+
+        was_open: whether that was so before it.
+        """
+        return token in self._bytes or (was_open and skip_special_tokens and token in self._special)
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # `encode` holds the interpreter lock all the while (8 s for 4 MB), the batch call lets it go.
         ids: list[int] = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -33,3 +43,11 @@ class Tokenizer:
         """Bytes that form no character become U+FFFD; ids that the tokenizer does not know are left out."""
         text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+
+def _byte_ids(library: Library) -> frozenset[int]:
+    """Ids that stand for one byte each, of a tokenizer that falls back to bytes (as SentencePiece's do)."""
+    if library.decoder is None or b'"ByteFallback"' not in library.decoder.__getstate__():
+        return frozenset()
+    ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(i for i in ids if i is not None)
