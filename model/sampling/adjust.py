@@ -18,12 +18,15 @@ Ints = NDArray[np.int64]
 
 
 class _Row:
-    """A row that asks for something, and its tokens. ids: [n] those that penalties concern, each once. counts: [n] how
-    often each is in the output.
+    """A row that asks for something, and its tokens. allowed, biased, bias: of `wanted`, as arrays. ids: [n] those that
+    penalties concern, each once. counts: [n] how often each is in the output.
     """
 
     def __init__(self, wanted: Adjustments, prompt: NDArray[np.int32], output: NDArray[np.int32]) -> None:
         self.wanted = wanted
+        self.allowed = np.array(wanted.allowed, np.int64)
+        self.biased = np.array([token for token, _ in wanted.bias], np.int64)
+        self.bias = np.array([amount for _, amount in wanted.bias], np.float32)
         self.penalised = wanted.repetition != 1 or wanted.frequency != 0 or wanted.presence != 0
         self._size = 0
         self._ids, self._counts = np.zeros(64, np.int64), np.zeros(64, np.int64)
@@ -95,12 +98,11 @@ class AdjustedRows:
             return logits
         asking = [self._rows[row] for row in rows[which].tolist()]
         changed = logits.clone()
-        _allow(changed, which, [row.wanted.allowed for row in asking])
+        _allow(changed, which, [row.allowed for row in asking])
         forbidden = [row.forbidden(position) for row, position in zip(asking, positions[which].tolist(), strict=True)]
         changed[_places(which, forbidden, logits.device)] = -torch.inf
-        biased = _places(which, [[token for token, _ in row.wanted.bias] for row in asking], logits.device)
-        bias = [amount for row in asking for _, amount in row.wanted.bias]
-        changed[biased] += torch.tensor(bias, dtype=torch.float32, device=logits.device)
+        bias = torch.from_numpy(np.concatenate([row.bias for row in asking])).to(logits.device)
+        changed[_places(which, [row.biased for row in asking], logits.device)] += bias
         _penalise(changed, which, asking)
         return changed
 
@@ -115,8 +117,9 @@ def _places(which: Ints, ids: Sequence[Sequence[int] | Ints], device: torch.devi
     return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 
-def _allow(logits: Tensor, which: Ints, allowed: list[tuple[int, ...]]) -> None:
-    limited = which[[bool(ids) for ids in allowed]]
+def _allow(logits: Tensor, which: Ints, allowed: list[Ints]) -> None:
+    """allowed: by row; where there is none, all are."""
+    limited = which[[len(ids) > 0 for ids in allowed]]
     if len(limited):
         places = _places(which, allowed, logits.device)
         kept = logits[places]
