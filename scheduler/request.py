@@ -16,7 +16,6 @@ from cache_manager.page_names import Scope
 from scheduler.settings import RequestLimits
 
 CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
-BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
 
 
 class InvalidRequest(ValueError):
@@ -322,8 +321,8 @@ def _check_sizes(spec: Spec, limits: Limits) -> None:
     _require(
         len(biases) <= most.logit_biases, "sampling.logit_bias", f"{len(biases)} ids", f"at most {most.logit_biases}"
     )
-    _check_ids("stopping.stop_token_ids", stopping.stop_token_ids, most.stop_token_ids, limits)
-    _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits.vocabulary, limits)
+    check_ids("stopping.stop_token_ids", stopping.stop_token_ids, most.stop_token_ids, limits)
+    check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits.vocabulary, limits)
     for token, _ in biases:
         _require(
             0 <= token < limits.vocabulary,
@@ -336,30 +335,9 @@ def _check_sizes(spec: Spec, limits: Limits) -> None:
     _require(0 <= top <= most_top, "output.top_logprobs", top, f"must be in [0, {most_top}]")
 
 
-def _check_ids(name: str, ids: tuple[int, ...], most: int, limits: Limits) -> None:
+def check_ids(name: str, ids: Sequence[int], most: int, limits: Limits) -> None:
+    """At most so many, each in the vocabulary. Raises InvalidRequest."""
     _require(len(ids) <= most, name, f"{len(ids)} ids", f"at most {most}")
     for i, token in enumerate(ids):
-        _require(0 <= token < limits.vocabulary, f"{name}[{i}]", token, f"must be in [0, {limits.vocabulary})")
-
-
-def check_bad_words(spec: Spec, limits: Limits) -> None:
-    """Bounds the tokenizer's work, before it. Raises InvalidRequest."""
-    words, most = spec.sampling.bad_words, limits.request
-    _require(len(words) <= most.bad_words, "sampling.bad_words", f"{len(words)} words", f"at most {most.bad_words}")
-    for i, word in enumerate(words):
-        try:
-            size = len(word.encode())
-        except UnicodeEncodeError:
-            raise InvalidRequest(f"sampling.bad_words[{i}]", word, "is no Unicode text") from None
-        longest = BYTES_A_TOKEN * most.bad_word_tokens
-        _require(size <= longest, f"sampling.bad_words[{i}]", f"{size} bytes", f"at most {longest} bytes")
-
-
-def check_text(text: str, limits: Limits) -> None:
-    """Bounds the tokenizer's work, before it. Raises InvalidRequest."""
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise InvalidRequest("text", text, "is no Unicode text") from None
-    most = max(2**16, BYTES_A_TOKEN * limits.longest)
-    _require(size <= most, "text", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
+        if not 0 <= token < limits.vocabulary:
+            raise InvalidRequest(f"{name}[{i}]", token, f"must be in [0, {limits.vocabulary})")

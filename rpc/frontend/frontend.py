@@ -7,10 +7,11 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal
@@ -22,6 +23,8 @@ from rpc.observe.metrics import Metrics
 from scheduler import events
 from scheduler.engine import Sink
 from scheduler.request import Limits, Spec
+
+T = TypeVar("T")
 
 log = logging.getLogger("quire.frontend")
 
@@ -205,30 +208,35 @@ class Frontend:
 
     async def _prepare(self, spec: Spec) -> tuple[EngineClient, RequestStream]:
         """Tokenizes, validates and reads the output prefix in a worker thread. Raises RequestFailed."""
-        if self.draining:
-            message = "the server is shutting down"
-            raise self.refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
-        limits, engine = self.limits(), self._attached()
-        if self._preparing >= self.settings.max_preparing:
-            message = f"{self._preparing} requests are being tokenized, the limit is {self.settings.max_preparing}"
-            raise self.refused(RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0))
-        self._preparing += 1
+        attempt = next(self._attempts)
         try:
             with self.counting_cancel():
-                stream = await self._loop.run_in_executor(
-                    self._workers, self._make_stream, next(self._attempts), spec, limits
-                )
-                return engine, stream
+                return await self.in_worker(lambda engine: (engine, self._make_stream(attempt, spec, engine)))
         except RequestFailed as failure:
             raise self.refused(failure) from None
         except Exception:
             self.refused(internal())
             raise
+
+    async def in_worker(self, work: Callable[[EngineClient], T]) -> T:
+        """What takes a while, in a thread beside the loop; it gets the attached engine. Raises what `work` does, and
+        RequestFailed where none is attached, the server drains or too much work waits.
+        """
+        if self.draining:
+            raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
+        engine = self._attached()
+        if self._preparing >= self.settings.max_preparing:
+            message = f"{self._preparing} requests are being tokenized, the limit is {self.settings.max_preparing}"
+            raise RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0)
+        self._preparing += 1
+        try:
+            return await self._loop.run_in_executor(self._workers, work, engine)
         finally:
             self._preparing -= 1
 
-    def _make_stream(self, attempt: int, spec: Spec, limits: Limits) -> RequestStream:
-        return RequestStream(attempt, spec, self.preparer.prepare(spec, limits), self.preparer.tokenizer)
+    def _make_stream(self, attempt: int, spec: Spec, engine: EngineClient) -> RequestStream:
+        request = self.preparer.prepare(spec, engine.info.limits)
+        return RequestStream(attempt, spec, request, self.preparer.tokenizer)
 
     def _time_is_up(self, live: Live) -> None:
         with self._contained(live):

@@ -10,16 +10,8 @@ from model.inputs.tokenizer import Tokenizer
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.paths import model_directory, model_name
-from scheduler.request import (
-    InvalidRequest,
-    Limits,
-    ModelDefaults,
-    Request,
-    Spec,
-    check_bad_words,
-    check_text,
-    resolve,
-)
+from scheduler.bounds import check_bad_words, check_text, check_token_ids
+from scheduler.request import InvalidRequest, Limits, ModelDefaults, Request, Spec, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +27,7 @@ class Preparer:
         """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
         INVALID_ARGUMENT for a value that cannot be served.
         """
-        if spec.model not in ("", self.name):
-            message = f"model {spec.model[:100]!r} is not served here, {self.name!r} is"
-            raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=spec.model)
+        self._check_model(spec.model)
         try:
             if isinstance(spec.prompt, str):
                 check_text(spec.prompt, limits)
@@ -50,6 +40,29 @@ class Preparer:
             )
         except InvalidRequest as error:
             raise invalid(error) from None
+
+    def tokenize(self, text: str, add_special_tokens: bool, model: str, limits: Limits) -> list[int]:
+        """model: its name, "" for the only one. Raises RequestFailed as `prepare` does."""
+        self._check_model(model)
+        try:
+            check_text(text, limits)
+        except InvalidRequest as error:
+            raise invalid(error) from None
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int], skip_special_tokens: bool, model: str, limits: Limits) -> str:
+        """At most as many ids as the model's context has. Raises RequestFailed as `prepare` does."""
+        self._check_model(model)
+        try:
+            check_token_ids(ids, limits)
+        except InvalidRequest as error:
+            raise invalid(error) from None
+        return self.tokenizer.decode_all(list(ids), skip_special_tokens)
+
+    def _check_model(self, name: str) -> None:
+        if name not in ("", self.name):
+            message = f"model {name[:100]!r} is not served here, {self.name!r} is"
+            raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=name)
 
     def _bad_words(self, spec: Spec, limits: Limits) -> list[list[int]]:
         """Token ids of each, as it is written in the middle of a word and after a space."""

@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 from quire.v1 import generation_service_pb2 as pb
 
-from tests.support.server import RunningServer, running_server, stream_request
+from tests.support.server import RunningServer, details, running_server, stream_request
 
 Change = Callable[[pb.GenerationSpec], object]
 
@@ -27,18 +25,6 @@ def server() -> Iterator[RunningServer]:
 def channel(server: RunningServer) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(server.address) as opened:
         yield opened
-
-
-def details(error: grpc.RpcError) -> dict[str, object]:
-    """google.rpc details by type name."""
-    status = rpc_status.from_call(error)
-    assert status is not None, "the error carries no google.rpc.Status"
-    found = {}
-    for packed in status.details:
-        name = packed.TypeName().removeprefix("google.rpc.")
-        found[name] = getattr(error_details_pb2, name)()
-        assert packed.Unpack(found[name])
-    return found
 
 
 def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grpc.RpcError:
