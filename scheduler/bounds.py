@@ -1,10 +1,14 @@
 """Bounds of what a request makes a frontend's workers do, checked before they do it."""
 
+import json
+import re
 from collections.abc import Sequence
 
-from scheduler.request import InvalidRequest, Limits, Spec, check_ids
+from scheduler.request import Chat, InvalidRequest, Limits, Spec, check_ids
 
 BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
+ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+NO_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt")  # what every template is given
 
 
 def check_bad_words(spec: Spec, limits: Limits) -> None:
@@ -19,11 +23,42 @@ def check_bad_words(spec: Spec, limits: Limits) -> None:
             raise InvalidRequest(f"sampling.bad_words[{i}]", f"{size} bytes", f"at most {longest} bytes")
 
 
-def check_text(text: str, limits: Limits) -> None:
-    """Raises InvalidRequest."""
-    size, most = _size(text, "text"), most_bytes(limits)
+def check_text(text: str, limits: Limits, name: str = "text") -> None:
+    """name: of the field that the text comes from. Raises InvalidRequest."""
+    size, most = _size(text, name), most_bytes(limits)
     if size > most:
-        raise InvalidRequest("text", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
+        raise InvalidRequest(name, f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
+
+
+def check_chat(chat: Chat, limits: Limits) -> dict[str, object]:
+    """The values of the template's arguments. Raises InvalidRequest."""
+    size = sum(_size(name, "chat.template_arguments") + _size(text, _argument(name)) for name, text in chat.arguments)
+    for i, message in enumerate(chat.messages):
+        size += _size(message.role, f"chat.messages[{i}].role") + _size(message.content, f"chat.messages[{i}].parts")
+    if size > (most := most_bytes(limits)):
+        raise InvalidRequest("chat", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
+    return {name: _value(name, text) for name, text in chat.arguments}
+
+
+def _argument(name: str) -> str:
+    return f"chat.template_arguments[{name}]"
+
+
+def _value(name: str, text: str) -> object:
+    """Raises InvalidRequest."""
+    if not ARGUMENT.fullmatch(name):
+        raise InvalidRequest(_argument(name[:64]), text, "its name must be 1 to 64 of A-Z a-z 0-9 _, no digit first")
+    if name in NO_ARGUMENTS:
+        raise InvalidRequest(_argument(name), text, "is what every template is given, and no argument")
+    try:
+        value: object = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(_argument(name), text, f"must be a JSON value: {error}") from None
+    return value
+
+
+def _no_json(constant: str) -> object:
+    raise ValueError(f"{constant} is none")
 
 
 def check_token_ids(ids: Sequence[int], limits: Limits) -> None:

@@ -16,6 +16,7 @@ from cache_manager.page_names import Scope
 from scheduler.settings import RequestLimits
 
 CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MOST_MESSAGES = 4096  # of a conversation
 
 
 class InvalidRequest(ValueError):
@@ -109,14 +110,43 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation. role: system, user, assistant or what the model's template knows."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, oldest message first. arguments: of the model's template, pairs of name and JSON."""
+
+    messages: tuple[ChatMessage, ...]
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_message_count(len(self.messages))
+        for i, message in enumerate(self.messages):
+            role, content = message.role, message.content
+            _require(isinstance(role, str) and role, f"chat.messages[{i}].role", role, "must be text, and not empty")
+            _require(isinstance(content, str), f"chat.messages[{i}].content", content, "must be text")
+
+
+def check_message_count(count: int) -> None:
+    """For whoever makes a `Chat`, before the work. Raises InvalidRequest."""
+    _require(1 <= count <= MOST_MESSAGES, "chat.messages", f"{count} messages", f"must be 1 to {MOST_MESSAGES}")
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
-    """One request as a client states it. prompt: text, or token ids used as they are. Times are seconds.
+    """One request as a client states it. prompt: text, token ids used as they are, or a conversation that the model's
+    own template makes text of. Times are seconds.
 
     output_prefix: output that this prompt had already, to go on from; positions, limits and draws count it as output.
     cache_salt: the prefix cache is shared only with requests that have the same one.
     """
 
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | Chat
     model: str = ""
     add_special_tokens: bool = True
     output_prefix: tuple[int, ...] = ()
@@ -233,7 +263,7 @@ def resolve(
     the limit.
     """
     _check_sizes(spec, limits)
-    where = "text" if isinstance(spec.prompt, str) else "token_ids"
+    where = {str: "text", Chat: "chat"}.get(type(spec.prompt), "token_ids")
     _require(len(prompt) > 0, where, spec.prompt, "the prompt has no tokens")
     _require(
         len(prompt) < limits.longest,

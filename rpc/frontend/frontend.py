@@ -22,7 +22,7 @@ from rpc.frontend.stream import Finish, FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
 from scheduler.engine import Sink
-from scheduler.request import Limits, Spec
+from scheduler.request import Chat, Limits, Spec
 
 T = TypeVar("T")
 
@@ -63,7 +63,10 @@ class Frontend:
         self.draining = False
         self._engine: EngineClient | None = None
         self._loop = asyncio.get_running_loop()
-        self._workers = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="quire-prepare")
+        self._workers, self._chat_workers = (
+            ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix=name)
+            for name in ("quire-prepare", "quire-prepare-chat")
+        )
         self._live: dict[int, Live] = {}
         self._ids: set[str] = set()
         self._attempts = itertools.count(1)
@@ -211,16 +214,19 @@ class Frontend:
         attempt = next(self._attempts)
         try:
             with self.counting_cancel():
-                return await self.in_worker(lambda engine: (engine, self._make_stream(attempt, spec, engine)))
+                chat = isinstance(spec.prompt, Chat)
+                return await self.in_worker(lambda engine: (engine, self._make_stream(attempt, spec, engine)), chat)
         except RequestFailed as failure:
             raise self.refused(failure) from None
         except Exception:
             self.refused(internal())
             raise
 
-    async def in_worker(self, work: Callable[[EngineClient], T]) -> T:
-        """What takes a while, in a thread beside the loop; it gets the attached engine. Raises what `work` does, and
-        RequestFailed where none is attached, the server drains or too much work waits.
+    async def in_worker(self, work: Callable[[EngineClient], T], chat: bool = False) -> T:
+        """What takes a while, in a thread beside the loop; it gets the attached engine. chat: it renders a
+        conversation, which nothing else waits for: a template can take a second.
+
+        Raises what `work` does, and RequestFailed where no engine is attached, the server drains or too much waits.
         """
         if self.draining:
             raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
@@ -230,7 +236,7 @@ class Frontend:
             raise RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0)
         self._preparing += 1
         try:
-            return await self._loop.run_in_executor(self._workers, work, engine)
+            return await self._loop.run_in_executor(self._chat_workers if chat else self._workers, work, engine)
         finally:
             self._preparing -= 1
 
@@ -321,4 +327,7 @@ class Frontend:
             live.news.set()
 
     def shutdown(self) -> None:
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        """Nothing is prepared any more."""
+        for workers in (self._workers, self._chat_workers):
+            workers.shutdown(wait=False, cancel_futures=True)
+        self.preparer.close()
