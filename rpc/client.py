@@ -20,19 +20,24 @@ def stream_text(
     stopping: Mapping[str, Any],
     timeout: float | None,
     show: Callable[[str], object],
+    chat: bool = False,
 ) -> str:
-    """Calls StreamGenerate and hands each piece of text to `show`. sampling, stopping: fields of the messages.
+    """Calls StreamGenerate and hands each piece of text to `show`. sampling, stopping: fields of the messages. chat:
+    the prompt is the one message, of a user, of a conversation.
 
     Returns a summary line. Raises CallFailed.
     """
     request = pb.StreamGenerateRequest(
         spec=pb.GenerationSpec(
             model=model,
-            text=prompt,
             sampling=pb.SamplingParameters(**sampling),
             stopping=pb.StoppingCriteria(**stopping),
         )
     )
+    if chat:
+        request.spec.chat.messages.add(role="user", parts=[pb.ContentPart(text=prompt)])
+    else:
+        request.spec.text = prompt
     usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0
     with grpc.insecure_channel(server, options=[("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)]) as channel:
         try:

@@ -1,22 +1,24 @@
 """The engine without a server: `LLM(model).generate(prompts)` in this process, for scripts and notebooks."""
 
 import itertools
+import json
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.assembly import assemble
-from rpc.frontend.errors import RequestFailed
+from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.prepare import load_preparer
 from rpc.frontend.stream import Finish, RequestStream, TokenLogprob
 from rpc.settings import EngineConfig
 from scheduler.events import Finish as FinishAttempt
 from scheduler.events import StepOutputs, Submit
-from scheduler.request import Output, Sampling, Spec, Stopping
+from scheduler.request import Chat, ChatMessage, InvalidRequest, Output, Sampling, Spec, Stopping
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 
@@ -74,8 +76,8 @@ class LLM:
             queue=NO_QUEUE_LIMITS,
             cache=CacheSettings(prefix_cache),
         )
-        self._preparer = load_preparer(config.model)
         parts = assemble(config)
+        self._preparer = load_preparer(config.model)
         self._outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
         self._attempts = itertools.count(1)
         self._engine = parts.engine(self._outputs.put)
@@ -94,26 +96,53 @@ class LLM:
 
         Raises RequestFailed, before anything runs, if one of them cannot be served; RuntimeError after `close`.
         """
-        with self._one_at_a_time:
-            if self._closed:
-                raise RuntimeError("this LLM is closed")
-            return self._generate(prompts, sampling, stopping, output)
+        given = [prompts] if isinstance(prompts, str) else prompts
+        return self._run([p if isinstance(p, str) else tuple(p) for p in given], sampling, stopping, output)
 
-    def _generate(
+    def chat(
         self,
-        prompts: str | Sequence[str | Sequence[int]],
+        conversations: Sequence[Sequence[Mapping[str, str]]],
+        sampling: Sampling | None = None,
+        stopping: Stopping | None = None,
+        output: Output | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """The next message of each conversation, lists of {"role": ..., "content": ...}; else as `generate`.
+
+        template_arguments: of the model's chat template. Raises KeyError for a message without role or content too.
+        """
+        arguments = tuple((name, json.dumps(value)) for name, value in (template_arguments or {}).items())
+        try:
+            chats = [Chat(tuple(ChatMessage(m["role"], m["content"]) for m in c), arguments) for c in conversations]
+        except InvalidRequest as error:
+            raise invalid(error) from None
+        return self._run(chats, sampling, stopping, output)
+
+    def _run(
+        self,
+        prompts: Sequence[str | tuple[int, ...] | Chat],
         sampling: Sampling | None,
         stopping: Stopping | None,
         output: Output | None,
     ) -> list[Completion]:
-        streams: dict[int, RequestStream] = {}
-        for prompt in [prompts] if isinstance(prompts, str) else prompts:
-            spec = Spec(
-                prompt if isinstance(prompt, str) else tuple(prompt),
-                sampling=sampling or Sampling(),
-                stopping=stopping or Stopping(),
-                output=output or Output(),
+        with self._one_at_a_time:
+            if self._closed:
+                raise RuntimeError("this LLM is closed")
+            return self._generate(
+                [
+                    Spec(
+                        prompt,
+                        sampling=sampling or Sampling(),
+                        stopping=stopping or Stopping(),
+                        output=output or Output(),
+                    )
+                    for prompt in prompts
+                ]
             )
+
+    def _generate(self, specs: Sequence[Spec]) -> list[Completion]:
+        streams: dict[int, RequestStream] = {}
+        for spec in specs:
             attempt = next(self._attempts)
             streams[attempt] = RequestStream(
                 attempt, spec, self._preparer.prepare(spec, self._engine.info.limits), self._preparer.tokenizer
@@ -149,6 +178,7 @@ class LLM:
         with self._one_at_a_time:
             self._closed = True
             self._engine.stop()
+            self._preparer.close()
 
     def __enter__(self) -> "LLM":
         return self

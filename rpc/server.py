@@ -13,6 +13,8 @@ from prometheus_client import start_http_server
 from quire.v1 import admin_service_pb2_grpc as admin_pb_grpc
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
+from quire.v1 import tokenization_service_pb2 as tokenization_pb
+from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 
 from rpc.engines.host import choose_host
 from rpc.engines.supervisor import Supervisor
@@ -22,11 +24,15 @@ from rpc.observe.metrics import Metrics
 from rpc.services.admin import AdminService
 from rpc.services.generation import GenerationService
 from rpc.services.health import HealthService
+from rpc.services.tokenization import TokenizationService
 from rpc.settings import ListenSettings, ServerSettings, is_loopback
 
 log = logging.getLogger("quire.server")
 
-SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+SERVICES = (
+    pb.DESCRIPTOR.services_by_name["GenerationService"].full_name,
+    tokenization_pb.DESCRIPTOR.services_by_name["TokenizationService"].full_name,
+)
 
 
 def channel_options(settings: ListenSettings, context: int) -> list[tuple[str, int]]:
@@ -52,7 +58,7 @@ class Server:
         self._metrics = Metrics(preparer.name)
         self._frontend = Frontend(preparer, settings.frontend, self._metrics)
         self._supervisor = Supervisor(choose_host(settings), self._frontend)
-        self._health = HealthService((SERVICE,), self._frontend.health)
+        self._health = HealthService(SERVICES, self._frontend.health)
         self._grpc: aio.Server | None = None
         self._admin: aio.Server | None = None
         self._http: WSGIServer | None = None
@@ -62,10 +68,11 @@ class Server:
         listen = self._settings.listen
         server = aio.server(options=channel_options(listen, self._frontend.info.limits.context))
         pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend), server)
+        tokenization_pb_grpc.add_TokenizationServiceServicer_to_server(TokenizationService(self._frontend), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if listen.reflection:
             health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-            reflection.enable_server_reflection((SERVICE, health_name, reflection.SERVICE_NAME), server)
+            reflection.enable_server_reflection((*SERVICES, health_name, reflection.SERVICE_NAME), server)
         return server
 
     def _admin_server(self) -> tuple[aio.Server, int]:

@@ -16,7 +16,7 @@ from cache_manager.page_names import Scope
 from scheduler.settings import RequestLimits
 
 CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
-BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
+MOST_MESSAGES = 4096  # of a conversation
 
 
 class InvalidRequest(ValueError):
@@ -113,14 +113,43 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation. role: system, user, assistant or what the model's template knows."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, oldest message first. arguments: of the model's template, pairs of name and JSON."""
+
+    messages: tuple[ChatMessage, ...]
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_message_count(len(self.messages))
+        for i, message in enumerate(self.messages):
+            role, content = message.role, message.content
+            _require(isinstance(role, str) and role, f"chat.messages[{i}].role", role, "must be text, and not empty")
+            _require(isinstance(content, str), f"chat.messages[{i}].content", content, "must be text")
+
+
+def check_message_count(count: int) -> None:
+    """For whoever makes a `Chat`, before the work. Raises InvalidRequest."""
+    _require(1 <= count <= MOST_MESSAGES, "chat.messages", f"{count} messages", f"must be 1 to {MOST_MESSAGES}")
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
-    """One request as a client states it. prompt: text, or token ids used as they are. Times are seconds.
+    """One request as a client states it. prompt: text, token ids used as they are, or a conversation that the model's
+    own template makes text of. Times are seconds.
 
     output_prefix: output that this prompt had already, to go on from; positions, limits and draws count it as output.
     cache_salt: the prefix cache is shared only with requests that have the same one.
     """
 
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | Chat
     model: str = ""
     add_special_tokens: bool = True
     output_prefix: tuple[int, ...] = ()
@@ -238,7 +267,7 @@ def resolve(
     the limit.
     """
     _check_sizes(spec, limits)
-    where = "text" if isinstance(spec.prompt, str) else "token_ids"
+    where = {str: "text", Chat: "chat"}.get(type(spec.prompt), "token_ids")
     _require(len(prompt) > 0, where, spec.prompt, "the prompt has no tokens")
     _require(
         len(prompt) < limits.longest,
@@ -327,8 +356,8 @@ def _check_sizes(spec: Spec, limits: Limits) -> None:
     _require(
         len(biases) <= most.logit_biases, "sampling.logit_bias", f"{len(biases)} ids", f"at most {most.logit_biases}"
     )
-    _check_ids("stopping.stop_token_ids", stopping.stop_token_ids, most.stop_token_ids, limits)
-    _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits.vocabulary, limits)
+    check_ids("stopping.stop_token_ids", stopping.stop_token_ids, most.stop_token_ids, limits)
+    check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits.vocabulary, limits)
     for token, _ in biases:
         _require(
             0 <= token < limits.vocabulary,
@@ -341,30 +370,9 @@ def _check_sizes(spec: Spec, limits: Limits) -> None:
     _require(0 <= top <= most_top, "output.top_logprobs", top, f"must be in [0, {most_top}]")
 
 
-def _check_ids(name: str, ids: tuple[int, ...], most: int, limits: Limits) -> None:
+def check_ids(name: str, ids: Sequence[int], most: int, limits: Limits) -> None:
+    """At most so many, each in the vocabulary. Raises InvalidRequest."""
     _require(len(ids) <= most, name, f"{len(ids)} ids", f"at most {most}")
     for i, token in enumerate(ids):
-        _require(0 <= token < limits.vocabulary, f"{name}[{i}]", token, f"must be in [0, {limits.vocabulary})")
-
-
-def check_bad_words(spec: Spec, limits: Limits) -> None:
-    """Bounds the tokenizer's work, before it. Raises InvalidRequest."""
-    words, most = spec.sampling.bad_words, limits.request
-    _require(len(words) <= most.bad_words, "sampling.bad_words", f"{len(words)} words", f"at most {most.bad_words}")
-    for i, word in enumerate(words):
-        try:
-            size = len(word.encode())
-        except UnicodeEncodeError:
-            raise InvalidRequest(f"sampling.bad_words[{i}]", word, "is no Unicode text") from None
-        longest = BYTES_A_TOKEN * most.bad_word_tokens
-        _require(size <= longest, f"sampling.bad_words[{i}]", f"{size} bytes", f"at most {longest} bytes")
-
-
-def check_text(text: str, limits: Limits) -> None:
-    """Bounds the tokenizer's work, before it. Raises InvalidRequest."""
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise InvalidRequest("text", text, "is no Unicode text") from None
-    most = max(2**16, BYTES_A_TOKEN * limits.longest)
-    _require(size <= most, "text", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
+        if not 0 <= token < limits.vocabulary:
+            raise InvalidRequest(f"{name}[{i}]", token, f"must be in [0, {limits.vocabulary})")

@@ -19,7 +19,7 @@ from scheduler.request import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 PARAMETERS = ("sampling", "stopping", "output")
-KEYS = ("id", *PROMPTS, "images", *PARAMETERS)
+KEYS = ("id", *PROMPTS, "template_arguments", "images", *PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,21 @@ def _request(values: dict[str, Any]) -> pb.GenerateRequest:
     for key in values:
         if key not in KEYS:
             raise _bad(key, values[key], f"is not known here; a line has {', '.join(KEYS)}")
-    for key in ("messages", "images"):
-        if key in values:
-            raise not_supported(key)
+    if "images" in values:
+        raise not_supported("images")
     given = [key for key in PROMPTS if key in values]
     if len(given) != 1:
         raise _bad_line(f"there must be exactly one of {', '.join(PROMPTS)}; there is {', '.join(given) or 'none'}")
     spec = pb.GenerationSpec()
-    if given[0] == "prompt":
-        _set_text(spec, values["prompt"])
-    else:
-        _set_ids(spec, values["prompt_token_ids"])
+    if "template_arguments" in values and given != ["messages"]:
+        raise _bad("template_arguments", values["template_arguments"], "goes with messages alone")
+    match given[0]:
+        case "prompt":
+            _set_text(spec, values["prompt"])
+        case "prompt_token_ids":
+            _set_ids(spec, values["prompt_token_ids"])
+        case _:
+            _set_chat(spec, values["messages"], values.get("template_arguments", {}))
     spec.output.token_ids = True
     for key in PARAMETERS:
         if key in values:
@@ -108,6 +112,30 @@ def _set_ids(spec: pb.GenerationSpec, ids: object) -> None:
     if not whole or not all(0 <= i < 2**32 for i in ids):  # type: ignore[attr-defined]
         raise _bad("prompt_token_ids", ids, "must be a list of token ids")
     spec.token_ids.ids.extend(ids)  # type: ignore[arg-type]
+
+
+def _set_chat(spec: pb.GenerationSpec, messages: object, arguments: object) -> None:
+    """arguments: of the template, as plain JSON values."""
+    if not isinstance(messages, list):
+        raise _bad("messages", messages, "must be a list of messages")
+    spec.chat.SetInParent()
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
+            raise _bad(f"messages[{i}]", message, "must be an object of role and content")
+        for key, value in message.items():
+            if not isinstance(value, str):
+                raise _bad(f"messages[{i}].{key}", value, "must be a string")
+        try:
+            spec.chat.messages.add(role=message["role"], parts=[pb.ContentPart(text=message["content"])])
+        except ValueError:
+            raise _bad(f"messages[{i}]", message, "is no Unicode text") from None
+    if not isinstance(arguments, dict):
+        raise _bad("template_arguments", arguments, "must be an object")
+    for name, value in arguments.items():
+        try:
+            spec.chat.template_arguments[name] = json.dumps(value)
+        except ValueError:
+            raise _bad("template_arguments", name, "is no Unicode text") from None
 
 
 def _parse(values: object, into: Message, key: str) -> None:

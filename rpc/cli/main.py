@@ -131,6 +131,9 @@ def generate(
         list[str] | None, typer.Option(help="Stop string; may be given several times.", show_default=False)
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for all of it.", show_default=False)] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the text as a user's message, with the model's chat template.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the generated text.")] = False,
 ) -> None:
     """Stream text from a running server to the terminal."""
@@ -145,12 +148,12 @@ def generate(
         "presence_penalty": presence_penalty, "bad_words": bad_word,
     }  # fmt: skip
     stopping = {"max_tokens": max_tokens, "min_tokens": min_tokens, "stop": stop}
-    if not quiet:
+    if not (quiet or chat):
         print(text, end="", flush=True)
     try:
         summary = stream_text(
             server, text, model, _given(sampling), _given(stopping), timeout,
-            lambda part: print(part, end="", flush=True),
+            lambda part: print(part, end="", flush=True), chat,
         )  # fmt: skip
     except CallFailed as error:
         print(flush=True)

@@ -7,10 +7,11 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal
@@ -21,7 +22,9 @@ from rpc.frontend.stream import Finish, FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
 from scheduler.engine import Sink
-from scheduler.request import Limits, Spec
+from scheduler.request import Chat, Limits, Spec
+
+T = TypeVar("T")
 
 log = logging.getLogger("quire.frontend")
 
@@ -60,7 +63,10 @@ class Frontend:
         self.draining = False
         self._engine: EngineClient | None = None
         self._loop = asyncio.get_running_loop()
-        self._workers = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="quire-prepare")
+        self._workers, self._chat_workers = (
+            ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix=name)
+            for name in ("quire-prepare", "quire-prepare-chat")
+        )
         self._live: dict[int, Live] = {}
         self._ids: set[str] = set()
         self._attempts = itertools.count(1)
@@ -205,30 +211,38 @@ class Frontend:
 
     async def _prepare(self, spec: Spec) -> tuple[EngineClient, RequestStream]:
         """Tokenizes, validates and reads the output prefix in a worker thread. Raises RequestFailed."""
-        if self.draining:
-            message = "the server is shutting down"
-            raise self.refused(RequestFailed("UNAVAILABLE", "DRAINING", message, retry_after=1.0))
-        limits, engine = self.limits(), self._attached()
-        if self._preparing >= self.settings.max_preparing:
-            message = f"{self._preparing} requests are being tokenized, the limit is {self.settings.max_preparing}"
-            raise self.refused(RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0))
-        self._preparing += 1
+        attempt = next(self._attempts)
         try:
             with self.counting_cancel():
-                stream = await self._loop.run_in_executor(
-                    self._workers, self._make_stream, next(self._attempts), spec, limits
-                )
-                return engine, stream
+                chat = isinstance(spec.prompt, Chat)
+                return await self.in_worker(lambda engine: (engine, self._make_stream(attempt, spec, engine)), chat)
         except RequestFailed as failure:
             raise self.refused(failure) from None
         except Exception:
             self.refused(internal())
             raise
+
+    async def in_worker(self, work: Callable[[EngineClient], T], chat: bool = False) -> T:
+        """What takes a while, in a thread beside the loop; it gets the attached engine. chat: it renders a
+        conversation, which nothing else waits for: a template can take a second.
+
+        Raises what `work` does, and RequestFailed where no engine is attached, the server drains or too much waits.
+        """
+        if self.draining:
+            raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
+        engine = self._attached()
+        if self._preparing >= self.settings.max_preparing:
+            message = f"{self._preparing} requests are being tokenized, the limit is {self.settings.max_preparing}"
+            raise RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0)
+        self._preparing += 1
+        try:
+            return await self._loop.run_in_executor(self._chat_workers if chat else self._workers, work, engine)
         finally:
             self._preparing -= 1
 
-    def _make_stream(self, attempt: int, spec: Spec, limits: Limits) -> RequestStream:
-        return RequestStream(attempt, spec, self.preparer.prepare(spec, limits), self.preparer.tokenizer)
+    def _make_stream(self, attempt: int, spec: Spec, engine: EngineClient) -> RequestStream:
+        request = self.preparer.prepare(spec, engine.info.limits)
+        return RequestStream(attempt, spec, request, self.preparer.tokenizer)
 
     def _time_is_up(self, live: Live) -> None:
         with self._contained(live):
@@ -318,4 +332,7 @@ class Frontend:
             live.news.set()
 
     def shutdown(self) -> None:
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        """Nothing is prepared any more."""
+        for workers in (self._workers, self._chat_workers):
+            workers.shutdown(wait=False, cancel_futures=True)
+        self.preparer.close()

@@ -1,4 +1,4 @@
-"""From a `Spec` to a `Request`: tokenizes and validates, in worker threads, since both can take a while."""
+"""From a `Spec` to a `Request`: renders, tokenizes and validates, in worker threads, since it can take a while."""
 
 import secrets
 from collections.abc import Sequence
@@ -6,50 +6,94 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.config import read_config, read_defaults
+from model.inputs.chat import find_chat_template
+from model.inputs.chat_renderer import ChatFailed, ChatRenderer
 from model.inputs.tokenizer import Tokenizer
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.paths import model_directory, model_name
-from scheduler.request import (
-    InvalidRequest,
-    Limits,
-    ModelDefaults,
-    Request,
-    Spec,
-    check_bad_words,
-    check_text,
-    resolve,
-)
+from scheduler.bounds import check_bad_words, check_chat, check_text, check_token_ids, most_bytes
+from scheduler.request import Chat, InvalidRequest, Limits, ModelDefaults, Request, Spec, resolve
 
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
-    """name: of the served model. public: token ids of the prefixes that the operator has declared public."""
+    """name: of the served model. public: token ids of the prefixes that the operator has declared public. chat: None
+    where the model has no chat template; `close` ends it.
+    """
 
     name: str
     tokenizer: Tokenizer
     defaults: ModelDefaults
     public: tuple[tuple[int, ...], ...] = ()
+    chat: ChatRenderer | None = None
 
     def prepare(self, spec: Spec, limits: Limits) -> Request:
         """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
         INVALID_ARGUMENT for a value that cannot be served.
         """
-        if spec.model not in ("", self.name):
-            message = f"model {spec.model[:100]!r} is not served here, {self.name!r} is"
-            raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=spec.model)
+        self._check_model(spec.model)
         try:
-            if isinstance(spec.prompt, str):
-                check_text(spec.prompt, limits)
-                ids = self.tokenizer.encode(spec.prompt, spec.add_special_tokens)
-            else:
-                ids = list(spec.prompt)
+            ids = self._prompt_ids(spec, limits)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
             return resolve(
                 spec, ids, limits, self.defaults, secrets.randbits(64), public, self._bad_words(spec, limits)
             )
         except InvalidRequest as error:
             raise invalid(error) from None
+
+    def _prompt_ids(self, spec: Spec, limits: Limits) -> list[int]:
+        """Raises InvalidRequest, RequestFailed."""
+        match spec.prompt:
+            case str(text):
+                check_text(text, limits)
+                return self.tokenizer.encode(text, spec.add_special_tokens)
+            case Chat() as chat:
+                return self.tokenizer.encode(self._rendered(chat, limits), add_special_tokens=False)
+            case ids:
+                return list(ids)
+
+    def _rendered(self, chat: Chat, limits: Limits) -> str:
+        """The conversation as the model's template writes it, special tokens too. Raises as `_prompt_ids`."""
+        arguments = check_chat(chat, limits)
+        if self.chat is None:
+            message = "the model has no chat template: send text or token_ids"
+            raise RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", message, field="chat")
+        messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+        try:
+            text = self.chat.render(messages, arguments, most_bytes(limits))
+        except ChatFailed as failure:
+            raise RequestFailed("INVALID_ARGUMENT", failure.reason, str(failure), field="chat") from None
+        check_text(text, limits, "chat")
+        return text
+
+    def tokenize(self, text: str, add_special_tokens: bool, model: str, limits: Limits) -> list[int]:
+        """model: its name, "" for the only one. Raises RequestFailed as `prepare` does."""
+        self._check_model(model)
+        try:
+            check_text(text, limits)
+        except InvalidRequest as error:
+            raise invalid(error) from None
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int], skip_special_tokens: bool, model: str, limits: Limits) -> str:
+        """At most as many ids as the model's context has. Raises RequestFailed as `prepare` does."""
+        self._check_model(model)
+        try:
+            check_token_ids(ids, limits)
+        except InvalidRequest as error:
+            raise invalid(error) from None
+        return self.tokenizer.decode_all(list(ids), skip_special_tokens)
+
+    def _check_model(self, name: str) -> None:
+        if name not in ("", self.name):
+            message = f"model {name[:100]!r} is not served here, {self.name!r} is"
+            raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=name)
+
+    def close(self) -> None:
+        """No conversation is rendered any more."""
+        if self.chat is not None:
+            self.chat.close()
 
     def _bad_words(self, spec: Spec, limits: Limits) -> list[list[int]]:
         """Token ids of each, as it is written in the middle of a word and after a space."""
@@ -65,13 +109,16 @@ def _common(prefix: Sequence[int], ids: Sequence[int]) -> int:
 
 
 def load_preparer(settings: ModelSettings, public_prefixes: str | None = None) -> Preparer:
-    """The frontend's share of a model. public_prefixes: as in `FrontendSettings`. Raises CheckpointError, OSError."""
+    """The frontend's share of a model, to be closed. public_prefixes: as in `FrontendSettings`. Raises CheckpointError,
+    OSError.
+    """
     directory = model_directory(settings.model)
     defaults = read_defaults(directory, read_config(directory))
     name = settings.served_model_name or model_name(settings.model, directory)
     tokenizer = Tokenizer.load(directory)
     public = tuple(tuple(tokenizer.encode(text, True)) for text in _texts(public_prefixes))
-    return Preparer(name, tokenizer, defaults, public)
+    template = find_chat_template(directory)
+    return Preparer(name, tokenizer, defaults, public, ChatRenderer(template) if template is not None else None)
 
 
 def _texts(place: str | None) -> list[str]:

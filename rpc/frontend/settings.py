@@ -23,7 +23,9 @@ class FrontendSettings:
     stall_timeout: float = field(
         default=30.0, metadata={"help": "Seconds of work without progress after which health says NOT_SERVING."}
     )
-    tokenizer_threads: int = field(default=2, metadata={"help": "Threads that tokenize and validate prompts."})
+    tokenizer_threads: int = field(
+        default=2, metadata={"help": "Threads that tokenize and validate prompts; as many for chats."}
+    )
     public_prefixes: str | None = field(
         default=None,
         metadata={

@@ -11,12 +11,21 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.frontend.errors import RequestFailed, invalid, not_supported
 from rpc.frontend.stream import Delta, Finish, FinishReason, RequestStream, TokenLogprob
-from scheduler.request import InvalidRequest, Output, Sampling, Spec, Stopping
+from scheduler.request import (
+    Chat,
+    ChatMessage,
+    InvalidRequest,
+    Output,
+    Sampling,
+    Spec,
+    Stopping,
+    check_message_count,
+)
 
 T = TypeVar("T")
 
 NOT_YET = {
-    "spec": ("chat", "images", "priority"),
+    "spec": ("images", "priority"),
     "sampling": ("beam_search",),
     "stopping": (),
     "output": (),
@@ -24,6 +33,7 @@ NOT_YET = {
 """Fields that later versions will support."""
 
 LONGEST = 10**6  # seconds, of any Duration
+MOST_PARTS = 2**14  # of all messages of a conversation: 280,000 took 93 ms of the event loop
 
 FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -41,12 +51,9 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
     _refuse_unsupported(message.output, "output", "output.")
     if message.sampling.HasField("sequence_count") and message.sampling.sequence_count != 1:
         raise not_supported("sampling.sequence_count", "other than 1")
-    kind = message.WhichOneof("prompt")
     try:
-        if kind is None:
-            raise InvalidRequest("prompt", None, "one of text and token_ids must be set")
         return Spec(
-            prompt=message.text if kind == "text" else tuple(message.token_ids.ids),
+            prompt=_prompt(message),
             model=message.model,
             add_special_tokens=_given(message, "add_special_tokens", True),
             output_prefix=tuple(message.output_prefix.ids),
@@ -102,6 +109,40 @@ def _refuse_unsupported(message: Message, which: str, prefix: str) -> None:
 def _given(message: Message, name: str, default: T) -> T:
     value: T = getattr(message, name)
     return value if message.HasField(name) else default
+
+
+def _prompt(message: pb.GenerationSpec) -> str | tuple[int, ...] | Chat:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return message.text
+        case "token_ids":
+            return tuple(message.token_ids.ids)
+        case "chat":
+            return _chat(message.chat)
+        case _:
+            raise InvalidRequest("prompt", None, "one of text, token_ids and chat must be set")
+
+
+def _chat(message: pb.Chat) -> Chat:
+    check_message_count(len(message.messages))
+    parts = sum(len(turn.parts) for turn in message.messages)
+    if parts > MOST_PARTS:
+        raise InvalidRequest("chat.messages", f"{parts} parts", f"at most {MOST_PARTS} parts in all")
+    return Chat(
+        messages=tuple(ChatMessage(turn.role, _content(turn, i)) for i, turn in enumerate(message.messages)),
+        arguments=tuple(sorted(message.template_arguments.items())),
+    )
+
+
+def _content(message: pb.ChatMessage, number: int) -> str:
+    """All parts in one: templates of text models expect a string."""
+    for i, part in enumerate(message.parts):
+        kind = part.WhichOneof("part")
+        if kind == "image":
+            raise not_supported(f"chat.messages[{number}].parts[{i}].image")
+        if kind is None:
+            raise InvalidRequest(f"chat.messages[{number}].parts[{i}]", None, "one of text and image must be set")
+    return "".join(part.text for part in message.parts)
 
 
 def _sampling(message: pb.SamplingParameters) -> Sampling:

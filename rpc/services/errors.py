@@ -1,5 +1,8 @@
 """Failures as google.rpc.Status: each carries an ErrorInfo with a stable reason, and what else helps a client."""
 
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NoReturn
 
 from google.protobuf import any_pb2, duration_pb2
@@ -8,18 +11,21 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
-from rpc.frontend.errors import RequestFailed
+from rpc.frontend.errors import RequestFailed, internal
+
+log = logging.getLogger("quire.rpc")
 
 DOMAIN = "quire"
 LONGEST = 1000  # characters of a message; longer ones would not fit the trailing metadata
 OUTSIDE_SPEC = ("request_id", "requests", "stream_options.max_delay")
 
 
-def status_of(failure: RequestFailed) -> status_pb2.Status:
+def status_of(failure: RequestFailed, within: str = "spec.") -> status_pb2.Status:
+    """within: the message that the failure's field is in, as a path from the request."""
     message = failure.message if len(failure.message) <= LONGEST else failure.message[: LONGEST - 3] + "..."
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)]
     if failure.code == "INVALID_ARGUMENT":
-        path = failure.field if failure.field in OUTSIDE_SPEC else f"spec.{failure.field}"
+        path = failure.field if failure.field in OUTSIDE_SPEC else within + failure.field
         violation = error_details_pb2.BadRequest.FieldViolation(field=path, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if failure.code == "NOT_FOUND":
@@ -39,8 +45,27 @@ def _packed(message: Message) -> any_pb2.Any:
     return packed
 
 
-async def abort(context: aio.ServicerContext, failure: RequestFailed) -> NoReturn:
+async def abort(context: aio.ServicerContext, failure: RequestFailed, within: str = "spec.") -> NoReturn:
     """Ends the call with the failure's status; does not return."""
-    status = rpc_status.to_status(status_of(failure))
+    status = rpc_status.to_status(status_of(failure, within))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise failure  # `abort` has raised
+
+
+@asynccontextmanager
+async def failures_to(context: aio.ServicerContext, within: str = "spec.") -> AsyncIterator[None]:
+    """Ends the call with a status for whatever is raised; what nobody foresaw is INTERNAL, and its text stays here."""
+    try:
+        yield
+    except aio.AbortError:
+        raise
+    except Exception as error:
+        await abort(context, as_failure(error), within)
+
+
+def as_failure(error: Exception) -> RequestFailed:
+    """What the client is told. The text of what nobody foresaw stays in the log."""
+    if isinstance(error, RequestFailed):
+        return error
+    log.error("a request failed in its handler", exc_info=error)
+    return internal()

@@ -1,7 +1,6 @@
 """quire.v1.GenerationService over a `Frontend`."""
 
 import asyncio
-import logging
 import secrets
 import string
 from collections.abc import AsyncIterator
@@ -11,13 +10,11 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from rpc.frontend.errors import RequestFailed, internal, invalid
+from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.frontend import Frontend, Live
 from rpc.services import convert
-from rpc.services.errors import abort, status_of
+from rpc.services.errors import as_failure, failures_to, status_of
 from scheduler.request import InvalidRequest, Spec
-
-log = logging.getLogger("quire.rpc")
 
 REQUEST_ID_HEADER = "x-request-id"
 VISIBLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
@@ -32,14 +29,14 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: pb.GenerateRequest, context: aio.ServicerContext
     ) -> pb.GenerateResponse:
-        async with _failures_to(context):
+        async with failures_to(context):
             request_id = await self._accept(request.request_id, context)
             return await self._generate(request, request_id, context.time_remaining())
 
     async def StreamGenerate(  # noqa: N802
         self, request: pb.StreamGenerateRequest, context: aio.ServicerContext
     ) -> None:
-        async with _failures_to(context):
+        async with failures_to(context):
             request_id = await self._accept(request.request_id, context)
             spec, grouping = self._spec(request.spec), self._grouping(request.stream_options)
             async with self._frontend.open(spec, request_id, context.time_remaining()) as live:
@@ -51,7 +48,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     async def BatchGenerate(  # noqa: N802
         self, request: pb.BatchGenerateRequest, context: aio.ServicerContext
     ) -> None:
-        async with _failures_to(context):
+        async with failures_to(context):
             most = self._frontend.limits().request.batch_requests
             if len(request.requests) > most:
                 count = f"{len(request.requests)} entries"
@@ -127,7 +124,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 request_id = self._request_id(request.request_id)
                 response = await self._generate(request, request_id, context.time_remaining(), self._turn(door))
             except Exception as error:
-                status = status_of(_as_failure(error))
+                status = status_of(as_failure(error))
                 entry = pb.EntryError(code=status.code, message=status.message, details=status.details)
                 return pb.BatchGenerateResponse(position=position, error=entry)
             return pb.BatchGenerateResponse(position=position, response=response)
@@ -172,22 +169,3 @@ async def _messages(live: Live, grouping: convert.Grouping) -> AsyncIterator[pb.
         yield message
         if last:
             return
-
-
-@asynccontextmanager
-async def _failures_to(context: aio.ServicerContext) -> AsyncIterator[None]:
-    """Ends the call with a status for whatever is raised; what nobody foresaw is INTERNAL, and its text stays here."""
-    try:
-        yield
-    except aio.AbortError:
-        raise
-    except Exception as error:
-        await abort(context, _as_failure(error))
-
-
-def _as_failure(error: Exception) -> RequestFailed:
-    """What the client is told. The text of what nobody foresaw stays in the log."""
-    if isinstance(error, RequestFailed):
-        return error
-    log.error("a request failed in its handler", exc_info=error)
-    return internal()

@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 from quire.v1 import generation_service_pb2 as pb
 
-from tests.support.server import RunningServer, running_server, stream_request
+from tests.support.server import RunningServer, details, running_server, stream_request
 
 Change = Callable[[pb.GenerationSpec], object]
 
@@ -29,16 +27,10 @@ def channel(server: RunningServer) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def details(error: grpc.RpcError) -> dict[str, object]:
-    """google.rpc details by type name."""
-    status = rpc_status.from_call(error)
-    assert status is not None, "the error carries no google.rpc.Status"
-    found = {}
-    for packed in status.details:
-        name = packed.TypeName().removeprefix("google.rpc.")
-        found[name] = getattr(error_details_pb2, name)()
-        assert packed.Unpack(found[name])
-    return found
+def chat(spec: pb.GenerationSpec, **arguments: str) -> None:
+    """Makes it a conversation whose template has these arguments."""
+    spec.chat.messages.add(role="user").parts.add(text="Hi")
+    spec.chat.template_arguments.update(arguments)
 
 
 def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grpc.RpcError:
@@ -92,6 +84,15 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
         ("max_queue_time", lambda s: s.max_queue_time.FromSeconds(0)),
         ("cache_salt", lambda s: setattr(s, "cache_salt", "two words")),
         ("cache_salt", lambda s: setattr(s, "cache_salt", "x" * 65)),
+        ("chat.messages", lambda s: s.chat.SetInParent()),
+        ("chat.messages", lambda s: s.chat.messages.extend([pb.ChatMessage(role="user")] * 4097)),
+        ("chat.messages", lambda s: s.chat.messages.add(role="user").parts.extend([pb.ContentPart(text="")] * 16_385)),
+        ("chat.messages[1].role", lambda s: s.chat.messages.extend([pb.ChatMessage(role="user"), pb.ChatMessage()])),
+        ("chat.messages[0].parts[0]", lambda s: s.chat.messages.add(role="user").parts.add()),
+        ("chat", lambda s: s.chat.messages.add(role="user").parts.add(text="w" * 70_000)),
+        ("chat.template_arguments[a]", lambda s: chat(s, a="{")),
+        ("chat.template_arguments[messages]", lambda s: chat(s, messages="[]")),
+        ("chat.template_arguments[a b]", lambda s: chat(s, **{"a b": "1"})),
     ],
 )
 def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channel, field: str, change: Change) -> None:
@@ -106,7 +107,7 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
 @pytest.mark.parametrize(
     ("field", "change"),
     [
-        ("chat", lambda s: s.chat.messages.add(role="user")),
+        ("chat.messages[0].parts[0].image", lambda s: s.chat.messages.add().parts.add().image.SetInParent()),
         ("images", lambda s: s.images.add(data=b"x")),
         ("priority", lambda s: setattr(s, "priority", 3)),
         ("sampling.beam_search", lambda s: setattr(s.sampling.beam_search, "width", 2)),
@@ -127,8 +128,11 @@ def test_what_is_not_there_yet_is_said(
 def test_every_field_of_the_contract_is_read_or_refused() -> None:
     """A field added to the proto must be converted or refused by name: this list is what convert.py reads."""
     read = {
-        "GenerationSpec": "model text token_ids add_special_tokens output_prefix sampling stopping output max_time "
-        "max_queue_time cache_salt",
+        "GenerationSpec": "model text token_ids chat add_special_tokens output_prefix sampling stopping output "
+        "max_time max_queue_time cache_salt",
+        "Chat": "messages template_arguments",
+        "ChatMessage": "role parts",
+        "ContentPart": "text image",  # an image is refused
         "SamplingParameters": "temperature top_p top_k min_p seed repetition_penalty frequency_penalty "
         "presence_penalty logit_bias allowed_token_ids bad_words sequence_count",
         "StoppingCriteria": "max_tokens min_tokens stop stop_token_ids include_stop ignore_eos",
@@ -136,10 +140,24 @@ def test_every_field_of_the_contract_is_read_or_refused() -> None:
     }
     from rpc.services.convert import NOT_YET
 
-    keys = {"GenerationSpec": "spec", "SamplingParameters": "sampling", "StoppingCriteria": "stopping"}
+    keys = {
+        "GenerationSpec": "spec",
+        "SamplingParameters": "sampling",
+        "StoppingCriteria": "stopping",
+        "OutputOptions": "output",
+    }
     for message, fields in read.items():
-        known = {*fields.split(), *NOT_YET[keys.get(message, "output")]}
+        known = {*fields.split(), *NOT_YET.get(keys.get(message, ""), ())}
         assert {f.name for f in pb.DESCRIPTOR.message_types_by_name[message].fields} == known
+
+
+def test_a_conversation_needs_a_chat_template(server: RunningServer, channel: grpc.Channel) -> None:
+    error = refused(server, channel, chat)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "the model has no chat template: send text or token_ids"
+    found = details(error)
+    assert found["ErrorInfo"].reason == "NO_CHAT_TEMPLATE"
+    assert [v.field for v in found["BadRequest"].field_violations] == ["spec.chat"]
 
 
 def test_neutral_values_of_later_features_are_let_through(server: RunningServer, channel: grpc.Channel) -> None:

@@ -10,6 +10,7 @@ from quire.v1 import generation_service_pb2 as pb
 from rpc.batch.lines import KEYS, Line, failure_line, parse_line, result_line
 from rpc.frontend.errors import RequestFailed
 from rpc.services.convert import spec_from
+from scheduler.request import Chat, ChatMessage
 
 
 def parse(values: object) -> Line:
@@ -42,6 +43,19 @@ def test_token_ids_and_ids_of_both_kinds() -> None:
     assert parse({"prompt": "A"}).id == 7
 
 
+def test_messages_become_a_conversation() -> None:
+    messages = [{"role": "system", "content": ""}, {"content": "Hé", "role": "user"}]
+    line = parse({"messages": messages, "template_arguments": {"enable_thinking": False, "tone": "dry"}})
+    assert line.request is not None
+    assert spec_from(line.request.spec).prompt == Chat(
+        (ChatMessage("system", ""), ChatMessage("user", "Hé")), (("enable_thinking", "false"), ("tone", '"dry"'))
+    )
+    empty = parse({"messages": []})
+    assert empty.request is not None
+    with pytest.raises(RequestFailed, match=r"chat.messages is '0 messages': must be 1 to 4096"):
+        spec_from(empty.request.spec)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -66,7 +80,17 @@ def test_token_ids_and_ids_of_both_kinds() -> None:
         ({"prompt": "A", "stopping": {"max_tokens": 1.5}}, "max_tokens"),
         ({"prompt": "A", "id": [1]}, "id is [1]: must be a string or a whole number"),
         ({"prompt": "A", "id": True}, "id is True: must be"),
-        ({"messages": []}, "messages is not supported yet"),
+        ({"messages": "Hi"}, "messages is 'Hi': must be a list of messages"),
+        ({"messages": ["Hi"]}, "messages[0] is 'Hi': must be an object of role and content"),
+        ({"messages": [{"role": "user"}]}, "must be an object of role and content"),
+        ({"messages": [{"role": "user", "content": "Hi", "name": "x"}]}, "must be an object of role and content"),
+        ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, "messages[0].content is"),
+        ({"messages": [{"role": 1, "content": "Hi"}]}, "messages[0].role is 1: must be a string"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "is no Unicode text"),
+        ({"messages": [], "prompt": "A"}, "there is prompt, messages"),
+        ({"messages": [], "template_arguments": 1}, "template_arguments is 1: must be an object"),
+        ({"messages": [], "template_arguments": {"\ud800": 1}}, "is no Unicode text"),
+        ({"prompt": "A", "template_arguments": {}}, "template_arguments is {}: goes with messages alone"),
         ({"prompt": "A", "images": []}, "images is not supported yet"),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_manager.page_names import Scope
+from scheduler.bounds import check_text
 from scheduler.request import (
     InvalidRequest,
     Limits,
@@ -18,7 +19,6 @@ from scheduler.request import (
     Sampling,
     Spec,
     Stopping,
-    check_text,
     resolve,
 )
 from scheduler.settings import RequestLimits

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -101,3 +103,15 @@ def stream_request(prompt: str | list[int], max_tokens: int, **sampling: float) 
     else:
         spec.token_ids.ids.extend(prompt)
     return pb.StreamGenerateRequest(spec=spec)
+
+
+def details(error: grpc.RpcError) -> dict[str, object]:
+    """google.rpc details by type name."""
+    status = rpc_status.from_call(error)
+    assert status is not None, "the error carries no google.rpc.Status"
+    found = {}
+    for packed in status.details:
+        name = packed.TypeName().removeprefix("google.rpc.")
+        found[name] = getattr(error_details_pb2, name)()
+        assert packed.Unpack(found[name])
+    return found

@@ -1,0 +1,74 @@
+"""A model's chat template: where it stands in the directory, and the special tokens that it may write.
+
+Both are found as transformers finds them. The template is a program that nobody vouches for: here it is only carried,
+`model.inputs.chat_process` runs it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.errors import CheckpointError
+from model.fields import read_json
+
+FILE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+LONGEST = 2**20  # bytes of a template; those of the Hub have some thousand
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """source: Jinja. path: the file that it stands in. tokens: special tokens by name, as bos_token."""
+
+    source: str
+    path: Path
+    tokens: dict[str, str]
+
+
+def find_chat_template(directory: Path) -> ChatTemplate | None:
+    """None where the model has no template, or several of which none is named default.
+
+    Raises CheckpointError for files that cannot be read.
+    """
+    config = _json(directory / CONFIG)
+    path = directory / FILE
+    if path.exists():
+        return ChatTemplate(_bounded(_text(path), path), path, _tokens(directory, config))
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        source = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+    if isinstance(source, dict):
+        source = source.get("default")
+    if source is None:
+        return None
+    path = directory / CONFIG
+    if not isinstance(source, str):
+        raise CheckpointError(f"{path}: 'chat_template' is {str(source)[:60]!r}, must be text")
+    return ChatTemplate(_bounded(source, path), path, _tokens(directory, config))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Nothing where there is no such file."""
+    return read_json(path) if path.exists() else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as text: {error}") from None
+
+
+def _bounded(source: str, path: Path) -> str:
+    if len(source) > LONGEST:
+        raise CheckpointError(f"{path}: the chat template has {len(source)} characters, may have {LONGEST}")
+    return source
+
+
+def _tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The map counts only beside a config of the old style, which does not list the added tokens."""
+    values = config if "added_tokens_decoder" in config else config | _json(directory / TOKENS)
+    named = {name: value for name, value in values.items() if name.endswith("_token")}
+    more = values.get("extra_special_tokens")
+    tokens = named | (more if isinstance(more, dict) else {})
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -1,0 +1,187 @@
+"""The process that runs a chat template, with limits: nobody vouches for what stands in a model's directory.
+
+Lines of JSON come in on standard input, each is answered by a line on standard output. The first has `source` and
+`tokens` of a `ChatTemplate` and the limits (`memory`: bytes of address space, `start_seconds` and `render_seconds` of
+processor time to compile it and for each conversation); its answer is {} once the template is compiled. Each other has
+`messages`, `arguments` of the template and `most`, the characters that the text may have; its answer has `text`. Where
+there is none, `failed` says why (refused, error, memory, length) and `message` more of it. A template that computes for
+too long ends the process with SIGPROF, the end of the input ends it as well. Imports little, so that it starts soon.
+
+What a template sees is what transformers 5 shows it.
+"""
+
+import json
+import signal
+import sys
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MESSAGE = 500  # characters
+
+
+class Refused(jinja2.TemplateError):
+    """The template called raise_exception."""
+
+
+class TooLong(Exception):
+    """The text has more characters than it may have."""
+
+
+class Generation(Extension):
+    """{% generation %} marks what a model is trained on; here it is text as any other."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's name and type
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Any) -> Any:
+        return caller()
+
+
+class PlainDict:
+    """`dict` for templates, without what a type has beside."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class PlainNamespace(Namespace):
+    """`namespace` for templates, without names that begin with _."""
+
+    def __init__(*args: Any, **values: Any) -> None:  # as jinja2's: namespace(self=...) is a name as any other
+        self, given = args[0], dict(*args[1:], **values)
+        for name in given:
+            _check_name(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace has no name {name!r}: it begins with _")
+
+
+def raise_exception(message: object) -> None:
+    raise Refused(str(message)[:MESSAGE])
+
+
+def tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own it leaves <, >, & and ' alone."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # local time, as transformers
+
+
+def compiled(source: str) -> jinja2.Template:
+    """Raises what jinja2 does."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": strftime_now,
+        "dict": PlainDict(),
+        "namespace": PlainNamespace,
+    }
+    return environment.from_string(source)
+
+
+def rendered(template: jinja2.Template, tokens: dict[str, str], request: dict[str, Any]) -> str:
+    """Raises Refused, TooLong, and whatever a template can raise."""
+    given = {"messages": request["messages"], "tools": None, "documents": None, "add_generation_prompt": True}
+    parts, size = [], 0
+    for part in template.generate(**(tokens | request["arguments"] | given)):
+        size += len(part)
+        if size > request["most"]:
+            raise TooLong
+        parts.append(part)
+    return "".join(parts)
+
+
+def failure_of(error: Exception) -> dict[str, str]:
+    """The answer that an exception becomes."""
+    if isinstance(error, Refused):
+        return {"failed": "refused", "message": str(error)}
+    if isinstance(error, TooLong):
+        return {"failed": "length", "message": ""}
+    if isinstance(error, MemoryError):
+        return {"failed": "memory", "message": ""}
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return {"failed": "error", "message": f"line {error.lineno}: {error.message}"[:MESSAGE]}
+    return {"failed": "error", "message": f"{type(error).__name__}: {error}"[:MESSAGE]}
+
+
+def limit_memory(size: int) -> None:
+    """size: bytes of address space. Linux only; elsewhere it does nothing."""
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+def limit_time(seconds: float) -> None:
+    """Of processor time from now on; 0 takes the limit away."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def answer(values: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # what asks a server to stop; it drains first
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGPROF, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    if not (line := sys.stdin.readline()):
+        return  # the parent has ended
+    first = json.loads(line)
+    limit_memory(first["memory"])
+    limit_time(first["start_seconds"])
+    try:
+        template = compiled(first["source"])
+    except Exception as error:
+        answer(failure_of(error))
+        return
+    answer({})
+    limit_time(0)
+    while line := sys.stdin.readline():
+        limit_time(first["render_seconds"])
+        try:
+            found = {"text": rendered(template, first["tokens"], json.loads(line))}
+        except Exception as error:
+            found = failure_of(error)
+        answer(found)
+        if found.get("failed") == "memory":
+            return  # whoever ran out of it may have left anything half done
+        limit_time(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""quire.v1.TokenizationService over a `Frontend`'s tokenizer."""
+
+from grpc import aio
+from quire.v1 import tokenization_service_pb2 as pb
+from quire.v1 import tokenization_service_pb2_grpc as pb_grpc
+
+from rpc.frontend.frontend import Frontend
+from rpc.services.errors import failures_to
+
+
+class TokenizationService(pb_grpc.TokenizationServiceServicer):
+    """What is asked here counts as work of the tokenizer, not as a request of the model."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def Tokenize(  # noqa: N802 - gRPC's name
+        self, request: pb.TokenizeRequest, context: aio.ServicerContext
+    ) -> pb.TokenizeResponse:
+        special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        async with failures_to(context, within=""):
+            ids = await self._frontend.in_worker(
+                lambda engine: self._frontend.preparer.tokenize(
+                    request.text, special, request.model, engine.info.limits
+                )
+            )
+            return pb.TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(  # noqa: N802
+        self, request: pb.DetokenizeRequest, context: aio.ServicerContext
+    ) -> pb.DetokenizeResponse:
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        async with failures_to(context, within=""):
+            text = await self._frontend.in_worker(
+                lambda engine: self._frontend.preparer.detokenize(
+                    request.token_ids, skip, request.model, engine.info.limits
+                )
+            )
+            return pb.DetokenizeResponse(text=text)

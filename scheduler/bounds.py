@@ -1,0 +1,79 @@
+"""Bounds of what a request makes a frontend's workers do, checked before they do it."""
+
+import json
+import re
+from collections.abc import Sequence
+
+from scheduler.request import Chat, InvalidRequest, Limits, Spec, check_ids
+
+BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
+ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+NO_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt")  # what every template is given
+
+
+def check_bad_words(spec: Spec, limits: Limits) -> None:
+    """Raises InvalidRequest."""
+    words, most = spec.sampling.bad_words, limits.request
+    if len(words) > most.bad_words:
+        raise InvalidRequest("sampling.bad_words", f"{len(words)} words", f"at most {most.bad_words}")
+    longest = BYTES_A_TOKEN * most.bad_word_tokens
+    for i, word in enumerate(words):
+        size = _size(word, f"sampling.bad_words[{i}]")
+        if size > longest:
+            raise InvalidRequest(f"sampling.bad_words[{i}]", f"{size} bytes", f"at most {longest} bytes")
+
+
+def check_text(text: str, limits: Limits, name: str = "text") -> None:
+    """name: of the field that the text comes from. Raises InvalidRequest."""
+    size, most = _size(text, name), most_bytes(limits)
+    if size > most:
+        raise InvalidRequest(name, f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
+
+
+def check_chat(chat: Chat, limits: Limits) -> dict[str, object]:
+    """The values of the template's arguments. Raises InvalidRequest."""
+    size = sum(_size(name, "chat.template_arguments") + _size(text, _argument(name)) for name, text in chat.arguments)
+    for i, message in enumerate(chat.messages):
+        size += _size(message.role, f"chat.messages[{i}].role") + _size(message.content, f"chat.messages[{i}].parts")
+    if size > (most := most_bytes(limits)):
+        raise InvalidRequest("chat", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
+    return {name: _value(name, text) for name, text in chat.arguments}
+
+
+def _argument(name: str) -> str:
+    return f"chat.template_arguments[{name}]"
+
+
+def _value(name: str, text: str) -> object:
+    """Raises InvalidRequest."""
+    if not ARGUMENT.fullmatch(name):
+        raise InvalidRequest(_argument(name[:64]), text, "its name must be 1 to 64 of A-Z a-z 0-9 _, no digit first")
+    if name in NO_ARGUMENTS:
+        raise InvalidRequest(_argument(name), text, "is what every template is given, and no argument")
+    try:
+        value: object = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(_argument(name), text, f"must be a JSON value: {error}") from None
+    return value
+
+
+def _no_json(constant: str) -> object:
+    raise ValueError(f"{constant} is none")
+
+
+def check_token_ids(ids: Sequence[int], limits: Limits) -> None:
+    """Of what is to become text. Raises InvalidRequest."""
+    check_ids("token_ids", ids, limits.context, limits)
+
+
+def most_bytes(limits: Limits) -> int:
+    """Of text that is worth tokenizing."""
+    return max(2**16, BYTES_A_TOKEN * limits.longest)
+
+
+def _size(text: str, name: str) -> int:
+    """In bytes. Raises InvalidRequest."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(name, text, "is no Unicode text") from None

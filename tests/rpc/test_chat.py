@@ -1,0 +1,97 @@
+"""What a preparer makes of a conversation."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from model.inputs.chat import ChatTemplate
+from model.inputs.chat_renderer import ChatRenderer
+from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.prepare import Preparer
+from rpc.frontend.settings import FrontendSettings
+from rpc.observe.metrics import Metrics
+from scheduler.request import Chat, ChatMessage, Limits, ModelDefaults, Spec
+from tests.support.frontends import PuppetEngine
+
+LIMITS = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
+SOURCE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content * (times or 1) }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def preparer(tokenizer: Tokenizer) -> Iterator[Preparer]:
+    template = ChatTemplate(SOURCE, Path("chat_template.jinja"), {"bos_token": "<|end|>"})
+    made = Preparer("m", tokenizer, ModelDefaults(), ((0, 1, 2),), ChatRenderer(template))
+    yield made
+    made.close()
+
+
+def chat(*contents: str, **arguments: str) -> Spec:
+    return Spec(Chat(tuple(ChatMessage("user", content) for content in contents), tuple(arguments.items())))
+
+
+def refusal(preparer: Preparer, spec: Spec) -> RequestFailed:
+    with pytest.raises(RequestFailed) as refused:
+        preparer.prepare(spec, LIMITS)
+    assert refused.value.code == "INVALID_ARGUMENT"
+    return refused.value
+
+
+def test_the_prompt_is_the_rendered_text(preparer: Preparer, tokenizer: Tokenizer) -> None:
+    request = preparer.prepare(chat("the cat", "<|end|>"), LIMITS)
+    expected = tokenizer.encode("<|end|>[user]the cat[user]<|end|>", add_special_tokens=False)
+    assert request.prompt.tolist() == expected
+    assert expected[0] == expected[-1] == 0
+    assert request.scope.public == 1, "a public prefix counts as far as it goes"
+
+
+def test_limits_hold_for_what_comes_in_and_for_what_comes_out(preparer: Preparer) -> None:
+    for spec, field, reason, message in (
+        (chat("x" * 70_000), "chat", "INVALID_FIELD", "chat is '70004 bytes'"),
+        (chat("x" * 300, times="300"), "chat", "CHAT_LIMIT", "more than 65536 characters"),
+        (chat("é" * 200, times="300"), "chat", "INVALID_FIELD", "at most 65536 bytes"),
+        (chat("xyz" * 200), "chat", "INVALID_FIELD", "prompt and output must fit in 256 tokens"),
+        (chat("x", times='"2"'), "chat", "CHAT_ERROR", "TypeError"),
+        (chat("x", times="x"), "chat.template_arguments[times]", "INVALID_FIELD", "must be a JSON value"),
+    ):
+        failure = refusal(preparer, spec)
+        assert (failure.field, failure.reason) == (field, reason)
+        assert message in failure.message
+
+
+def test_a_model_without_a_template_says_so(tokenizer: Tokenizer) -> None:
+    failure = refusal(Preparer("m", tokenizer, ModelDefaults()), chat("Hi"))
+    assert (failure.field, failure.reason) == ("chat", "NO_CHAT_TEMPLATE")
+    Preparer("m", tokenizer, ModelDefaults()).close()
+
+
+def test_conversations_are_rendered_beside_the_loop_and_shutdown_ends_the_process(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    render = ChatRenderer.render
+
+    def spy(*arguments: object) -> str:
+        threads.append(threading.current_thread().name)
+        return render(*arguments)
+
+    async def test() -> None:
+        template = ChatTemplate(SOURCE, Path("chat_template.jinja"), {})
+        preparer = Preparer("m", tokenizer, ModelDefaults(), (), ChatRenderer(template))
+        before = psutil.Process().children()
+        frontend = Frontend(preparer, FrontendSettings(), Metrics("m"))
+        frontend.attach(PuppetEngine())
+        monkeypatch.setattr(ChatRenderer, "render", spy)
+        async with frontend.open(chat("cat"), "a", None) as live:
+            assert live.stream.request.prompt.tolist() == tokenizer.encode("[user]cat", False)
+        frontend.shutdown()
+        assert len(psutil.Process().children()) == len(before) - 1
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    assert len(threads) == 1
+    assert threads[0].startswith("quire-prepare")
