@@ -72,8 +72,9 @@ class ChatRenderer:
         """The answer, or None and what the process, which is gone then, ended with."""
         process = self._process or self._start()
         answer = _exchange(process, line, 12 * most + 2**16)  # a character is at most \uXXXX\uXXXX
-        code = self._end() if answer is None or answer.get("failed") == "memory" else 0
-        return answer, code
+        if answer is None or answer.get("failed") == "memory":  # which may have left anything half done
+            return answer, self._end()
+        return answer, 0
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._closed:

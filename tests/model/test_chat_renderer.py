@@ -144,6 +144,15 @@ def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
         assert serves(renderer)
 
 
+def test_a_process_that_ran_out_of_memory_is_replaced() -> None:
+    with rendering("{{ 'a' * 10**9 }}") as renderer:
+        before = children()
+        with pytest.raises(ChatFailed):
+            renderer.render(HI, {}, MOST)
+        assert serves(renderer)
+        assert not set(before) & set(children())
+
+
 def test_signals_that_stop_a_server_leave_it_alone() -> None:
     with rendering("x") as renderer:
         (process,) = children()
