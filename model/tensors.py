@@ -50,8 +50,9 @@ class Tensors:
         return LayerNorm(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None, eps)
 
     def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Linear:
-        """The output layer. embedding: what it is tied to; some checkpoints save it a second time."""
-        self.ignore(rf"{name}\.weight") if embedding is not None else None
+        """The output layer. embedding: what it is tied to, if it is; some checkpoints save it a second time."""
+        if embedding is not None:
+            self.ignore(rf"{name}\.weight")
         weight = self._view(f"{name}.weight", vocabulary, width) if embedding is None else embedding
         return Linear(weight, self(f"{name}.bias", vocabulary) if bias else None)
 
