@@ -130,7 +130,8 @@ class PromptPart:
 class EngineStats:
     """Gauges as they are now; counts since the engine started.
 
-    pages_used: held by sequences and steps in flight; pages_shared: those of them that have several holders;
+    pages_used: held by sequences and steps in flight; pages_peak: most that ever were, page_bytes: what one of them
+    takes; pages_shared: those of them that have several holders;
     pages_cached: held by nobody, but of use to a request that starts alike. slots_unused: places for tokens in the
     pages of running sequences that hold none yet. computed_tokens: tokens whose KV was computed; recomputed_tokens:
     those of them that a preemption had thrown away. prefix_queries, prefix_hits: prompt tokens that were looked up in
@@ -166,6 +167,8 @@ class EngineStats:
     swapped_in: int = 0
     swap_lost: int = 0
     imbalances: int = 0
+    pages_peak: int = 0
+    page_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

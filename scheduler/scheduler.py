@@ -306,6 +306,7 @@ class Scheduler:
         outs, ins = changes.swap_outs(), changes.swap_ins()
         self._in_flight.append(_InFlight(step, now, work, drawing, rows.serial.copy(), len(outs) + len(ins)))
         self._steps += 1
+        self._tally.peak = max(self._tally.peak, self.cache.pool.total - self.cache.pool.free)
         return StepPlan(
             step,
             leaves,

@@ -13,6 +13,7 @@ from scheduler.rows import Rows
 class Tally:
     """Since the engine's start. steps: that have run. computed: tokens, of these recomputed: a second time, after a
     preemption. queries: tokens of sequences that started and were looked up in the prefix cache, of these hits: found.
+    peak: most pages that were held.
     """
 
     steps: int = 0
@@ -21,6 +22,7 @@ class Tally:
     preemptions: int = 0
     queries: int = 0
     hits: int = 0
+    peak: int = 0
 
     def stats(self, rows: Rows, queue: Queue, cache: CacheManager) -> EngineStats:
         pool, prefix, tier = cache.pool, cache.prefix, cache.pool.tier
@@ -51,4 +53,6 @@ class Tally:
             swapped_in=tier.swapped_in if tier else 0,
             swap_lost=tier.lost if tier else 0,
             imbalances=len(cache.allocator.suspects),
+            pages_peak=self.peak,
+            page_bytes=cache.layout.page_bytes,
         )

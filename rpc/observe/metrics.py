@@ -78,7 +78,9 @@ class Metrics:
         self._waiting = gauge("quire_num_requests_waiting", "Requests in the queue.")
         self._waiting_tokens = gauge("quire_num_tokens_waiting", "Prompt tokens in the queue.")
         self._pages_used = gauge("quire_kv_pages_used", "KV pages held by sequences and steps in flight.")
+        self._pages_peak = gauge("quire_kv_pages_used_peak", "Most KV pages held at once since the engine started.")
         self._pages_total = gauge("quire_kv_pages_total", "KV pages in the pool.")
+        self._page_bytes = gauge("quire_kv_page_bytes", "Bytes of one KV page.")
         self._usage = gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.")
         self._pages_cached = gauge(
             "quire_kv_pages_cached", "KV pages that nobody holds, kept for prompts that start alike."
@@ -155,7 +157,9 @@ class Metrics:
         self._waiting.set(stats.waiting)
         self._waiting_tokens.set(stats.waiting_tokens)
         self._pages_used.set(stats.pages_used)
+        self._pages_peak.set(stats.pages_peak)
         self._pages_total.set(stats.pages_total)
+        self._page_bytes.set(stats.page_bytes)
         self._usage.set(stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
         self._pages_cached.set(stats.pages_cached)
         self._pages_shared.set(stats.pages_shared)

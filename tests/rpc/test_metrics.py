@@ -121,6 +121,13 @@ def test_gauges_of_the_cache_are_the_engines_last() -> None:
     assert [value(metrics, name) for name in names] == [6, 4, 10, 3, 9]
 
 
+def test_use_of_the_pool_in_pages_at_most_and_in_bytes() -> None:
+    metrics = Metrics("demo")
+    metrics.engine_stats(EngineStats(pages_used=7, pages_peak=12, pages_total=20, page_bytes=49152))
+    names = ("kv_pages_used", "kv_pages_used_peak", "kv_pages_total", "kv_page_bytes")
+    assert [value(metrics, name) for name in names] == [7, 12, 20, 49152]
+
+
 def test_cached_prompt_tokens_are_counted_with_the_prompts() -> None:
     metrics = Metrics("demo")
     metrics.request_started(20, 0, 0.1)

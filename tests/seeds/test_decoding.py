@@ -50,6 +50,20 @@ def stopping_at(rig: Rig, prompt: list[int], token: int) -> Request:
 # Pages
 
 
+def test_the_most_pages_that_were_held_are_remembered(llama: Path) -> None:
+    rig = rig_of(llama, page_size=4)
+    most = 0
+    for attempt, (prompt, new) in enumerate([(30, 9), (5, 3)]):
+        events = [Submit(attempt, make_request(rig, prompt_of(prompt), new))]
+        while (outputs := rig.turn(events)) is not None:
+            events = []
+            most = max(most, -(-(prompt + len(rig.results[attempt].tokens) - 1) // 4))
+            assert outputs.stats.pages_peak == most
+    assert most == -(-(30 + 9 - 1) // 4), "of the longer one, also while the shorter one runs"
+    assert outputs is None
+    assert rig.scheduler.stats().page_bytes == rig.loaded.layout.page_bytes
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("page_size", [1, 7, 16])
 def test_pages_in_use_are_those_of_the_tokens_held(llama: Path, page_size: int, depth: int) -> None:

@@ -262,7 +262,7 @@ class End(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., stop_token_id: _Optional[int] = ..., message: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances", "host_slots", "host_slots_used", "swapped_out", "swapped_in", "swap_lost")
+    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances", "host_slots", "host_slots_used", "swapped_out", "swapped_in", "swap_lost", "pages_peak", "page_bytes")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +288,8 @@ class Stats(_message.Message):
     SWAPPED_OUT_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_IN_FIELD_NUMBER: _ClassVar[int]
     SWAP_LOST_FIELD_NUMBER: _ClassVar[int]
+    PAGES_PEAK_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -313,4 +315,6 @@ class Stats(_message.Message):
     swapped_out: int
     swapped_in: int
     swap_lost: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_slots_used: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ..., swap_lost: _Optional[int] = ...) -> None: ...
+    pages_peak: int
+    page_bytes: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_slots_used: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ..., swap_lost: _Optional[int] = ..., pages_peak: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
