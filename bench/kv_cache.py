@@ -3,9 +3,10 @@
 python -m bench.kv_cache [--rounds 5] [--model DIR] [--json]
 
 Without --model a random GPT-2 of the size that "LLMs from scratch" measures its own cache with: 6 layers, 256 wide, 8
-heads, 5,000 tokens, a prompt of 4. Its tokens a second, on one thread: without a cache 72 / 49 / 27 / 10 for 64 / 128 /
-256 / 512 new tokens; with one that appends by concatenation 2.1 / 3.1 / 4.9 / 13 times that, with one that is allocated
-in advance 2.6 / 3.9 / 6.4 / 16 times.
+heads, 5,000 tokens, a prompt of 4. What that text's own code did is not measured here. In single runs on one thread of
+another, busy machine it made 72 / 49 / 27 / 10 tokens a second without a cache for 64 / 128 / 256 / 512 new ones, 2.1 /
+3.1 / 4.9 / 13 times that with a cache that appends by concatenation, 2.6 / 3.9 / 6.4 / 16 times with one that is
+allocated in advance.
 """
 
 import argparse

@@ -85,7 +85,7 @@ class AdjustedRows:
             self._rows[row] = _Row(wanted, join.tokens[: join.prompt_count], join.tokens[join.prompt_count :])
 
     def drew(self, rows: Ints, tokens: NDArray[np.int32]) -> None:
-        """rows: that drew these tokens, -1 where one could not."""
+        """rows: that drew these tokens, below 0 where one could not."""
         for i in np.flatnonzero(self.asking[rows] & (tokens >= 0)).tolist():
             self._rows[int(rows[i])].drew(int(tokens[i]))
 
