@@ -230,8 +230,10 @@ class CacheManager:
         self.tables.append_each(rows, pages)
         return True
 
-    def fork(self, parent: int, child: int, owner: int = -1) -> None:
-        """The child row, which is empty, shares all of the parent's pages. Raises LedgerError for a row in use."""
+    def fork(self, parent: int, child: int, owner: int = -1) -> PageChain | None:
+        """The child row, which is empty, shares all of the parent's pages. Returns the chain that it goes on with.
+        Raises LedgerError for a row in use.
+        """
         chain = self._chains[parent]
         named = self.named[parent]
         self.open(child, owner)
@@ -243,6 +245,7 @@ class CacheManager:
         self._chains[child] = None if chain is None else chain.copy()
         self.named[child] = named
         self.forked[parent] = self.forked[child] = True
+        return self._chains[child]
 
     def slide(self, rows: Ints, computed: Ints) -> None:
         """Lets go of pages that no position from `computed` on of these rows sees. All steps that compute earlier ones

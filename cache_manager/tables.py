@@ -38,6 +38,11 @@ class PageTables:
         self.pages[:, rows, indices] = pages
         self.held[:, rows] += 1
 
+    @property
+    def entries(self) -> int:
+        """Pages in all tables, one that is in several of them as often."""
+        return int((self.held - self.first).sum())
+
     def _widen(self, columns: int) -> None:
         have = self.pages.shape[2]
         if columns > have:

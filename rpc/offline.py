@@ -5,7 +5,7 @@ import json
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -13,8 +13,9 @@ from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.frontend.errors import RequestFailed, invalid
+from rpc.frontend.output import Finish, SequenceOutput, TokenLogprob
 from rpc.frontend.prepare import load_preparer
-from rpc.frontend.stream import Finish, RequestStream, TokenLogprob
+from rpc.frontend.stream import RequestStream
 from rpc.settings import EngineConfig
 from scheduler.events import Finish as FinishAttempt
 from scheduler.events import StepOutputs, Submit
@@ -23,11 +24,9 @@ from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """The output for one prompt. logprobs: by token, if asked for: the chosen first, then alternatives by rank.
-
-    prompt_logprobs: the same of the prompt, [] for its first token. cached_tokens: prompt tokens whose KV was there
-    from an earlier prompt.
+class Generated:
+    """One output. logprobs: by token, if asked for: the chosen first, then alternatives by rank. score: the sum of its
+    tokens' logprobs.
     """
 
     text: str
@@ -35,9 +34,40 @@ class Completion:
     finish: Finish
     logprobs: list[list[TokenLogprob]]
     score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of one prompt: as many sequences as were asked for, the first of which can be read here.
+
+    prompt_logprobs: as logprobs, of the prompt, [] for its first token. cached_tokens: prompt tokens whose KV was there
+    from an earlier prompt.
+    """
+
+    sequences: tuple[Generated, ...]
     prompt_tokens: int
-    cached_tokens: int = 0
-    prompt_logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    cached_tokens: int
+    prompt_logprobs: list[list[TokenLogprob]]
+
+    @property
+    def text(self) -> str:
+        return self.sequences[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.sequences[0].token_ids
+
+    @property
+    def finish(self) -> Finish:
+        return self.sequences[0].finish
+
+    @property
+    def logprobs(self) -> list[list[TokenLogprob]]:
+        return self.sequences[0].logprobs
+
+    @property
+    def score(self) -> float:
+        return self.sequences[0].score
 
 
 class LLM:
@@ -166,12 +196,12 @@ class LLM:
         for i, attempt in enumerate(outputs.attempts.tolist()):
             stream = running.get(attempt)
             if stream is not None and stream.accept(outputs, i):
-                self._engine.send([FinishAttempt(attempt)])
-                del running[attempt]
+                self._engine.send([FinishAttempt(attempt, int(outputs.indices[i]))])
         for end in outputs.ends:
-            ended = running.pop(end.attempt, None)
-            if ended is not None:
-                ended.end(end)
+            if end.attempt in running:
+                running[end.attempt].end(end)
+        for attempt in [attempt for attempt, stream in running.items() if stream.ended]:
+            del running[attempt]
 
     def close(self) -> None:
         """Stops the engine, after a call that is running. A second call does nothing."""
@@ -192,10 +222,12 @@ class LLM:
 def _completion(stream: RequestStream) -> Completion:
     if stream.failure is not None:
         raise stream.failure
-    if stream.finish is None:
+    sequences = tuple(_generated(sequence) for sequence in stream.sequences)
+    return Completion(sequences, len(stream.request.prompt), stream.cached_tokens, stream.prompt_logprobs)
+
+
+def _generated(sequence: SequenceOutput) -> Generated:
+    if sequence.finish is None:
         raise RequestFailed("INTERNAL", "NOT_ENDED", "the engine sent no end")
-    delta = stream.take()
-    prompt, cached = len(stream.request.prompt), stream.cached_tokens
-    return Completion(
-        delta.text, delta.token_ids, stream.finish, delta.logprobs, stream.score, prompt, cached, stream.prompt_logprobs
-    )
+    delta = sequence.take()
+    return Generated(delta.text, delta.token_ids, sequence.finish, delta.logprobs, sequence.score)

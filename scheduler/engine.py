@@ -98,7 +98,7 @@ class Engine:
     def _tell_failure(self, attempts: list[int], decided: tuple[End, ...] = ()) -> None:
         """decided: ends from before the failure. Every other attempt gets ENGINE_FAILED."""
         message = self.failure or ""
-        lost = dict.fromkeys(attempts).keys() - {end.attempt for end in decided}
+        lost = dict.fromkeys(attempts).keys() - {end.attempt for end in decided if not end.more}
         ends = decided + tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in sorted(lost))
         stats = replace(self._scheduler.stats(), running=0, waiting=0, waiting_tokens=0, pages_used=0)
         self._sink(nothing(stats, ends))

@@ -1,8 +1,8 @@
 """What goes into an engine and what comes out of it, once a step.
 
 An attempt is one submission of a request to one engine, named by a number that the frontend mints. Every attempt gets
-exactly one `End` from its engine. Tokens carry attempt and position, so a frontend can tell gaps, duplicates and
-zombies.
+exactly one `End` after which no more comes of it. Tokens carry attempt, index of the sequence and position, so a
+frontend can tell gaps, duplicates and zombies.
 """
 
 from dataclasses import dataclass
@@ -17,20 +17,23 @@ from scheduler.request import Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """Queue this request. emitted: output tokens that an earlier attempt already delivered; they count as output."""
+    """Queue this request. emitted: by sequence, output tokens that an earlier attempt already delivered, which count as
+    output; None for a sequence that has ended. () where nothing was delivered of any.
+    """
 
     attempt: int
     request: Request
-    emitted: tuple[int, ...] = ()
+    emitted: tuple[tuple[int, ...] | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The frontend wants no more of this attempt (a stop string matched, the client left). Unknown attempts are
-    ignored.
+    """The frontend wants no more of this sequence (a stop string matched), or with index None of the whole attempt (the
+    client left). Unknown ones are ignored.
     """
 
     attempt: int
+    index: int | None = None
 
 
 class Question(Enum):
@@ -75,13 +78,18 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last word on an attempt. stop_token_id: what matched, for STOP. retry_after: seconds, for QUEUE_*."""
+    """The last word on a sequence of an attempt, and on the attempt unless `more` of its sequences go on.
+
+    stop_token_id: what matched, for STOP. retry_after: seconds, for QUEUE_*.
+    """
 
     attempt: int
     reason: EndReason
     stop_token_id: int | None = None
     message: str = ""
     retry_after: float = 0.0
+    index: int = 0
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,7 @@ class EngineStats:
 
     pages_used: held by sequences and steps in flight; pages_peak: most that ever were, page_bytes: what one of them
     takes; pages_shared: those of them that have several holders;
+    pages_if_copied: pages that sequences would hold if they shared none;
     pages_cached: held by nobody, but of use to a request that starts alike. slots_unused: places for tokens in the
     pages of running sequences that hold none yet. computed_tokens: tokens whose KV was computed; recomputed_tokens:
     those of them that a preemption had thrown away. prefix_queries, prefix_hits: prompt tokens that were looked up in
@@ -169,18 +178,20 @@ class EngineStats:
     imbalances: int = 0
     pages_peak: int = 0
     page_bytes: int = 0
+    pages_if_copied: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutputs:
-    """All that one step has to tell its frontends. attempts, positions, tokens: [n], one entry a new token.
+    """All that one step has to tell its frontends. attempts, indices, positions, tokens: [n], one entry a new token.
 
-    position: of the token in its output, from 0. step_seconds: how long the step ran; empty where none did, several
-    where the outputs of several steps were put together. prompt_parts: all of a prompt's have come when its first token
-    does.
+    index: of the sequence in its request. position: of the token in its output, from 0. step_seconds: how long the step
+    ran; empty where none did, several where the outputs of several steps were put together. prompt_parts: all of a
+    prompt's have come when its first token does.
     """
 
     attempts: NDArray[np.int64]
+    indices: NDArray[np.int32]
     positions: NDArray[np.int32]
     tokens: NDArray[np.int32]
     logprobs: Logprobs
@@ -191,8 +202,13 @@ class StepOutputs:
     answers: tuple[Answer, ...] = ()
     prompt_parts: tuple[PromptPart, ...] = ()
 
+    @property
+    def over(self) -> set[int]:
+        """Attempts of which nothing more comes."""
+        return {end.attempt for end in self.ends if not end.more}
+
 
 def nothing(stats: EngineStats, ends: tuple[End, ...] = ()) -> StepOutputs:
     """Outputs without a token."""
     none = np.empty(0, np.int32)
-    return StepOutputs(np.empty(0, np.int64), none, none, Logprobs.none(), (), ends, stats)
+    return StepOutputs(np.empty(0, np.int64), none, none, none, Logprobs.none(), (), ends, stats)

@@ -7,44 +7,44 @@ from itertools import takewhile
 
 from scheduler.rows import Sequence
 
+Key = tuple[int, int]
+
 
 class Queue:
-    """Sequences that wait for a row, by attempt. tokens: all of theirs together."""
+    """Sequences that wait for a row, by attempt and index. tokens: all of theirs together."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
-        self._deadlines: list[tuple[float, int]] = []
+        self._waiting: OrderedDict[Key, Sequence] = OrderedDict()
+        self._deadlines: list[tuple[float, Key]] = []
         self.tokens = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, attempt: int) -> bool:
-        return attempt in self._waiting
-
     def attempts(self) -> list[int]:
-        return list(self._waiting)
+        """Of each sequence."""
+        return [attempt for attempt, _ in self._waiting]
 
     def push(self, sequence: Sequence, deadline: float) -> None:
         """Last in line; `expired` reports it once `deadline`, which may be infinite, has passed."""
-        self._waiting[sequence.attempt] = sequence
+        self._waiting[sequence.key] = sequence
         self.tokens += sequence.length
         if deadline < math.inf:
-            heapq.heappush(self._deadlines, (deadline, sequence.attempt))
+            heapq.heappush(self._deadlines, (deadline, sequence.key))
 
     def push_front(self, sequence: Sequence) -> None:
         """In line before all who came later, with no deadline: it has been served before."""
-        earlier = [s.attempt for s in takewhile(lambda s: s.order < sequence.order, self._waiting.values())]
-        self._waiting[sequence.attempt] = sequence
-        for attempt in (sequence.attempt, *reversed(earlier)):
-            self._waiting.move_to_end(attempt, last=False)
+        earlier = [s.key for s in takewhile(lambda s: s.order < sequence.order, self._waiting.values())]
+        self._waiting[sequence.key] = sequence
+        for key in (sequence.key, *reversed(earlier)):
+            self._waiting.move_to_end(key, last=False)
         self.tokens += sequence.length
 
     def in_order(self) -> list[Sequence]:
         return list(self._waiting.values())
 
-    def remove(self, attempt: int) -> Sequence | None:
-        sequence = self._waiting.pop(attempt, None)
+    def remove(self, attempt: int, index: int = 0) -> Sequence | None:
+        sequence = self._waiting.pop((attempt, index), None)
         if sequence is not None:
             self.tokens -= sequence.length
         return sequence
@@ -53,9 +53,9 @@ class Queue:
         """Removes and returns the sequences whose deadline has passed."""
         gone = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, attempt = heapq.heappop(self._deadlines)
-            sequence = self._waiting.get(attempt)
+            _, key = heapq.heappop(self._deadlines)
+            sequence = self._waiting.get(key)
             if sequence is not None and not sequence.preempted:
-                self.remove(attempt)
+                self.remove(*key)
                 gone.append(sequence)
         return gone

@@ -41,6 +41,8 @@ class Sampling:
     The order is vLLM's: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties (the repetition penalty, which
     counts the prompt too, then frequency and presence), temperature, min_p, top_k (ties kept), top_p (the token that
     crosses it kept). logit_bias: pairs of token id and what is added. allowed_token_ids: () allows all.
+
+    sequence_count: outputs for the one prompt, each drawn for itself.
     """
 
     temperature: float | None = None
@@ -54,6 +56,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
+    sequence_count: int = 1
 
     def __post_init__(self) -> None:  # NaN fails every comparison
         t, p, k, m, s = self.temperature, self.top_p, self.top_k, self.min_p, self.seed
@@ -240,7 +243,7 @@ class Request:
     """A request that can be served. prompt: int32 token ids. stop_ids: end tokens and stop tokens that end it.
 
     patience: seconds it may wait in the queue; None leaves it to the queue's own limit. scope: with whom it shares the
-    prefix cache.
+    prefix cache. count: sequences that go on from the prompt.
     """
 
     prompt: NDArray[np.int32]
@@ -249,6 +252,7 @@ class Request:
     controls: Controls
     patience: float | None = None
     scope: Scope = field(default_factory=Scope)
+    count: int = 1
 
 
 def resolve(
@@ -296,12 +300,14 @@ def resolve(
     top_logprobs = output.top_logprobs if output.logprobs or output.top_logprobs else -1
     ends = () if spec.stopping.ignore_eos else defaults.eos_token_ids
     stop_ids = tuple(dict.fromkeys((*ends, *spec.stopping.stop_token_ids)))
+    temperature = defaults.temperature if sampling.temperature is None else sampling.temperature
+    _check_count(spec, temperature, limits)
     return Request(
         prompt=np.array(prompt, np.int32),
         max_tokens=room if asked is None else asked,
         stop_ids=stop_ids,
         controls=Controls(
-            temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
+            temperature=temperature,
             top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
             top_k=defaults.top_k if sampling.top_k is None else sampling.top_k,
             min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
@@ -312,7 +318,17 @@ def resolve(
         ),
         patience=spec.max_queue_time,
         scope=Scope(salt=spec.cache_salt, public=public),
+        count=sampling.sequence_count,
     )
+
+
+def _check_count(spec: Spec, temperature: float, limits: Limits) -> None:
+    name, count = "sampling.sequence_count", spec.sampling.sequence_count
+    most = min(limits.request.sequence_count, limits.sequences)
+    _require(1 <= count <= most, name, count, f"must be in [1, {most}]")
+    _require(count == 1 or temperature > 0, name, count, "temperature is 0: all sequences would be the same")
+    known = f"{len(spec.output_prefix)} tokens"
+    _require(count == 1 or not spec.output_prefix, "output_prefix", known, "goes with one sequence alone")
 
 
 def _adjustments(

@@ -1,12 +1,13 @@
 """Running sequences as arrays indexed by batch row: what the scheduler knows of each, and the checks that end them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.matching import Awaited
 from cache_manager.page_names import PageChain
+from scheduler.events import Submit
 from scheduler.request import Request
 
 Index = NDArray[np.int32]
@@ -17,7 +18,8 @@ class Sequence:
     """What a row needs when it is queued again. emitted: output tokens known so far. submitted: seconds on the engine's
     clock. order: place in first-come order, kept over preemptions. chain: names of its full pages, None without a
     prefix cache. awaited: a page that it waits for another sequence to compute. lost: tokens whose KV was
-    computed before it was preempted.
+    computed before it was preempted. index: of the sequence in its request; siblings: of those that go on from its
+    prompt once it is computed.
     """
 
     attempt: int
@@ -29,6 +31,12 @@ class Sequence:
     chain: PageChain | None = None
     awaited: Awaited | None = None
     lost: int = 0
+    index: int = 0
+    siblings: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.attempt, self.index
 
     @property
     def length(self) -> int:
@@ -38,18 +46,42 @@ class Sequence:
         return np.concatenate((self.request.prompt, self.emitted))
 
 
+def sequences_of(submit: Submit, now: float, order: int) -> list[Sequence]:
+    """What is to be run of an attempt: a sequence that has output goes on by itself, all others from one prompt. order:
+    of the first one.
+    """
+    emitted = submit.emitted or ((),) * submit.request.count
+    fresh = [index for index, tokens in enumerate(emitted) if tokens == ()]
+    return [
+        Sequence(
+            submit.attempt,
+            submit.request,
+            np.array(tokens, np.int32),
+            now,
+            order + index,
+            index=index,
+            siblings=() if tokens else tuple(fresh[1:]),
+        )
+        for index, tokens in enumerate(emitted)
+        if tokens or index in fresh[:1]
+    ]
+
+
 class Rows:
     """`size` rows. A row is in use while its serial is above 0; serials are never used twice, so a result that was
     planned for an earlier tenant of a row is told apart.
 
     prompt: prompt tokens. emitted: output tokens committed. length: all tokens, drawn ones in flight included.
     scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the
-    last step that touches the row's pages. lost: tokens whose KV was computed before a preemption.
+    last step that touches the row's pages. lost: tokens whose KV was computed before a preemption. siblings: sequences
+    that will go on from this one's prompt; rows are kept free for them.
     """
 
     def __init__(self, size: int) -> None:
         self.serial = np.zeros(size, np.int64)
         self.attempt = np.zeros(size, np.int64)
+        self.index = np.zeros(size, np.int32)
+        self.siblings = np.zeros(size, np.int32)
         self.prompt = np.zeros(size, np.int32)
         self.emitted = np.zeros(size, np.int32)
         self.length = np.zeros(size, np.int32)
@@ -63,7 +95,7 @@ class Rows:
         self._sequences: list[Sequence | None] = [None] * size
         self._free = list(range(size - 1, -1, -1))
         self._serials = 0
-        self._row_of: dict[int, int] = {}
+        self._row_of: dict[tuple[int, int], int] = {}
         self._active: Index | None = None
 
     @property
@@ -74,11 +106,17 @@ class Rows:
     def used(self) -> int:
         return self.size - len(self._free)
 
-    def row_of(self, attempt: int) -> int | None:
-        return self._row_of.get(attempt)
+    @property
+    def free(self) -> int:
+        """Rows that a new sequence can have."""
+        return len(self._free) - int(self.siblings.sum())
+
+    def row_of(self, attempt: int, index: int = 0) -> int | None:
+        return self._row_of.get((attempt, index))
 
     def attempts(self) -> list[int]:
-        return list(self._row_of)
+        """Of each row in use."""
+        return [attempt for attempt, _ in self._row_of]
 
     def active(self) -> Index:
         """Rows in use, first come first."""
@@ -94,6 +132,8 @@ class Rows:
         self._serials += 1
         self.serial[row] = self._serials
         self.attempt[row] = sequence.attempt
+        self.index[row] = sequence.index
+        self.siblings[row] = len(sequence.siblings)
         self.prompt[row] = len(request.prompt)
         self.emitted[row] = known
         self.length[row] = sequence.length
@@ -108,9 +148,21 @@ class Rows:
         self._outputs = _with_columns(self._outputs, known + 1, 0)
         self._outputs[row, :known] = sequence.emitted
         self._sequences[row] = sequence
-        self._row_of[sequence.attempt] = row
+        self._row_of[sequence.key] = row
         self._active = None
         return row
+
+    def fork(self, row: int) -> list[int]:
+        """Gives each sibling of the row's sequence a row, as far as this one. Their chains are still to be set."""
+        parent = self.sequence(row)
+        siblings, parent.siblings, self.siblings[row] = parent.siblings, (), 0
+        children = []
+        for index in siblings:
+            order = parent.order + index - parent.index
+            child = self.add(replace(parent, index=index, order=order, chain=None, lost=0))
+            self.scheduled[child], self.last_step[child] = self.scheduled[row], self.last_step[row]
+            children.append(child)
+        return children
 
     def sequence(self, row: int) -> Sequence:
         """The row's sequence with all committed output, as it would be queued again."""
@@ -135,9 +187,9 @@ class Rows:
         sequence = self._sequences[row]
         if sequence is None:
             raise LookupError(f"row {row} is free")
-        del self._row_of[sequence.attempt]
+        del self._row_of[sequence.key]
         self._sequences[row] = None
-        self.serial[row] = 0
+        self.serial[row] = self.siblings[row] = 0
         self._free.append(row)
         self._active = None
 

@@ -22,6 +22,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.matching import NO_MATCH, Match
 from cache_manager.page_names import PageNamer
 from scheduler.admission import Admission
+from scheduler.attempts import Attempts
 from scheduler.costs import SwapCost
 from scheduler.events import (
     Answer,
@@ -39,7 +40,7 @@ from scheduler.events import (
     Submit,
 )
 from scheduler.queue import Queue
-from scheduler.rows import Index, Rows, Sequence
+from scheduler.rows import Index, Rows, Sequence, sequences_of
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.slices import Slices
 from scheduler.step import NO_TOKEN, Join, StepPlan, StepResult
@@ -92,7 +93,7 @@ class Scheduler:
         self._tally = Tally()
         self._leaves: list[int] = []
         self._starts: list[Start] = []
-        self._ends: list[End] = []
+        self._attempts = Attempts()
         self._answers: list[Answer] = []
 
     # What the engine's loop asks
@@ -105,18 +106,18 @@ class Scheduler:
     @property
     def has_news(self) -> bool:
         """`commit` would tell of something even without a step."""
-        return bool(self._ends or self._starts or self._answers)
+        return bool(self._attempts.ends or self._starts or self._answers)
 
     @property
     def untold_ends(self) -> tuple[End, ...]:
         """Ends that the next `commit` will tell."""
-        return tuple(self._ends)
+        return tuple(self._attempts.ends)
 
     def stats(self) -> EngineStats:
         return self._tally.stats(self.rows, self.queue, self.cache)
 
     def live_attempts(self) -> list[int]:
-        return self.rows.attempts() + self.queue.attempts()
+        return self._attempts.live()
 
     # Planning
 
@@ -134,7 +135,7 @@ class Scheduler:
         for sequence in self.queue.expired(now):
             waited = now - sequence.submitted
             message = f"not scheduled within {waited:.1f} s"
-            self._ends.append(End(sequence.attempt, EndReason.QUEUE_TIMEOUT, message=message, retry_after=1.0))
+            self._end_attempt(sequence.attempt, EndReason.QUEUE_TIMEOUT, message=message, retry_after=1.0)
         joins = list[Join]()
         preempted = self._make_room()
         slices = self._running_slices()
@@ -153,44 +154,48 @@ class Scheduler:
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
-        # The replica that drew the last token may have died before its end was told.
-        if event.emitted and event.emitted[-1] in request.stop_ids:
-            self._ends.append(End(event.attempt, EndReason.STOP, stop_token_id=event.emitted[-1]))
+        sequences = sequences_of(event, now, self._arrivals + 1)
+        self._arrivals += request.count
+        self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings)])
+        for sequence in sequences:
+            # The replica that drew the last token may have died before its end was told.
+            if len(sequence.emitted) and sequence.emitted[-1] in request.stop_ids:
+                stop = int(sequence.emitted[-1])
+                self._attempts.end(event.attempt, sequence.index, EndReason.STOP, stop_token_id=stop)
+            elif len(sequence.emitted) >= request.max_tokens:
+                self._attempts.end(event.attempt, sequence.index, EndReason.LENGTH)
+        sequences = [s for s in sequences if self._attempts.has(event.attempt, s.index)]
+        if not sequences:
+            self._attempts.end_all(event.attempt, EndReason.FINISHED)  # where none was to be run
             return
-        if len(event.emitted) >= request.max_tokens:
-            self._ends.append(End(event.attempt, EndReason.LENGTH))
-            return
-        longest_wait = (
-            self.queue_limits.wait if request.patience is None else min(request.patience, self.queue_limits.wait)
-        )
+        patience = self.queue_limits.wait if request.patience is None else request.patience
+        longest_wait = min(patience, self.queue_limits.wait)
         waiting, tokens = self._will_wait()
-        length = len(request.prompt) + len(event.emitted)
-        refusal = self.admission.refuse(waiting, tokens, length, longest_wait)
+        refusal = self.admission.refuse(waiting, tokens, sum(s.length for s in sequences), longest_wait)
         if refusal is not None:
-            reason = EndReason.QUEUE_FULL
-            self._ends.append(End(event.attempt, reason, message=refusal.message, retry_after=refusal.retry_after))
+            message, retry_after = refusal.message, refusal.retry_after
+            self._attempts.end_all(event.attempt, EndReason.QUEUE_FULL, message=message, retry_after=retry_after)
             return
-        self._arrivals += 1
-        sequence = Sequence(event.attempt, request, np.array(event.emitted, np.int32), now, self._arrivals)
-        self.queue.push(sequence, now + longest_wait)
+        for sequence in sequences:
+            self.queue.push(sequence, now + longest_wait)
 
     def _will_wait(self) -> tuple[int, int]:
         """Queued requests, and their tokens, beyond those for which rows and pages are free at this moment."""
         queued = len(self.queue)
         mean = -(-self.queue.tokens // max(queued, 1))
         startable = min(
-            self.rows.size - self.rows.used,
+            self.rows.free,
             self.cache.pool.free // max(1, self.cache.layout.pages_for(mean, self.settings.ahead)),
         )
         waiting = max(0, queued - startable)
         return waiting, self.queue.tokens * waiting // max(queued, 1)
 
     def _finish(self, event: Finish) -> None:
-        row = self.rows.row_of(event.attempt)
-        if row is not None:
-            self._end_row(row, End(event.attempt, EndReason.FINISHED))
-        elif self.queue.remove(event.attempt) is not None:
-            self._ends.append(End(event.attempt, EndReason.FINISHED))
+        if event.index is None:
+            self._end_attempt(event.attempt, EndReason.FINISHED)
+        elif self._attempts.has(event.attempt, event.index):
+            self._leave(event.attempt, event.index)
+            self._attempts.end(event.attempt, event.index, EndReason.FINISHED)
 
     def _answer(self, ask: Ask) -> Answer:
         if ask.question is Question.PAGE_MAP:
@@ -242,7 +247,7 @@ class Scheduler:
         than to compute it here, since that row is served first.
         """
         for sequence in self.queue.in_order():
-            if not slices.budget or self.rows.used == self.rows.size:
+            if not slices.budget or self.rows.free <= len(sequence.siblings):
                 return
             if sequence.awaited is not None and self.cache.is_computing(sequence.awaited):
                 continue
@@ -257,10 +262,11 @@ class Scheduler:
 
     def _spare(self) -> int:
         """Pages that stay free for running rows when another one starts, which else would be the next victim: one for
-        each, and what windows will take on for prompts.
+        each, also of those that are still to come out of a prompt, and what windows will take on for prompts.
         """
         active = self.rows.active()
-        return len(active) * len(self.cache.layout.groups) + self.cache.promised(active, self.rows.length[active])
+        rows = len(active) + int(self.rows.siblings.sum())
+        return rows * len(self.cache.layout.groups) + self.cache.promised(active, self.rows.length[active])
 
     def _match(self, sequence: Sequence) -> Match:
         if self._namer is None:
@@ -276,17 +282,17 @@ class Scheduler:
 
     def _start(self, now: float, sequence: Sequence, match: Match, joins: list[Join]) -> None:
         """Gives the sequence a row, with pages for all its tokens, of which the match has the first ones."""
-        prompt = len(sequence.request.prompt)
-        self.queue.remove(sequence.attempt)
+        self.queue.remove(*sequence.key)
         row = self.rows.add(sequence)
         self.cache.open(row, sequence.attempt, sequence.chain, match)
         self.cache.grow(row, match.tokens, sequence.length)
         self.cache.fetch(row, match)
         self.rows.scheduled[row] = match.tokens
-        joins.append(Join(row, sequence.tokens(), prompt, sequence.request.controls))
+        joins.append(_join(row, sequence))
         if sequence.preempted:
             return
-        self._starts.append(Start(sequence.attempt, now - sequence.submitted, min(match.tokens, prompt)))
+        cached = min(match.tokens, len(sequence.request.prompt))
+        self._starts.append(Start(sequence.attempt, now - sequence.submitted, cached))
         if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:
             self._tally.queries += sequence.length
             self._tally.hits += match.tokens
@@ -298,9 +304,10 @@ class Scheduler:
         rows.scheduled[which] += counts
         rows.last_step[which] = step
         draws = np.flatnonzero((rows.scheduled[which] == rows.length[which]) & (rows.length[which] < rows.goal[which]))
-        drawing = which[draws]
+        logits = np.stack((np.cumsum(counts)[draws] - 1, which[draws]), axis=1).astype(np.int32)
+        logits = np.concatenate((logits, self._fork(logits, joins)))
+        drawing = logits[:, 1]
         rows.length[drawing] += 1
-        logits = np.stack((np.cumsum(counts)[draws] - 1, drawing), axis=1).astype(np.int32)
         leaves, self._leaves = np.array(self._leaves, np.int32), []
         changes = self.cache.pool.take_changes()
         outs, ins = changes.swap_outs(), changes.swap_ins()
@@ -320,12 +327,25 @@ class Scheduler:
             logits,
         )
 
+    def _fork(self, logits: Index, joins: list[Join]) -> Index:
+        """Rows of these that have computed a prompt for others too: each of those gets a row, and draws from the same
+        logits. [n, 2] as in the plan.
+        """
+        rows, draws = self.rows, list[tuple[int, int]]()
+        for offset, row in logits[rows.siblings[logits[:, 1]] > 0].tolist():
+            for child in rows.fork(row):
+                sequence = rows.sequence(child)
+                sequence.chain = self.cache.fork(row, child, sequence.attempt)
+                joins.append(_join(child, sequence))
+                draws.append((offset, child))
+        return np.array(draws, np.int32).reshape(-1, 2)
+
     # Results
 
     def commit(self, result: StepResult | None, now: float) -> StepOutputs:
         """Takes in the oldest step in flight (None: no step ran, there are only starts and ends to tell)."""
         tokens = np.empty(0, np.int32)
-        attempts, positions, logprobs = np.empty(0, np.int64), tokens, Logprobs.none()
+        attempts, indices, positions, logprobs = np.empty(0, np.int64), tokens, tokens, Logprobs.none()
         took: tuple[float, ...] = ()
         parts: tuple[PromptPart, ...] = ()
         if result is not None:
@@ -348,22 +368,24 @@ class Scheduler:
             for row, message in result.faults:
                 self._fault(flown, row, message)
             for row in flown.drawing[result.tokens == NO_TOKEN].tolist():
-                self._end_if_same(flown, row, End(int(self.rows.attempt[row]), EndReason.STUCK))
+                if self._is_same(flown, row):
+                    self._end_attempt(int(self.rows.attempt[row]), EndReason.STUCK)
             self._publish(flown)
             # A row that ended or was preempted since it was planned has another serial: its token is dropped.
             parts = tuple(
                 PromptPart(int(self.rows.attempt[row]), start, logprobs)
                 for row, start, logprobs in result.prompt_parts
-                if self.rows.serial[row] and self.rows.serial[row] == flown.serials[row]
+                if self._is_same(flown, row)
             )
             same = self.rows.serial[flown.drawing] == flown.serials[flown.drawing]
             valid = np.flatnonzero(same & (result.tokens >= 0))
             tokens, logprobs = result.tokens[valid], result.logprobs.select(valid)
-            attempts, positions = self._append(flown.drawing[valid], tokens)
+            attempts, indices = self.rows.attempt[flown.drawing[valid]], self.rows.index[flown.drawing[valid]]
+            positions = self._append(flown.drawing[valid], tokens)
         starts, self._starts = tuple(self._starts), []
-        ends, self._ends = tuple(self._ends), []
         answers, self._answers = tuple(self._answers), []
-        return StepOutputs(attempts, positions, tokens, logprobs, starts, ends, self.stats(), took, answers, parts)
+        ends, stats = self._attempts.take_ends(), self.stats()
+        return StepOutputs(attempts, indices, positions, tokens, logprobs, starts, ends, stats, took, answers, parts)
 
     def _retire(self, step: int) -> None:
         self._retired = step
@@ -389,36 +411,43 @@ class Scheduler:
         if wrong:
             log.error("%s. They are set aside; please report this", wrong)
 
-    def _append(self, rows: Index, tokens: Index) -> tuple[NDArray[np.int64], Index]:
-        attempts = self.rows.attempt[rows]
+    def _append(self, rows: Index, tokens: Index) -> Index:
+        """Returns the tokens' positions in their outputs."""
         positions, stopped, full = self.rows.append(rows, tokens)
         for i in np.flatnonzero(stopped | full).tolist():
             self.admission.observe_output(int(positions[i]) + 1)
+            attempt, index = int(self.rows.attempt[rows[i]]), int(self.rows.index[rows[i]])
+            self._drop_row(int(rows[i]))
             if stopped[i]:
-                end = End(int(attempts[i]), EndReason.STOP, stop_token_id=int(tokens[i]))
+                self._attempts.end(attempt, index, EndReason.STOP, stop_token_id=int(tokens[i]))
             else:
-                end = End(int(attempts[i]), EndReason.LENGTH)
-            self._end_row(int(rows[i]), end)
-        return attempts, positions
+                self._attempts.end(attempt, index, EndReason.LENGTH)
+        return positions
+
+    def _is_same(self, flown: _InFlight, row: int) -> bool:
+        """Whether the sequence that had this row when the step was planned still has it."""
+        return bool(self.rows.serial[row]) and bool(self.rows.serial[row] == flown.serials[row])
 
     def _fault(self, flown: _InFlight, row: int, message: str) -> None:
-        """Ends the sequence that had this row when the step was planned, if it still has it."""
-        end = End(int(self.rows.attempt[row]), EndReason.FAULT, message=message)
-        self._end_if_same(flown, row, end, distrust=True)
-
-    def _end_if_same(self, flown: _InFlight, row: int, end: End, distrust: bool = False) -> None:
-        """distrust: what the row computed may be wrong."""
-        serial = self.rows.serial[row]
-        if serial and serial == flown.serials[row]:
-            if distrust:
-                self.cache.distrust(row)
-            self._end_row(row, end)
+        """Ends the request that had this row when the step was planned; what the row computed may be wrong."""
+        if self._is_same(flown, row):
+            self.cache.distrust(row)
+            self._end_attempt(int(self.rows.attempt[row]), EndReason.FAULT, message=message)
 
     # Rows that leave
 
-    def _end_row(self, row: int, end: End) -> None:
-        self._drop_row(row)
-        self._ends.append(end)
+    def _end_attempt(self, attempt: int, reason: EndReason, message: str = "", retry_after: float = 0.0) -> None:
+        """Ends all of its sequences that have not ended."""
+        for index in self._attempts.end_all(attempt, reason, message=message, retry_after=retry_after):
+            self._leave(attempt, index)
+
+    def _leave(self, attempt: int, index: int) -> None:
+        """The sequence leaves its row or the queue."""
+        row = self.rows.row_of(attempt, index)
+        if row is not None:
+            self._drop_row(row)
+        else:
+            self.queue.remove(attempt, index)
 
     def _preempt(self, row: int) -> None:
         sequence = self.rows.sequence(row)
@@ -433,3 +462,8 @@ class Scheduler:
         self.rows.remove(row)
         self.cache.release(row, last if last > self._retired else None)
         self._leaves.append(row)
+
+
+def _join(row: int, sequence: Sequence) -> Join:
+    request = sequence.request
+    return Join(row, sequence.tokens(), len(request.prompt), request.controls, sequence.index)

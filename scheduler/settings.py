@@ -109,6 +109,9 @@ class RequestLimits:
     top_logprobs: int = field(
         default=20, metadata={"flag": "--max-top-logprobs", "help": "Alternatives at each position."}
     )
+    sequence_count: int = field(
+        default=8, metadata={"flag": "--max-sequence-count", "help": "Sequences of one prompt."}
+    )
     batch_requests: int = field(
         default=1024, metadata={"flag": "--max-batch-requests", "help": "Entries of one BatchGenerate."}
     )
@@ -128,6 +131,8 @@ class RequestLimits:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"--max-{name.replace('_', '-')} is {getattr(self, name)}, must be at least 0")
+        if self.sequence_count < 1:
+            raise ValueError(f"--max-sequence-count is {self.sequence_count}, must be at least 1")
         if self.batch_requests < 1:
             raise ValueError(f"--max-batch-requests is {self.batch_requests}, must be at least 1")
         if self.request_id_bytes < 32:

@@ -40,7 +40,8 @@ class StepPlan:
     in the page table, page. copies: [n, 2] of page to copy from, page to copy to; no page is both. swap_ins: [n, 2] of
     host slot, page that its content goes to. freed: [n] pages whose content nobody reads any more, once swapped out.
     slices: [n, 3] of row, start, count: positions start .. start + count - 1 of that row are computed and their KV
-    written. logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits.
+    written. logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits. It need not be the
+    slice's: sequences that go on from one prompt draw from the logits of the row that computed it.
     """
 
     step: int

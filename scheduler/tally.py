@@ -55,4 +55,5 @@ class Tally:
             imbalances=len(cache.allocator.suspects),
             pages_peak=self.peak,
             page_bytes=cache.layout.page_bytes,
+            pages_if_copied=cache.tables.entries,
         )

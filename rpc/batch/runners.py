@@ -56,7 +56,7 @@ class LocalRunner:
         async with self._frontend.open(convert.spec_from(request.spec), request_id, None, streaming=False) as live:
             while not live.stream.ended:
                 await live.wait()
-            return convert.result_message(live.stream, live.stream.take(), request_id)
+            return convert.result_message(live.stream, request_id)
 
 
 @asynccontextmanager

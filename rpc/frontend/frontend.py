@@ -15,10 +15,11 @@ from typing import TypeVar
 
 from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal
+from rpc.frontend.output import Finish, FinishReason
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.questions import Questions
 from rpc.frontend.settings import FrontendSettings
-from rpc.frontend.stream import Finish, FinishReason, RequestStream
+from rpc.frontend.stream import RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
 from scheduler.engine import Sink
@@ -31,14 +32,16 @@ log = logging.getLogger("quire.frontend")
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A request between its submission and its end. news: set when the stream has something to take."""
+    """A request between its submission and its end. news: set when the stream has something to take. last_tokens: when
+    the newest one of each sequence came.
+    """
 
     stream: RequestStream
     request_id: str
     started: float
     streaming: bool
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    last_token: float | None = None
+    last_tokens: dict[int, float] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
     async def wait(self, tokens: int = 1, delay: float | None = None) -> None:
@@ -206,7 +209,8 @@ class Frontend:
             return live
         live.timer = self._loop.call_later(max(0.0, seconds - spent), self._time_is_up, live)
         self._live[stream.attempt] = live
-        engine.send([events.Submit(stream.attempt, request, spec.output_prefix)])
+        known = (spec.output_prefix,) if spec.output_prefix else ()
+        engine.send([events.Submit(stream.attempt, request, known)])
         return live
 
     async def _prepare(self, spec: Spec) -> tuple[EngineClient, RequestStream]:
@@ -259,14 +263,14 @@ class Frontend:
         self._forget(live)
         if failure is not None:
             outcome = failure.reason.lower()
-        elif stream.finish is not None:
-            outcome = stream.finish.reason.value
+        elif stream.ended and (first := stream.sequences[0].finish) is not None:
+            outcome = first.reason.value
+            for sequence in stream.sequences:
+                self._metrics.output_tokens.observe(sequence.token_count)
         else:
             outcome = "cancelled"
         self._metrics.request_ended(outcome)
         self._metrics.request_time.observe(time.monotonic() - live.started)
-        if stream.finish is not None:
-            self._metrics.output_tokens.observe(stream.token_count)
 
     def _forget(self, live: Live) -> None:
         """No more of this attempt's output is wanted."""
@@ -294,11 +298,12 @@ class Frontend:
                 with self._contained(live):
                     self._accept(live, outputs, i, now)
         for end in outputs.ends:
-            live = self._live.pop(end.attempt, None)
+            live = self._live.get(end.attempt) if end.more else self._live.pop(end.attempt, None)
             if live is not None:
                 with self._contained(live):
                     live.stream.end(end)
-                live.news.set()
+                if live.streaming or live.stream.ended:
+                    live.news.set()
         self._look_at_engine()
 
     @contextmanager
@@ -316,16 +321,18 @@ class Frontend:
         live.news.set()
 
     def _accept(self, live: Live, outputs: events.StepOutputs, i: int, now: float) -> None:
-        stream = live.stream
-        before = stream.token_count
+        stream, index = live.stream, int(outputs.indices[i])
+        sequence = stream.sequences[index]
+        before = sequence.token_count
         stopped = stream.accept(outputs, i)
-        if stream.token_count > before:
-            first = live.last_token is None
-            self._metrics.token(now - (live.started if live.last_token is None else live.last_token), first)
-            live.last_token = now
-        if stopped:
+        if sequence.token_count > before:
+            self._metrics.token(now - live.last_tokens.get(index, live.started), first=not live.last_tokens)
+            live.last_tokens[index] = now
+        if stream.ended:
             self._forget(live)
-        elif live.streaming and stream.pending_tokens > self.settings.backlog_tokens:
+        elif stopped and self._engine is not None:
+            self._engine.send([events.Finish(stream.attempt, index)])
+        elif live.streaming and sequence.pending_tokens > self.settings.backlog_tokens:
             message = f"more than {self.settings.backlog_tokens} tokens wait for this client to read them"
             self._cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
         if live.streaming or stream.ended:

@@ -114,7 +114,7 @@ class LinkClient:
     def _take(self, outputs: StepOutputs) -> None:
         if self.failure is not None:
             return  # it was on its way when the engine was given up
-        self._live.difference_update(end.attempt for end in outputs.ends)
+        self._live.difference_update(outputs.over)
         self._stats = outputs.stats
         self._sink(outputs)
 

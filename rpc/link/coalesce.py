@@ -24,6 +24,7 @@ def owned_by(outputs: StepOutputs, frontend: int) -> StepOutputs:
         outputs = replace(
             outputs,
             attempts=outputs.attempts[mine],
+            indices=outputs.indices[mine],
             positions=outputs.positions[mine],
             tokens=outputs.tokens[mine],
             logprobs=outputs.logprobs.select(mine),
@@ -62,6 +63,7 @@ def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
         return steps[0]
     return StepOutputs(
         attempts=np.concatenate([s.attempts for s in steps]),
+        indices=np.concatenate([s.indices for s in steps]),
         positions=np.concatenate([s.positions for s in steps]),
         tokens=np.concatenate([s.tokens for s in steps]),
         logprobs=_merged_logprobs([s.logprobs for s in steps]),

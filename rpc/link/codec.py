@@ -40,7 +40,7 @@ CONTROLS = tuple(field.name for field in pb.Controls.DESCRIPTOR.fields if field.
 def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:
     return pb.ConnectRequest(
         submits=[_encode_submit(event) for event in events if isinstance(event, Submit)],
-        finishes=[event.attempt for event in events if isinstance(event, Finish)],
+        finishes=[pb.Finish(attempt=e.attempt, index=e.index) for e in events if isinstance(e, Finish)],
         asks=[
             pb.Ask(ticket=event.ticket, question=f"QUESTION_{event.question.name}")
             for event in events
@@ -54,7 +54,10 @@ def _encode_submit(event: Submit) -> pb.Submit:
     return pb.Submit(
         attempt=event.attempt,
         prompt=packed(request.prompt, INT32),
-        emitted=packed(np.array(event.emitted, INT32), INT32),
+        emitted=[
+            pb.Emitted(ended=True) if tokens is None else pb.Emitted(tokens=packed(np.array(tokens, INT32), INT32))
+            for tokens in event.emitted
+        ],
         max_tokens=request.max_tokens,
         stop_ids=request.stop_ids,
         controls=_encode_controls(request.controls),
@@ -62,6 +65,7 @@ def _encode_submit(event: Submit) -> pb.Submit:
         tenant=request.scope.tenant,
         cache_salt=request.scope.salt,
         public_tokens=request.scope.public,
+        count=request.count,
     )
 
 
@@ -108,7 +112,7 @@ def _decode_controls(message: pb.Controls) -> Controls:
 def decode_events(message: pb.ConnectRequest) -> list[Event]:
     """Raises LinkError."""
     submits: list[Event] = [_decode_submit(submit) for submit in message.submits]
-    finishes = [Finish(attempt) for attempt in message.finishes]
+    finishes = [Finish(f.attempt, f.index if f.HasField("index") else None) for f in message.finishes]
     return [*submits, *finishes, *(_decode_ask(ask) for ask in message.asks)]
 
 
@@ -126,10 +130,17 @@ def _decode_submit(message: pb.Submit) -> Submit:
         controls=_decode_controls(message.controls),
         patience=message.patience if message.HasField("patience") else None,
         scope=Scope(message.tenant, message.cache_salt, message.public_tokens),
+        count=message.count,
     )
     if not len(request.prompt):
         raise LinkError(f"attempt {message.attempt} has no prompt")
-    return Submit(message.attempt, request, tuple(unpacked(message.emitted, INT32, None, "emitted").tolist()))
+    if not request.count or len(message.emitted) not in (0, request.count):
+        raise LinkError(f"attempt {message.attempt} has {request.count} sequences, output of {len(message.emitted)}")
+    return Submit(message.attempt, request, tuple(_decode_emitted(emitted) for emitted in message.emitted))
+
+
+def _decode_emitted(message: pb.Emitted) -> tuple[int, ...] | None:
+    return None if message.ended else tuple(unpacked(message.tokens, INT32, None, "emitted").tolist())
 
 
 def encode_info(info: EngineInfo) -> pb.ConnectResponse:
@@ -159,6 +170,7 @@ def encode_outputs(outputs: StepOutputs, stalled: float) -> pb.ConnectResponse:
         stalled=stalled,
         outputs=pb.Outputs(
             attempts=packed(outputs.attempts, INT64),
+            indices=packed(outputs.indices, INT32) if outputs.indices.any() else b"",
             positions=packed(outputs.positions, INT32),
             tokens=packed(outputs.tokens, INT32),
             **_encode_logprobs(outputs.logprobs),
@@ -211,6 +223,8 @@ def _encode_end(end: End) -> pb.End:
         stop_token_id=end.stop_token_id,
         message=end.message,
         retry_after=end.retry_after,
+        index=end.index,
+        more=end.more,
     )
 
 
@@ -220,6 +234,7 @@ def decode_outputs(message: pb.Outputs) -> StepOutputs:
     n = len(attempts)
     return StepOutputs(
         attempts=attempts,
+        indices=unpacked(message.indices, INT32, n, "indices") if message.indices else np.zeros(n, np.int32),
         positions=unpacked(message.positions, INT32, n, "positions"),
         tokens=unpacked(message.tokens, INT32, n, "tokens"),
         logprobs=_decode_logprobs(message, n),
@@ -241,4 +256,5 @@ def _decode_end(message: pb.End) -> End:
     if message.reason not in REASON_OF:
         raise LinkError(f"attempt {message.attempt} ended for the unknown reason {message.reason}")
     stop = message.stop_token_id if message.HasField("stop_token_id") else None
-    return End(message.attempt, REASON_OF[message.reason], stop, message.message, message.retry_after)
+    reason, text, retry_after = REASON_OF[message.reason], message.message, message.retry_after
+    return End(message.attempt, reason, stop, text, retry_after, message.index, message.more)

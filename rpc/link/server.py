@@ -40,7 +40,7 @@ class Connection:
         self._news = asyncio.Event()
 
     def add(self, outputs: StepOutputs) -> None:
-        self.live.difference_update(end.attempt for end in outputs.ends)
+        self.live.difference_update(outputs.over)
         self._pending.append(outputs)
         count, alternatives = outputs.logprobs.top.shape
         self._pending_bytes += STEP_BYTES + count * (TOKEN_BYTES + alternatives * ALTERNATIVE_BYTES)

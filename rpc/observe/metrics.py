@@ -86,6 +86,9 @@ class Metrics:
             "quire_kv_pages_cached", "KV pages that nobody holds, kept for prompts that start alike."
         )
         self._pages_shared = gauge("quire_kv_pages_shared", "KV pages that several sequences hold.")
+        self._if_copied = gauge(
+            "quire_kv_pages_if_copied", "KV pages that sequences would hold if each had copies of those that it shares."
+        )
         self._unused = gauge(
             "quire_kv_slots_unused", "Places for tokens in running sequences' pages that hold none yet."
         )
@@ -163,6 +166,7 @@ class Metrics:
         self._usage.set(stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
         self._pages_cached.set(stats.pages_cached)
         self._pages_shared.set(stats.pages_shared)
+        self._if_copied.set(stats.pages_if_copied)
         self._unused.set(stats.slots_unused)
         self._host_slots.set(stats.host_slots)
         self._host_used.set(stats.host_slots_used)

@@ -10,7 +10,8 @@ from google.protobuf.message import Message
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.frontend.errors import RequestFailed, invalid, not_supported
-from rpc.frontend.stream import Delta, Finish, FinishReason, RequestStream, TokenLogprob
+from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, TokenLogprob
+from rpc.frontend.stream import RequestStream
 from scheduler.request import (
     Chat,
     ChatMessage,
@@ -49,8 +50,6 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
     _refuse_unsupported(message.sampling, "sampling", "sampling.")
     _refuse_unsupported(message.stopping, "stopping", "stopping.")
     _refuse_unsupported(message.output, "output", "output.")
-    if message.sampling.HasField("sequence_count") and message.sampling.sequence_count != 1:
-        raise not_supported("sampling.sequence_count", "other than 1")
     try:
         return Spec(
             prompt=_prompt(message),
@@ -158,6 +157,7 @@ def _sampling(message: pb.SamplingParameters) -> Sampling:
         logit_bias=tuple(sorted(message.logit_bias.items())),
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(message.bad_words),
+        sequence_count=_given(message, "sequence_count", 1),
     )
 
 
@@ -203,6 +203,7 @@ def _set_finish(message: pb.SequenceDelta | pb.SequenceResult, finish: Finish) -
 def delta_message(delta: Delta, token_ids: bool) -> pb.SequenceDelta:
     """token_ids: whether the client asked for them."""
     message = pb.SequenceDelta(
+        index=delta.index,
         text=delta.text,
         token_ids=delta.token_ids if token_ids else (),
         logprobs=_logprobs(delta.logprobs),
@@ -231,19 +232,29 @@ def prompt_info(stream: RequestStream) -> pb.PromptInfo:
     )
 
 
-def result_message(stream: RequestStream, delta: Delta, request_id: str) -> pb.GenerateResponse:
-    """delta: the whole output of an ended stream. Raises its failure if it has one."""
+def result_message(stream: RequestStream, request_id: str) -> pb.GenerateResponse:
+    """Of an ended stream, from which nothing was taken. Raises its failure if it has one."""
     if stream.failure is not None:
         raise stream.failure
-    if stream.finish is None:
+    if not stream.ended:
         raise RequestFailed("INTERNAL", "NOT_ENDED", "the result was read before the request ended")
-    result = pb.SequenceResult(
-        text=delta.text,
-        token_ids=delta.token_ids if stream.spec.output.token_ids else (),
-        logprobs=_logprobs(delta.logprobs),
-        score=stream.score,
-    )
-    _set_finish(result, stream.finish)
     return pb.GenerateResponse(
-        request_id=request_id, sequences=[result], usage=usage(stream), prompt_info=prompt_info(stream)
+        request_id=request_id,
+        sequences=[_result(sequence, stream.spec.output.token_ids) for sequence in stream.sequences],
+        usage=usage(stream),
+        prompt_info=prompt_info(stream),
     )
+
+
+def _result(sequence: SequenceOutput, token_ids: bool) -> pb.SequenceResult:
+    delta = sequence.take()
+    result = pb.SequenceResult(
+        index=sequence.index,
+        text=delta.text,
+        token_ids=delta.token_ids if token_ids else (),
+        logprobs=_logprobs(delta.logprobs),
+        score=sequence.score,
+    )
+    if sequence.finish is not None:
+        _set_finish(result, sequence.finish)
+    return result

@@ -109,7 +109,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 live = await stack.enter_async_context(opened)
             while not live.stream.ended:
                 await live.wait()
-            return convert.result_message(live.stream, live.stream.take(), request_id)
+            return convert.result_message(live.stream, request_id)
 
     async def _entry(
         self,
@@ -158,11 +158,11 @@ async def _messages(live: Live, grouping: convert.Grouping) -> AsyncIterator[pb.
         if stream.failure is not None:
             return
         last = stream.ended  # asked before the message is sent: the end may come while it is being written
-        message = pb.StreamGenerateResponse()
+        ids = stream.spec.output.token_ids
+        message = pb.StreamGenerateResponse(deltas=[convert.delta_message(delta, ids) for delta in stream.take()])
         if first:
             message.request_id = live.request_id
             message.prompt_info.CopyFrom(convert.prompt_info(stream))
-        message.deltas.append(convert.delta_message(stream.take(), stream.spec.output.token_ids))
         if last or grouping.usage:
             message.usage.CopyFrom(convert.usage(stream))
         first = False

@@ -117,7 +117,7 @@ async def play(
         async with asyncio.timeout(PATIENCE):
             engine = await host.launch(lambda step: loop.call_soon_threadsafe(outputs.put_nowait, step))
             limits = engine.info.limits
-            engine.send([Submit(i, request_of(i, limits), emitted.get(i, ())) for i in order])
+            engine.send([Submit(i, request_of(i, limits), (emitted.get(i, ()),)) for i in order])
             while record.ends != set(order) or record.stats.pages_used:
                 record.take(await outputs.get())
     finally:

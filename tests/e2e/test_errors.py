@@ -52,6 +52,8 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
         ("sampling.temperature", lambda s: setattr(s.sampling, "temperature", float("nan"))),
         ("sampling.top_p", lambda s: setattr(s.sampling, "top_p", 0.0)),
         ("sampling.min_p", lambda s: setattr(s.sampling, "min_p", -0.1)),
+        ("sampling.sequence_count", lambda s: setattr(s.sampling, "sequence_count", 0)),
+        ("sampling.sequence_count", lambda s: setattr(s.sampling, "sequence_count", 9)),
         ("sampling.repetition_penalty", lambda s: setattr(s.sampling, "repetition_penalty", 0)),
         ("sampling.repetition_penalty", lambda s: setattr(s.sampling, "repetition_penalty", math.inf)),
         ("sampling.frequency_penalty", lambda s: setattr(s.sampling, "frequency_penalty", 2.1)),
@@ -111,7 +113,6 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
         ("images", lambda s: s.images.add(data=b"x")),
         ("priority", lambda s: setattr(s, "priority", 3)),
         ("sampling.beam_search", lambda s: setattr(s.sampling.beam_search, "width", 2)),
-        ("sampling.sequence_count other than 1", lambda s: setattr(s.sampling, "sequence_count", 2)),
     ],
 )
 def test_what_is_not_there_yet_is_said(

@@ -305,7 +305,7 @@ def test_tokens_and_logits_do_not_depend_on_the_schedule(tiny: Path, alone: Rig,
     for i, start, known, end in schedule.events:
         length, new_tokens, sampling = CAST[i]
         request = make_request(rig, random_prompts([length], seed=i)[0], new_tokens, **sampling)
-        script.setdefault(start, []).append(Submit(i, request, tuple(alone.results[i].tokens[:known])))
+        script.setdefault(start, []).append(Submit(i, request, (tuple(alone.results[i].tokens[:known]),)))
         if end is not None:
             script.setdefault(start + end, []).append(Finish(i))
     rig.play(script)

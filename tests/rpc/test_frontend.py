@@ -35,7 +35,7 @@ def test_duplicates_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
             ):
                 frontend._deliver(step)
             await live.wait()
-            delta = live.stream.take()
+            (delta,) = live.stream.take()
             assert delta.token_ids == [70, 73]
             assert delta.finish is not None
             assert delta.finish.reason is FinishReason.LENGTH
@@ -79,8 +79,9 @@ def test_stream_that_cannot_be_read_fails_alone(tokenizer: Tokenizer) -> None:
             assert lost.stream.failure is not None
             assert lost.stream.failure.code == "INTERNAL"
             await fine.wait()
-            assert fine.stream.take().token_ids == [71]
-            assert fine.stream.finish is not None
+            (delta,) = fine.stream.take()
+            assert delta.token_ids == [71]
+            assert delta.finish is not None
         assert engine.finished() == [first]
         counted = {"model_name": "m", "outcome": "internal"}
         assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
@@ -149,7 +150,7 @@ def test_output_prefix_is_not_read_on_the_loop(tokenizer: Tokenizer, monkeypatch
         monkeypatch.setattr(tokenizer, "decode", spy)
         async with frontend.open(Spec("cat", output_prefix=(70, 71, 72)), "a", None) as live:
             assert live.stream.token_count == 3
-            assert engine.sent[0].emitted == (70, 71, 72)
+            assert engine.sent[0].emitted == ((70, 71, 72),)
         assert threads
         assert all(name.startswith("quire-prepare") for name in threads)
 
@@ -165,7 +166,7 @@ def test_stop_string_finishes_the_attempt_at_once(tokenizer: Tokenizer) -> None:
             for position, token in enumerate(ids):
                 frontend._deliver(outputs([(attempt, position, token)]))
             assert engine.finished() == [attempt]
-            delta = live.stream.take()
+            (delta,) = live.stream.take()
             assert delta.text == "xx"
             assert len(delta.token_ids) == len(ids) - 2
             assert delta.finish is not None
@@ -246,7 +247,7 @@ def test_max_time_ends_with_what_there_is(tokenizer: Tokenizer) -> None:
             frontend._deliver(outputs([(engine.submitted()[0], 0, 70)]))
             while not live.stream.ended:
                 await live.wait()
-            delta = live.stream.take()
+            (delta,) = live.stream.take()
             assert delta.token_ids == [70]
             assert delta.finish is not None
             assert delta.finish.reason is FinishReason.DEADLINE

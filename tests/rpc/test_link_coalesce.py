@@ -113,6 +113,7 @@ def planted_step(k: int, number: int, *owners: int) -> StepOutputs:
     made = np.arange(n * k, dtype=np.int32).reshape(n, k) + number
     return StepOutputs(
         attempts,
+        np.arange(n, dtype=np.int32) + 2,
         np.full(n, number, np.int32),
         np.arange(n, dtype=np.int32),
         Logprobs(np.arange(n, dtype=np.float32), np.ones(n, np.int32), made, -made.astype(np.float32)),

@@ -100,6 +100,8 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
         return filled(get_args(kind)[0], numbers, name)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return list(kind)[number % len(kind)]
+    if name == "count":  # of sequences: as many as there are of what they emitted
+        return 2
     return {int: number, float: number + 0.5, str: f"text {number}", bytes: b"%d" % number, bool: True}[kind]
 
 
@@ -211,13 +213,16 @@ def test_an_end_for_an_unknown_reason_is_refused(reason: int) -> None:
     [
         ({"prompt": b""}, "attempt 7 has no prompt"),
         ({"prompt": bytes(6)}, "prompt has 6 bytes"),
-        ({"emitted": bytes(3)}, "emitted has 3 bytes"),
+        ({"emitted": [pb.Emitted(tokens=bytes(3))]}, "emitted has 3 bytes"),
+        ({"emitted": [pb.Emitted(), pb.Emitted()]}, "attempt 7 has 1 sequences, output of 2"),
+        ({"count": 0}, "attempt 7 has 0 sequences"),
     ],
 )
-def test_a_malformed_submit_is_refused_by_name(values: dict[str, bytes], name: str) -> None:
+def test_a_malformed_submit_is_refused_by_name(values: dict[str, Any], name: str) -> None:
     message = codec.encode_events([submit(7)])
-    for part, value in values.items():
-        setattr(message.submits[0], part, value)
+    for part in values:
+        message.submits[0].ClearField(part)
+    message.submits[0].MergeFrom(pb.Submit(**values))
     with pytest.raises(codec.LinkError, match=name):
         codec.decode_events(message)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import urllib.request
+from dataclasses import replace
 
 from prometheus_client import generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
@@ -116,9 +117,17 @@ def test_lifetimes_are_a_histogram_as_prometheus_reads_it() -> None:
 def test_gauges_of_the_cache_are_the_engines_last() -> None:
     metrics = Metrics("demo")
     metrics.engine_stats(EngineStats(pages_cached=7, pages_shared=5, slots_unused=11, host_slots_used=1, host_slots=9))
-    metrics.engine_stats(EngineStats(pages_cached=6, pages_shared=4, slots_unused=10, host_slots_used=3, host_slots=9))
-    names = ("kv_pages_cached", "kv_pages_shared", "kv_slots_unused", "kv_host_pages_used", "kv_host_pages_total")
-    assert [value(metrics, name) for name in names] == [6, 4, 10, 3, 9]
+    stats = EngineStats(pages_cached=6, pages_shared=4, slots_unused=10, host_slots_used=3, host_slots=9)
+    metrics.engine_stats(replace(stats, pages_if_copied=12))
+    names = (
+        "kv_pages_cached",
+        "kv_pages_shared",
+        "kv_pages_if_copied",
+        "kv_slots_unused",
+        "kv_host_pages_used",
+        "kv_host_pages_total",
+    )
+    assert [value(metrics, name) for name in names] == [6, 4, 12, 10, 3, 9]
 
 
 def test_use_of_the_pool_in_pages_at_most_and_in_bytes() -> None:

@@ -97,7 +97,7 @@ def test_a_dead_engine_ends_its_streams_and_a_new_one_serves_under_its_own_limit
             assert attempt not in first.submitted()
             second.tell(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)]))
             await eventually(lambda: live.stream.ended)
-            assert live.stream.finish.reason is FinishReason.LENGTH
+            assert live.stream.sequences[0].finish.reason is FinishReason.LENGTH
         assert first.finished() == []
         await rig.end()
 

@@ -68,7 +68,7 @@ class Drive:
 
     def events_of(self, turn: int) -> list[Event]:
         come = [a for a in self.workload.arrivals if a.turn == turn]
-        submits: list[Event] = [Submit(a.attempt, a.request, tuple(a.output[: a.emitted])) for a in come]
+        submits: list[Event] = [Submit(a.attempt, a.request, (tuple(a.output[: a.emitted]),)) for a in come]
         asks = [Ask(turn, Question.RESET_PREFIX_CACHE)] if turn in self.workload.resets else []
         return submits + [Finish(a.attempt) for a in self.workload.arrivals if a.cancel == turn] + asks
 
@@ -181,7 +181,7 @@ class Drive:
             row: (mirror, before[row].length if row in before else mirror.joined)
             for row, mirror in self._running().items()
         }
-        for attempt, sequence in scheduler.queue._waiting.items():
+        for (attempt, _), sequence in scheduler.queue._waiting.items():
             if scheduler._match(sequence).awaited is not None:
                 continue
             known = self.told[attempt].known

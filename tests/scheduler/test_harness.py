@@ -12,6 +12,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer, Scope
 from cache_manager.pool import PagePool
 from scheduler import scheduler as module
+from scheduler.attempts import Attempts
 from scheduler.queue import Queue
 from scheduler.rows import Rows
 from scheduler.scheduler import Scheduler
@@ -115,7 +116,7 @@ def only_one_decode_a_step(real):
 def preempted_sequence_goes_to_the_back(real):
     def push_front(self, sequence):
         real(self, sequence)
-        self._waiting.move_to_end(sequence.attempt)
+        self._waiting.move_to_end(sequence.key)
 
     return push_front
 
@@ -141,7 +142,7 @@ def deadlines_are_ignored(real):
 
 @fault(Queue, "remove")
 def queue_forgets_to_count_down(real):
-    return lambda self, attempt: self._waiting.pop(attempt, None)
+    return lambda self, attempt, index=0: self._waiting.pop((attempt, index), None)
 
 
 @fault(Scheduler, "_preempt")
@@ -176,19 +177,19 @@ def output_of_an_earlier_attempt_is_forgotten(real):
 @fault(Scheduler, "_finish", cancels=True)
 def finish_reaches_only_the_queue(real):
     def finish(self, event):
-        if event.attempt in self.queue:
+        if event.attempt in self.queue.attempts():
             real(self, event)
 
     return finish
 
 
-@fault(Scheduler, "_end_row")
+@fault(Attempts, "end")
 def end_is_told_twice(real):
-    def end_row(self, row, end):
-        real(self, row, end)
-        self._ends.append(end)
+    def end(self, *args, **said):
+        real(self, *args, **said)
+        self.ends.append(self.ends[-1])
 
-    return end_row
+    return end
 
 
 @fault(CacheManager, "release", depths=(2,))

@@ -63,7 +63,9 @@ def run(workload: Workload, slots: int, spoils: float) -> EngineStats:
     flying = turn = 0
     while len(ends) < len(workload.arrivals) or scheduler.has_work:
         assert turn < 10 * workload.most_turns
-        events = [Submit(a.attempt, a.request, tuple(tokens[a.attempt])) for a in workload.arrivals if a.turn == turn]
+        events = [
+            Submit(a.attempt, a.request, (tuple(tokens[a.attempt]),)) for a in workload.arrivals if a.turn == turn
+        ]
         plan = scheduler.schedule(float(turn), events)
         if plan is not None:
             executor.launch(plan)

@@ -117,6 +117,16 @@ def test_another_cache_salt_is_refused(salt):
         (Spec("x", stopping=Stopping(stop_token_ids=(2**31,))), "stopping.stop_token_ids[0]", str(2**31), "[0, 100)"),
         (Spec("x", output=Output(top_logprobs=21)), "output.top_logprobs", "21", "[0, 20]"),
         (Spec("x", output=Output(top_logprobs=-1)), "output.top_logprobs", "-1", "[0, 20]"),
+        (Spec("x", sampling=Sampling(sequence_count=0)), "sampling.sequence_count", "0", "[1, 8]"),
+        (Spec("x", sampling=Sampling(sequence_count=9)), "sampling.sequence_count", "9", "[1, 8]"),
+        (Spec("x", sampling=Sampling(sequence_count=2**31)), "sampling.sequence_count", str(2**31), "[1, 8]"),
+        (Spec("x", sampling=Sampling(temperature=0.0, sequence_count=2)), "sampling.sequence_count", "2", "the same"),
+        (
+            Spec("x", sampling=Sampling(sequence_count=2), output_prefix=(5,)),
+            "output_prefix",
+            "1 tokens",
+            "with one sequence alone",
+        ),
     ],
 )
 def test_a_value_beyond_the_engines_limits_is_refused(spec, field, value, limit):

@@ -278,7 +278,7 @@ def test_finish_before_the_start_ends_without_a_start():
 
 def test_emitted_output_goes_with_the_join_and_counts():
     scheduler = engine()
-    plan = scheduler.schedule(0.0, [Submit(1, make_request(1, (5, 6), max_tokens=4), emitted=(7, 8))])
+    plan = scheduler.schedule(0.0, [Submit(1, make_request(1, (5, 6), max_tokens=4), emitted=((7, 8),))])
     (join,) = plan.joins
     assert (join.tokens.tolist(), join.prompt_count) == ([5, 6, 7, 8], 2)
     assert pairs(scheduler.commit(result_of(plan, [1]), 0.0)) == [(1, 2, 1)]
@@ -292,7 +292,7 @@ def test_an_attempt_whose_output_is_already_complete_ends(emitted, reason):
     """The replica that drew the last token may die before its end is told."""
     scheduler = engine()
     request = make_request(1, (5, 6), max_tokens=3, stop_ids=(9,))
-    outputs = [step(scheduler, 0.0, [Submit(1, request, emitted)])] + [step(scheduler) for _ in range(9)]
+    outputs = [step(scheduler, 0.0, [Submit(1, request, (emitted,))])] + [step(scheduler) for _ in range(9)]
     assert [pair for one in outputs for pair in pairs(one)] == []
     assert [end for one in outputs for end in reasons(one)] == [(1, reason)]
     assert not scheduler.has_work

@@ -34,18 +34,26 @@ class Result:
     end: End | None = None
 
 
+Key = int | tuple[int, int]
+
+
+def key_of(attempt: int, index: int) -> Key:
+    """What a sequence is called in a test: by its attempt, and those after an attempt's first by their index too."""
+    return (attempt, index) if index else attempt
+
+
 @dataclass
 class Rig:
-    """One engine without its thread. logits: for (attempt, output position), the raw logits drawn from. changed: those
+    """One engine without its thread. logits: for (sequence, output position), the raw logits drawn from. changed: those
     that came out with other bits when they were computed again (after a preemption, or in a half of a step). started:
     cached tokens by attempt.
     """
 
     loaded: LoadedModel
     scheduler: Scheduler
-    logits: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
-    results: dict[int, Result] = field(default_factory=dict)
-    changed: list[tuple[int, int]] = field(default_factory=list)
+    logits: dict[tuple[Key, int], np.ndarray] = field(default_factory=dict)
+    results: dict[Key, Result] = field(default_factory=dict)
+    changed: list[tuple[Key, int]] = field(default_factory=list)
     started: dict[int, int] = field(default_factory=dict)
     now: float = 0.0
 
@@ -53,8 +61,9 @@ class Rig:
         """Launches up to the depth of the pipeline, then collects one step. None when there is nothing to do."""
         self.now += 0.01
         for event in events:
-            if isinstance(event, Submit) and event.emitted:
-                self.results[event.attempt] = Result(list(event.emitted), [float("nan")] * len(event.emitted))
+            for index, known in enumerate(event.emitted if isinstance(event, Submit) else ()):
+                if known:
+                    self.results[key_of(event.attempt, index)] = Result(list(known), [float("nan")] * len(known))
         in_flight = self.scheduler._in_flight
         plan = self.scheduler.schedule(self.now, events)
         if plan is not None:
@@ -74,21 +83,21 @@ class Rig:
             raise LogitsChangedError(f"logits of {self.changed} changed when they were computed again")
         self.started |= {start.attempt: start.cached for start in outputs.starts}
         for i, attempt in enumerate(outputs.attempts.tolist()):
-            result = self.results.setdefault(attempt, Result())
+            result = self.results.setdefault(key_of(attempt, int(outputs.indices[i])), Result())
             assert outputs.positions[i] == len(result.tokens), "a gap or a duplicate"
             assert result.end is None, "a token after the end"
             result.tokens.append(int(outputs.tokens[i]))
             result.logprobs.append(float(outputs.logprobs.chosen[i]))
         for end in outputs.ends:
-            result = self.results.setdefault(end.attempt, Result())
+            result = self.results.setdefault(key_of(end.attempt, end.index), Result())
             assert result.end is None, "two ends"
             result.end = end
 
-    def run(self, requests: Mapping[int, Request], limit: int = 100_000) -> dict[int, Result]:
+    def run(self, requests: Mapping[int, Request], limit: int = 100_000) -> dict[Key, Result]:
         """Submits all at once, runs until nothing is left, and checks that every page is free or cached."""
         return self.play({0: [Submit(attempt, request) for attempt, request in requests.items()]}, limit)
 
-    def play(self, script: Mapping[int, Sequence[Event]], limit: int = 100_000) -> dict[int, Result]:
+    def play(self, script: Mapping[int, Sequence[Event]], limit: int = 100_000) -> dict[Key, Result]:
         """As `run`, for events by the number of the turn in which they arrive."""
         last = max(script, default=0)
         for number in range(limit):
@@ -111,9 +120,9 @@ class Rig:
         runner = self.loaded.runner
         runner._model = wrap(runner._model)
 
-    def logits_of(self, attempt: int) -> dict[int, bytes]:
-        """Bits of the recorded logits of an attempt by output position."""
-        return {position: logits.tobytes() for (who, position), logits in self.logits.items() if who == attempt}
+    def logits_of(self, sequence: Key) -> dict[int, bytes]:
+        """Bits of the recorded logits of a sequence by output position."""
+        return {position: logits.tobytes() for (who, position), logits in self.logits.items() if who == sequence}
 
     def cancel(self, attempt: int) -> None:
         self.turn([Finish(attempt)])
@@ -168,7 +177,8 @@ def _record_logits(rig: Rig) -> None:
             if packed is None:  # the runner's probe
                 return logits
             for i, (row, position) in enumerate(zip(packed.rows.tolist(), packed.positions.tolist(), strict=True)):
-                key = (int(rig.scheduler.rows.attempt[row]), position)
+                rows = rig.scheduler.rows
+                key = (key_of(int(rows.attempt[row]), int(rows.index[row])), position)
                 now = logits[i].numpy().copy()
                 if rig.logits.setdefault(key, now).tobytes() != now.tobytes():
                     rig.changed.append(key)  # not raised here: the runner would take it for a fault of the row

@@ -52,7 +52,7 @@ def outputs(
     starts: Sequence[int] = (),
     cached: int = 0,
 ) -> StepOutputs:
-    """tokens: (attempt, position, token). cached: prompt tokens that each start found."""
+    """tokens: (attempt, position, token), of its first sequence. cached: prompt tokens that each start found."""
     attempts, positions, ids = (np.array([t[i] for t in tokens], np.int64) for i in range(3))
     n = len(tokens)
     logprobs = Logprobs(
@@ -60,6 +60,7 @@ def outputs(
     )
     return StepOutputs(
         attempts,
+        np.zeros(n, np.int32),
         positions.astype(np.int32),
         ids.astype(np.int32),
         logprobs,

@@ -257,6 +257,7 @@ def step_outputs(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT, mo
     n, k = draw(st.integers(0, most_tokens)), draw(st.integers(0, 3))
     return StepOutputs(
         attempts=np.array(draw(st.lists(attempts, min_size=n, max_size=n)), np.int64),
+        indices=draw(st.just(np.zeros(n, np.int32)) | arrays(np.int32, n)),
         positions=draw(arrays(np.int32, n)),
         tokens=draw(arrays(np.int32, n)),
         logprobs=draw(logprobs(n, k)),
@@ -300,7 +301,10 @@ def submits(draw: st.DrawFn) -> Submit:
     stop_ids = tuple(draw(st.lists(st.integers(0, 2**32 - 1), max_size=4)))
     scope = Scope(draw(st.text(max_size=8)), draw(st.text(max_size=8)), draw(st.integers(0, 2**32 - 1)))
     request = Request(prompt, draw(st.integers(0, 2**32 - 1)), stop_ids, controls, draw(st.none() | FLOAT64), scope)
-    return Submit(draw(ATTEMPT), request, tuple(draw(st.lists(INT32, max_size=5))))
+    request = replace(request, count=draw(st.integers(1, 4)))
+    output = st.none() | st.lists(INT32, max_size=5).map(tuple)
+    emitted = draw(st.just(()) | st.lists(output, min_size=request.count, max_size=request.count).map(tuple))
+    return Submit(draw(ATTEMPT), request, emitted)
 
 
-finishes = st.builds(Finish, ATTEMPT)
+finishes = st.builds(Finish, ATTEMPT, st.none() | UINT32)

@@ -1,0 +1,143 @@
+"""One sequence's output as its client sees it: text, stop strings, finish reason, and what was not sent yet.
+
+Knows nothing of threads, time or gRPC. Tokens past a stop string are neither sent nor counted.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from model.inputs.detokenizer import Detokenizer
+from model.inputs.stop_strings import StopStrings
+from model.inputs.tokenizer import Tokenizer
+from scheduler.events import Logprobs, StepOutputs
+from scheduler.request import Request, Spec
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a sequence ended, and what matched if it was a stop."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    stop_string: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """logprob: natural log, of the raw logits. rank: 1 is the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """New output of a sequence. logprobs: for each token, the chosen first, then alternatives by rank."""
+
+    index: int
+    first_position: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.text or self.token_ids or self.finish)
+
+
+class OutputGap(ValueError):
+    """Tokens are missing before one that came."""
+
+
+class SequenceOutput:
+    """Output of the sequence `index` of a request. `accept` tokens, `close` it; `take` what is new.
+
+    known: its output so far, read like tokens that were accepted and taken, so text goes on where it stopped: also in
+    the middle of a character or of what may be a stop string. token_count counts it; score does not, its logprobs are
+    gone.
+    """
+
+    def __init__(self, index: int, spec: Spec, request: Request, tokenizer: Tokenizer, known: tuple[int, ...]) -> None:
+        self.index, self._spec = index, spec
+        self.token_count, self.score = 0, 0.0
+        self.finish: Finish | None = None
+        self._stop_ids, self._top_logprobs = frozenset(request.stop_ids), request.controls.top_logprobs
+        needs_text = spec.output.text or bool(spec.stopping.stop)
+        self._detokenizer = Detokenizer(tokenizer, spec.output.skip_special_tokens) if needs_text else None
+        self._stops = StopStrings(spec.stopping.stop, spec.stopping.include_stop)
+        self._pending = Delta(index, 0)
+        for token in known:
+            self.token_count += 1
+            if self._read_token(token):
+                break
+        self._pending = Delta(index, self.token_count, finish=self.finish)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens that wait to be taken."""
+        return len(self._pending.token_ids)
+
+    def accept(self, outputs: StepOutputs, i: int) -> bool:
+        """Takes the i-th new token of a step. True if a stop string ended the sequence with it.
+
+        A token that was there before, or comes after the end, is ignored. Raises OutputGap.
+        """
+        position = int(outputs.positions[i])
+        if self.finish is not None or position < self.token_count:
+            return False
+        if position > self.token_count:
+            raise OutputGap(f"token {position} of sequence {self.index} came where {self.token_count} was due")
+        token = int(outputs.tokens[i])
+        self.token_count += 1
+        self.score += float(outputs.logprobs.chosen[i])
+        self._pending.token_ids.append(token)
+        if self._top_logprobs >= 0:
+            self._pending.logprobs.append(logprobs_at(outputs.logprobs, i, token, self._top_logprobs))
+        return self._read_token(token)
+
+    def _read_token(self, token: int) -> bool:
+        """True if the token's text completes a stop string."""
+        if self._detokenizer is None or (token in self._stop_ids and not self._spec.stopping.include_stop):
+            return False
+        return self._read(self._detokenizer.push(token))
+
+    def _read(self, text: str) -> bool:
+        found = self._stops.push(text, searched=self.token_count > self._spec.stopping.min_tokens)
+        if self._spec.output.text:
+            self._pending.text += found.text
+        if found.stop is None:
+            return False
+        self.finish = self._pending.finish = Finish(FinishReason.STOP, stop_string=found.stop)
+        return True
+
+    def close(self, finish: Finish) -> None:
+        """Ends the sequence with what there is; text that was held back is given out."""
+        if self.finish is not None:
+            return
+        if self._detokenizer is not None and self._read(self._detokenizer.flush()):
+            return  # the last characters completed a stop string
+        if self._spec.output.text:
+            self._pending.text += self._stops.flush()
+        self.finish = self._pending.finish = finish
+
+    def take(self) -> Delta:
+        """Everything new since the last call."""
+        delta, self._pending = self._pending, Delta(self.index, self.token_count)
+        return delta
+
+
+def logprobs_at(step: Logprobs, i: int, token: int, wanted: int) -> list[TokenLogprob]:
+    """The i-th of a step: of the token itself, then of up to `wanted` alternatives."""
+    chosen = TokenLogprob(token, float(step.chosen[i]), int(step.rank[i]))
+    wanted = max(0, wanted)
+    top = zip(step.top_ids[i, :wanted].tolist(), step.top[i, :wanted].tolist(), strict=True)
+    return [chosen, *(TokenLogprob(t, p, rank) for rank, (t, p) in enumerate(top, 1) if t != token)]
