@@ -95,6 +95,8 @@ class Mirror:
             self._held[row] = 0
         for join in plan.joins:
             self._join(join)
+        for row, token in plan.given.tolist():
+            self._give(row, token)
         group, row, index, page = plan.grown.T
         if len(page):
             self._widen(int(index.max()) + 1)
@@ -109,6 +111,13 @@ class Mirror:
         self._held[row] = 0
         self.last[row] = -1
         self.controls.join(join)
+
+    def _give(self, row: int, token: int) -> None:
+        """In place of what it drew last."""
+        self.last[row] = token
+        known = self._known[row]
+        if self._history and known is not None:
+            self._known[row] = np.append(known[:-1], np.int32(token))
 
     def drew(self, rows: NDArray[np.int64], tokens: Ints) -> None:
         """Each of these rows drew a token, below 0 for none; what it does next is then never looked at."""

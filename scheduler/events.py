@@ -5,6 +5,7 @@ exactly one `End` after which no more comes of it. Tokens carry attempt, index o
 frontend can tell gaps, duplicates and zombies.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -119,8 +120,23 @@ class Logprobs:
             np.empty(0, np.float32), np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
         )
 
+    @staticmethod
+    def joined(parts: Sequence["Logprobs"]) -> "Logprobs":
+        """One after the other. Narrower parts are padded: nobody asked for more alternatives than a part has."""
+        width = max(part.top.shape[1] for part in parts)
+        return Logprobs(
+            chosen=np.concatenate([part.chosen for part in parts]),
+            rank=np.concatenate([part.rank for part in parts]),
+            top_ids=np.concatenate([_widened(part.top_ids, width, -1) for part in parts]),
+            top=np.concatenate([_widened(part.top, width, -np.inf) for part in parts]),
+        )
+
     def select(self, index: NDArray[np.intp]) -> "Logprobs":
         return Logprobs(self.chosen[index], self.rank[index], self.top_ids[index], self.top[index])
+
+
+def _widened(array: NDArray, width: int, fill: float) -> NDArray:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +195,33 @@ class EngineStats:
     pages_peak: int = 0
     page_bytes: int = 0
     pages_if_copied: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """New tokens, [n] each: see `StepOutputs`."""
+
+    attempts: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    logprobs: Logprobs
+
+    @staticmethod
+    def none() -> "Tokens":
+        none = np.empty(0, np.int32)
+        return Tokens(np.empty(0, np.int64), none, none, none, Logprobs.none())
+
+    @staticmethod
+    def joined(parts: Sequence["Tokens"]) -> "Tokens":
+        """One after the other."""
+        return Tokens(
+            np.concatenate([part.attempts for part in parts]),
+            np.concatenate([part.indices for part in parts]),
+            np.concatenate([part.positions for part in parts]),
+            np.concatenate([part.tokens for part in parts]),
+            Logprobs.joined([part.logprobs for part in parts]),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

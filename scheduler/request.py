@@ -7,7 +7,7 @@ this file checks a client's values again.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,21 @@ def _require(allowed: object, name: str, value: object, reason: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Beam:
+    """Beam search in place of sampling. width: hypotheses that go on at once. length_penalty: exponent of the length in
+    the score, which is the sum of the logprobs / length ^ penalty.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        w, p = self.width, self.length_penalty
+        _require(w >= 1, "sampling.beam_search.width", w, "must be at least 1")
+        _require(-10 <= p <= 10, "sampling.beam_search.length_penalty", p, "must be in [-10, 10]")
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn; None is the model's default. temperature 0 is greedy; top_k 0 is off.
 
@@ -42,7 +57,7 @@ class Sampling:
     counts the prompt too, then frequency and presence), temperature, min_p, top_k (ties kept), top_p (the token that
     crosses it kept). logit_bias: pairs of token id and what is added. allowed_token_ids: () allows all.
 
-    sequence_count: outputs for the one prompt, each drawn for itself.
+    sequence_count: outputs for the one prompt, each drawn for itself, or the best that `beam` finds.
     """
 
     temperature: float | None = None
@@ -57,6 +72,7 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     sequence_count: int = 1
+    beam: Beam | None = None
 
     def __post_init__(self) -> None:  # NaN fails every comparison
         t, p, k, m, s = self.temperature, self.top_p, self.top_k, self.min_p, self.seed
@@ -243,7 +259,7 @@ class Request:
     """A request that can be served. prompt: int32 token ids. stop_ids: end tokens and stop tokens that end it.
 
     patience: seconds it may wait in the queue; None leaves it to the queue's own limit. scope: with whom it shares the
-    prefix cache. count: sequences that go on from the prompt.
+    prefix cache. count: sequences that come of the prompt. beam: they are the best that a search finds.
     """
 
     prompt: NDArray[np.int32]
@@ -253,6 +269,14 @@ class Request:
     patience: float | None = None
     scope: Scope = field(default_factory=Scope)
     count: int = 1
+    beam: Beam | None = None
+
+    @property
+    def drawing(self) -> Controls:
+        """How an executor draws for it: a search chooses among twice as many alternatives as it is wide."""
+        if self.beam is None:
+            return self.controls
+        return replace(self.controls, top_logprobs=max(2 * self.beam.width, self.controls.top_logprobs))
 
 
 def resolve(
@@ -302,6 +326,9 @@ def resolve(
     stop_ids = tuple(dict.fromkeys((*ends, *spec.stopping.stop_token_ids)))
     temperature = defaults.temperature if sampling.temperature is None else sampling.temperature
     _check_count(spec, temperature, limits)
+    if sampling.beam is not None:
+        _check_beam(spec, sampling.beam, limits)
+        defaults, temperature = replace(defaults, repetition_penalty=1.0), 0.0
     return Request(
         prompt=np.array(prompt, np.int32),
         max_tokens=room if asked is None else asked,
@@ -319,6 +346,7 @@ def resolve(
         patience=spec.max_queue_time,
         scope=Scope(salt=spec.cache_salt, public=public),
         count=sampling.sequence_count,
+        beam=sampling.beam,
     )
 
 
@@ -326,9 +354,36 @@ def _check_count(spec: Spec, temperature: float, limits: Limits) -> None:
     name, count = "sampling.sequence_count", spec.sampling.sequence_count
     most = min(limits.request.sequence_count, limits.sequences)
     _require(1 <= count <= most, name, count, f"must be in [1, {most}]")
-    _require(count == 1 or temperature > 0, name, count, "temperature is 0: all sequences would be the same")
+    different = count == 1 or temperature > 0 or spec.sampling.beam is not None
+    _require(different, name, count, "temperature is 0: all sequences would be the same")
     known = f"{len(spec.output_prefix)} tokens"
     _require(count == 1 or not spec.output_prefix, "output_prefix", known, "goes with one sequence alone")
+
+
+def _check_beam(spec: Spec, beam: Beam, limits: Limits) -> None:
+    """A search goes by the logprobs of the model alone, and text that it could stop at is not there before its end."""
+    sampling, stopping = spec.sampling, spec.stopping
+    name, most = "sampling.beam_search.width", min(limits.request.beam_width, limits.sequences, limits.vocabulary // 2)
+    _require(beam.width <= most, name, beam.width, f"must be in [1, {most}]")
+    count = sampling.sequence_count
+    _require(beam.width >= count, name, beam.width, f"must be at least sampling.sequence_count, which is {count}")
+    for field_name, value, neutral in (
+        ("sampling.temperature", sampling.temperature, 0.0),
+        ("sampling.top_p", sampling.top_p, 1.0),
+        ("sampling.top_k", sampling.top_k, 0),
+        ("sampling.min_p", sampling.min_p, 0.0),
+        ("sampling.seed", sampling.seed, None),
+        ("sampling.repetition_penalty", sampling.repetition_penalty, 1.0),
+        ("sampling.frequency_penalty", sampling.frequency_penalty, 0.0),
+        ("sampling.presence_penalty", sampling.presence_penalty, 0.0),
+        ("sampling.logit_bias", sampling.logit_bias, ()),
+        ("sampling.allowed_token_ids", sampling.allowed_token_ids, ()),
+        ("sampling.bad_words", sampling.bad_words, ()),
+        ("stopping.stop", stopping.stop, ()),
+        ("stopping.min_tokens", stopping.min_tokens, 0),
+        ("output_prefix", spec.output_prefix, ()),
+    ):
+        _require(value is None or value == neutral, field_name, value, "does not go with sampling.beam_search")
 
 
 def _adjustments(

@@ -34,6 +34,12 @@ class Sequence:
     index: int = 0
     siblings: tuple[int, ...] = ()
 
+    def extended(self, index: int, token: int) -> "Sequence":
+        """The sequence of this index in the same request that goes on from this one with a token."""
+        order = self.order + index - self.index
+        emitted = np.append(self.emitted, np.int32(token))
+        return replace(self, index=index, order=order, emitted=emitted, preempted=True, chain=None, lost=0, siblings=())
+
     @property
     def key(self) -> tuple[int, int]:
         return self.attempt, self.index
@@ -50,12 +56,14 @@ def sequences_of(submit: Submit, now: float, order: int) -> list[Sequence]:
     """What is to be run of an attempt: a sequence that has output goes on by itself, all others from one prompt. order:
     of the first one.
     """
-    emitted = submit.emitted or ((),) * submit.request.count
+    request = submit.request
+    count = request.count if request.beam is None else request.beam.width
+    emitted = submit.emitted or ((),) * count
     fresh = [index for index, tokens in enumerate(emitted) if tokens == ()]
     return [
         Sequence(
             submit.attempt,
-            submit.request,
+            request,
             np.array(tokens, np.int32),
             now,
             order + index,
@@ -74,7 +82,8 @@ class Rows:
     prompt: prompt tokens. emitted: output tokens committed. length: all tokens, drawn ones in flight included.
     scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the
     last step that touches the row's pages. lost: tokens whose KV was computed before a preemption. siblings: sequences
-    that will go on from this one's prompt; rows are kept free for them.
+    that will go on from this one's prompt; rows are kept free for them. searches: whether the row is a beam search's,
+    which says what it goes on with.
     """
 
     def __init__(self, size: int) -> None:
@@ -82,6 +91,7 @@ class Rows:
         self.attempt = np.zeros(size, np.int64)
         self.index = np.zeros(size, np.int32)
         self.siblings = np.zeros(size, np.int32)
+        self.searches = np.zeros(size, np.bool_)
         self.prompt = np.zeros(size, np.int32)
         self.emitted = np.zeros(size, np.int32)
         self.length = np.zeros(size, np.int32)
@@ -134,6 +144,7 @@ class Rows:
         self.attempt[row] = sequence.attempt
         self.index[row] = sequence.index
         self.siblings[row] = len(sequence.siblings)
+        self.searches[row] = request.beam is not None
         self.prompt[row] = len(request.prompt)
         self.emitted[row] = known
         self.length[row] = sequence.length
@@ -152,17 +163,14 @@ class Rows:
         self._active = None
         return row
 
-    def fork(self, row: int) -> list[int]:
-        """Gives each sibling of the row's sequence a row, as far as this one. Their chains are still to be set."""
+    def take_siblings(self, row: int) -> list[Sequence]:
+        """The sequences that rows were kept free for, as far as this one. Their chains are still to be set."""
         parent = self.sequence(row)
         siblings, parent.siblings, self.siblings[row] = parent.siblings, (), 0
-        children = []
-        for index in siblings:
-            order = parent.order + index - parent.index
-            child = self.add(replace(parent, index=index, order=order, chain=None, lost=0))
-            self.scheduled[child], self.last_step[child] = self.scheduled[row], self.last_step[row]
-            children.append(child)
-        return children
+        return [
+            replace(parent, index=index, order=parent.order + index - parent.index, chain=None, lost=0)
+            for index in siblings
+        ]
 
     def sequence(self, row: int) -> Sequence:
         """The row's sequence with all committed output, as it would be queued again."""

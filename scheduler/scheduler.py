@@ -22,7 +22,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.matching import NO_MATCH, Match
 from cache_manager.page_names import PageNamer
 from scheduler.admission import Admission
-from scheduler.attempts import Attempts
+from scheduler.beam import BeamSearch
 from scheduler.costs import SwapCost
 from scheduler.events import (
     Answer,
@@ -32,18 +32,18 @@ from scheduler.events import (
     EngineStats,
     Event,
     Finish,
-    Logprobs,
     PromptPart,
     Question,
     Start,
     StepOutputs,
     Submit,
+    Tokens,
 )
-from scheduler.queue import Queue
-from scheduler.rows import Index, Rows, Sequence, sequences_of
+from scheduler.rows import Index, Sequence, sequences_of
+from scheduler.running import Running
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.slices import Slices
-from scheduler.step import NO_TOKEN, Join, StepPlan, StepResult
+from scheduler.step import NO_TOKEN, StepPlan, StepResult
 from scheduler.tally import Tally
 
 AUDIT_STEPS = 1024  # between two looks at the ledger
@@ -82,18 +82,16 @@ class Scheduler:
         self._namer = namer
         layout, pages = cache.layout, cache.pool.total
         self.admission = Admission(queue_limits, layout.tokens_in(pages), settings.max_sequences)
-        self.rows = Rows(settings.max_sequences)
-        self.queue = Queue()
+        self._tally = Tally()
+        self._running = Running(settings.max_sequences, cache, self._tally)
+        self.rows, self.queue = self._running.rows, self._running.queue
+        self._attempts = self._running.attempts
         self._in_flight: deque[_InFlight] = deque()
         self._steps = 0
-        self._retired = -1
         self._swap_cost = SwapCost()
         self._last_commit = -math.inf
         self._arrivals = 0
-        self._tally = Tally()
-        self._leaves: list[int] = []
         self._starts: list[Start] = []
-        self._attempts = Attempts()
         self._answers: list[Answer] = []
 
     # What the engine's loop asks
@@ -135,14 +133,13 @@ class Scheduler:
         for sequence in self.queue.expired(now):
             waited = now - sequence.submitted
             message = f"not scheduled within {waited:.1f} s"
-            self._end_attempt(sequence.attempt, EndReason.QUEUE_TIMEOUT, message=message, retry_after=1.0)
-        joins = list[Join]()
+            self._running.end_attempt(sequence.attempt, EndReason.QUEUE_TIMEOUT, message=message, retry_after=1.0)
         preempted = self._make_room()
         slices = self._running_slices()
         if not preempted:
-            self._admit(now, slices, joins)
+            self._admit(now, slices)
         work = slices.array()
-        return self._plan(now, work, joins) if len(work) else None
+        return self._plan(now, work) if len(work) else None
 
     def _swapping_pays(self) -> bool:
         """Whether pages come from the host sooner than they are computed, as far as is known."""
@@ -155,8 +152,8 @@ class Scheduler:
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
         sequences = sequences_of(event, now, self._arrivals + 1)
-        self._arrivals += request.count
-        self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings)])
+        self._arrivals += sum(1 + len(sequence.siblings) for sequence in sequences)
+        self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings) if i < request.count])
         for sequence in sequences:
             # The replica that drew the last token may have died before its end was told.
             if len(sequence.emitted) and sequence.emitted[-1] in request.stop_ids:
@@ -176,6 +173,9 @@ class Scheduler:
             message, retry_after = refusal.message, refusal.retry_after
             self._attempts.end_all(event.attempt, EndReason.QUEUE_FULL, message=message, retry_after=retry_after)
             return
+        search = BeamSearch.of(request)
+        if search is not None:
+            self._running.beams[event.attempt] = search
         for sequence in sequences:
             self.queue.push(sequence, now + longest_wait)
 
@@ -191,10 +191,10 @@ class Scheduler:
         return waiting, self.queue.tokens * waiting // max(queued, 1)
 
     def _finish(self, event: Finish) -> None:
-        if event.index is None:
-            self._end_attempt(event.attempt, EndReason.FINISHED)
+        if event.index is None or event.attempt in self._running.beams:
+            self._running.end_attempt(event.attempt, EndReason.FINISHED)
         elif self._attempts.has(event.attempt, event.index):
-            self._leave(event.attempt, event.index)
+            self._running.leave(event.attempt, event.index)
             self._attempts.end(event.attempt, event.index, EndReason.FINISHED)
 
     def _answer(self, ask: Ask) -> Answer:
@@ -217,7 +217,7 @@ class Scheduler:
             while rows.serial[row] and not cache.grow(row, start, end):
                 if cache.pool.returning:
                     break  # pages come back when the step in flight retires: this row sits out one step
-                self._preempt(int(rows.active()[-1]))
+                self._running.preempt(max(self._running.idle(), key=rows.order.item, default=int(rows.active()[-1])))
                 preempted = True
         return preempted
 
@@ -240,14 +240,14 @@ class Scheduler:
             slices.prefill(int(active[i]), int(starts[i]), int(need[i]))
         return slices
 
-    def _admit(self, now: float, slices: Slices, joins: list[Join]) -> None:
+    def _admit(self, now: float, slices: Slices) -> None:
         """New rows in order, while rows, budget and pages for the whole of the next one last.
 
         Who needs a page that a running row computes at this moment is passed over until it has: it takes no longer
         than to compute it here, since that row is served first.
         """
         for sequence in self.queue.in_order():
-            if not slices.budget or self.rows.free <= len(sequence.siblings):
+            if not slices.budget or not self._free_rows(sequence):
                 return
             if sequence.awaited is not None and self.cache.is_computing(sequence.awaited):
                 continue
@@ -255,10 +255,28 @@ class Scheduler:
             sequence.awaited = match.awaited
             if match.awaited is not None:
                 continue
-            if self.cache.pool.free - self._spare() < self.cache.needed(match, sequence.length):
-                return
-            self._start(now, sequence, match, joins)
-            slices.prefill(joins[-1].row, match.tokens, sequence.length - match.tokens)
+            while self.cache.pool.free - self._spare() < self.cache.needed(match, sequence.length):
+                if not self._park_for(sequence):
+                    return
+            row = self._start(now, sequence, match)
+            slices.prefill(row, match.tokens, sequence.length - match.tokens)
+
+    def _free_rows(self, sequence: Sequence) -> bool:
+        """Whether there are rows for the sequence and those that go on from its prompt."""
+        while self.rows.free <= len(sequence.siblings):
+            if not self._park_for(sequence):
+                return False
+        return True
+
+    def _park_for(self, sequence: Sequence) -> bool:
+        """Takes the row of a hypothesis that waits for this sequence of its own search, or came later than it. Without
+        this, those that wait could hold for ever what it needs.
+        """
+        first = sequence.order - sequence.index
+        idle = [row for row in self._running.idle() if self.rows.order[row] >= first]
+        if idle:
+            self._running.preempt(max(idle, key=self.rows.order.item))
+        return bool(idle)
 
     def _spare(self) -> int:
         """Pages that stay free for running rows when another one starts, which else would be the next victim: one for
@@ -280,35 +298,30 @@ class Scheduler:
             return NO_MATCH
         return self.cache.match(sequence.chain, sequence.length - 1)  # the last token's logits are needed
 
-    def _start(self, now: float, sequence: Sequence, match: Match, joins: list[Join]) -> None:
-        """Gives the sequence a row, with pages for all its tokens, of which the match has the first ones."""
-        self.queue.remove(*sequence.key)
-        row = self.rows.add(sequence)
-        self.cache.open(row, sequence.attempt, sequence.chain, match)
-        self.cache.grow(row, match.tokens, sequence.length)
-        self.cache.fetch(row, match)
-        self.rows.scheduled[row] = match.tokens
-        joins.append(_join(row, sequence))
+    def _start(self, now: float, sequence: Sequence, match: Match) -> int:
+        row = self._running.start(sequence, match)
         if sequence.preempted:
-            return
+            return row
         cached = min(match.tokens, len(sequence.request.prompt))
         self._starts.append(Start(sequence.attempt, now - sequence.submitted, cached))
         if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:
             self._tally.queries += sequence.length
             self._tally.hits += match.tokens
+        return row
 
-    def _plan(self, now: float, work: Index, joins: list[Join]) -> StepPlan:
-        rows, step = self.rows, self._steps
+    def _plan(self, now: float, work: Index) -> StepPlan:
+        rows, step, running = self.rows, self._steps, self._running
         which, starts, counts = work.T
         self._tally.recomputed += int(np.maximum(np.minimum(rows.lost[which], starts + counts) - starts, 0).sum())
         rows.scheduled[which] += counts
         rows.last_step[which] = step
         draws = np.flatnonzero((rows.scheduled[which] == rows.length[which]) & (rows.length[which] < rows.goal[which]))
         logits = np.stack((np.cumsum(counts)[draws] - 1, which[draws]), axis=1).astype(np.int32)
-        logits = np.concatenate((logits, self._fork(logits, joins)))
+        logits = np.concatenate((logits, self._fork(logits)))
         drawing = logits[:, 1]
-        rows.length[drawing] += 1
-        leaves, self._leaves = np.array(self._leaves, np.int32), []
+        rows.length[drawing[~rows.searches[drawing]]] += 1
+        leaves, running.leaves = np.array(running.leaves, np.int32), []
+        joins, running.joins = tuple(running.joins), []
         changes = self.cache.pool.take_changes()
         outs, ins = changes.swap_outs(), changes.swap_ins()
         self._in_flight.append(_InFlight(step, now, work, drawing, rows.serial.copy(), len(outs) + len(ins)))
@@ -317,7 +330,7 @@ class Scheduler:
         return StepPlan(
             step,
             leaves,
-            tuple(joins),
+            joins,
             changes.grown(),
             changes.copies(),
             outs,
@@ -325,51 +338,38 @@ class Scheduler:
             changes.freed_pages(),
             work,
             logits,
+            running.take_given(),
         )
 
-    def _fork(self, logits: Index, joins: list[Join]) -> Index:
+    def _fork(self, logits: Index) -> Index:
         """Rows of these that have computed a prompt for others too: each of those gets a row, and draws from the same
         logits. [n, 2] as in the plan.
         """
         rows, draws = self.rows, list[tuple[int, int]]()
-        for offset, row in logits[rows.siblings[logits[:, 1]] > 0].tolist():
-            for child in rows.fork(row):
-                sequence = rows.sequence(child)
-                sequence.chain = self.cache.fork(row, child, sequence.attempt)
-                joins.append(_join(child, sequence))
-                draws.append((offset, child))
+        forked = (rows.siblings[logits[:, 1]] > 0) & ~rows.searches[logits[:, 1]]
+        for offset, row in logits[forked].tolist():
+            draws += [(offset, self._running.fork(row, sibling)) for sibling in rows.take_siblings(row)]
         return np.array(draws, np.int32).reshape(-1, 2)
 
     # Results
 
     def commit(self, result: StepResult | None, now: float) -> StepOutputs:
         """Takes in the oldest step in flight (None: no step ran, there are only starts and ends to tell)."""
-        tokens = np.empty(0, np.int32)
-        attempts, indices, positions, logprobs = np.empty(0, np.int64), tokens, tokens, Logprobs.none()
-        took: tuple[float, ...] = ()
-        parts: tuple[PromptPart, ...] = ()
+        new, parts, took = Tokens.none(), tuple[PromptPart, ...](), tuple[float, ...]()
         if result is not None:
             flown = self._in_flight.popleft()
             if flown.step != result.step:
                 raise RuntimeError(f"step {result.step} was collected, step {flown.step} is the oldest in flight")
             seconds = now - max(flown.launched, self._last_commit)  # with two in flight, a step starts when one ends
             took, self._last_commit = (seconds,), now
-            computed = int(flown.slices[:, 1 if self.settings.recompute else 2 :].sum())
-            self._tally.computed += computed
-            self.admission.observe_step(computed, seconds - result.swap_seconds)
-            if flown.swapped:
-                self._swap_cost.observe(flown.swapped, result.swap_seconds)
+            self._observe(flown, result, seconds)
             self.cache.pool.begin(now, self._steps)
             self._retire(result.step)
             for row in self.cache.arrived(result.step, result.lost_pages):
-                self._preempt(row)  # what it went on from was lost: it computes that
+                self._running.preempt(row)  # what it went on from was lost: it computes that
             if result.step % AUDIT_STEPS == 0:
                 self._audit()
-            for row, message in result.faults:
-                self._fault(flown, row, message)
-            for row in flown.drawing[result.tokens == NO_TOKEN].tolist():
-                if self._is_same(flown, row):
-                    self._end_attempt(int(self.rows.attempt[row]), EndReason.STUCK)
+            self._end_failed(flown, result)
             self._publish(flown)
             # A row that ended or was preempted since it was planned has another serial: its token is dropped.
             parts = tuple(
@@ -377,18 +377,68 @@ class Scheduler:
                 for row, start, logprobs in result.prompt_parts
                 if self._is_same(flown, row)
             )
-            same = self.rows.serial[flown.drawing] == flown.serials[flown.drawing]
-            valid = np.flatnonzero(same & (result.tokens >= 0))
-            tokens, logprobs = result.tokens[valid], result.logprobs.select(valid)
-            attempts, indices = self.rows.attempt[flown.drawing[valid]], self.rows.index[flown.drawing[valid]]
-            positions = self._append(flown.drawing[valid], tokens)
+            new = self._drawn(flown, result)
         starts, self._starts = tuple(self._starts), []
         answers, self._answers = tuple(self._answers), []
         ends, stats = self._attempts.take_ends(), self.stats()
-        return StepOutputs(attempts, indices, positions, tokens, logprobs, starts, ends, stats, took, answers, parts)
+        return StepOutputs(
+            new.attempts,
+            new.indices,
+            new.positions,
+            new.tokens,
+            new.logprobs,
+            starts,
+            ends,
+            stats,
+            took,
+            answers,
+            parts,
+        )
+
+    def _observe(self, flown: _InFlight, result: StepResult, seconds: float) -> None:
+        computed = int(flown.slices[:, 1 if self.settings.recompute else 2 :].sum())
+        self._tally.computed += computed
+        self.admission.observe_step(computed, seconds - result.swap_seconds)
+        if flown.swapped:
+            self._swap_cost.observe(flown.swapped, result.swap_seconds)
+
+    def _drawn(self, flown: _InFlight, result: StepResult) -> Tokens:
+        """What the step drew for sequences that are still there, and what searches have found that are over now."""
+        same = self.rows.serial[flown.drawing] == flown.serials[flown.drawing]
+        valid = same & (result.tokens >= 0)
+        searches = self.rows.searches[flown.drawing]
+        taken = np.flatnonzero(valid & ~searches)
+        rows, tokens = flown.drawing[taken], result.tokens[taken]
+        attempts, indices = self.rows.attempt[rows], self.rows.index[rows]
+        new = Tokens(attempts, indices, self._append(rows, tokens), tokens, result.logprobs.select(taken))
+        offers = np.flatnonzero(valid & searches)
+        for i in offers.tolist():
+            row = flown.drawing[i]
+            search = self._running.beams[int(self.rows.attempt[row])]
+            search.offer(int(self.rows.index[row]), result.logprobs.top_ids[i], result.logprobs.top[i])
+        found = self._search_on(np.unique(self.rows.attempt[flown.drawing[offers]]).tolist())
+        return Tokens.joined([new, *found]) if found else new
+
+    def _search_on(self, attempts: list[int]) -> list[Tokens]:
+        """What those of these searches have found that are over now."""
+        results = []
+        for attempt in attempts:
+            search = self._running.beams[attempt]
+            if search.is_ready:
+                self._running.advance(attempt)
+            if search.is_over:
+                del self._running.beams[attempt]
+                results.append(search.result(attempt))
+                for index, found in enumerate(search.finished):
+                    self.admission.observe_output(found.last.length)
+                    if found.stopped:
+                        self._attempts.end(attempt, index, EndReason.STOP, stop_token_id=found.last.token)
+                    else:
+                        self._attempts.end(attempt, index, EndReason.LENGTH)
+        return results
 
     def _retire(self, step: int) -> None:
-        self._retired = step
+        self._running.retired = step
         self._tally.steps = step + 1
         self.cache.pool.retire(step)
 
@@ -402,7 +452,7 @@ class Scheduler:
         for i in np.flatnonzero(computed // size > self.cache.named[row]).tolist():
             which, last = int(row[i]), int(rows.last_step[row[i]])
             rows.name_pages(which, int(computed[i]), size)
-            self.cache.publish(which, int(computed[i]), last if last > self._retired else None)
+            self.cache.publish(which, int(computed[i]), last if last > self._running.retired else None)
         self.cache.slide(row, computed)
 
     def _audit(self) -> None:
@@ -417,7 +467,7 @@ class Scheduler:
         for i in np.flatnonzero(stopped | full).tolist():
             self.admission.observe_output(int(positions[i]) + 1)
             attempt, index = int(self.rows.attempt[rows[i]]), int(self.rows.index[rows[i]])
-            self._drop_row(int(rows[i]))
+            self._running.drop(int(rows[i]))
             if stopped[i]:
                 self._attempts.end(attempt, index, EndReason.STOP, stop_token_id=int(tokens[i]))
             else:
@@ -428,42 +478,12 @@ class Scheduler:
         """Whether the sequence that had this row when the step was planned still has it."""
         return bool(self.rows.serial[row]) and bool(self.rows.serial[row] == flown.serials[row])
 
-    def _fault(self, flown: _InFlight, row: int, message: str) -> None:
-        """Ends the request that had this row when the step was planned; what the row computed may be wrong."""
-        if self._is_same(flown, row):
-            self.cache.distrust(row)
-            self._end_attempt(int(self.rows.attempt[row]), EndReason.FAULT, message=message)
-
-    # Rows that leave
-
-    def _end_attempt(self, attempt: int, reason: EndReason, message: str = "", retry_after: float = 0.0) -> None:
-        """Ends all of its sequences that have not ended."""
-        for index in self._attempts.end_all(attempt, reason, message=message, retry_after=retry_after):
-            self._leave(attempt, index)
-
-    def _leave(self, attempt: int, index: int) -> None:
-        """The sequence leaves its row or the queue."""
-        row = self.rows.row_of(attempt, index)
-        if row is not None:
-            self._drop_row(row)
-        else:
-            self.queue.remove(attempt, index)
-
-    def _preempt(self, row: int) -> None:
-        sequence = self.rows.sequence(row)
-        sequence.preempted = True
-        sequence.lost = max(sequence.lost, int(self.rows.scheduled[row]))
-        self._tally.preemptions += 1
-        self._drop_row(row)
-        self.queue.push_front(sequence)
-
-    def _drop_row(self, row: int) -> None:
-        last = int(self.rows.last_step[row])
-        self.rows.remove(row)
-        self.cache.release(row, last if last > self._retired else None)
-        self._leaves.append(row)
-
-
-def _join(row: int, sequence: Sequence) -> Join:
-    request = sequence.request
-    return Join(row, sequence.tokens(), len(request.prompt), request.controls, sequence.index)
+    def _end_failed(self, flown: _InFlight, result: StepResult) -> None:
+        """Ends the requests of which a sequence faulted (what it computed may be wrong), or has no token left."""
+        for row, message in result.faults:
+            if self._is_same(flown, row):
+                self.cache.distrust(row)
+                self._running.end_attempt(int(self.rows.attempt[row]), EndReason.FAULT, message=message)
+        for row in flown.drawing[result.tokens == NO_TOKEN].tolist():
+            if self._is_same(flown, row):
+                self._running.end_attempt(int(self.rows.attempt[row]), EndReason.STUCK)

@@ -112,6 +112,9 @@ class RequestLimits:
     sequence_count: int = field(
         default=8, metadata={"flag": "--max-sequence-count", "help": "Sequences of one prompt."}
     )
+    beam_width: int = field(
+        default=16, metadata={"flag": "--max-beam-width", "help": "Hypotheses that a beam search goes on from."}
+    )
     batch_requests: int = field(
         default=1024, metadata={"flag": "--max-batch-requests", "help": "Entries of one BatchGenerate."}
     )
@@ -133,6 +136,8 @@ class RequestLimits:
                 raise ValueError(f"--max-{name.replace('_', '-')} is {getattr(self, name)}, must be at least 0")
         if self.sequence_count < 1:
             raise ValueError(f"--max-sequence-count is {self.sequence_count}, must be at least 1")
+        if self.beam_width < 1:
+            raise ValueError(f"--max-beam-width is {self.beam_width}, must be at least 1")
         if self.batch_requests < 1:
             raise ValueError(f"--max-batch-requests is {self.batch_requests}, must be at least 1")
         if self.request_id_bytes < 32:

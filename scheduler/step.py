@@ -34,14 +34,15 @@ class Join:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """Applied in this order: swap_outs, leaves, joins, grown, copies, swap_ins; then the slices are computed.
+    """Applied in this order: swap_outs, leaves, joins, given, grown, copies, swap_ins; then the slices are computed.
 
-    swap_outs: [n, 2] of page, host slot that its content goes to. leaves: [n] rows. grown: [n, 4] of group, row, index
+    swap_outs: [n, 2] of page, host slot that its content goes to. leaves: [n] rows. given: [n, 2] of row, token that it
+    goes on with in place of the one that it drew last. grown: [n, 4] of group, row, index
     in the page table, page. copies: [n, 2] of page to copy from, page to copy to; no page is both. swap_ins: [n, 2] of
     host slot, page that its content goes to. freed: [n] pages whose content nobody reads any more, once swapped out.
     slices: [n, 3] of row, start, count: positions start .. start + count - 1 of that row are computed and their KV
-    written. logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits. It need not be the
-    slice's: sequences that go on from one prompt draw from the logits of the row that computed it.
+    written. logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits, which need not be
+    the slice's: sequences that go on from one prompt draw from the logits of the row that computed it.
     """
 
     step: int
@@ -54,6 +55,7 @@ class StepPlan:
     freed: Ints
     slices: Ints
     logits: Ints
+    given: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,6 +44,16 @@ class Live:
     last_tokens: dict[int, float] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
+    def since_last_token(self, index: int, now: float) -> float | None:
+        """Seconds from the token before to one of this sequence that came now; from the start for the request's first.
+        None for the first ones of other sequences, and for all that a beam search has found, which come at once.
+        """
+        if not self.last_tokens:
+            return now - self.started
+        if index not in self.last_tokens or self.stream.request.beam is not None:
+            return None
+        return now - self.last_tokens[index]
+
     async def wait(self, tokens: int = 1, delay: float | None = None) -> None:
         """Until the stream ended or so many tokens wait; no longer than `delay` seconds after the first of them."""
         await self.news.wait()
@@ -322,17 +332,17 @@ class Frontend:
 
     def _accept(self, live: Live, outputs: events.StepOutputs, i: int, now: float) -> None:
         stream, index = live.stream, int(outputs.indices[i])
-        sequence = stream.sequences[index]
+        sequence, searched = stream.sequences[index], stream.request.beam is not None
         before = sequence.token_count
         stopped = stream.accept(outputs, i)
         if sequence.token_count > before:
-            self._metrics.token(now - live.last_tokens.get(index, live.started), first=not live.last_tokens)
+            self._metrics.token(live.since_last_token(index, now), first=not live.last_tokens)
             live.last_tokens[index] = now
         if stream.ended:
             self._forget(live)
         elif stopped and self._engine is not None:
             self._engine.send([events.Finish(stream.attempt, index)])
-        elif live.streaming and sequence.pending_tokens > self.settings.backlog_tokens:
+        elif live.streaming and not searched and sequence.pending_tokens > self.settings.backlog_tokens:
             message = f"more than {self.settings.backlog_tokens} tokens wait for this client to read them"
             self._cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
         if live.streaming or stream.ended:

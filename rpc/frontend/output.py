@@ -62,13 +62,13 @@ class SequenceOutput:
     """Output of the sequence `index` of a request. `accept` tokens, `close` it; `take` what is new.
 
     known: its output so far, read like tokens that were accepted and taken, so text goes on where it stopped: also in
-    the middle of a character or of what may be a stop string. token_count counts it; score does not, its logprobs are
-    gone.
+    the middle of a character or of what may be a stop string. token_count counts it; total, the sum of the tokens'
+    logprobs, does not: they are gone.
     """
 
     def __init__(self, index: int, spec: Spec, request: Request, tokenizer: Tokenizer, known: tuple[int, ...]) -> None:
         self.index, self._spec = index, spec
-        self.token_count, self.score = 0, 0.0
+        self.token_count, self.total = 0, 0.0
         self.finish: Finish | None = None
         self._stop_ids, self._top_logprobs = frozenset(request.stop_ids), request.controls.top_logprobs
         needs_text = spec.output.text or bool(spec.stopping.stop)
@@ -80,6 +80,12 @@ class SequenceOutput:
             if self._read_token(token):
                 break
         self._pending = Delta(index, self.token_count, finish=self.finish)
+
+    @property
+    def score(self) -> float:
+        """What a beam search ranks by, else the total."""
+        beam = self._spec.sampling.beam
+        return self.total if beam is None else self.total / max(1, self.token_count) ** beam.length_penalty
 
     @property
     def pending_tokens(self) -> int:
@@ -98,7 +104,7 @@ class SequenceOutput:
             raise OutputGap(f"token {position} of sequence {self.index} came where {self.token_count} was due")
         token = int(outputs.tokens[i])
         self.token_count += 1
-        self.score += float(outputs.logprobs.chosen[i])
+        self.total += float(outputs.logprobs.chosen[i])
         self._pending.token_ids.append(token)
         if self._top_logprobs >= 0:
             self._pending.logprobs.append(logprobs_at(outputs.logprobs, i, token, self._top_logprobs))

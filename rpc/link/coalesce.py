@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler.events import Answer, End, Logprobs, PromptPart, Start, StepOutputs
 
@@ -66,7 +65,7 @@ def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
         indices=np.concatenate([s.indices for s in steps]),
         positions=np.concatenate([s.positions for s in steps]),
         tokens=np.concatenate([s.tokens for s in steps]),
-        logprobs=_merged_logprobs([s.logprobs for s in steps]),
+        logprobs=Logprobs.joined([s.logprobs for s in steps]),
         starts=tuple(start for s in steps for start in s.starts),
         ends=tuple(end for s in steps for end in s.ends),
         prompt_parts=tuple(part for s in steps for part in s.prompt_parts),
@@ -74,18 +73,3 @@ def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
         step_seconds=tuple(seconds for s in steps for seconds in s.step_seconds),
         answers=tuple(answer for s in steps for answer in s.answers),
     )
-
-
-def _merged_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
-    """Narrower parts are padded: nobody asked for more of their alternatives than they have."""
-    width = max(part.top.shape[1] for part in parts)
-    return Logprobs(
-        chosen=np.concatenate([part.chosen for part in parts]),
-        rank=np.concatenate([part.rank for part in parts]),
-        top_ids=np.concatenate([_widened(part.top_ids, width, -1) for part in parts]),
-        top=np.concatenate([_widened(part.top, width, -np.inf) for part in parts]),
-    )
-
-
-def _widened(array: NDArray, width: int, fill: float) -> NDArray:
-    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)

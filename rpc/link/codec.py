@@ -28,7 +28,7 @@ from scheduler.events import (
     StepOutputs,
     Submit,
 )
-from scheduler.request import NO_ADJUSTMENTS, Adjustments, Controls, Limits, Request
+from scheduler.request import NO_ADJUSTMENTS, Adjustments, Beam, Controls, InvalidRequest, Limits, Request
 from scheduler.settings import RequestLimits
 
 REASON_OF: dict[int, EndReason] = {pb.EndReason.Value(f"END_REASON_{reason.name}"): reason for reason in EndReason}
@@ -50,7 +50,7 @@ def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:
 
 
 def _encode_submit(event: Submit) -> pb.Submit:
-    request = event.request
+    request, beam = event.request, event.request.beam
     return pb.Submit(
         attempt=event.attempt,
         prompt=packed(request.prompt, INT32),
@@ -66,6 +66,7 @@ def _encode_submit(event: Submit) -> pb.Submit:
         cache_salt=request.scope.salt,
         public_tokens=request.scope.public,
         count=request.count,
+        beam=None if beam is None else pb.Beam(width=beam.width, length_penalty=beam.length_penalty),
     )
 
 
@@ -111,7 +112,10 @@ def _decode_controls(message: pb.Controls) -> Controls:
 
 def decode_events(message: pb.ConnectRequest) -> list[Event]:
     """Raises LinkError."""
-    submits: list[Event] = [_decode_submit(submit) for submit in message.submits]
+    try:
+        submits: list[Event] = [_decode_submit(submit) for submit in message.submits]
+    except InvalidRequest as error:
+        raise LinkError(str(error)) from None
     finishes = [Finish(f.attempt, f.index if f.HasField("index") else None) for f in message.finishes]
     return [*submits, *finishes, *(_decode_ask(ask) for ask in message.asks)]
 
@@ -131,6 +135,7 @@ def _decode_submit(message: pb.Submit) -> Submit:
         patience=message.patience if message.HasField("patience") else None,
         scope=Scope(message.tenant, message.cache_salt, message.public_tokens),
         count=message.count,
+        beam=Beam(message.beam.width, message.beam.length_penalty) if message.HasField("beam") else None,
     )
     if not len(request.prompt):
         raise LinkError(f"attempt {message.attempt} has no prompt")

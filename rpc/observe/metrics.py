@@ -135,10 +135,11 @@ class Metrics:
         self._prompt_lengths.observe(prompt_tokens)
         self._queue_time.observe(waited)
 
-    def token(self, seconds: float, first: bool) -> None:
-        """seconds: since the token before, or since the request came for the first one."""
+    def token(self, seconds: float | None, first: bool) -> None:
+        """seconds: since the token before, or since the request came for the first one; None where that is no time."""
         self._generation_tokens.inc()
-        (self._ttft if first else self._itl).observe(seconds)
+        if seconds is not None:
+            (self._ttft if first else self._itl).observe(seconds)
 
     def request_ended(self, outcome: str) -> None:
         self._outcomes.get(outcome, self._outcomes["internal"]).inc()

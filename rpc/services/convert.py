@@ -13,6 +13,7 @@ from rpc.frontend.errors import RequestFailed, invalid, not_supported
 from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, TokenLogprob
 from rpc.frontend.stream import RequestStream
 from scheduler.request import (
+    Beam,
     Chat,
     ChatMessage,
     InvalidRequest,
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 NOT_YET = {
     "spec": ("images", "priority"),
-    "sampling": ("beam_search",),
+    "sampling": (),
     "stopping": (),
     "output": (),
 }
@@ -158,7 +159,12 @@ def _sampling(message: pb.SamplingParameters) -> Sampling:
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(message.bad_words),
         sequence_count=_given(message, "sequence_count", 1),
+        beam=_beam(message.beam_search) if message.HasField("beam_search") else None,
     )
+
+
+def _beam(message: pb.BeamSearch) -> Beam:
+    return Beam(message.width, _given(message, "length_penalty", 1.0))
 
 
 def _stopping(message: pb.StoppingCriteria) -> Stopping:

@@ -112,7 +112,6 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
         ("chat.messages[0].parts[0].image", lambda s: s.chat.messages.add().parts.add().image.SetInParent()),
         ("images", lambda s: s.images.add(data=b"x")),
         ("priority", lambda s: setattr(s, "priority", 3)),
-        ("sampling.beam_search", lambda s: setattr(s.sampling.beam_search, "width", 2)),
     ],
 )
 def test_what_is_not_there_yet_is_said(
@@ -135,7 +134,8 @@ def test_every_field_of_the_contract_is_read_or_refused() -> None:
         "ChatMessage": "role parts",
         "ContentPart": "text image",  # an image is refused
         "SamplingParameters": "temperature top_p top_k min_p seed repetition_penalty frequency_penalty "
-        "presence_penalty logit_bias allowed_token_ids bad_words sequence_count",
+        "presence_penalty logit_bias allowed_token_ids bad_words sequence_count beam_search",
+        "BeamSearch": "width length_penalty",
         "StoppingCriteria": "max_tokens min_tokens stop stop_token_ids include_stop ignore_eos",
         "OutputOptions": "text token_ids logprobs top_logprobs prompt_logprobs skip_special_tokens",
     }

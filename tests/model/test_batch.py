@@ -60,7 +60,7 @@ def plan(
     logits: NDArray[np.int32] = NONE,
 ) -> StepPlan:
     none = NONE.reshape(0, 2)
-    shaped = (grown.reshape(-1, 4), none, none, none, NONE, slices.reshape(-1, 3), logits.reshape(-1, 2))
+    shaped = (grown.reshape(-1, 4), none, none, none, NONE, slices.reshape(-1, 3), logits.reshape(-1, 2), none)
     return StepPlan(step, leaves, joins, *shaped)
 
 

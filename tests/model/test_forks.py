@@ -30,7 +30,7 @@ def plan(
     arrays = [np.array(part, np.int32).reshape(-1, n) for part, n in ((grown, 4), (copies, 2), (slices, 3))]
     joined = tuple(Join(row, np.array(tokens, np.int32), len(tokens), GREEDY) for row, tokens in joins)
     none = np.empty(0, np.int32)
-    return StepPlan(step, none, joined, arrays[0], arrays[1], none, none, none, arrays[2], logits)
+    return StepPlan(step, none, joined, arrays[0], arrays[1], none, none, none, arrays[2], logits, none.reshape(0, 2))
 
 
 class Watched:

@@ -56,6 +56,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "bad_word_tokens": st.integers(0, 2**62),
         "top_logprobs": st.integers(0, 2**62),
         "sequence_count": COUNT,
+        "beam_width": COUNT,
         "batch_requests": COUNT,
         "request_id_bytes": st.integers(32, 2**62),
     },

@@ -80,6 +80,10 @@ def outputs_with(**values: Any) -> StepOutputs:
     return StepOutputs(**{f.name: values.get(f.name, getattr(step, f.name)) for f in fields(StepOutputs)})
 
 
+BOUNDED = {"count": 2, "length_penalty": 2.5}
+"""Values that are checked; there are as many sequences as there are outputs of such."""
+
+
 def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any] = MappingProxyType({})) -> Any:
     """A value with something in every field that no default has. Fails for a kind of field that it does not know.
 
@@ -100,8 +104,8 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
         return filled(get_args(kind)[0], numbers, name)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return list(kind)[number % len(kind)]
-    if name == "count":  # of sequences: as many as there are of what they emitted
-        return 2
+    if name in BOUNDED:
+        return BOUNDED[name]
     return {int: number, float: number + 0.5, str: f"text {number}", bytes: b"%d" % number, bool: True}[kind]
 
 

@@ -15,6 +15,7 @@ from scheduler import scheduler as module
 from scheduler.attempts import Attempts
 from scheduler.queue import Queue
 from scheduler.rows import Rows
+from scheduler.running import Running
 from scheduler.scheduler import Scheduler
 from scheduler.slices import Slices
 from tests.scheduler.planting import Faults, caught
@@ -68,7 +69,7 @@ def fault_is_not_told(real):
 def leaves_are_told_again(real):
     def plan(self, *args):
         made = real(self, *args)
-        self._leaves = made.leaves.tolist()
+        self._running.leaves = made.leaves.tolist()
         return made
 
     return plan
@@ -145,7 +146,7 @@ def queue_forgets_to_count_down(real):
     return lambda self, attempt, index=0: self._waiting.pop((attempt, index), None)
 
 
-@fault(Scheduler, "_preempt")
+@fault(Running, "preempt")
 def oldest_is_the_victim(real):
     return lambda self, row: real(self, int(self.rows.active()[0]))
 
@@ -274,34 +275,37 @@ def those_behind_one_that_waits_are_held_up(real):
     return in_order
 
 
-@fault(Scheduler, "_start")
+@fault(Running, "start")
 def cached_tokens_are_computed_all_the_same(real):
-    def start(self, now, sequence, match, joins):
-        real(self, now, sequence, match, joins)
-        self.rows.scheduled[joins[-1].row] = 0
+    def start(self, sequence, match):
+        row = real(self, sequence, match)
+        self.rows.scheduled[row] = 0
+        return row
 
     return start
 
 
 @fault(Scheduler, "_start", resumed=True)
 def cached_output_is_told_as_prompt(real):
-    def start(self, now, sequence, match, joins):
-        real(self, now, sequence, match, joins)
+    def start(self, now, sequence, match):
+        row = real(self, now, sequence, match)
         self._starts[-1:] = [replace(one, cached=match.tokens) for one in self._starts[-1:]]
+        return row
 
     return start
 
 
 @fault(Scheduler, "_start")
 def hits_of_a_preempted_sequence_count_again(real):
-    def start(self, now, sequence, match, joins):
-        real(self, now, sequence, match, joins)
+    def start(self, now, sequence, match):
+        row = real(self, now, sequence, match)
         self._tally.hits += match.tokens * sequence.preempted
+        return row
 
     return start
 
 
-@fault(Scheduler, "_preempt")
+@fault(Running, "preempt")
 def all_of_a_preempted_sequence_counts_as_computed_again(real):
     def preempt(self, row):
         self._tally.recomputed += int(self.rows.scheduled[row])

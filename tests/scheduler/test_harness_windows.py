@@ -101,9 +101,9 @@ def the_last_page_that_a_row_published_is_let_go_of(real):
 
 @fault(Scheduler, "_plan", blind=True)
 def pages_are_let_go_of_when_a_step_is_planned(real):
-    def plan(self, now, work, joins):
+    def plan(self, now, work):
         self.cache.slide(work[:, 0], work[:, 1] + work[:, 2])
-        return real(self, now, work, joins)
+        return real(self, now, work)
 
     return plan
 

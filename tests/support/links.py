@@ -36,7 +36,7 @@ from scheduler.events import (
     Submit,
     nothing,
 )
-from scheduler.request import NO_ADJUSTMENTS, Adjustments, Controls, Request
+from scheduler.request import NO_ADJUSTMENTS, Adjustments, Beam, Controls, Request
 from scheduler.settings import RequestLimits
 from tests.support.frontends import PuppetEngine
 
@@ -301,7 +301,8 @@ def submits(draw: st.DrawFn) -> Submit:
     stop_ids = tuple(draw(st.lists(st.integers(0, 2**32 - 1), max_size=4)))
     scope = Scope(draw(st.text(max_size=8)), draw(st.text(max_size=8)), draw(st.integers(0, 2**32 - 1)))
     request = Request(prompt, draw(st.integers(0, 2**32 - 1)), stop_ids, controls, draw(st.none() | FLOAT64), scope)
-    request = replace(request, count=draw(st.integers(1, 4)))
+    beam = draw(st.none() | st.builds(Beam, st.integers(1, 2**32 - 1), st.floats(-10, 10)))
+    request = replace(request, count=draw(st.integers(1, 4)), beam=beam)
     output = st.none() | st.lists(INT32, max_size=5).map(tuple)
     emitted = draw(st.just(()) | st.lists(output, min_size=request.count, max_size=request.count).map(tuple))
     return Submit(draw(ATTEMPT), request, emitted)

@@ -64,7 +64,7 @@ class Ask(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., question: _Optional[_Union[Question, str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count")
+    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count", "beam")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    BEAM_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     prompt: bytes
     emitted: _containers.RepeatedCompositeFieldContainer[Emitted]
@@ -87,7 +88,16 @@ class Submit(_message.Message):
     cache_salt: str
     public_tokens: int
     count: int
-    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    beam: Beam
+    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ...) -> None: ...
+
+class Beam(_message.Message):
+    __slots__ = ("width", "length_penalty")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ...) -> None: ...
 
 class Emitted(_message.Message):
     __slots__ = ("tokens", "ended")

@@ -1,0 +1,133 @@
+"""Who has a row and its pages, who waits for one, and what the executor is to be told of it with the next plan."""
+
+import numpy as np
+
+from cache_manager.manager import CacheManager
+from cache_manager.matching import Match
+from scheduler.attempts import Attempts
+from scheduler.beam import BeamSearch
+from scheduler.events import EndReason
+from scheduler.queue import Queue
+from scheduler.rows import Rows, Sequence
+from scheduler.step import Ints, Join
+from scheduler.tally import Tally
+
+
+class Running:
+    """beams: the search of each attempt that is one. retired: the last step that has run. joins, leaves, given: what
+    the next plan tells.
+    """
+
+    def __init__(self, size: int, cache: CacheManager, tally: Tally) -> None:
+        self.rows, self.queue, self.attempts = Rows(size), Queue(), Attempts()
+        self.beams: dict[int, BeamSearch] = {}
+        self.retired = -1
+        self.joins: list[Join] = []
+        self.leaves: list[int] = []
+        self.given: dict[int, int] = {}
+        self._cache, self._tally = cache, tally
+
+    def take_given(self) -> Ints:
+        """[n, 2] as in the plan."""
+        given, self.given = self.given, {}
+        return np.array(list(given.items()), np.int32).reshape(-1, 2)
+
+    def start(self, sequence: Sequence, match: Match) -> int:
+        """Takes the sequence out of the queue and gives it a row, with pages for all its tokens, of which the match has
+        the first ones.
+        """
+        self.queue.remove(*sequence.key)
+        row = self.rows.add(sequence)
+        self._cache.open(row, sequence.attempt, sequence.chain, match)
+        self._cache.grow(row, match.tokens, sequence.length)
+        self._cache.fetch(row, match)
+        self.rows.scheduled[row] = match.tokens
+        self._join(row, sequence)
+        return row
+
+    def fork(self, row: int, sequence: Sequence) -> int:
+        """Gives a sequence that goes on from this row's a row that shares its pages."""
+        child = self.rows.add(sequence)
+        self.rows.scheduled[child], self.rows.last_step[child] = self.rows.scheduled[row], self.rows.last_step[row]
+        sequence.chain = self._cache.fork(row, child, sequence.attempt)
+        self._join(child, sequence)
+        return child
+
+    def _join(self, row: int, sequence: Sequence) -> None:
+        request = sequence.request
+        self.joins.append(Join(row, sequence.tokens(), len(request.prompt), request.drawing, sequence.index))
+
+    def preempt(self, row: int) -> None:
+        """The sequence waits for another row; a hypothesis that needs none now is kept by its search."""
+        sequence = self.rows.sequence(row)
+        sequence.preempted = True
+        sequence.lost = max(sequence.lost, int(self.rows.scheduled[row]))
+        self._tally.preemptions += 1
+        self.drop(row)
+        search = self.beams.get(sequence.attempt)
+        if search is not None and search.has_offer(sequence.index):
+            search.parked[sequence.index] = sequence
+        else:
+            self.queue.push_front(sequence)
+
+    def drop(self, row: int) -> None:
+        last = int(self.rows.last_step[row])
+        self.rows.remove(row)
+        self._cache.release(row, last if last > self.retired else None)
+        self.given.pop(row, None)
+        untold = [join for join in self.joins if join.row == row]
+        if untold:
+            self.joins.remove(untold[0])
+        else:
+            self.leaves.append(row)
+
+    def leave(self, attempt: int, index: int) -> None:
+        """The sequence leaves its row or the queue."""
+        row = self.rows.row_of(attempt, index)
+        if row is not None:
+            self.drop(row)
+        else:
+            self.queue.remove(attempt, index)
+
+    def advance(self, attempt: int) -> None:
+        """All hypotheses of a search have made their offers, in their rows or since they gave these away: the best ones
+        go on.
+        """
+        search = self.beams[attempt]
+        rows = {slot: self.rows.row_of(attempt, slot) for slot in search.live}
+        moves = search.next_round()
+        for slot in rows.keys() - {move.parent for move in moves}:
+            search.parked.pop(slot, None)
+            self.leave(attempt, slot)
+        if moves and (first := rows[moves[0].parent]) is not None:
+            self.rows.take_siblings(first)  # no rows are kept free from now on: they are taken as they are needed
+        for move in moves:
+            row = rows[move.parent]
+            if move.slot != move.parent:
+                parent = search.parked[move.parent] if row is None else self.rows.sequence(row)
+                child = parent.extended(move.slot, move.token)
+                if row is None or not self.rows.free:
+                    self.queue.push_front(child)
+                else:
+                    self.fork(row, child)
+        for move in moves:
+            row = rows[move.parent]
+            if move.slot == move.parent:
+                if row is None:
+                    self.queue.push_front(search.parked.pop(move.slot).extended(move.slot, move.token))
+                else:
+                    self.rows.append(np.array([row], np.int32), np.array([move.token], np.int32))
+                    self.rows.length[row] += 1
+                    self.given[row] = move.token
+
+    def idle(self) -> list[int]:
+        """Rows of hypotheses that wait for others."""
+        found = (self.rows.row_of(a, slot) for a, search in self.beams.items() for slot in search.offering)
+        return [row for row in found if row is not None]
+
+    def end_attempt(self, attempt: int, reason: EndReason, message: str = "", retry_after: float = 0.0) -> None:
+        """Ends all of its sequences that have not ended."""
+        ended = self.attempts.end_all(attempt, reason, message=message, retry_after=retry_after)
+        search = self.beams.pop(attempt, None)
+        for index in ended if search is None else range(search.width):
+            self.leave(attempt, index)
