@@ -6,7 +6,8 @@ Without --model a random GPT-2 of the size that "LLMs from scratch" measures its
 heads, 5,000 tokens, a prompt of 4. What that text's own code did is not measured here. In single runs on one thread of
 another, busy machine it made 72 / 49 / 27 / 10 tokens a second without a cache for 64 / 128 / 256 / 512 new ones, 2.1 /
 3.1 / 4.9 / 13 times that with a cache that appends by concatenation, 2.6 / 3.9 / 6.4 / 16 times with one that is
-allocated in advance.
+allocated in advance. What a plain GPT with such a cache makes here is measured in the same turns, where no other model
+is asked for (`bench/plain_gpt.py`, our own).
 """
 
 import argparse
@@ -28,6 +29,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bench.plain_gpt import PlainGPT
 from cache_manager.manager import CacheManager
 from model.config import read_config
 from model.loading import LoadedModel, load
@@ -130,8 +132,8 @@ def model(place: str | None) -> Iterator[Path]:
         yield write_gpt2(Path(directory))
 
 
-def measure(directory: Path, rounds: int) -> list[dict[str, Any]]:
-    """A row for each length: medians over rounds, in which both take turns."""
+def measure(directory: Path, rounds: int, plain: PlainGPT | None = None) -> list[dict[str, Any]]:
+    """A row for each length: medians over rounds, in which all take turns. plain: the same model."""
     engines = {"recompute": Engine(directory, True), "cache": Engine(directory, False)}
     limits = engines["cache"].loaded.limits
     prompt = np.random.default_rng(0).integers(1, limits.vocabulary, PROMPT).tolist()
@@ -147,10 +149,23 @@ def measure(directory: Path, rounds: int) -> list[dict[str, Any]]:
                 seconds[name].append(took)
                 row[f"{name}_computed"] = engine.computed - computed
                 row[f"{name}_bytes_a_token"] = (engine.moved - moved) / (PROMPT + new - 1)
+            if plain is not None:
+                ids["plain"], took = plain.run(prompt, new)
+                seconds.setdefault("plain", []).append(took)
         rates = {name: new / statistics.median(took) for name, took in seconds.items()}
         row |= {f"{name}_tokens_a_second": rate for name, rate in rates.items()}
-        rows.append(row | {"ratio": rates["cache"] / rates["recompute"], "ids_equal": ids["cache"] == ids["recompute"]})
+        row["ids_equal"] = all(other == ids["cache"] for other in ids.values())
+        row["ratio"] = rates["cache"] / rates["recompute"]
+        if plain is not None:
+            row["ratio_to_plain"] = rates["cache"] / rates["plain"]
+        rows.append(row)
     return rows
+
+
+def _beside(row: dict[str, Any]) -> tuple[str, str]:
+    if "ratio_to_plain" not in row:
+        return "-", "-"
+    return f"{row['plain_tokens_a_second']:.1f}", f"{row['ratio_to_plain']:.2f}"
 
 
 def main() -> None:
@@ -162,19 +177,19 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with model(args.model) as directory:
-        rows = measure(directory, args.rounds)
+        rows = measure(directory, args.rounds, PlainGPT(directory) if args.model is None else None)
     if args.json:
         print(json.dumps({"rows": rows, "load_average": os.getloadavg()[0]}))
         return
     table = Table(title=f"KV cache: {args.threads} thread, medians of {args.rounds}")
     for name in ("new", "without: tokens/s", "computed", "with: tokens/s", "computed", "KV bytes/token", "ratio",
-                 "same ids"):  # fmt: skip
+                 "plain GPT: tokens/s", "ratio", "same ids"):  # fmt: skip
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         table.add_row(
             str(row["new"]), f"{row['recompute_tokens_a_second']:.1f}", f"{row['recompute_computed']:,}",
             f"{row['cache_tokens_a_second']:.1f}", f"{row['cache_computed']:,}", f"{row['cache_bytes_a_token']:,.0f}",
-            f"{row['ratio']:.1f}", str(row["ids_equal"]),
+            f"{row['ratio']:.1f}", *_beside(row), str(row["ids_equal"]),
         )  # fmt: skip
     Console().print(table)
     print(f"load average {os.getloadavg()[0]:.1f}")

@@ -22,6 +22,7 @@ class Detokenizer:
         self._window: list[int] = []
         self._told = 0  # tokens at the front of the window whose text was given out
         self._told_text = ""
+        self._anchor: list[int] = []  # tokens told before, that read as something
         self._open = False
 
     def push(self, token: int) -> str:
@@ -41,8 +42,13 @@ class Detokenizer:
     def _give(self, text: str) -> str:
         new = text[len(self._told_text) :]
         self._window = self._window[self._told :]
-        self._told = len(self._window)
         self._told_text = self._decode(self._window)
+        if self._told_text:
+            self._anchor = self._window
+        else:  # spaces alone, which a tokenizer may leave out where a text begins
+            self._window = self._anchor + self._window
+            self._told_text = self._decode(self._window)
+        self._told = len(self._window)
         return new
 
     def _decode(self, ids: list[int]) -> str:

@@ -1,4 +1,6 @@
-"""The model's tokenizer: text to ids and back, through the `tokenizers` library."""
+"""The model's tokenizer: text to ids and back, through the `tokenizers` library, or through `sentencepiece` where the
+model has no tokenizer.json.
+"""
 
 from pathlib import Path
 
@@ -17,10 +19,14 @@ class Tokenizer:
 
     @staticmethod
     def load(directory: Path) -> "Tokenizer":
-        """Raises CheckpointError where tokenizer.json is missing or cannot be read."""
+        """tokenizer.json if there is one, else tokenizer.model. Raises CheckpointError where neither can be read."""
         path = directory / "tokenizer.json"
         if not path.exists():
-            raise CheckpointError(f"{path} is missing: a model is served with its own tokenizer")
+            if not (directory / "tokenizer.model").exists():
+                raise CheckpointError(f"{path} is missing, and so is tokenizer.model: a model is served with its own")
+            from model.inputs.sentence_pieces import SentencePieceTokenizer  # of no use to most models
+
+            return SentencePieceTokenizer.load(directory)
         try:
             return Tokenizer(Library.from_file(str(path)))
         except Exception as error:  # the library raises bare Exception

@@ -1,0 +1,147 @@
+"""Tokenizers of models that have a SentencePiece tokenizer.model and no tokenizer.json.
+
+Text is encoded and ids are decoded by the sentencepiece library itself, after Kudo and Richardson, 2018: by the program
+that the model was trained with, whatever its normalizer, algorithm or way with unknown characters. Around it stand the
+added tokens, and the beginning and end of a text, as transformers 5 puts them.
+"""
+
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import AddedToken
+
+from model.errors import CheckpointError
+from model.fields import Fields
+from model.inputs.added_tokens import Cutter, read_added_tokens, read_tokenizer_config
+from model.inputs.tokenizer import Tokenizer
+
+FILE = "tokenizer.model"
+LARGEST = 2**26  # bytes; Gemma's has 4 million
+SPACE = "\u2581"  # how pieces write it
+CLASSES = ("LlamaTokenizer", "GemmaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+"""Of transformers, whose ids are the model's own. Others shift them (XLM-RoBERTa), or put more around a text (T5)."""
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """start: reads what a text begins with. later: what follows an added token; only `start` may put a space before it.
+    tokens: the added ones by id. before, after: ids around a text, where special tokens are asked for.
+    """
+
+    def __init__(
+        self,
+        start: SentencePieceProcessor,
+        later: SentencePieceProcessor,
+        tokens: dict[int, AddedToken],
+        before: list[int],
+        after: list[int],
+    ) -> None:
+        self._start, self._later = start, later
+        self._cutter = Cutter(tokens)
+        self._before, self._after = before, after
+        self._pieces: int = start.get_piece_size()
+        self._bytes = frozenset()  # none waits for others: each that is part of no character is a U+FFFD of its own
+        self._special = {i for i, token in tokens.items() if token.special}
+        self._own_text = {
+            i: token.content.replace(SPACE, " ")
+            for i, token in tokens.items()
+            if token.special or i >= self._pieces or start.id_to_piece(i) != token.content
+        }
+        self._anchor = [start.unk_id()]
+        self._anchor_text = start.decode_ids(self._anchor)
+
+    @staticmethod
+    def load(directory: Path) -> "SentencePieceTokenizer":
+        """Raises CheckpointError where a file cannot be read, or says what is not supported."""
+        path, config = directory / FILE, read_tokenizer_config(directory)
+        name = config.get("tokenizer_class", str, CLASSES[0])
+        if name.removesuffix("Fast") not in CLASSES:
+            raise config.refuse("tokenizer_class", f"which is not supported without tokenizer.json (beside {FILE})")
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise CheckpointError(f"{path} has {size} bytes, may have {LARGEST}")
+        try:
+            data = path.read_bytes()
+            if "add_prefix_space" in config:
+                data += _prefix(config.flag("add_prefix_space"))
+            start = _processor(data)
+            later = start if config.flag("legacy") else _processor(data + _prefix(False))
+            own = _own_tokens(start)
+        except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError is the library's
+            raise CheckpointError(f"{path} cannot be read as a SentencePiece model: {error}") from None
+        tokens = read_added_tokens(config, start.get_piece_size(), own, lambda text: _find(start, text))
+        ids = {token.content: i for i, token in tokens.items()}
+        before = _around(config, "bos_token", start.bos_id(), ids)
+        return SentencePieceTokenizer(start, later, tokens, before, _around(config, "eos_token", start.eos_id(), ids))
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The library lets go of the interpreter lock: 1.1 MB took 356 ms, another thread waited for 10 of them at most.
+        ids: list[int] = []
+        for n, part in enumerate(self._cutter.cut(text)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += (self._later if n else self._start).encode_as_ids(part)
+        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        text, run = "", []
+        first = True
+        for i in ids:
+            own = self._own_text.get(i)
+            if own is None:
+                if 0 <= i < self._pieces:
+                    run.append(i)
+            elif not (skip_special_tokens and i in self._special):
+                text += self._run(run, first) + own
+                run, first = [], False
+        return text + self._run(run, first)
+
+    def decode_all(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return self.decode(ids, skip_special_tokens)
+
+    def _run(self, ids: list[int], first: bool) -> str:
+        """The library takes spaces from the beginning of what it decodes, which is right at that of a text only."""
+        if first or not ids:
+            text: str = self._start.decode_ids(ids)
+            return text
+        text = self._start.decode_ids(self._anchor + ids)
+        return text[len(self._anchor_text) :]
+
+
+def _processor(data: bytes) -> SentencePieceProcessor:
+    """Raises RuntimeError for what is no model, UnicodeDecodeError where it would write what is no text."""
+    processor = SentencePieceProcessor()
+    processor.load_from_serialized_proto(data)
+    processor.id_to_piece(list(range(processor.get_piece_size())))
+    processor.decode_ids([processor.unk_id()])
+    return processor
+
+
+def _prefix(add: bool) -> bytes:
+    """Says in a model, appended to it, whether text gets a space in front: messages of protobuf that follow one another
+    are merged. ModelProto.normalizer_spec is field 3, and add_dummy_prefix field 3 of that.
+    """
+    return b"\x1a\x02\x18\x01" if add else b"\x1a\x02\x18\x00"
+
+
+def _own_tokens(processor: SentencePieceProcessor) -> dict[int, AddedToken]:
+    """Pieces that no text has, unless it names them: the unknown one and those for control."""
+    ids = range(processor.get_piece_size())
+    apart = [i for i in ids if processor.is_control(i) or processor.is_unknown(i)]
+    return {i: AddedToken(processor.id_to_piece(i), special=True, normalized=False) for i in apart}
+
+
+def _find(processor: SentencePieceProcessor, text: str) -> int | None:
+    i = processor.piece_to_id(text)
+    return i if processor.id_to_piece(i) == text else None
+
+
+def _around(config: Fields, name: str, own: int, ids: dict[str, int]) -> list[int]:
+    """The id to put at this end of a text. own: what the model says of it, -1 for none."""
+    if not config.flag(f"add_{name}"):
+        return []
+    value = config.values.get(name)
+    text = value.get("content") if isinstance(value, dict) else value
+    if name in config.values:
+        return [ids[text]] if isinstance(text, str) and text in ids else []
+    return [own] if own >= 0 else []

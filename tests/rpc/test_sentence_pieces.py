@@ -1,0 +1,64 @@
+"""A model directory with tokenizer.model and no tokenizer.json, from the frontend to its tokens."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from quire import LLM, Sampling, Stopping
+
+from model.inputs.detokenizer import Detokenizer
+from model.settings import ModelSettings
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.prepare import Preparer, load_preparer
+from scheduler.request import Chat, ChatMessage, Limits, Spec
+from tests.support.checkpoints import greedy_ids, write_llama
+from tests.support.sentence_pieces import trained
+
+LIMITS = Limits(vocabulary=700, context=256, pool_tokens=4096, sequences=8)
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = trained("mistral 3")
+    directory = write_llama(tmp_path_factory.mktemp("pieces"), vocab_size=700, bos_token_id=1, eos_token_id=2)
+    (directory / "tokenizer.json").unlink()
+    (directory / "tokenizer.model").write_bytes(data)
+    config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "<pad>"}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def preparer(directory: Path) -> Iterator[Preparer]:
+    made = load_preparer(ModelSettings(model=str(directory)))
+    yield made
+    made.close()
+
+
+def test_conversations_become_ids(preparer: Preparer) -> None:
+    ids = preparer.prepare(Spec(Chat((ChatMessage("user", "hear me"),))), LIMITS).prompt.tolist()
+    assert ids[:2] == [1, 3]
+    assert ids[-1] == 4
+    assert preparer.tokenizer.decode(ids, True) == "hear me "
+
+
+def test_a_token_beyond_the_models_vocabulary_is_refused_as_that_of_any_tokenizer(preparer: Preparer) -> None:
+    assert preparer.prepare(Spec("the"), LIMITS).prompt[0] == 1
+    with pytest.raises(RequestFailed, match=r"token ids must be in \[0, 700\)"):
+        preparer.prepare(Spec("<pad>the"), LIMITS)
+
+
+def test_a_prompt_of_text_gives_the_text_of_the_models_tokens(directory: Path, preparer: Preparer) -> None:
+    tokenizer = preparer.tokenizer
+    prompt = tokenizer.encode("First Citizen: 日本 🐈", True)
+    expected = greedy_ids(directory, [prompt], 24)[0]
+    with LLM(str(directory), dtype="float32", kv_cache_memory=2**24) as llm:
+        (completion,) = llm.generate(
+            ["First Citizen: 日本 🐈"], Sampling(temperature=0.0), Stopping(max_tokens=24, ignore_eos=True)
+        )
+    assert list(completion.token_ids) == expected
+    detokenizer = Detokenizer(tokenizer, True)
+    assert completion.text == "".join([*map(detokenizer.push, expected), detokenizer.flush()])
+    assert completion.text == tokenizer.decode(expected, True)
