@@ -8,14 +8,15 @@ import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from model.architectures.registry import load_model
+from model.architectures.registry import Model, load_model
 from model.attention.backend import StepShape
 from model.attention.reference import ReferenceAttention
-from model.config import read_config
+from model.config import ModelConfig, read_config
 from model.inputs.tokenizer import Tokenizer
 from model.weights import Checkpoint
 from rpc.paths import model_directory
@@ -24,11 +25,9 @@ PAGE_SIZE = 16
 DTYPES = ("float32", "bfloat16", "int8", "fp8")
 
 
-def log_probabilities(directory: Path, kv_dtype: str, windows: list[list[int]]) -> torch.Tensor:
-    """[tokens, vocabulary] after each token of each window, weights and arithmetic in float32."""
-    config, device = read_config(directory), torch.device("cpu")
-    model = load_model(config, Checkpoint(directory), torch.float32, device)
-    length = len(windows[0])
+def log_probabilities(model: Model, config: ModelConfig, kv_dtype: str, windows: list[list[int]]) -> torch.Tensor:
+    """[tokens, vocabulary] after each token of each window."""
+    device, length = torch.device("cpu"), len(windows[0])
     layout = config.kv_layout(PAGE_SIZE, kv_dtype)
     pages = layout.pages_for(length)
     attention = ReferenceAttention(layout, pages, config.heads, kv_dtype, device)
@@ -45,40 +44,55 @@ def log_probabilities(directory: Path, kv_dtype: str, windows: list[list[int]]) 
     return torch.cat(parts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def quality(exact: torch.Tensor, found: torch.Tensor, windows: list[list[int]]) -> dict[str, float]:
+    """exact, found: `log_probabilities` of these windows."""
+    follows = torch.tensor([token for window in windows for token in [*window[1:], -1]])
+    scored = follows >= 0
+    loss = -found[scored].gather(1, follows[scored, None]).mean().item()
+    divergence = (exact.exp() * (exact - found)).sum(-1)
+    return {
+        "perplexity": math.exp(loss),
+        "kl_mean": divergence.mean().item(),
+        "kl_largest": divergence.max().item(),
+        "same_top_token": (found.argmax(-1) == exact.argmax(-1)).double().mean().item(),
+    }
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo", help="model directory, or demo")
     parser.add_argument("--text", type=Path, help="text to score; default: the last tenth of the demo model's text")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    directory = model_directory(args.model)
+    return parser.parse_args()
+
+
+def read_windows(directory: Path, args: argparse.Namespace) -> list[list[int]]:
+    """Ids of the text, 512 at a time."""
     text = (args.text or directory.parent / "tinyshakespeare.txt").read_text(encoding="utf-8")
     ids = Tokenizer.load(directory).encode(text if args.text else text[-len(text) // 10 :], True)
     length = min(512, read_config(directory).context)
-    windows = [ids[at : at + length] for at in range(0, min(args.tokens, len(ids) - length), length)]
-    follows = torch.tensor([token for window in windows for token in [*window[1:], -1]])
-    scored = follows >= 0
+    return [ids[at : at + length] for at in range(0, min(args.tokens, len(ids) - length), length)]
+
+
+def report(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values))
+    else:
+        print("  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()))
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    directory = model_directory(args.model)
+    windows, config = read_windows(directory, args), read_config(directory)
+    model = load_model(config, Checkpoint(directory), torch.float32, torch.device("cpu"))
     exact: torch.Tensor | None = None
     for dtype in DTYPES:
-        found = log_probabilities(directory, dtype, windows)
-        if exact is None:
-            exact = found
-        layout = read_config(directory).kv_layout(PAGE_SIZE, dtype)
-        loss = -found[scored].gather(1, follows[scored, None]).mean().item()
-        divergence = (exact.exp() * (exact - found)).sum(-1)
-        values = {
-            "kv_cache_dtype": dtype,
-            "bytes_a_token": layout.token_bytes,
-            "perplexity": math.exp(loss),
-            "kl_mean": divergence.mean().item(),
-            "kl_largest": divergence.max().item(),
-            "same_top_token": (found.argmax(-1) == exact.argmax(-1)).double().mean().item(),
-        }
-        if args.json:
-            print(json.dumps(values))
-        else:
-            print("  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()))
+        found = log_probabilities(model, config, dtype, windows)
+        exact = found if exact is None else exact
+        sizes = {"kv_cache_dtype": dtype, "bytes_a_token": config.kv_layout(PAGE_SIZE, dtype).token_bytes}
+        report(sizes | quality(exact, found, windows), args.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.attention.backend import AttentionBackend
-from model.layers import Activation, Linear, activated, gated
+from model.layers import Activation, Product, activated, gated
 from model.rope import Rope, Turn, rotate
 
 Norm = Callable[[Tensor], Tensor]
@@ -39,8 +39,8 @@ class SelfAttention:
     heads: int
     kv_heads: int
     head_dim: int
-    qkv: Linear
-    output: Linear
+    qkv: Product
+    output: Product
     rope: Rope | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
@@ -61,8 +61,8 @@ class SelfAttention:
 class MLP:
     """Up, activation, down."""
 
-    up: Linear
-    down: Linear
+    up: Product
+    down: Product
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -73,8 +73,8 @@ class MLP:
 class GatedMLP:
     """The same with a gate. gate_up: both in one product."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Experts:
     of one does not depend on the others, and is added up in order of its weights.
     """
 
-    router: Linear
+    router: Product
     experts: Sequence[Part]
     used: int
     normalised: bool

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.attention.backend import AttentionBackend
 from model.blocks import Norm, Step
-from model.layers import Linear, soft_capped
+from model.layers import Product, soft_capped
 
 Layer = Callable[[Tensor, Step], Tensor]
 
@@ -24,7 +24,7 @@ class Embedding:
     scale: float | None = None
     positions: Tensor | None = None
     offset: int = 0
-    projection: Linear | None = None
+    projection: Product | None = None
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """tokens, positions: [tokens] -> [tokens, hidden]."""

@@ -18,16 +18,22 @@ from model.fields import Fields
 # (seen for 576 x 1536 in float32, 4096 x 4096 in bfloat16).
 FEWEST_ROWS = 4
 
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+Product = Callable[[Tensor], Tensor]
+"""y = x W^T + b, [rows, in] -> [rows, out] in x's dtype: a `Linear`, or `model.quantization.Int8Linear`."""
+
 
 class Linear:
-    """y = x W^T + b, the one linear function of all models.
+    """The product with weights in the model's dtype.
 
     weight: [out, in]. On the CPU, float32 and bfloat16 weights are packed once into oneDNN's blocked layout.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._bias = bias
-        packable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
+        packable = weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES
         self._packed = packable and torch.backends.mkldnn.is_available()
         self._pad = weight.device.type == "cpu"
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self._packed else weight

@@ -66,7 +66,7 @@ def load(
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with torch.inference_mode():
-        model = _load_weights(directory, config, settings.verify_weights, torch_dtype, torch.device(device))
+        model = _load_weights(directory, config, settings, torch_dtype, torch.device(device))
         kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
         windowed = config.kv_layout(settings.page_size, kv_dtype)
         # What is computed again needs its place again, also behind a window.
@@ -89,7 +89,8 @@ def load(
         pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, kv_dtype,
         attention.name,
     )  # fmt: skip
-    numerics = checkpoint_identity(directory) + f"{dtype} {kv_dtype} {device} {attention.name} {layout}".encode()
+    numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {attention.name} {layout}"
+    numerics = checkpoint_identity(directory) + numbers.encode()
     slots, store = 0, None
     if settings.host_cache_memory is not None:
         left = free - pages * layout.page_bytes if device == "cpu" else free_host_bytes()
@@ -118,10 +119,11 @@ def _verify(directory: Path) -> None:
 
 
 def _load_weights(
-    directory: Path, config: ModelConfig, verify: bool, dtype: torch.dtype, device: torch.device
+    directory: Path, config: ModelConfig, settings: ModelSettings, dtype: torch.dtype, device: torch.device
 ) -> Model:
     with progress_bar("loading weights", sum(path.stat().st_size for path in weight_files(directory))) as progress:
-        return load_model(config, Checkpoint(directory, verify, progress), dtype, device)
+        checkpoint = Checkpoint(directory, settings.verify_weights, progress)
+        return load_model(config, checkpoint, dtype, device, settings.quantization)
 
 
 def _host_slots(memory: int, free: int, layout: KVLayout) -> int:

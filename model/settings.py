@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8",)
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -60,11 +61,21 @@ class ModelSettings:
         },
     )
 
+    quantization: str | None = field(
+        default=None,
+        metadata={
+            "help": "int8: keep the weights of linear layers in 8 bits with a scale for each output, made while the "
+            "checkpoint is loaded. A half or a quarter of the memory, but slower on a CPU: see the README. Unset: none."
+        },
+    )
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype is {self.dtype!r}, must be one of {', '.join(DTYPES)}")
         if self.kv_cache_dtype not in KV_DTYPES:
             raise ValueError(f"--kv-cache-dtype is {self.kv_cache_dtype!r}, must be one of {', '.join(KV_DTYPES)}")
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise ValueError(f"--quantization is {self.quantization!r}, must be {' or '.join(QUANTIZATIONS)}, or unset")
         if self.device not in DEVICES:
             raise ValueError(f"--device is {self.device!r}, must be one of {', '.join(DEVICES)}")
         if self.page_size < 1:

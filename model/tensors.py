@@ -1,45 +1,89 @@
 """A checkpoint's tensors as an architecture asks for them: in the model's dtype, on its device, as layers."""
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from model.layers import LayerNorm, Linear, RMSNorm
-from model.weights import Checkpoint
+from model.layers import PACKED_DTYPES, LayerNorm, Linear, Product, RMSNorm
+from model.quantization import Int8Linear, Scratch
+
+
+class Source(Protocol):
+    """What is needed of a `model.weights.Checkpoint`."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, /) -> Tensor: ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def ignore(self, pattern: str) -> None: ...
+
+
+@dataclass
+class Held:
+    """bytes: of the weights that the layers keep."""
+
+    bytes: int = 0
 
 
 class Tensors:
-    """Those whose names begin with `prefix`, which all methods put before the names that they are given."""
+    """Those whose names begin with `prefix`, which all methods put before the names that they are given.
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, prefix: str = "") -> None:
-        self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, prefix
+    quantized: whether products keep their weights in 8 bits. held: what all that was made with this or with one that
+    was made from it takes.
+    """
+
+    def __init__(self, checkpoint: Source, dtype: torch.dtype, device: torch.device, quantized: bool = False) -> None:
+        self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, ""
+        self.held = Held()
+        self._scratch = Scratch(dtype, device) if quantized else None
 
     def under(self, prefix: str) -> "Tensors":
-        return Tensors(self.checkpoint, self.dtype, self.device, self.prefix + prefix)
+        other = copy(self)
+        other.prefix += prefix
+        return other
 
     def under_any(self, prefixes: Sequence[str], name: str) -> "Tensors":
         """Under the first of these prefixes under which there is this tensor; the first of all if there is none."""
         return self.under(next((prefix for prefix in prefixes if prefix + name in self), prefixes[0]))
+
+    def exact(self) -> "Tensors":
+        """The same, but not quantized."""
+        other = copy(self)
+        other._scratch = None
+        return other
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.checkpoint
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Raises CheckpointError where it is missing or has another shape."""
-        return self.checkpoint.take(self.prefix + name, shape, self.dtype).to(self.device)
+        tensor = self.checkpoint.take(self.prefix + name, shape, self.dtype).to(self.device)
+        self.held.bytes += tensor.nbytes
+        return tensor
 
-    def _view(self, name: str, *shape: int) -> Tensor:
-        """The same, for who copies it anyway."""
-        return self.checkpoint.take(self.prefix + name, shape, self.dtype, copy=False).to(self.device)
+    def stored(self, name: str, *shape: int) -> Tensor:
+        """As it stands in its file, for `product`, which copies it."""
+        return self.checkpoint.take(self.prefix + name, shape, None)
 
-    def linear(self, parts: Sequence[tuple[str, int]] | str, width: int, out: int = 0, bias: bool = False) -> Linear:
-        """One product for several that read the same input. parts: name and output width of each, or one name, whose
-        width is `out`.
-        """
+    def product(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Product:
+        """One for several that read the same input. weights: [out, in] each, as they are stored."""
+        if self._scratch is not None:
+            quantized = Int8Linear(weights, bias, self._scratch, self.device)
+            self.held.bytes += sum(part.nbytes for part in quantized.weights)
+            return quantized
+        weight = torch.cat([part.to(self.dtype).to(self.device) for part in weights])
+        self.held.bytes += weight.nbytes
+        return Linear(weight, bias)
+
+    def linear(self, parts: Sequence[tuple[str, int]] | str, width: int, out: int = 0, bias: bool = False) -> Product:
+        """parts: name and output width of each, or one name, whose width is `out`."""
         parts = [(parts, out)] if isinstance(parts, str) else parts
-        weight = torch.cat([self._view(f"{name}.weight", out, width) for name, out in parts])
-        return Linear(weight, torch.cat([self(f"{name}.bias", out) for name, out in parts]) if bias else None)
+        weights = [self.stored(f"{name}.weight", out, width) for name, out in parts]
+        return self.product(weights, torch.cat([self(f"{name}.bias", out) for name, out in parts]) if bias else None)
 
     def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """offset: what is added to the weights (Gemma: 1)."""
@@ -49,24 +93,28 @@ class Tensors:
     def layer_norm(self, name: str, width: int, eps: float, bias: bool = True) -> LayerNorm:
         return LayerNorm(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None, eps)
 
-    def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Linear:
-        """The output layer. embedding: what it is tied to, if it is; some checkpoints save it a second time."""
-        if embedding is not None:
-            self.ignore(rf"{name}\.weight")
-        weight = self._view(f"{name}.weight", vocabulary, width) if embedding is None else embedding
-        return Linear(weight, self(f"{name}.bias", vocabulary) if bias else None)
+    def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Product:
+        """The output layer. embedding: what it is tied to, if it is, and then it is not quantized either; some
+        checkpoints save it a second time.
+        """
+        if embedding is None:
+            return self.linear(name, width, vocabulary, bias)
+        self.ignore(rf"{name}\.weight")
+        if self.device.type != "cuda" and self.dtype in PACKED_DTYPES:
+            self.held.bytes += embedding.nbytes  # the packed copy
+        return Linear(embedding, self(f"{name}.bias", vocabulary) if bias else None)
 
     def ignore(self, pattern: str) -> None:
         """Tensors whose whole name, prefix included, matches this are not part of the model."""
         self.checkpoint.ignore(pattern)
 
 
-def head_by_head(at: Tensors, name: str, width: int, shape: tuple[int, int, int], bias: bool) -> Linear:
+def head_by_head(at: Tensors, name: str, width: int, shape: tuple[int, int, int], bias: bool) -> Product:
     """A product whose outputs stand group by group, put into the order of queries, keys, values. shape: groups of
     heads, heads in a group (its queries, one of keys, one of values), head_dim.
     """
     groups, heads, dim = shape
     order = torch.arange(groups * heads * dim).view(shape)
-    order = torch.cat([part.flatten() for part in (order[:, :-2], order[:, -2], order[:, -1])]).to(at.device)
-    weight = at(f"{name}.weight", groups * heads * dim, width)[order]
-    return Linear(weight, at(f"{name}.bias", groups * heads * dim)[order] if bias else None)
+    order = torch.cat([part.flatten() for part in (order[:, :-2], order[:, -2], order[:, -1])])
+    weight = at.stored(f"{name}.weight", groups * heads * dim, width)[order]
+    return at.product([weight], at(f"{name}.bias", groups * heads * dim)[order.to(at.device)] if bias else None)

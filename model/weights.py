@@ -44,9 +44,9 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, copy: bool = True) -> Tensor:
-        """The tensor, converted. copy: else it may be a view of its file. Raises CheckpointError where it is missing or
-        has another shape.
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        """A copy of the tensor, converted; without a dtype a view of its file. Raises CheckpointError where it is
+        missing or has another shape.
         """
         path = self._files.get(name)
         if path is None:
@@ -70,7 +70,7 @@ class Checkpoint:
         self._taken.add(name)
         if self._progress is not None:
             self._progress(tensor.numel() * tensor.element_size())
-        return tensor.to(dtype, copy=copy)
+        return tensor if dtype is None else tensor.to(dtype, copy=True)
 
     def ignore(self, pattern: str) -> None:
         """Tensors whose whole name matches this may be there or not."""

@@ -90,6 +90,7 @@ class LLM:
         kv_cache_dtype: str = "auto",
         host_cache_memory: int | None = None,
         recompute: bool = False,
+        quantization: str | None = None,
     ) -> None:
         config = EngineConfig(
             model=ModelSettings(
@@ -101,6 +102,7 @@ class LLM:
                 kv_cache_memory,
                 kv_cache_dtype=kv_cache_dtype,
                 host_cache_memory=host_cache_memory,
+                quantization=quantization,
             ),
             scheduler=SchedulerSettings(max_batched_tokens, max_sequences, recompute=recompute),
             queue=NO_QUEUE_LIMITS,

@@ -5,7 +5,7 @@ attention and MLP side by side.
 from model.blocks import MLP, Parallel, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder, Embedding
-from model.layers import Linear, read_activation
+from model.layers import Product, read_activation
 from model.rope import Rope, read_rope
 from model.tensors import Tensors, head_by_head
 
@@ -44,7 +44,7 @@ def load_falcon(config: ModelConfig, tensors: Tensors) -> Decoder:
     )
 
 
-def _qkv(config: ModelConfig, at: Tensors, new: bool, bias: bool) -> Linear:
+def _qkv(config: ModelConfig, at: Tensors, new: bool, bias: bool) -> Product:
     c, name = config, "self_attention.query_key_value"
     if new:
         return head_by_head(at, name, c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_dim), bias)

@@ -4,7 +4,7 @@ from model.blocks import MLP, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder, Embedding
 from model.errors import CheckpointError
-from model.layers import Linear, read_activation
+from model.layers import Product, read_activation
 from model.tensors import Tensors
 
 
@@ -47,5 +47,5 @@ def load_gpt2(config: ModelConfig, tensors: Tensors) -> Decoder:
     )
 
 
-def _linear(at: Tensors, name: str, width: int, out: int) -> Linear:
-    return Linear(at(f"{name}.weight", width, out).T.contiguous(), at(f"{name}.bias", out))
+def _linear(at: Tensors, name: str, width: int, out: int) -> Product:
+    return at.product([at.stored(f"{name}.weight", width, out).T], at(f"{name}.bias", out))

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from model.architectures.llama import load_attention, load_decoder, load_mlp, load_rope, norm_eps, rms_norm_of_heads
 from model.blocks import Experts, GatedMLP, PreNorm
 from model.config import ModelConfig
 from model.decoder import Decoder
-from model.layers import Linear, read_activation
+from model.layers import read_activation
 from model.tensors import Tensors
 
 
@@ -68,10 +66,10 @@ def _load_experts(
         gate_up = one.linear([(gate, width), (up, width)], config.hidden)
         return GatedMLP(gate_up, one.linear(down, width, config.hidden), activation)
 
-    router = at.linear("gate", config.hidden, experts)
+    router = at.exact().linear("gate", config.hidden, experts)
     if "experts.gate_up_proj" in at:  # all in one, as transformers 5 has them in memory
-        gates: torch.Tensor = at("experts.gate_up_proj", experts, 2 * width, config.hidden)
-        downs: torch.Tensor = at("experts.down_proj", experts, config.hidden, width)
-        parts = [GatedMLP(Linear(g), Linear(d), activation) for g, d in zip(gates, downs, strict=True)]
+        gates = at.stored("experts.gate_up_proj", experts, 2 * width, config.hidden)
+        downs = at.stored("experts.down_proj", experts, config.hidden, width)
+        parts = [GatedMLP(at.product([g]), at.product([d]), activation) for g, d in zip(gates, downs, strict=True)]
         return Experts(router, parts, used, normalised)
     return Experts(router, [expert(number) for number in range(experts)], used, normalised)

@@ -1,5 +1,6 @@
 """Which function loads which architecture of a config.json."""
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.tensors import Tensors
 from model.weights import Checkpoint
+
+log = logging.getLogger("quire.model")
 
 
 class Model(Protocol):
@@ -45,12 +48,25 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Model]] = {
 }
 
 
-def load_model(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Model:
+def build_model(config: ModelConfig, tensors: Tensors) -> Model:
     """Raises CheckpointError for an architecture that is not there, or a checkpoint that does not fit."""
     load = ARCHITECTURES.get(config.architecture)
     if load is None:
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"architecture {config.architecture!r} is not supported yet; supported: {known}")
-    model = load(config, Tensors(checkpoint, dtype, device))
+    return load(config, tensors)
+
+
+def load_model(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None = None,
+) -> Model:
+    """quantization: None or int8. Raises CheckpointError as `build_model`, and for tensors that are left over."""
+    tensors = Tensors(checkpoint, dtype, device, quantization == "int8")
+    model = build_model(config, tensors)
     checkpoint.finish()
+    log.info("Weights: %.1f MiB (%s)", tensors.held.bytes / 2**20, quantization or str(dtype).removeprefix("torch."))
     return model

@@ -1,4 +1,4 @@
-"""`quire estimate`: the arithmetic of a model's KV cache, from config.json alone."""
+"""`quire estimate`: the arithmetic of a model's KV cache and weights, from config.json alone."""
 
 import json
 from pathlib import Path
@@ -6,27 +6,29 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from model.config import KV_BYTES, read_config
+from model.config import read_config
+from model.footprint import weight_bytes
 from model.memory import HOST_FRACTION, free_host_bytes
+from model.settings import ModelSettings
 
 
-def estimate(
-    directory: Path, dtype: str, page_size: int, memory: int | None, length: int | None
-) -> dict[str, int | str]:
+def estimate(directory: Path, settings: ModelSettings, length: int | None = None) -> dict[str, int | str | None]:
     """What `show` prints. Raises CheckpointError, ValueError."""
-    config = read_config(directory)
-    dtype = config.dtype if dtype == "auto" else dtype
-    if dtype not in KV_BYTES:
-        raise ValueError(f"--kv-cache-dtype is {dtype!r}, must be auto or one of {', '.join(KV_BYTES)}")
+    config, page_size, memory = read_config(directory), settings.page_size, settings.kv_cache_memory
+    weights_dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    dtype = weights_dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
     length = config.context if length is None else length
     if not 1 <= length <= config.context:
         raise ValueError(f"--length is {length}, the model's context is {config.context} tokens")
     layout = config.kv_layout(page_size, dtype)
-    memory = int(free_host_bytes() * HOST_FRACTION) if memory is None else memory
+    weights = weight_bytes(config, weights_dtype, settings.quantization)
+    memory = max(0, int((free_host_bytes() - weights) * HOST_FRACTION)) if memory is None else memory
     pages = memory // layout.page_bytes
     a_sequence = layout.pages_for(length, ahead=1)  # as it is decoded
     return {
         "architecture": config.architecture,
+        "quantization": settings.quantization,
+        "weight_bytes": weights,
         "dtype": dtype,
         "page_size": page_size,
         "bytes_a_token": layout.token_bytes,
@@ -43,6 +45,8 @@ def estimate(
 
 LABELS = {
     "architecture": "Architecture",
+    "quantization": "Quantization",
+    "weight_bytes": "Weights (bytes)",
     "dtype": "KV dtype",
     "page_size": "Page size (tokens)",
     "bytes_a_token": "KV bytes a token",
@@ -57,8 +61,8 @@ LABELS = {
 }
 
 
-def show(directory: Path, dtype: str, page_size: int, memory: int | None, length: int | None, as_json: bool) -> None:
-    values = estimate(directory, dtype, page_size, memory, length)
+def show(directory: Path, settings: ModelSettings, length: int | None, as_json: bool) -> None:
+    values = estimate(directory, settings, length)
     if as_json:
         print(json.dumps(values))
         return
@@ -67,5 +71,5 @@ def show(directory: Path, dtype: str, page_size: int, memory: int | None, length
     table.add_column(justify="right")
     for key, label in LABELS.items():
         value = values[key]
-        table.add_row(label, f"{value:,}" if isinstance(value, int) else value)
+        table.add_row(label, f"{value:,}" if isinstance(value, int) else value or "none")
     Console().print(table)

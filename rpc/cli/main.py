@@ -171,6 +171,7 @@ def estimate(
     model: Annotated[str, typer.Option(help="Model directory, a name on the hub, or `demo`.")] = "demo",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="KV in auto (as --dtype), one of these, int8 or fp8.")] = "auto",
+    quantization: Annotated[str | None, typer.Option(help="int8: of the weights. Unset: none.")] = None,
     page_size: Annotated[int, typer.Option(help="Tokens in a KV page.")] = 16,
     kv_cache_memory: Annotated[
         int | None,
@@ -184,14 +185,24 @@ def estimate(
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
     config: Config = None,
 ) -> None:
-    """Say what a model's KV cache costs: bytes a token, pages, how many sequences of a length fit. Loads no weights."""
+    """Say what a model's KV cache and weights cost: bytes a token, pages, how many sequences of a length fit.
+
+    Loads no weights.
+    """
     from model.errors import CheckpointError
     from rpc.cli.estimate import show
     from rpc.paths import model_directory
 
     try:
-        kv_dtype = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-        show(model_directory(model), kv_dtype, page_size, kv_cache_memory, length, json)
+        settings = ModelSettings(
+            model,
+            dtype=dtype,
+            page_size=page_size,
+            kv_cache_memory=kv_cache_memory,
+            kv_cache_dtype=kv_cache_dtype,
+            quantization=quantization,
+        )
+        show(model_directory(model), settings, length, json)
     except (CheckpointError, ValueError) as error:
         _stop(error)
 

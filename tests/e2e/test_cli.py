@@ -67,6 +67,9 @@ def test_estimate_needs_no_weights(tmp_path: Path) -> None:
     assert values["bytes_a_token"] == 2 * 32 * 32 * 128 * 2
     assert values["sequence_bytes"] == pytest.approx(17.18e9, rel=1e-3)
     assert values["sequences"] == 4
+    assert values["weight_bytes"] == pytest.approx(2 * 6.74e9, rel=1e-3)
+    smaller = quire("estimate", "--model", str(tmp_path), "--json", QUIRE_QUANTIZATION="int8")
+    assert json.loads(smaller.stdout)["weight_bytes"] == pytest.approx(6.74e9 + 0.13e9, rel=1e-2)
     table = quire("estimate", "--model", str(tmp_path), "--kv-cache-memory", "64GiB", "--length", "100")
     assert "524,288" in table.stdout
     assert "--length is 40000" in quire("estimate", "--model", str(tmp_path), "--length", "40000").stderr

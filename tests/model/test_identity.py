@@ -76,6 +76,7 @@ SETTINGS = {
     "KV dtype": {"kv_cache_dtype": "bfloat16"},
     "int8": {"kv_cache_dtype": "int8"},
     "fp8": {"kv_cache_dtype": "fp8"},
+    "int8 weights": {"quantization": "int8"},
 }
 
 

@@ -365,10 +365,11 @@ def test_without_a_manifest_values_alone_are_checked(single: Path, caplog: pytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
+@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_file_stays_mapped(single: Path, dtype: str) -> None:
+def test_no_file_stays_mapped(single: Path, dtype: str, quantization: str | None) -> None:
     """Else the weights would be counted twice, and a file that is replaced would change a running model."""
-    loaded = load_it(single, dtype=dtype)
+    loaded = load_it(single, dtype=dtype, quantization=quantization)
     gc.collect()
     assert str(single) not in Path("/proc/self/maps").read_text()
     assert loaded.pages

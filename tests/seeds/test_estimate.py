@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from model.settings import ModelSettings
 from rpc.cli.estimate import show
 
 LENGTH = 32_768
@@ -32,7 +33,7 @@ def estimated(
 ) -> dict[str, Any]:
     """What the command prints with --json."""
     (directory / "config.json").write_text(json.dumps(LARGE | changes))
-    show(directory, "auto", page_size, 2**36, LENGTH, as_json=True)
+    show(directory, ModelSettings(page_size=page_size, kv_cache_memory=2**36), LENGTH, as_json=True)
     values: dict[str, Any] = json.loads(capsys.readouterr().out)
     return values
 

@@ -1,0 +1,31 @@
+"""How many bytes the weights of a model take, from its config.json alone."""
+
+import torch
+from torch import Tensor
+
+from model.architectures.registry import build_model
+from model.config import ModelConfig
+from model.tensors import Tensors
+
+
+class _Shapes:
+    """A checkpoint that has the shapes of what is asked for, and no numbers."""
+
+    def take(self, _: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def ignore(self, pattern: str) -> None:
+        """Nothing is left over."""
+
+
+def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = None) -> int:
+    """dtype: of what is not quantized. As on a CPU, where an output layer that is tied is a copy of the embedding in
+    float32 and bfloat16. Raises CheckpointError for an architecture that is not there.
+    """
+    tensors = Tensors(_Shapes(), getattr(torch, dtype), torch.device("meta"), quantization is not None)
+    with torch.inference_mode():
+        build_model(config, tensors)
+    return tensors.held.bytes
