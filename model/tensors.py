@@ -1,18 +1,63 @@
 """A checkpoint's tensors as an architecture asks for them: in the model's dtype, on its device, as layers."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from model.layers import LayerNorm, Linear, RMSNorm
-from model.weights import Checkpoint
+
+
+class Source(Protocol):
+    """A checkpoint as its reader needs it, see `model.weights.Checkpoint`."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, copy: bool = True) -> Tensor: ...
+
+    def ignore(self, pattern: str) -> None: ...
+
+
+class NamedSource(Source, Protocol):
+    def __iter__(self) -> Iterator[str]:
+        """Names of all tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A part of a checkpoint, under the names that it would have if it were all. prefixes: pairs of a name's beginning
+    as it is asked for, and as it is there.
+    """
+
+    source: NamedSource
+    prefixes: tuple[tuple[str, str], ...]
+
+    def _there(self, name: str) -> str:
+        for asked, there in self.prefixes:
+            if name.startswith(asked):
+                return there + name.removeprefix(asked)
+        return name
+
+    def __contains__(self, name: str) -> bool:
+        return self._there(name) in self.source
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, copy: bool = True) -> Tensor:
+        return self.source.take(self._there(name), shape, dtype, copy)
+
+    def ignore(self, pattern: str) -> None:
+        for name in self.source:
+            for asked, there in self.prefixes:
+                if name.startswith(there) and re.fullmatch(pattern, asked + name.removeprefix(there)):
+                    self.source.ignore(re.escape(name))
 
 
 class Tensors:
     """Those whose names begin with `prefix`, which all methods put before the names that they are given."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, prefix: str = "") -> None:
+    def __init__(self, checkpoint: Source, dtype: torch.dtype, device: torch.device, prefix: str = "") -> None:
         self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, prefix
 
     def under(self, prefix: str) -> "Tensors":
@@ -52,7 +97,7 @@ class Tensors:
     def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Linear:
         """The output layer. embedding: what it is tied to, if it is; some checkpoints save it a second time."""
         if embedding is not None:
-            self.ignore(rf"{name}\.weight")
+            self.ignore(re.escape(f"{self.prefix}{name}.weight"))
         weight = self._view(f"{name}.weight", vocabulary, width) if embedding is None else embedding
         return Linear(weight, self(f"{name}.bias", vocabulary) if bias else None)
 
