@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model.errors import CheckpointError
+from model.families import family_of
 from model.fields import Fields
 
 NANO = "nanoVLM"
@@ -56,7 +57,7 @@ class Vision:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """text, tower: their 'model_type' where config.json says none. image_token: id, likewise. tied: likewise.
-    tied_by_text: the text's word on that counts too. first_position: of a sequence.
+    tied_by_text: the text's word on that counts too. first_position: of a sequence. texts: which it may have.
     """
 
     text: str
@@ -66,14 +67,16 @@ class Kind:
     tied_by_text: bool = False
     prefix_lm: bool = False
     first_position: int = 0
+    texts: tuple[str, ...] = ("llama", "mistral", "qwen2", "gemma", "gemma2")
 
 
 KINDS = {
-    PALIGEMMA: Kind("gemma", "siglip_vision_model", 256000, tied=True, prefix_lm=True, first_position=1),
+    PALIGEMMA: Kind("gemma", "siglip_vision_model", 256000, tied=True, prefix_lm=True, first_position=1,
+                    texts=("gemma", "gemma2")),
     LLAVA: Kind("llama", "clip_vision_model", 32000, tied_by_text=True),
     IDEFICS3: Kind("llama", "idefics3_vision", 128257),
     SMOLVLM: Kind("llama", "smolvlm_vision", 128257),
-}
+}  # fmt: skip
 
 
 def _text(
@@ -131,12 +134,12 @@ def read_text(fields: Fields, kind: Kind) -> tuple[str, Fields]:
     """Architecture of the text model, and what its own config.json would hold. Raises CheckpointError."""
     section = fields.section("text_config")
     name = section.get("model_type", str, kind.text)
-    if name not in TEXTS:
-        raise section.refuse("model_type", f"a text model that is none of {', '.join(TEXTS)} is not supported")
+    if name not in kind.texts:
+        raise section.refuse("model_type", f"a text model that is none of {', '.join(kind.texts)} is not supported")
     architecture, defaults = TEXTS[name]
     tied = fields.flag("tie_word_embeddings", kind.tied)
     if kind.tied_by_text:
-        tied = tied or section.flag("tie_word_embeddings")
+        tied = tied or section.flag("tie_word_embeddings", family_of(architecture).tied)
     whole: dict[str, Any] = {"tie_word_embeddings": tied}
     for key, other in (("dtype", "torch_dtype"), ("eos_token_id", "eos_token_id")):
         value = fields.values.get(key) or fields.values.get(other)
