@@ -91,8 +91,10 @@ class Tower:
         """pixels: uint8 [tiles, 3, height, width] -> [tiles, patches, width x taps]."""
         x = self.patches(pixels)
         x = x if self.before is None else self.before(x)
-        states = [x]
-        for layer in self.layers:
-            states.append(layer(states[-1]))
+        states = {0: x}  # those that are read
+        for number, layer in enumerate(self.layers, 1):
+            x = layer(x)
+            if number in self.taps:
+                states[number] = x
         read = [states[tap] if self.after is None else self.after(states[tap]) for tap in self.taps]
         return read[0] if len(read) == 1 else torch.cat(read, -1)

@@ -9,9 +9,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from model.inputs.images import Pixels
+from scheduler.request import InvalidRequest
+
+MOST_PIXELS = 100_000_000  # of an image on its way to its tiles: a long one that is squared has many more than before
+
+
+def check_size(pixels: Pixels, height: int, width: int) -> None:
+    """Raises InvalidRequest for a size that an image cannot be given."""
+    if height * width > MOST_PIXELS:
+        old = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
+        raise InvalidRequest("images", old, f"would become {width} x {height} for the model, at most {MOST_PIXELS}")
 
 
 def resized(pixels: Pixels, height: int, width: int, filter_: Image.Resampling) -> Pixels:
+    """Raises InvalidRequest for too large a size."""
+    check_size(pixels, height, width)
     return np.asarray(Image.fromarray(pixels).resize((width, height), filter_))
 
 
@@ -32,9 +44,10 @@ def shortest_edge(pixels: Pixels, edge: int) -> tuple[int, int]:
 
 
 def squared(pixels: Pixels, colour: Sequence[int]) -> Pixels:
-    """In the middle of a square of this colour."""
+    """In the middle of a square of this colour. Raises InvalidRequest for too large a one."""
     height, width = pixels.shape[:2]
     side = max(height, width)
+    check_size(pixels, side, side)
     square = np.empty((side, side, 3), np.uint8)
     square[:] = colour
     top, left = (side - height) // 2, (side - width) // 2

@@ -80,7 +80,8 @@ CASES = (
          {"tie_word_embeddings": True}, top={"vision_feature_select_strategy": "full"}, seed=2),
     Case("llava-layers", hf.LlavaConfig, "mistral", CLIP, hf.CLIPImageProcessorPil, CROPPED,
          {"sliding_window": None}, top={"vision_feature_layer": [-2, 1], "multimodal_projector_bias": False}, seed=3),
-    Case("llava-siglip", hf.LlavaConfig, "qwen2", SIGLIP, hf.SiglipImageProcessorPil, SQUARE,
+    Case("llava-siglip", hf.LlavaConfig, "qwen2", SIGLIP, hf.SiglipImageProcessorPil,
+         {"size": {"height": 35, "width": 35}}, more_tower={"image_size": 35},  # no multiple of a patch
          top={"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}, seed=4),
     Case("idefics3", hf.Idefics3Config, "llama", "idefics3_vision", hf.Idefics3ImageProcessorPil, SPLIT,
          more_tower=FINE, seed=5),

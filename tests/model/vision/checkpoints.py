@@ -32,15 +32,14 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
 
 def write(case: Case, directory: Path, classic: bool = True) -> Path:
     """classic: the image processor has a file of its own, else it stands in the processor's (transformers 5)."""
-    model = make_model(case)
-    model.save_pretrained(directory)
-    images = case.processor(**case.images)
-    tokenizer().save_pretrained(directory)
-    values = json.loads(images.to_json_string())
+    make_model(case).save_pretrained(directory)
     if classic:
+        tokenizer().save_pretrained(directory)
+        values = json.loads(case.processor(**case.images).to_json_string())
         (directory / "preprocessor_config.json").write_text(json.dumps(values))
     else:
-        (directory / "processor_config.json").write_text(json.dumps({"image_processor": values}))
+        processor(case, 16).save_pretrained(directory)
+        assert not (directory / "preprocessor_config.json").exists()
     return directory
 
 

@@ -88,6 +88,27 @@ def test_llava_1_5_as_the_hub_has_it(tmp_path: Path) -> None:
     assert (config.first_position, config.vision.prefix_lm) == (0, False)
 
 
+def test_paligemma_as_the_hub_has_it(tmp_path: Path) -> None:
+    text = {
+        "hidden_size": 2048, "intermediate_size": 16384, "model_type": "gemma", "num_attention_heads": 8,
+        "num_hidden_layers": 18, "num_image_tokens": 256, "num_key_value_heads": 1, "torch_dtype": "float32",
+        "vocab_size": 257216, "pad_token_id": 0,
+    }  # fmt: skip
+    tower = {
+        "hidden_size": 1152, "intermediate_size": 4304, "model_type": "siglip_vision_model", "num_attention_heads": 16,
+        "num_hidden_layers": 27, "num_image_tokens": 256, "patch_size": 14, "projection_dim": 2048,
+        "vision_use_head": False,
+    }  # fmt: skip
+    more = {"image_token_index": 257152, "eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 0, "hidden_size": 2048}
+    config = read(tmp_path, silent(PALIGEMMA, text, tower, **more))
+    assert (config.vocabulary, config.heads, config.kv_heads, config.head_dim) == (257216, 8, 1, 256)
+    assert (config.context, config.tied_embeddings, config.eos_token_ids) == (8192, True, (1,))
+    assert (config.first_position, config.architecture) == (1, PALIGEMMA)
+    assert config.vision is not None
+    assert (config.vision.tower.patches, config.vision.image_token_id) == (256, 257152)
+    assert config.vision.prefix_lm
+
+
 @pytest.mark.parametrize(("top", "text", "tied"), [
     (None, None, False), (True, None, True), (None, True, True), (False, True, True), (False, False, False),
 ])  # fmt: skip

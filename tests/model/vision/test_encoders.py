@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from model.architectures.registry import load_model
+from model.blocks import PreNorm
 from model.config import read_config
+from model.rope import Rope
+from model.weights import Checkpoint
 from tests.model.vision import forward, reference
 from tests.model.vision.cases import BY_NAME, CASES, CAUSAL, Case
 from tests.model.vision.conftest import Shelf
@@ -86,6 +90,19 @@ def test_features_do_not_depend_on_other_images(case: Case, shelf: Shelf) -> Non
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each_case
+def test_features_have_the_dtype_of_the_model(case: Case, dtype: torch.dtype, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(case)
+    model = load_model(read_config(directory), Checkpoint(directory), dtype, torch.device("cpu"))
+    tiles = torch.from_numpy(shelf.inputs(case).cut(picture(50, 70)).pixels)
+    assert model.vision is not None
+    features, exact = model.vision(tiles), shelf.decoder(case).vision
+    assert exact is not None
+    assert features.dtype == dtype
+    assert near(features.float(), exact(tiles), 0.05)
+
+
 def test_placeholders_may_be_past_the_vocabulary(shelf: Shelf) -> None:
     """As of checkpoints whose placeholder has no row in the embedding."""
     case = BY_NAME["llava-clip"]
@@ -103,9 +120,6 @@ def test_placeholders_may_be_past_the_vocabulary(shelf: Shelf) -> None:
 
 def test_positions_of_paligemma_begin_at_one(shelf: Shelf) -> None:
     """Attention does not see it, as rope is relative; keys in the cache do."""
-    from model.blocks import PreNorm
-    from model.rope import Rope
-
     case = BY_NAME["paligemma"]
     layer = shelf.decoder(case).layers[0]
     assert isinstance(layer, PreNorm)
