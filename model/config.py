@@ -60,7 +60,7 @@ def read_config(directory: Path) -> ModelConfig:
         raise CheckpointError(f"{path}: 'quantization_config' is set; quantized checkpoints are not supported yet")
     if is_nano(fields):
         text = _read(NANO, read_nano_text(fields, directory))
-        return replace(text, vision=read_nano_vision(fields))
+        return replace(text, vision=read_nano_vision(fields, directory))
     architectures = fields.get("architectures", list)
     if len(architectures) != 1 or not isinstance(architectures[0], str):
         raise CheckpointError(f"{path}: 'architectures' is {architectures!r}, must name one architecture")

@@ -41,7 +41,7 @@ def read_nano_text(fields: Fields, directory: Path) -> Fields:
     return Fields(fields.path, values)
 
 
-def read_nano_vision(fields: Fields) -> Vision:
+def read_nano_vision(fields: Fields, directory: Path) -> Vision:
     """Raises CheckpointError."""
     if fields.flag("vit_cls_flag"):
         raise fields.refuse("vit_cls_flag", "but an encoder with one feature an image is not supported")
@@ -57,23 +57,34 @@ def read_nano_vision(fields: Fields) -> Vision:
         "gelu_pytorch_tanh",
     )
     check_tower(fields.path.name, tower)
-    names = list(fields.section("vlm_extra_tokens").values)
-    token = NO_PLACEHOLDER
-    if "image_token" in names:
-        base = fields.positive("lm_vocab_size") - fields.positive("extra_token_amount", len(names))
-        token = fields.positive("lm_base_vocab_size", base) + names.index("image_token")
-    return Vision(NANO, token, False, tower, fields)
+    return Vision(NANO, _placeholder(fields, directory), False, tower, fields)
+
+
+def _placeholder(fields: Fields, directory: Path) -> int:
+    """As the tokenizer has it, or, without one, in the place that nanoVLM gives it: after the base vocabulary."""
+    extra = fields.section("vlm_extra_tokens")
+    if "image_token" not in extra:
+        return NO_PLACEHOLDER
+    found = _added(directory, extra.get("image_token", str))
+    if found is not None:
+        return found
+    base = fields.positive("lm_vocab_size") - fields.positive("extra_token_amount", len(extra.values))
+    return fields.positive("lm_base_vocab_size", base) + list(extra.values).index("image_token")
 
 
 def _end(directory: Path) -> int | None:
     """Id of the token that ends a text, which config.json does not say; None where the tokenizer's files do not."""
-    config, tokenizer = directory / "tokenizer_config.json", directory / "tokenizer.json"
-    if not (config.exists() and tokenizer.exists()):
-        return None
-    end = read_json(config).get("eos_token")
+    config = directory / "tokenizer_config.json"
+    end = read_json(config).get("eos_token") if config.exists() else None
     end = end.get("content") if isinstance(end, dict) else end
-    added = read_json(tokenizer).get("added_tokens", [])
+    return _added(directory, end)
+
+
+def _added(directory: Path, text: object) -> int | None:
+    """Id of an added token of tokenizer.json, None where it has no such or is not there."""
+    path = directory / "tokenizer.json"
+    added = read_json(path).get("added_tokens", []) if path.exists() else []
     if not isinstance(added, list):
-        raise CheckpointError(f"{tokenizer}: 'added_tokens' is no list")
-    ids = [token.get("id") for token in added if isinstance(token, dict) and token.get("content") == end]
+        raise CheckpointError(f"{path}: 'added_tokens' is no list")
+    ids = [token.get("id") for token in added if isinstance(token, dict) and token.get("content") == text]
     return ids[0] if ids and isinstance(ids[0], int) else None

@@ -32,10 +32,15 @@ def read_normalisation(fields: Fields, mean: list[float], std: list[float]) -> N
     factor = fields.positive_float("rescale_factor", 1 / 255) if fields.flag("do_rescale", True) else 1.0
     if not fields.flag("do_normalize", True):
         return Normalisation(factor, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    return Normalisation(factor, _colour(fields, "image_mean", mean), _colour(fields, "image_std", std, above=0.0))
+    return Normalisation(
+        factor, read_colour(fields, "image_mean", mean), read_colour(fields, "image_std", std, above=0.0)
+    )
 
 
-def _colour(fields: Fields, key: str, default: list[float], above: float = float("-inf")) -> tuple[float, float, float]:
+def read_colour(
+    fields: Fields, key: str, default: list[float], above: float = float("-inf")
+) -> tuple[float, float, float]:
+    """A number for each channel, more than `above`. Raises CheckpointError."""
     values = fields.get(key, list, default)
     if len(values) != 3 or not all(isinstance(v, int | float) and above < v < float("inf") for v in values):
         raise fields.refuse(key, "must be a number for each of 3 channels" + (" above 0" if above == 0 else ""))

@@ -21,6 +21,8 @@ NAME = re.compile(r"r(\d+)c(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
+    """What is read of a model that sees."""
+
     directory: Path
     tokenizer: Tokenizer
     config: ModelConfig
@@ -109,7 +111,7 @@ def _nano(checkpoint: _Checkpoint) -> ImageInputs:
         return ImageInputs(NanoTiles(tokens, vision.tower.image), Leading(), vision.image_token_id, tokens)
     marker = extra.get("image_token", str)
     if _marker(checkpoint) != marker:
-        raise extra.refuse("image_token", f"but token {vision.image_token_id} of tokenizer.json is another")
+        raise extra.refuse("image_token", "but tokenizer.json has no such token")
     longest = fields.positive("max_img_size") if "max_img_size" in fields else None
     if longest is not None and longest % vision.tower.image:
         raise fields.refuse("max_img_size", f"must be a multiple of 'vit_img_size', which is {vision.tower.image}")

@@ -6,7 +6,7 @@ from PIL import Image
 
 from model.fields import Fields
 from model.inputs.images import Pixels
-from model.inputs.vision.processor import CLIP_MEAN, read_edge, read_filter, read_normalisation, read_sides
+from model.inputs.vision.processor import CLIP_MEAN, read_colour, read_edge, read_filter, read_sides
 from model.inputs.vision.resize import centred, resized, shortest_edge, squared, stacked
 from model.inputs.vision.tiles import Tiles
 
@@ -52,27 +52,32 @@ def read_single_tile(fields: Fields, image_size: int, tokens: int) -> SingleTile
 
     Raises CheckpointError where tiles would not have that size.
     """
-    resizes, crops = fields.flag("do_resize", True), fields.flag("do_center_crop", not is_siglip(fields))
-    edge = read_edge(fields, "size", "shortest_edge")
-    sides = None if isinstance(fields.values.get("size"), int) else read_sides(fields, "size")
-    if isinstance(fields.values.get("size"), int):
-        edge = fields.positive("size")
-    elif "size" not in fields:
-        edge, sides = (None, (224, 224)) if is_siglip(fields) else (224, None)
-    elif edge is None and sides is None:
-        raise fields.refuse("size", "must hold 'height' and 'width', or 'shortest_edge'")
-    crop = (read_sides(fields, "crop_size") or (224, 224)) if crops else None
+    sides, edge = _size(fields) if fields.flag("do_resize", True) else (None, None)
+    crops = fields.flag("do_center_crop", not is_siglip(fields))
     pads = _kind(fields).startswith("Llava") and fields.flag("do_pad")
-    mean = read_normalisation(fields, CLIP_MEAN, [1.0, 1.0, 1.0]).mean
+    red, green, blue = read_colour(fields, "image_mean", CLIP_MEAN)
     tile = SingleTile(
         tokens,
         read_filter(fields, Image.Resampling.BICUBIC),
-        sides=sides if resizes else None,
-        edge=edge if resizes else None,
-        crop=crop,
-        background=(int(mean[0] * 255), int(mean[1] * 255), int(mean[2] * 255)) if pads else None,
+        sides,
+        edge,
+        crop=(read_sides(fields, "crop_size") or (224, 224)) if crops else None,
+        background=(int(red * 255), int(green * 255), int(blue * 255)) if pads else None,
     )
     if (tile.crop or tile.sides) != (image_size, image_size):
         key = "crop_size" if crops else "size"
         raise fields.refuse(key, f"but the vision encoder in config.json takes {image_size} x {image_size} pixels")
     return tile
+
+
+def _size(fields: Fields) -> tuple[Sides | None, int | None]:
+    """Sides or shorter edge after resizing, one of them None. A number alone is the edge. Raises CheckpointError."""
+    if "size" not in fields:
+        return ((224, 224), None) if is_siglip(fields) else (None, 224)
+    if isinstance(fields.values["size"], int):
+        return None, fields.positive("size")
+    edge = read_edge(fields, "size", "shortest_edge")
+    sides = read_sides(fields, "size") if edge is None else None
+    if edge is None and sides is None:
+        raise fields.refuse("size", "must hold 'height' and 'width', or 'shortest_edge'")
+    return sides, edge

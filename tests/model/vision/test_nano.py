@@ -109,6 +109,14 @@ def test_config_says_what_the_engine_needs(made: Callable[[str], Made]) -> None:
     assert read_config(made("square")[0]).tied_embeddings is False
 
 
+def test_without_a_tokenizer_the_placeholder_follows_the_base_vocabulary(tmp_path: Path) -> None:
+    for version, token in (("plain", 0), ("split", 320), ("overview", 320)):
+        (tmp_path / "config.json").write_text(json.dumps(nano.VERSIONS[version]))
+        config = read_config(tmp_path)
+        assert config.vision is not None
+        assert (config.vision.image_token_id, config.eos_token_ids) == (token, ())
+
+
 @pytest.mark.parametrize("saved", ["head", "token_embedding"])
 def test_tied_weights_stand_under_either_name(saved: str, tmp_path: Path) -> None:
     directory = nano.write(tmp_path, nano.PLAIN, saved=saved)
@@ -138,7 +146,7 @@ def test_every_tensor_counts(tmp_path: Path) -> None:
         ({"mp_image_token_length": 64}, "mp_image_token_length"),
         ({"max_img_size": 100}, "max_img_size"),
         ({"mp_pixel_shuffle_factor": 3}, "do not divide"),
-        ({"lm_base_vocab_size": 300}, "image_token"),
+        ({"vlm_extra_tokens": nano.OVERVIEW["vlm_extra_tokens"] | {"image_token": "<picture>"}}, "no such token"),
         ({"vit_n_heads": 5}, "cannot have 5 heads"),
     ],
 )
