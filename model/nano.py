@@ -1,5 +1,8 @@
 """config.json of nanoVLM (github.com/huggingface/nanoVLM), in the words of the config files of transformers. Imports no
 torch.
+
+nanoVLM saves no tokenizer beside its weights, and takes one from the Hub. Here it must be there: what its
+`get_tokenizer` returns, with the tokens of 'vlm_extra_tokens' in it, writes itself with `save_pretrained`.
 """
 
 from pathlib import Path

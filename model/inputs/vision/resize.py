@@ -1,5 +1,5 @@
 """Pillow's resampling and what is around it, rounded to whole pixel values after each step as transformers' processors
-do, so that pixels are equal to theirs.
+do that use Pillow, so that pixels are equal to theirs. (Those that use torchvision differ a little from them.)
 """
 
 from collections.abc import Sequence

@@ -32,27 +32,37 @@ def placed(decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Se
     return ImageFeatures(places, features_of(decoder, images))
 
 
-def logits(decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[Tiles] = ()) -> Tensor:
-    """[ids, vocabulary], with the reference back end and causal attention."""
+def logits(
+    decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[Tiles] = (), chunk: int = 10**9
+) -> Tensor:
+    """[ids, vocabulary], with the reference back end and causal attention. chunk: most tokens of a step."""
     layout: KVLayout = config.kv_layout(PAGE, "float32")
     pages = -(-len(ids) // PAGE)
     attention = ReferenceAttention(
         layout, pages, config.heads, "float32", torch.device("cpu"), config.scale, config.soft_cap
     )
-    groups = len(layout.groups)
+    groups, whole = len(layout.groups), placed(decoder, config, ids, images)
     table = np.tile(np.arange(pages, dtype=np.int32), (groups, 1, 1))
-    shape = StepShape(
-        np.array([[0, 0, len(ids)]], np.int32),
-        np.arange(len(ids)),
-        np.tile(np.arange(len(ids)), (groups, 1)),
-        table,
-    )
-    everything = torch.arange(len(ids))
-    with torch.inference_mode():
-        return decoder.forward(
-            torch.tensor(ids), everything, everything, attention, attention.plan(shape),
-            placed(decoder, config, ids, images),
-        )  # fmt: skip
+    made = []
+    for start in range(0, len(ids), chunk):
+        positions = np.arange(start, min(start + chunk, len(ids)))
+        slices = np.array([[0, start, len(positions)]], np.int32)
+        plan = attention.plan(StepShape(slices, positions, np.tile(positions, (groups, 1)), table))
+        tokens = torch.tensor(ids)[positions]
+        with torch.inference_mode():
+            made.append(
+                decoder.forward(
+                    tokens, torch.from_numpy(positions), torch.arange(len(tokens)), attention, plan,
+                    None if whole is None else part(whole, start, start + len(tokens)),
+                )
+            )  # fmt: skip
+    return torch.cat(made)
+
+
+def part(images: ImageFeatures, start: int, end: int) -> ImageFeatures | None:
+    """What of them stands between these offsets."""
+    inside = (images.places >= start) & (images.places < end)
+    return ImageFeatures(images.places[inside] - start, images.features[inside]) if inside.any() else None
 
 
 @dataclass

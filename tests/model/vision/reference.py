@@ -1,5 +1,6 @@
 """What transformers' models make of the same prompt."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.model.vision.cases import Case
 
 def inputs(processor: Any, prompt: str, images: Sequence[NDArray[np.uint8]]) -> dict[str, Tensor]:
     pictures = [Image.fromarray(image) for image in images]
-    made = processor(images=[pictures], text=[prompt], return_tensors="pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, inside PaliGemma's processor
+        made = processor(images=[pictures], text=[prompt], return_tensors="pt")
     return {key: value for key, value in made.items() if key not in ("labels", "token_type_ids")} | (
         {"token_type_ids": torch.zeros_like(made["input_ids"])} if "labels" in made else {}
     )

@@ -67,6 +67,17 @@ def test_logits_of_paligemma_are_those_of_transformers(name: str, shelf: Shelf) 
         assert not near(forward.logits(decoder, config, ids, tiles), theirs, 1e-2)  # causal attention is another
 
 
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_chunks_change_no_bit(case: Case, shelf: Shelf) -> None:
+    """Wherever they end, in an image too."""
+    config, decoder = read_config(shelf.checkpoint(case)), shelf.decoder(case)
+    tiles = [shelf.inputs(case).cut(picture(*size)) for size in SIZES[:2]]
+    ids = shelf.inputs(case).encode(PROMPTS[0] + "<image>", tiles, shelf.tokenizer(case))
+    whole = forward.logits(decoder, config, ids, tiles)
+    for chunk in (7, 16, 33):
+        assert torch.equal(forward.logits(decoder, config, ids, tiles, chunk), whole)
+
+
 @each_case
 def test_text_alone_is_that_of_transformers(case: Case, shelf: Shelf) -> None:
     ids = [5, 7, 9, 200, 31, 64, 2]
