@@ -58,9 +58,11 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Decoder]] = {
     "Qwen3ForCausalLM": llama.load_qwen3,
     "Qwen3MoeForCausalLM": mixtral.load_qwen3_moe,
     "Starcoder2ForCausalLM": starcoder2.load_starcoder2,
-    NANO: nano.load_nano,
 }
-"""Of text."""
+"""Models of text."""
+
+INSIDE = {NANO: nano.load_nano}
+"""Models of text that are found in no checkpoint of their own."""
 
 TEXT_PREFIXES = (
     (("model.", "model.language_model."), ("lm_head.", "lm_head.")),
@@ -73,9 +75,9 @@ TEXT_PREFIXES = (
 def load_model(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Model:
     """Raises CheckpointError for an architecture that is not there, or a checkpoint that does not fit."""
     architecture = config.architecture if config.vision is None else config.vision.text
-    load = ARCHITECTURES.get(architecture)
+    load = ARCHITECTURES.get(architecture) or INSIDE.get(architecture)
     if load is None:
-        known = ", ".join((*ARCHITECTURES, *KINDS))
+        known = ", ".join((*ARCHITECTURES, *KINDS, NANO))
         raise CheckpointError(f"architecture {config.architecture!r} is not supported yet; supported: {known}")
     tensors = Tensors(checkpoint, dtype, device)
     text = _text_tensors(checkpoint, tensors) if config.architecture in KINDS else tensors
