@@ -1,6 +1,6 @@
 """config.json and generation_config.json of a Hugging Face model directory. Imports no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,8 @@ from cache_manager.layout import KVLayout, layer_groups
 from model.errors import CheckpointError
 from model.families import RENAMED, family_of
 from model.fields import Fields, read_json
+from model.multimodal import KINDS, NANO, Vision, read_text, read_vision
+from model.nano import is_nano, read_nano_text, read_nano_vision
 from scheduler.request import InvalidRequest, ModelDefaults, Sampling
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -20,7 +22,8 @@ class ModelConfig:
     """What all rooms need to know of a model. context: longest sequence in tokens. windows: by layer, how many tokens a
     token sees, itself included; None for all before it. scale: of attention's scores, which `soft_cap` then bounds by
     its tanh; None leaves them. dtype: of the checkpoint's weights. fields: all of config.json, for what only the
-    architecture knows.
+    architecture knows; of a model that sees, what its text model's would hold. vision: None for a model of text alone.
+    first_position: where rope begins to count.
     """
 
     architecture: str
@@ -38,6 +41,8 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     fields: Fields = field(repr=False, compare=False)
+    vision: Vision | None = None
+    first_position: int = 0
 
     def kv_layout(self, page_size: int, dtype: str) -> KVLayout:
         """dtype: of the KV pool."""
@@ -53,10 +58,27 @@ def read_config(directory: Path) -> ModelConfig:
     fields = Fields(path, {RENAMED.get(key, key): value for key, value in values.items()})
     if "quantization_config" in fields:
         raise CheckpointError(f"{path}: 'quantization_config' is set; quantized checkpoints are not supported yet")
+    if is_nano(fields):
+        text = _read(NANO, read_nano_text(fields, directory))
+        return replace(text, vision=read_nano_vision(fields, directory))
     architectures = fields.get("architectures", list)
     if len(architectures) != 1 or not isinstance(architectures[0], str):
         raise CheckpointError(f"{path}: 'architectures' is {architectures!r}, must name one architecture")
-    family = family_of(architectures[0])
+    kind = KINDS.get(architectures[0])
+    if kind is None:
+        return _read(architectures[0], fields)
+    name, text_fields = read_text(fields, kind)
+    return replace(
+        _read(name, text_fields),
+        architecture=architectures[0],
+        vision=read_vision(fields, kind, name),
+        first_position=kind.first_position,
+    )
+
+
+def _read(architecture: str, fields: Fields) -> ModelConfig:
+    """Of a model of text. Raises CheckpointError."""
+    path, family = fields.path, family_of(architecture)
     hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     layers, context = fields.positive("num_hidden_layers"), _context(fields, family.context)
     kv_heads = family.kv_heads(fields, heads)
@@ -68,7 +90,7 @@ def read_config(directory: Path) -> ModelConfig:
         raise CheckpointError(f"{path}: dtype {dtype!r} is not supported, use one of {', '.join(ELEMENT_BYTES)}")
     capped = family.soft_cap is not None and fields.values.get("attn_logit_softcapping", 1) is not None
     return ModelConfig(
-        architecture=architectures[0],
+        architecture=architecture,
         vocabulary=fields.positive("vocab_size"),
         hidden=hidden,
         layers=layers,

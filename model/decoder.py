@@ -10,8 +10,19 @@ from torch import Tensor
 from model.attention.backend import AttentionBackend
 from model.blocks import Norm, Step
 from model.layers import Product, soft_capped
+from model.vision.encoder import VisionEncoder
 
 Layer = Callable[[Tensor, Step], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageFeatures:
+    """Those of a step. places: int64 [n] packed offsets, each once. features: [n, hidden], what a `VisionEncoder` has
+    made for them, in the model's dtype.
+    """
+
+    places: Tensor
+    features: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,13 +37,19 @@ class Embedding:
     offset: int = 0
     projection: Product | None = None
 
-    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """tokens, positions: [tokens] -> [tokens, hidden]."""
+    def __call__(self, tokens: Tensor, positions: Tensor, images: ImageFeatures | None = None) -> Tensor:
+        """tokens, positions: [tokens] -> [tokens, hidden]. Tokens in places of images may be any number, and are not
+        scaled: features come as they enter the first layer.
+        """
+        if images is not None:
+            tokens = tokens.index_fill(0, images.places, 0)
         x = F.embedding(tokens, self.tokens)
         if self.scale is not None:
             x = x * x.new_tensor(self.scale)
         if self.projection is not None:
             x = self.projection(x)
+        if images is not None:
+            x = x.index_copy(0, images.places, images.features)
         if self.positions is not None:
             x = x + F.embedding(positions + self.offset, self.positions)
         return x
@@ -40,20 +57,31 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """soft_cap: of the logits. See `model.architectures.registry.Model`."""
+    """soft_cap: of the logits. vision: makes features of images, None for a model of text alone. See
+    `model.architectures.registry.Model`.
+    """
 
     embedding: Embedding
     layers: Sequence[Layer]
     norm: Norm
     head: Callable[[Tensor], Tensor]
     soft_cap: float | None = None
+    vision: VisionEncoder | None = None
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: AttentionBackend, plan: Any
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        attention: AttentionBackend,
+        plan: Any,
+        images: ImageFeatures | None = None,
     ) -> Tensor:
-        """tokens, positions: [tokens]. wanted: [n] packed offsets. Returns float32 logits [n, vocabulary] of those."""
+        """tokens, positions: [tokens]. wanted: [n] packed offsets. images: what stands in their places instead of
+        tokens. Returns float32 logits [n, vocabulary] of the wanted ones.
+        """
         step = Step(positions, attention, plan)
-        x = self.embedding(tokens, positions)
+        x = self.embedding(tokens, positions, images)
         for layer in self.layers:
             x = layer(x, step)
         logits = self.head(self.norm(x[wanted])).float()

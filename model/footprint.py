@@ -1,5 +1,7 @@
 """How many bytes the weights of a model take, from its config.json alone."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,9 @@ class _Shapes:
 
     def __contains__(self, name: str) -> bool:
         return False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
 
     def ignore(self, pattern: str) -> None:
         """Nothing is left over."""

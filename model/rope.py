@@ -17,15 +17,22 @@ Turn = tuple[Tensor, Tensor]
 
 
 class Rope:
-    """Angles by position. frequencies: float32 [pairs], radians a position. scale: of both cos and sin.
+    """Angles by position. frequencies: float32 [pairs], radians a position. scale: of both cos and sin. first: what the
+    first position of a sequence counts as.
 
     Only the first 2 x pairs elements of a head are rotated.
     """
 
     def __init__(
-        self, frequencies: Tensor, context: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0
+        self,
+        frequencies: Tensor,
+        context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scale: float = 1.0,
+        first: int = 0,
     ) -> None:
-        angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies)
+        angles = torch.outer(torch.arange(first, first + context, dtype=torch.float32), frequencies)
         self._cos = (angles.cos() * scale).to(device, dtype)
         self._sin = (angles.sin() * scale).to(device, dtype)
 

@@ -1,6 +1,7 @@
 """A checkpoint's tensors as an architecture asks for them: in the model's dtype, on its device, as layers."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,13 +14,49 @@ from model.quantization import Int8Linear, Scratch
 
 
 class Source(Protocol):
-    """What is needed of a `model.weights.Checkpoint`."""
+    """A checkpoint as its reader needs it, see `model.weights.Checkpoint`."""
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, /) -> Tensor: ...
 
     def __contains__(self, name: str) -> bool: ...
 
+    def __iter__(self) -> Iterator[str]:
+        """Names of all tensors."""
+
     def ignore(self, pattern: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A part of a checkpoint, under the names that it would have if it were all. prefixes: pairs of a name's beginning
+    as it is asked for, and as it is there.
+    """
+
+    source: Source
+    prefixes: tuple[tuple[str, str], ...]
+
+    def _there(self, name: str) -> str:
+        for asked, there in self.prefixes:
+            if name.startswith(asked):
+                return there + name.removeprefix(asked)
+        return name
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        return self.source.take(self._there(name), shape, dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return self._there(name) in self.source
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self.source:
+            for asked, there in self.prefixes:
+                if name.startswith(there):
+                    yield asked + name.removeprefix(there)
+
+    def ignore(self, pattern: str) -> None:
+        for name in self:
+            if re.fullmatch(pattern, name):
+                self.source.ignore(re.escape(self._there(name)))
 
 
 @dataclass
@@ -40,6 +77,12 @@ class Tensors:
         self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, ""
         self.held = Held()
         self._scratch = Scratch(dtype, device) if quantized else None
+
+    def of(self, source: Source) -> "Tensors":
+        """The same, out of another source."""
+        other = copy(self)
+        other.checkpoint = source
+        return other
 
     def under(self, prefix: str) -> "Tensors":
         other = copy(self)
@@ -99,7 +142,7 @@ class Tensors:
         """
         if embedding is None:
             return self.linear(name, width, vocabulary, bias)
-        self.ignore(rf"{name}\.weight")
+        self.ignore(re.escape(f"{self.prefix}{name}.weight"))
         if self.device.type != "cuda" and self.dtype in PACKED_DTYPES:
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, self(f"{name}.bias", vocabulary) if bias else None)

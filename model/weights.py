@@ -4,7 +4,7 @@ Only safetensors: nothing here can run code from a checkpoint.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -43,6 +43,10 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of all tensors."""
+        return iter(self._files)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         """A copy of the tensor, converted; without a dtype a view of its file. Raises CheckpointError where it is

@@ -142,3 +142,31 @@ class RequestLimits:
             raise ValueError(f"--max-batch-requests is {self.batch_requests}, must be at least 1")
         if self.request_id_bytes < 32:
             raise ValueError(f"--max-request-id-bytes is {self.request_id_bytes}, must be at least 32")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Most that the images of one request may be, checked before they are decoded."""
+
+    images: int = field(default=16, metadata={"flag": "--max-images", "help": "Images of a request."})
+    image_bytes: int = field(
+        default=10 * 2**20, metadata={"flag": "--max-image-bytes", "help": "Bytes of an image's file."}
+    )
+    image_pixels: int = field(
+        default=40_000_000, metadata={"flag": "--max-image-pixels", "help": "Width x height of an image."}
+    )
+    image_ratio: int = field(
+        default=100,
+        metadata={
+            "flag": "--max-image-ratio",
+            "help": "How many times longer than the other side of an image one may be. Models that scale the shorter "
+            "side to a fixed size would make a huge image of a line.",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.images < 0:
+            raise ValueError(f"--max-images is {self.images}, must be at least 0")
+        for name in ("image_bytes", "image_pixels", "image_ratio"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--max-{name.replace('_', '-')} is {getattr(self, name)}, must be at least 1")

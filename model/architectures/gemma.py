@@ -90,7 +90,7 @@ def _norm(config: ModelConfig, at: Tensors, name: str, width: int | None = None)
 
 def _rope(config: ModelConfig, tensors: Tensors, fields: Fields, theta: float = 1e4) -> Rope:
     frequencies, scale = read_rope(fields, config.head_dim, theta)
-    return Rope(frequencies, config.context, tensors.dtype, tensors.device, scale)
+    return Rope(frequencies, config.context, tensors.dtype, tensors.device, scale, config.first_position)
 
 
 def _attention(

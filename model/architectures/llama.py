@@ -81,7 +81,7 @@ def rms_norm_of_heads(config: ModelConfig) -> HeadNorm:
 def load_rope(config: ModelConfig, tensors: Tensors, theta: float = 10000.0) -> Rope:
     """theta: where config.json says nothing."""
     frequencies, scale = read_rope(config.fields, config.head_dim, theta)
-    return Rope(frequencies, config.context, tensors.dtype, tensors.device, scale)
+    return Rope(frequencies, config.context, tensors.dtype, tensors.device, scale, config.first_position)
 
 
 def load_attention(

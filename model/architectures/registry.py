@@ -2,31 +2,47 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from model.architectures import falcon, gemma, gpt2, gpt_neox, llama, mixtral, olmo2, opt, phi, starcoder2
+from model.architectures import falcon, gemma, gpt2, gpt_neox, llama, mixtral, nano, olmo2, opt, phi, starcoder2
 from model.attention.backend import AttentionBackend
 from model.config import ModelConfig
+from model.decoder import Decoder, ImageFeatures
 from model.errors import CheckpointError
-from model.tensors import Tensors
+from model.multimodal import KINDS, NANO
+from model.tensors import Renamed, Tensors
+from model.vision.encoder import VisionEncoder
+from model.vision.loading import load_encoder
 from model.weights import Checkpoint
 
 log = logging.getLogger("quire.model")
 
 
 class Model(Protocol):
-    """What the runner needs of a model."""
+    """What the runner needs of a model. vision: what makes features of images, None where it reads text alone."""
+
+    @property
+    def vision(self) -> VisionEncoder | None: ...
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor, attention: AttentionBackend, plan: object
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        attention: AttentionBackend,
+        plan: object,
+        images: ImageFeatures | None = None,
     ) -> Tensor:
-        """Float32 logits [n, vocabulary] at the packed offsets `wanted` of tokens [tokens] at positions [tokens]."""
+        """Float32 logits [n, vocabulary] at the packed offsets `wanted` of tokens [tokens] at positions [tokens].
+        images: what stands in their places instead of tokens.
+        """
 
 
-ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Model]] = {
+ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Decoder]] = {
     "FalconForCausalLM": falcon.load_falcon,
     "GPT2LMHeadModel": gpt2.load_gpt2,
     "GPTNeoXForCausalLM": gpt_neox.load_gpt_neox,
@@ -46,15 +62,29 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Model]] = {
     "Qwen3MoeForCausalLM": mixtral.load_qwen3_moe,
     "Starcoder2ForCausalLM": starcoder2.load_starcoder2,
 }
+"""Models of text."""
+
+INSIDE = {NANO: nano.load_nano}
+"""Models of text that are found in no checkpoint of their own."""
+
+TEXT_PREFIXES = (
+    (("model.", "model.language_model."), ("lm_head.", "lm_head.")),
+    (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
+    (("model.", "model.text_model."), ("lm_head.", "lm_head.")),
+)
+"""Where models that see have the tensors of their text model: pairs of its own prefix and theirs."""
 
 
 def build_model(config: ModelConfig, tensors: Tensors) -> Model:
     """Raises CheckpointError for an architecture that is not there, or a checkpoint that does not fit."""
-    load = ARCHITECTURES.get(config.architecture)
+    architecture = config.architecture if config.vision is None else config.vision.text
+    load = ARCHITECTURES.get(architecture) or INSIDE.get(architecture)
     if load is None:
-        known = ", ".join(ARCHITECTURES)
+        known = ", ".join((*ARCHITECTURES, *KINDS, NANO))
         raise CheckpointError(f"architecture {config.architecture!r} is not supported yet; supported: {known}")
-    return load(config, tensors)
+    text = _text_tensors(tensors) if config.architecture in KINDS else tensors
+    decoder = load(replace(config, architecture=architecture), text)
+    return replace(decoder, vision=load_encoder(config, tensors.exact()))
 
 
 def load_model(
@@ -70,3 +100,9 @@ def load_model(
     checkpoint.finish()
     log.info("Weights: %.1f MiB (%s)", tensors.held.bytes / 2**20, quantization or str(dtype).removeprefix("torch."))
     return model
+
+
+def _text_tensors(tensors: Tensors) -> Tensors:
+    """By the names that they have in a checkpoint of the text model alone."""
+    styles = [tensors.of(Renamed(tensors.checkpoint, prefixes)) for prefixes in TEXT_PREFIXES]
+    return next((style for style in styles if "model.embed_tokens.weight" in style), styles[0])

@@ -40,6 +40,11 @@ class Tokenizer:
         """
         return token in self._bytes or (was_open and skip_special_tokens and token in self._special)
 
+    def text_of(self, token: int) -> str | None:
+        """The token that has this id, None where none has."""
+        text: str | None = self._library.id_to_token(token)
+        return text
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # `encode` holds the interpreter lock all the while (8 s for 4 MB), the batch call lets it go.
         ids: list[int] = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids

@@ -1,0 +1,73 @@
+"""The image processor's part of a model directory: 'image_processor' in processor_config.json (transformers 5), or
+preprocessor_config.json.
+"""
+
+from pathlib import Path
+
+from PIL import Image
+
+from model.errors import CheckpointError
+from model.fields import Fields, read_json
+from model.inputs.vision.tiles import Normalisation
+
+NESTED, CLASSIC = "processor_config.json", "preprocessor_config.json"
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+HALF = [0.5, 0.5, 0.5]
+
+
+def read_processor(directory: Path) -> Fields:
+    """Raises CheckpointError where neither file has it."""
+    nested, classic = directory / NESTED, directory / CLASSIC
+    if nested.exists():
+        section = Fields(nested, read_json(nested)).section("image_processor")
+        if section.values:
+            return section
+    if not classic.exists():
+        raise CheckpointError(f"{classic} is missing: nothing says how the model wants its images")
+    return Fields(classic, read_json(classic))
+
+
+def read_normalisation(fields: Fields, mean: list[float], std: list[float]) -> Normalisation:
+    """mean, std: where nothing is said. Raises CheckpointError."""
+    factor = fields.positive_float("rescale_factor", 1 / 255) if fields.flag("do_rescale", True) else 1.0
+    if not fields.flag("do_normalize", True):
+        return Normalisation(factor, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return Normalisation(
+        factor, read_colour(fields, "image_mean", mean), read_colour(fields, "image_std", std, above=0.0)
+    )
+
+
+def read_colour(
+    fields: Fields, key: str, default: list[float], above: float = float("-inf")
+) -> tuple[float, float, float]:
+    """A number for each channel, more than `above`. Raises CheckpointError."""
+    values = fields.get(key, list, default)
+    if len(values) != 3 or not all(isinstance(v, int | float) and above < v < float("inf") for v in values):
+        raise fields.refuse(key, "must be a number for each of 3 channels" + (" above 0" if above == 0 else ""))
+    return float(values[0]), float(values[1]), float(values[2])
+
+
+def read_filter(fields: Fields, default: Image.Resampling) -> Image.Resampling:
+    """Raises CheckpointError."""
+    try:
+        return Image.Resampling(fields.get("resample", int, int(default)))
+    except ValueError:
+        raise fields.refuse("resample", "must be a number of one of Pillow's filters") from None
+
+
+def read_sides(fields: Fields, key: str) -> tuple[int, int] | None:
+    """Height and width that this key holds, as one number or as an object of both; None where it holds neither."""
+    value = fields.values.get(key)
+    if isinstance(value, int) and not isinstance(value, bool):
+        side = fields.positive(key)
+        return side, side
+    section = fields.section(key)
+    if "height" not in section and "width" not in section:
+        return None
+    return section.positive("height"), section.positive("width")
+
+
+def read_edge(fields: Fields, key: str, name: str) -> int | None:
+    """The edge ('shortest_edge', 'longest_edge') that the object under this key names, None where it does not."""
+    section = fields.section(key)
+    return section.positive(name) if name in section else None

@@ -1,0 +1,1 @@
+"""Encoders of images, and what makes features of a text model's width of what they see."""

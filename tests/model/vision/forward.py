@@ -1,0 +1,98 @@
+"""A whole prompt through a decoder, its images in their places."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cache_manager.layout import KVLayout
+from model.attention.backend import StepShape
+from model.attention.reference import ReferenceAttention
+from model.config import ModelConfig
+from model.decoder import Decoder, ImageFeatures
+from model.inputs.vision.tiles import Tiles
+
+PAGE = 16
+
+
+def features_of(decoder: Decoder, images: Sequence[Tiles]) -> Tensor:
+    """[all features, hidden], one image at a time."""
+    assert decoder.vision is not None
+    with torch.inference_mode():
+        return torch.cat([decoder.vision(torch.from_numpy(image.pixels)) for image in images])
+
+
+def placed(decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[Tiles]) -> ImageFeatures | None:
+    if not images:
+        return None
+    assert config.vision is not None
+    places = (torch.tensor(ids) == config.vision.image_token_id).nonzero()[:, 0]
+    return ImageFeatures(places, features_of(decoder, images))
+
+
+def logits(
+    decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[Tiles] = (), chunk: int = 10**9
+) -> Tensor:
+    """[ids, vocabulary], with the reference back end and causal attention. chunk: most tokens of a step."""
+    layout: KVLayout = config.kv_layout(PAGE, "float32")
+    pages = -(-len(ids) // PAGE)
+    attention = ReferenceAttention(
+        layout, pages, config.heads, "float32", torch.device("cpu"), config.scale, config.soft_cap
+    )
+    groups, whole = len(layout.groups), placed(decoder, config, ids, images)
+    table = np.tile(np.arange(pages, dtype=np.int32), (groups, 1, 1))
+    made = []
+    for start in range(0, len(ids), chunk):
+        positions = np.arange(start, min(start + chunk, len(ids)))
+        slices = np.array([[0, start, len(positions)]], np.int32)
+        plan = attention.plan(StepShape(slices, positions, np.tile(positions, (groups, 1)), table))
+        tokens = torch.tensor(ids)[positions]
+        with torch.inference_mode():
+            made.append(
+                decoder.forward(
+                    tokens, torch.from_numpy(positions), torch.arange(len(tokens)), attention, plan,
+                    None if whole is None else part(whole, start, start + len(tokens)),
+                )
+            )  # fmt: skip
+    return torch.cat(made)
+
+
+def part(images: ImageFeatures, start: int, end: int) -> ImageFeatures | None:
+    """What of them stands between these offsets."""
+    inside = (images.places >= start) & (images.places < end)
+    return ImageFeatures(images.places[inside] - start, images.features[inside]) if inside.any() else None
+
+
+@dataclass
+class BothWays:
+    """An attention back end whose tokens all see each other, as those of a PaliGemma's prompt do: scores of one step,
+    nothing kept.
+    """
+
+    scale: float
+    soft_cap: float | None = None
+    name: str = "both ways"
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, plan: object) -> None:
+        self.kept[layer] = keys, values
+
+    def attend(self, layer: int, queries: Tensor, plan: object) -> Tensor:
+        keys, values = (
+            part.repeat_interleave(queries.shape[1] // part.shape[1], 1).transpose(0, 1) for part in self.kept[layer]
+        )
+        scores = queries.transpose(0, 1) @ keys.transpose(1, 2) * self.scale
+        if self.soft_cap is not None:
+            scores = torch.tanh(scores / self.soft_cap) * self.soft_cap
+        return (scores.softmax(-1) @ values).transpose(0, 1)
+
+
+def logits_both_ways(decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[Tiles]) -> Tensor:
+    everything = torch.arange(len(ids))
+    with torch.inference_mode():
+        return decoder.forward(
+            torch.tensor(ids), everything, everything, BothWays(config.scale, config.soft_cap),  # type: ignore[arg-type]
+            None, placed(decoder, config, ids, images),
+        )  # fmt: skip

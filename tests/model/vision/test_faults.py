@@ -1,0 +1,196 @@
+"""Mistakes that could be made with images, planted: the comparison with transformers catches each."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.config import read_config
+from model.decoder import Decoder, Embedding
+from model.inputs.vision.tiles import Tiles
+from model.layers import gelu, quick_gelu
+from model.vision.encoder import MLPProjector, ShuffledProjector, VisionEncoder
+from model.vision.tower import Tower
+from tests.model.vision import forward, reference
+from tests.model.vision.cases import BY_NAME, Case
+from tests.model.vision.conftest import Shelf
+from tests.model.vision.pictures import picture
+from tests.model.vision.test_encoders import near
+
+PROMPT, IMAGE = "the <image> cat", picture(50, 90)
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    name: str
+    case: str
+    decoder: Callable[[Decoder], Decoder] = lambda decoder: decoder
+    tiles: Callable[[Tiles], Tiles] = lambda tiles: tiles
+
+    def __str__(self) -> str:
+        return f"{self.case}: {self.name}"
+
+
+def agrees(shelf: Shelf, case: Case, decoder: Decoder, change: Callable[[Tiles], Tiles] = lambda tiles: tiles) -> bool:
+    config, inputs = read_config(shelf.checkpoint(case)), shelf.inputs(case)
+    tiles = [inputs.cut(IMAGE)]
+    ids = inputs.encode(PROMPT, tiles, shelf.tokenizer(case))
+    values = reference.inputs(shelf.processor(case), PROMPT, [IMAGE])
+    logits = forward.logits_both_ways if case.name.startswith("paligemma") else forward.logits
+    ours = logits(decoder, config, ids, [change(t) for t in tiles])
+    return near(ours, reference.logits(shelf.reference(case), case, values), 1e-4)
+
+
+def encoder(change: Callable[[VisionEncoder], VisionEncoder]) -> Callable[[Decoder], Decoder]:
+    def faulty(decoder: Decoder) -> Decoder:
+        assert decoder.vision is not None
+        return replace(decoder, vision=change(decoder.vision))
+
+    return faulty
+
+
+def tower(**values: Any) -> Callable[[Decoder], Decoder]:
+    """Its tower is another; values that are called are given the old one."""
+
+    def change(vision: VisionEncoder) -> VisionEncoder:
+        given = {name: value(vision.tower) if callable(value) else value for name, value in values.items()}
+        return replace(vision, tower=replace(vision.tower, **given))
+
+    return encoder(change)
+
+
+def features(change: Callable[[Tensor], Tensor]) -> Callable[[Decoder], Decoder]:
+    return encoder(lambda vision: replace(vision, connector=lambda x: change(vision.connector(x))))
+
+
+def seen(change: Callable[[Tensor, ShuffledProjector], Tensor]) -> Callable[[Decoder], Decoder]:
+    """What goes into the pixel shuffle is another."""
+
+    def faulty(vision: VisionEncoder) -> VisionEncoder:
+        old = vision.connector
+        assert isinstance(old, ShuffledProjector)
+        return replace(vision, connector=lambda x: change(x, old))
+
+    return encoder(faulty)
+
+
+def columns_first(x: Tensor, shuffle: ShuffledProjector) -> Tensor:
+    """Channels of a square's patches in the wrong order."""
+    tiles, patches, width = x.shape
+    across = math.isqrt(patches) // shuffle.factor
+    x = x.view(tiles, across, shuffle.factor, across, shuffle.factor, width).permute(0, 1, 3, 4, 2, 5)
+    return shuffle.linear(x.reshape(-1, shuffle.factor**2 * width))
+
+
+def transposed(x: Tensor, shuffle: ShuffledProjector) -> Tensor:
+    """Squares column by column."""
+    across = math.isqrt(x.shape[1]) // shuffle.factor
+    return shuffle(x).unflatten(0, (-1, across, across)).transpose(1, 2).flatten(0, 2)
+
+
+def rows_apart(x: Tensor, shuffle: ShuffledProjector) -> Tensor:
+    """Runs of patches in one row instead of squares."""
+    return shuffle.linear(x.reshape(-1, shuffle.factor**2 * x.shape[-1]))
+
+
+class ScaledAfter:
+    """Features go in before the embedding is scaled."""
+
+    def __init__(self, old: Embedding) -> None:
+        self.old = old
+
+    def __call__(self, tokens: Tensor, positions: Tensor, images: Any = None) -> Tensor:
+        x = replace(self.old, scale=None)(tokens, positions, images)
+        return x * (self.old.scale or 1.0)
+
+
+def scaled_after(decoder: Decoder) -> Decoder:
+    return replace(decoder, embedding=ScaledAfter(decoder.embedding))  # type: ignore[arg-type]
+
+
+def reordered(order: Callable[[int, int], list[int]]) -> Callable[[Tiles], Tiles]:
+    return lambda tiles: replace(tiles, pixels=tiles.pixels[order(tiles.rows, tiles.columns)].copy())
+
+
+def by_column(rows: int, columns: int) -> list[int]:
+    return [row * columns + column for column in range(columns) for row in range(rows)] + [rows * columns]
+
+
+def whole_first(rows: int, columns: int) -> list[int]:
+    return [rows * columns, *range(rows * columns)]
+
+
+def flipped(pixels: Callable[[Any], Any]) -> Callable[[Tiles], Tiles]:
+    return lambda tiles: replace(tiles, pixels=pixels(tiles.pixels).copy())
+
+
+def patches(**values: Any) -> Callable[[Decoder], Decoder]:
+    def other(old: Tower) -> Any:
+        given = {name: value(getattr(old.patches, name)) for name, value in values.items()}
+        return replace(old.patches, **given)
+
+    return tower(patches=other)
+
+
+def activation(decoder: Decoder) -> Decoder:
+    other = quick_gelu if decoder.vision is not None and decoder.vision.tower.before is None else gelu
+    return tower(layers=lambda old: [replace(layer, mlp=replace(layer.mlp, activation=other)) for layer in old.layers])(
+        decoder
+    )
+
+
+def heads(decoder: Decoder) -> Decoder:
+    return tower(
+        layers=lambda old: [replace(layer, attention=replace(layer.attention, heads=2)) for layer in old.layers]
+    )(decoder)
+
+
+def last_kept(vision: VisionEncoder) -> VisionEncoder:
+    """The last patch is left out instead of the vector that is none."""
+    old = vision.connector
+    assert isinstance(old, MLPProjector)
+    return replace(vision, connector=lambda x: replace(old, skipped=0)(x[:, :-1]))
+
+
+FAULTS = (
+    Fault("one layer too many read", "llava-clip", tower(taps=(2,))),
+    Fault("the other of two layers first", "llava-layers", tower(taps=lambda old: old.taps[::-1])),
+    Fault("a norm after the layers", "llava-siglip", tower(after=lambda _: lambda x: x / x.std(-1, keepdim=True))),
+    Fault("no norm before the layers", "llava-clip", tower(before=None)),
+    Fault("no norm after the layers", "paligemma", tower(after=None)),
+    Fault("no norm after the layers", "smolvlm", tower(after=None)),
+    Fault("no norm after the layers", "idefics3", tower(after=None)),
+    Fault("the last patch left out", "llava-clip", encoder(last_kept)),
+    Fault("columns before rows in a square", "idefics3", seen(columns_first)),
+    Fault("squares column by column", "smolvlm", seen(transposed)),
+    Fault("runs instead of squares", "idefics3-positions", seen(rows_apart)),
+    Fault("features scaled as embeddings", "paligemma", features(lambda x: x * 64**0.5)),
+    Fault("features scaled against embeddings", "paligemma2", features(lambda x: x / 64**0.5)),
+    Fault("merged before the scale", "paligemma", scaled_after),
+    Fault("tiles column by column", "idefics3", tiles=reordered(by_column)),
+    Fault("the whole image first", "smolvlm", tiles=reordered(whole_first)),
+    Fault("colours reversed", "llava-clip", tiles=flipped(lambda p: p[:, ::-1])),
+    Fault("upside down", "paligemma", tiles=flipped(lambda p: p[:, :, ::-1])),
+    Fault("rows as columns", "smolvlm-whole", tiles=flipped(lambda p: p.swapaxes(2, 3))),
+    Fault("a mean for all colours", "llava-clip", patches(mean=lambda mean: mean.mean().expand(3, 1, 1))),
+    Fault("not divided by 255", "llava-siglip", patches(factor=lambda _: 1 / 256)),
+    Fault("positions column by column", "paligemma",
+          patches(positions=lambda p: p.unflatten(0, (4, 4)).transpose(0, 1).flatten(0, 1))),
+    Fault("positions from the upper left", "idefics3-positions", patches(positions=lambda p: p.roll(1, 0))),
+    Fault("another activation", "llava-clip", activation),
+    Fault("another activation", "smolvlm", activation),
+    Fault("two heads for four", "idefics3", heads),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_faults_are_caught(fault: Fault, shelf: Shelf) -> None:
+    case = BY_NAME[fault.case]
+    decoder = shelf.decoder(case)
+    assert agrees(shelf, case, decoder)
+    with torch.inference_mode():
+        assert not agrees(shelf, case, fault.decoder(decoder), fault.tiles)
