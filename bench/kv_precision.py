@@ -33,7 +33,7 @@ def log_probabilities(model: Model, config: ModelConfig, kv_dtype: str, windows:
     attention = ReferenceAttention(layout, pages, config.heads, kv_dtype, device)
     positions = np.arange(length)
     table = np.arange(pages, dtype=np.int32).reshape(1, 1, -1)
-    shape = StepShape(np.array([[0, 0, length]], np.int32), positions, positions[None], table)
+    shape = StepShape(np.array([[0, 0, length]], np.int32), positions, positions[None], table, np.zeros(1, np.int64))
     parts = []
     with torch.inference_mode():
         for window in windows:

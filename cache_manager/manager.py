@@ -75,7 +75,8 @@ class CacheManager:
     def match(self, chain: PageChain, most: int) -> Match:
         """The longest published prefix of a sequence, of at most `most` tokens; chain: names of its pages.
 
-        A prefix that ends inside a span whose tokens see each other in both directions is none.
+        A prefix that ends inside a span whose tokens see each other in both directions was computed with the same whole
+        span, as its name says; where a group has a window it is none: the rest of the span sees pages that are gone.
         """
         size = self.layout.page_size
         most = min(most // size, len(chain.names))
@@ -88,7 +89,7 @@ class CacheManager:
             pages = self._valid(nodes, kept)
             nodes, kept = nodes[:pages], kept[: max(0, pages - len(nodes))]
         awaited = self._awaited(chain, len(nodes), most)
-        if pages * size < chain.scope.whole:
+        if self._windows and pages * size < chain.scope.whole:
             nodes, kept, pages = [], [], 0
         return Match(pages * size, nodes, kept, firsts(self.layout, pages), awaited)
 

@@ -36,8 +36,8 @@ class Scope:
 
     salt: narrows sharing within the tenant to requests with the same one. public: so many tokens at the front are a
     prefix that the operator has declared public, shared by all tenants (by no request with a salt). images: in order.
-    whole: so many tokens at the front attend to each other in both directions, so that none of their KV is right
-    without all of them; 0 for causal models.
+    whole: so many tokens at the front attend to each other in both directions, so that the KV of each depends on all of
+    them; 0 for causal models.
     """
 
     tenant: str = DEFAULT_TENANT

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.attention.backend import StepShape
+from model.images import ImagePart
 from model.sampling.sampler import SamplingRows
+from scheduler.request import PromptImage
 from scheduler.step import Join, StepPlan
 
 Ints = NDArray[np.int32]
@@ -61,7 +63,8 @@ class Packed:
     """Host arrays of one forward pass. tokens: [tokens]. wanted: [m] packed offsets whose logits are needed, those that
     are drawn from before those of the prompts.
 
-    rows: [n] batch row that draws from each. positions: [n] output position of the drawn token.
+    rows: [n] batch row that draws from each. positions: [n] output position of the drawn token. images: of which
+    features stand in places of tokens.
     """
 
     tokens: NDArray[np.int64]
@@ -70,6 +73,7 @@ class Packed:
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     prompts: list[PromptSlice]
+    images: list[ImagePart]
 
 
 class Mirror:
@@ -88,11 +92,14 @@ class Mirror:
         self._held = np.zeros(rows, np.int64)
         self.last = np.zeros(rows, np.int64)
         self.controls = SamplingRows(rows)
+        self._whole = np.zeros(rows, np.int64)
+        self._images: dict[int, tuple[PromptImage, ...]] = {}
 
     def apply(self, plan: StepPlan) -> None:
         for row in plan.leaves.tolist():
             self._known[row] = None
             self._held[row] = 0
+            self._images.pop(row, None)
         for join in plan.joins:
             self._join(join)
         for row, token in plan.given.tolist():
@@ -109,6 +116,10 @@ class Mirror:
         self._known_count[row] = len(join.tokens)
         self._prompt_count[row] = join.prompt_count
         self._held[row] = 0
+        self._whole[row] = join.whole
+        self._images.pop(row, None)
+        if join.images:
+            self._images[row] = join.images
         self.last[row] = -1
         self.controls.join(join)
 
@@ -149,10 +160,24 @@ class Mirror:
         slots = pages * self._page_size + positions % self._page_size
         slice_of, within, _, rows = work.draws.T
         wanted = first[slice_of] + within
-        shape = StepShape(work.slices, positions, slots, self._tables)
+        shape = StepShape(work.slices, positions, slots, self._tables, self._whole[row])
         drawn = positions[wanted] + 1 - self._prompt_count[rows]
         prompts, offsets = self._prompt_slices(row, start, count, first)
-        return Packed(tokens, shape, np.concatenate((wanted, *offsets)), rows, drawn, prompts)
+        images = self._image_parts(row, start, count, first) if self._images else []
+        return Packed(tokens, shape, np.concatenate((wanted, *offsets)), rows, drawn, prompts, images)
+
+    def _image_parts(
+        self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64], first: NDArray[np.int64]
+    ) -> list[ImagePart]:
+        """What slices compute of images. first: packed offset of each slice's first token."""
+        parts = []
+        for i in range(len(row)):
+            for image in self._images.get(int(row[i]), ()):
+                begin, end = np.searchsorted(image.places, (start[i], start[i] + count[i])).tolist()
+                if begin < end:
+                    offsets = image.places[begin:end] - start[i] + first[i]
+                    parts.append(ImagePart(image, offsets, np.arange(begin, end)))
+        return parts
 
     def _prompt_slices(
         self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64], first: NDArray[np.int64]

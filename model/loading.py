@@ -15,6 +15,7 @@ from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig, read_config, read_defaults
 from model.errors import CheckpointError
 from model.identity import checkpoint_identity
+from model.images import ImageStore
 from model.memory import free_bytes, free_host_bytes, pool_pages
 from model.page_store import PageStore
 from model.progress import progress_bar
@@ -97,9 +98,12 @@ def load(
         slots = _host_slots(settings.host_cache_memory, left, layout)
         store = PageStore(attention, slots, layout.page_bytes, numerics, pinned=device == "cuda")
         log.info("Host tier: %d pages, %.1f MiB", slots, slots * layout.page_bytes / 2**20)
+    images = None
+    if model.vision is not None:
+        images = ImageStore(model.vision, torch.device(device), settings.image_cache_memory)
     limits = Limits(config.vocabulary, config.context, longest, rows, request_limits)
     poison = settings.poison_freed_pages
-    runner = Runner(model, attention, layout, rows, torch.device(device), pages, poison, store, recompute)
+    runner = Runner(model, attention, layout, rows, torch.device(device), pages, poison, store, recompute, images)
     try:
         runner.probe()
     except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong

@@ -8,6 +8,7 @@ changed.
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from cache_manager.layout import KVLayout
 from model.architectures.registry import Model
 from model.attention.backend import AttentionBackend, StepShape
 from model.batch import Mirror, PromptSlice, Work
+from model.images import ImagePart, ImageStore
 from model.page_store import PageStore
 from model.sampling.sampler import Drawn, logprobs_of, sample
 from scheduler.events import Logprobs
@@ -32,7 +34,8 @@ PromptLogprobs = tuple[int, int, Logprobs]
 class Runner:
     """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill pages
     that are freed with NaN (a debugging aid). store: where pages are swapped to; None where none ever is. recompute:
-    each step computes all tokens of its sequences, and reads no KV that it has not written itself.
+    each step computes all tokens of its sequences, and reads no KV that it has not written itself. images: None for a
+    model of text alone.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class Runner:
         poison: bool = False,
         store: PageStore | None = None,
         recompute: bool = False,
+        images: ImageStore | None = None,
     ) -> None:
+        self._images = images
         self._store, self._recompute = store, recompute
         self._model, self._attention, self._device, self._poison = model, attention, device, poison
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
@@ -84,21 +89,30 @@ class Runner:
         table = np.full((self._groups, 1, 1), self._probe_page, np.int32)
         slots = np.full((self._groups, 1), self._probe_page * self._page_size, np.int64)
         zero = np.zeros(1, np.int64)
-        shape = StepShape(np.array([[0, 0, 1]], np.int32), zero, slots, table)
+        shape = StepShape(np.array([[0, 0, 1]], np.int32), zero, slots, table, zero)
         if not torch.isfinite(self._logits(zero, shape, zero)).all():
             raise RuntimeError("the model's logits for token 0 alone are not finite")
 
     def _run(self, plan: StepPlan) -> StepResult:
         drawing = plan.logits[:, 1].astype(np.int64)
         found = _Found.of(len(drawing), int(self._mirror.controls.top_logprobs[drawing].max(initial=0)))
-        work = Work.of(plan)
+        work, encoded = Work.of(plan), self._encoded
         self._compute(work.from_the_start() if self._recompute else work, found)
         if len(found.faults) == len(plan.slices):
             self.probe()  # all failed: is it the device?
         self._mirror.drew(drawing, found.tokens)
         return StepResult(
-            plan.step, found.tokens, found.logprobs, tuple(found.faults), prompt_parts=tuple(found.prompt_parts)
+            plan.step,
+            found.tokens,
+            found.logprobs,
+            tuple(found.faults),
+            prompt_parts=tuple(found.prompt_parts),
+            images_encoded=self._encoded - encoded,
         )
+
+    @property
+    def _encoded(self) -> int:
+        return 0 if self._images is None else self._images.encoded
 
     def _compute(self, work: Work, found: "_Found") -> None:
         """Fills in what the work gives; collects the rows that cannot be computed."""
@@ -120,7 +134,7 @@ class Runner:
 
     def _forward(self, work: Work) -> tuple[Drawn | None, list[PromptLogprobs]]:
         packed = self._mirror.pack(work)
-        logits = self._logits(packed.tokens, packed.shape, packed.wanted)
+        logits = self._logits(packed.tokens, packed.shape, packed.wanted, packed.images)
         n = len(packed.rows)
         drawn = sample(logits[:n], self._mirror.controls, packed.rows, packed.positions) if n else None
         return drawn, self._prompt_logprobs(logits[n:], packed.prompts)
@@ -135,10 +149,15 @@ class Runner:
             parts.append((prompt.row, prompt.start, logprobs_of(mine, tokens, wanted)))
         return parts
 
-    def _logits(self, tokens: NDArray[np.int64], shape: StepShape, wanted: NDArray[np.int64]) -> torch.Tensor:
+    def _logits(
+        self, tokens: NDArray[np.int64], shape: StepShape, wanted: NDArray[np.int64], images: Sequence[ImagePart] = ()
+    ) -> torch.Tensor:
         plan = self._attention.plan(shape)
         device_tokens, positions, places = (self._to_device(array) for array in (tokens, shape.positions, wanted))
-        return self._model.forward(device_tokens, positions, places, self._attention, plan)
+        if not images or self._images is None:
+            return self._model.forward(device_tokens, positions, places, self._attention, plan)
+        features = self._images.of_step(images)
+        return self._model.forward(device_tokens, positions, places, self._attention, plan, features)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

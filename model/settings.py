@@ -61,6 +61,14 @@ class ModelSettings:
         },
     )
 
+    image_cache_memory: int = field(
+        default=256 * 2**20,
+        metadata={
+            "size": True,
+            "help": "Bytes for features of images, kept for prompts that show the same image. Models that see only.",
+        },
+    )
+
     quantization: str | None = field(
         default=None,
         metadata={
@@ -82,5 +90,7 @@ class ModelSettings:
             raise ValueError(f"--page-size is {self.page_size}, must be at least 1 token")
         if self.kv_cache_memory is not None and self.kv_cache_memory < 1:
             raise ValueError(f"--kv-cache-memory is {self.kv_cache_memory}, must be at least 1 byte")
+        if self.image_cache_memory < 0:
+            raise ValueError(f"--image-cache-memory is {self.image_cache_memory}, must be at least 0 bytes")
         if self.host_cache_memory is not None and self.host_cache_memory < 1:
             raise ValueError(f"--host-cache-memory is {self.host_cache_memory}, must be at least 1 byte")

@@ -11,6 +11,7 @@ from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.settings import CacheSettings
 from cache_manager.tier import HostTier
+from model.config import ModelConfig, read_config
 from model.loading import LoadedModel, load
 from model.overlapped import Overlapped
 from rpc.engines.local import LocalEngine
@@ -19,6 +20,7 @@ from rpc.paths import model_directory
 from rpc.settings import EngineConfig
 from scheduler.engine import Sink
 from scheduler.scheduler import Scheduler
+from scheduler.settings import SchedulerSettings
 
 LEAST_SECRET_BYTES = 32
 
@@ -50,12 +52,31 @@ def assemble(config: EngineConfig) -> Parts:
     ahead, recompute = config.scheduler.ahead, config.scheduler.recompute
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
+    check_indivisible(read_config(directory), config.scheduler)
     loaded = load(directory, config.model, rows, ahead, config.request, recompute)
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     named = config.cache.prefix_cache and not recompute
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
     return Parts(loaded, Scheduler(config.scheduler, config.queue, cache, namer))
+
+
+def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:
+    """Raises ValueError where prompts that cannot be divided do not fit in a step beside the decodes of others."""
+    if model.vision is None or not model.vision.prefix_lm:
+        return
+    if settings.prefill_chunk is not None:
+        raise ValueError(
+            f"--prefill-chunk is {settings.prefill_chunk}: tokens of a prompt of {model.architecture} see each other "
+            "in both directions, so that no prompt can be divided. Leave it unset"
+        )
+    needed = model.context + settings.max_sequences
+    if settings.max_batched_tokens < needed:
+        raise ValueError(
+            f"--max-batched-tokens is {settings.max_batched_tokens}: a prompt of {model.architecture} cannot be "
+            f"divided and may have {model.context} tokens, beside which {settings.max_sequences} sequences take one "
+            f"each: serve it with --max-batched-tokens {needed}"
+        )
 
 
 def read_secret(settings: CacheSettings) -> bytes:

@@ -35,11 +35,14 @@ SERVICES = (
 )
 
 
-def channel_options(settings: ListenSettings, context: int) -> list[tuple[str, int]]:
-    """context: of the model, in tokens. Keys as gRPC's core spells them; a misspelt one would be ignored."""
+def channel_options(settings: ListenSettings, context: int, images: int = 0) -> list[tuple[str, int]]:
+    """context: of the model, in tokens. images: bytes that those of a message may take.
+
+    Keys as gRPC's core spells them; a misspelt one would be ignored.
+    """
     return [
         ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
-        ("grpc.max_receive_message_length", settings.max_message_bytes or 8 * context + 2**16),
+        ("grpc.max_receive_message_length", settings.max_message_bytes or 8 * context + 2**16 + images),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", settings.max_streams),
         ("grpc.keepalive_time_ms", 20_000),
@@ -66,7 +69,8 @@ class Server:
 
     def _services(self) -> aio.Server:
         listen = self._settings.listen
-        server = aio.server(options=channel_options(listen, self._frontend.info.limits.context))
+        images = 4 * self._settings.images.image_bytes if self._frontend.preparer.images is not None else 0
+        server = aio.server(options=channel_options(listen, self._frontend.info.limits.context, images))
         pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend), server)
         tokenization_pb_grpc.add_TokenizationServiceServicer_to_server(TokenizationService(self._frontend), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -149,7 +153,8 @@ class Server:
 
 async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:
     """Runs a server until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken."""
-    server = Server(settings, await asyncio.to_thread(load_preparer, settings.model, settings.frontend.public_prefixes))
+    prefixes, images = settings.frontend.public_prefixes, settings.images
+    server = Server(settings, await asyncio.to_thread(load_preparer, settings.model, prefixes, images))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)

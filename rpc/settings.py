@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.frontend.settings import FrontendSettings
-from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
+from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class ListenSettings:
         default=None,
         metadata={
             "size": True,
-            "help": "Largest request message; of BatchGenerate too. Unset: 8 bytes a token of context + 64 KiB.",
+            "help": "Largest request message; of BatchGenerate too. Unset: 8 bytes a token of context + 64 KiB, and "
+            "for models that see four times --max-image-bytes.",
         },
     )
     max_streams: int = field(default=128, metadata={"help": "Calls at once on a connection."})
@@ -134,6 +135,7 @@ class ServerSettings:
     request: RequestLimits = field(default_factory=RequestLimits)
     cache: CacheSettings = field(default_factory=CacheSettings)
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
+    images: ImageLimits = field(default_factory=ImageLimits)
 
     @property
     def engine_config(self) -> EngineConfig:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_manager.page_names import Scope
+from cache_manager.page_names import ImageSpan, Scope
 from scheduler.settings import RequestLimits
 
 CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -162,13 +162,14 @@ def check_message_count(count: int) -> None:
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One request as a client states it. prompt: text, token ids used as they are, or a conversation that the model's
-    own template makes text of. Times are seconds.
+    own template makes text of. images: PNG or JPEG files, in the order of their placeholders. Times are seconds.
 
     output_prefix: output that this prompt had already, to go on from; positions, limits and draws count it as output.
     cache_salt: the prefix cache is shared only with requests that have the same one.
     """
 
     prompt: str | tuple[int, ...] | Chat
+    images: tuple[bytes, ...] = ()
     model: str = ""
     add_special_tokens: bool = True
     output_prefix: tuple[int, ...] = ()
@@ -255,11 +256,27 @@ class Controls:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PromptImage:
+    """An image of a prompt, cut as the model's encoder takes it. pixels: uint8 [tiles, 3, height, width]. digest: names
+    them. places: int32 [features], positions of its placeholders in the prompt, ascending.
+    """
+
+    pixels: NDArray[np.uint8]
+    digest: bytes
+    places: NDArray[np.int32]
+
+    @property
+    def span(self) -> ImageSpan:
+        return ImageSpan(int(self.places[0]), int(self.places[-1]) + 1, self.digest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """A request that can be served. prompt: int32 token ids. stop_ids: end tokens and stop tokens that end it.
 
-    patience: seconds it may wait in the queue; None leaves it to the queue's own limit. scope: with whom it shares the
-    prefix cache. count: sequences that come of the prompt. beam: they are the best that a search finds.
+    images: of the prompt, in order. patience: seconds it may wait in the queue; None leaves it to the queue's own
+    limit. scope: with whom it shares the prefix cache. count: sequences that come of the prompt. beam: they are the
+    best that a search finds.
     """
 
     prompt: NDArray[np.int32]
@@ -270,6 +287,7 @@ class Request:
     scope: Scope = field(default_factory=Scope)
     count: int = 1
     beam: Beam | None = None
+    images: tuple[PromptImage, ...] = ()
 
     @property
     def drawing(self) -> Controls:
@@ -287,12 +305,14 @@ def resolve(
     minted_seed: int,
     public: int = 0,
     bad_words: Sequence[Sequence[int]] = (),
+    images: tuple[PromptImage, ...] = (),
+    prefix_lm: bool = False,
 ) -> Request:
     """Checks `spec`, whose prompt has these token ids, against an engine's limits.
 
     minted_seed: the seed where the client gave none. public: so many of the tokens are a public prefix. bad_words:
-    token ids of the spec's, in each way that they may be written. Raises InvalidRequest with the field, its value and
-    the limit.
+    token ids of the spec's, in each way that they may be written. images: of the prompt. prefix_lm: the tokens of a
+    prompt see each other in both directions. Raises InvalidRequest with the field, its value and the limit.
     """
     _check_sizes(spec, limits)
     where = {str: "text", Chat: "chat"}.get(type(spec.prompt), "token_ids")
@@ -344,9 +364,15 @@ def resolve(
             prompt_logprobs=output.prompt_logprobs,
         ),
         patience=spec.max_queue_time,
-        scope=Scope(salt=spec.cache_salt, public=public),
+        scope=Scope(
+            salt=spec.cache_salt,
+            public=public,
+            images=tuple(image.span for image in images),
+            whole=len(prompt) if prefix_lm else 0,
+        ),
         count=sampling.sequence_count,
         beam=sampling.beam,
+        images=images,
     )
 
 

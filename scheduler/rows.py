@@ -83,7 +83,7 @@ class Rows:
     scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the
     last step that touches the row's pages. lost: tokens whose KV was computed before a preemption. siblings: sequences
     that will go on from this one's prompt; rows are kept free for them. searches: whether the row is a beam search's,
-    which says what it goes on with.
+    which says what it goes on with. whole: tokens at the front that are computed in one step, all that are left.
     """
 
     def __init__(self, size: int) -> None:
@@ -92,6 +92,7 @@ class Rows:
         self.index = np.zeros(size, np.int32)
         self.siblings = np.zeros(size, np.int32)
         self.searches = np.zeros(size, np.bool_)
+        self.whole = np.zeros(size, np.int32)
         self.prompt = np.zeros(size, np.int32)
         self.emitted = np.zeros(size, np.int32)
         self.length = np.zeros(size, np.int32)
@@ -145,6 +146,7 @@ class Rows:
         self.index[row] = sequence.index
         self.siblings[row] = len(sequence.siblings)
         self.searches[row] = request.beam is not None
+        self.whole[row] = request.scope.whole
         self.prompt[row] = len(request.prompt)
         self.emitted[row] = known
         self.length[row] = sequence.length

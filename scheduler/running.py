@@ -55,7 +55,17 @@ class Running:
 
     def _join(self, row: int, sequence: Sequence) -> None:
         request = sequence.request
-        self.joins.append(Join(row, sequence.tokens(), len(request.prompt), request.drawing, sequence.index))
+        self.joins.append(
+            Join(
+                row,
+                sequence.tokens(),
+                len(request.prompt),
+                request.drawing,
+                sequence.index,
+                request.images,
+                request.scope.whole,
+            )
+        )
 
     def preempt(self, row: int) -> None:
         """The sequence waits for another row; a hypothesis that needs none now is kept by its search."""

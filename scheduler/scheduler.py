@@ -237,7 +237,8 @@ class Scheduler:
         decodes = covered & (need == 1)
         slices.decodes(active[decodes], starts[decodes])
         for i in np.flatnonzero(covered & (need > 1)).tolist():
-            slices.prefill(int(active[i]), int(starts[i]), int(need[i]))
+            row = int(active[i])
+            slices.prefill(row, int(starts[i]), int(need[i]), int(self.rows.whole[row]))
         return slices
 
     def _admit(self, now: float, slices: Slices) -> None:
@@ -255,11 +256,14 @@ class Scheduler:
             sequence.awaited = match.awaited
             if match.awaited is not None:
                 continue
+            whole = sequence.request.scope.whole
+            if not slices.fits(match.tokens, whole):
+                return
             while self.cache.pool.free - self._spare() < self.cache.needed(match, sequence.length):
                 if not self._park_for(sequence):
                     return
             row = self._start(now, sequence, match)
-            slices.prefill(row, match.tokens, sequence.length - match.tokens)
+            slices.prefill(row, match.tokens, sequence.length - match.tokens, whole)
 
     def _free_rows(self, sequence: Sequence) -> bool:
         """Whether there are rows for the sequence and those that go on from its prompt."""
@@ -398,6 +402,7 @@ class Scheduler:
     def _observe(self, flown: _InFlight, result: StepResult, seconds: float) -> None:
         computed = int(flown.slices[:, 1 if self.settings.recompute else 2 :].sum())
         self._tally.computed += computed
+        self._tally.images_encoded += result.images_encoded
         self.admission.observe_step(computed, seconds - result.swap_seconds)
         if flown.swapped:
             self._swap_cost.observe(flown.swapped, result.swap_seconds)

@@ -19,10 +19,14 @@ class Slices:
         self._parts.append(np.stack((rows, starts, np.ones_like(rows)), axis=1))
         self.budget -= len(rows)
 
-    def prefill(self, row: int, start: int, need: int) -> None:
-        """As much of `need` tokens as chunk and budget allow."""
+    def fits(self, start: int, whole: int) -> bool:
+        """Whether a prompt can go on at this position, of which so many tokens cannot be divided."""
+        return min(self.budget, self._chunk) >= max(1, whole - start)
+
+    def prefill(self, row: int, start: int, need: int, whole: int = 0) -> None:
+        """As much of `need` tokens as chunk and budget allow; nothing where that divides what cannot be divided."""
         count = min(need, self.budget, self._chunk)
-        if count:
+        if self.fits(start, whole):
             self._parts.append(np.array([[row, start, count]], np.int32))
             self.budget -= count
 

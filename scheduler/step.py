@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.events import Logprobs
-from scheduler.request import Controls
+from scheduler.request import Controls, PromptImage
 
 Ints = NDArray[np.int32]
 
@@ -22,7 +22,8 @@ FAULTED, NO_TOKEN = -1, -2
 class Join:
     """A sequence takes a row. All that an executor knows of a row comes from here and from what it drew since.
 
-    tokens: prompt, then output tokens that are already known. index: of the sequence in its request.
+    tokens: prompt, then output tokens that are already known. index: of the sequence in its request. images: of the
+    prompt. whole: so many tokens at the front see each other in both directions.
     """
 
     row: int
@@ -30,6 +31,8 @@ class Join:
     prompt_count: int
     controls: Controls
     index: int = 0
+    images: tuple[PromptImage, ...] = ()
+    whole: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +44,9 @@ class StepPlan:
     in the page table, page. copies: [n, 2] of page to copy from, page to copy to; no page is both. swap_ins: [n, 2] of
     host slot, page that its content goes to. freed: [n] pages whose content nobody reads any more, once swapped out.
     slices: [n, 3] of row, start, count: positions start .. start + count - 1 of that row are computed and their KV
-    written. logits: [n, 2] of packed offset of a token in the slices, row that draws from its logits, which need not be
-    the slice's: sequences that go on from one prompt draw from the logits of the row that computed it.
+    written; what is left of tokens that see each other in both directions is in one slice. logits: [n, 2] of packed
+    offset of a token in the slices, row that draws from its logits, which need not be the slice's: sequences that go
+    on from one prompt draw from the logits of the row that computed it.
     """
 
     step: int
@@ -65,6 +69,7 @@ class StepResult:
 
     lost_pages: pages to be swapped in whose host slots did not hold what had been put there. swap_seconds: how long
     swapping took. prompt_parts: row, position of the first token, and the logprobs of some tokens of its prompt.
+    images_encoded: how often the image encoder was called.
     """
 
     step: int
@@ -74,6 +79,7 @@ class StepResult:
     lost_pages: tuple[int, ...] = ()
     swap_seconds: float = 0.0
     prompt_parts: tuple[tuple[int, int, Logprobs], ...] = ()
+    images_encoded: int = 0
 
 
 class Executor(Protocol):

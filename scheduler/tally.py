@@ -22,6 +22,7 @@ class Tally:
     preemptions: int = 0
     queries: int = 0
     hits: int = 0
+    images_encoded: int = 0
     peak: int = 0
 
     def stats(self, rows: Rows, queue: Queue, cache: CacheManager) -> EngineStats:
@@ -56,4 +57,5 @@ class Tally:
             pages_peak=self.peak,
             page_bytes=cache.layout.page_bytes,
             pages_if_copied=cache.tables.entries,
+            images_encoded=self.images_encoded,
         )

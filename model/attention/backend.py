@@ -17,13 +17,15 @@ class StepShape:
 
     slices: [n, 3] of row, start, count. positions: [tokens]. slots: [groups, tokens], page x page_size + offset, where
     each token's KV goes. tables: [groups, rows, width] page ids by batch row; entries past a row's tokens are
-    meaningless.
+    meaningless. whole: [n] for each slice, so many tokens at the front of its sequence see each other in both
+    directions, whatever the window; a slice that begins among them reaches to their end.
     """
 
     slices: NDArray[np.int32]
     positions: NDArray[np.int64]
     slots: NDArray[np.int64]
     tables: NDArray[np.int32]
+    whole: NDArray[np.int64]
 
 
 class AttentionBackend(Protocol):
@@ -38,7 +40,8 @@ class AttentionBackend(Protocol):
         """Writes KV in place. keys, values: [tokens, kv_heads, head_dim]."""
 
     def attend(self, layer: int, queries: Tensor, plan: Any) -> Tensor:
-        """Causal attention of queries [tokens, heads, head_dim] over their sequences' pages, same shape and dtype back.
+        """Attention of queries [tokens, heads, head_dim] over their sequences' pages, same shape and dtype back. It is
+        causal, but for tokens that see each other in both directions.
 
         All KV of the step must have been written. Sums run in float32.
         """

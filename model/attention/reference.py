@@ -94,7 +94,8 @@ class ReferenceAttention:
         self.pool = KVPool(layout, pages, dtype, device)
 
     def plan(self, shape: StepShape) -> ReferencePlan:
-        tiles = {window: self._cut(shape.slices.astype(np.int64), window) for window in set(self._windows)}
+        slices = shape.slices.astype(np.int64)
+        tiles = {window: self._cut(slices, shape.whole, window) for window in set(self._windows)}
         return tuple(
             _GroupPlan(
                 tiles[window],
@@ -104,7 +105,7 @@ class ReferenceAttention:
             for group, window in enumerate(self._windows)
         )
 
-    def _cut(self, slices: NDArray[np.int64], window: int | None) -> _Tiles:
+    def _cut(self, slices: NDArray[np.int64], whole: NDArray[np.int64], window: int | None) -> _Tiles:
         row, start, count = slices.T
         end, tile = start + count, self._tile
         tiles_of = (end - 1) // tile - start // tile + 1
@@ -112,6 +113,8 @@ class ReferenceAttention:
         number = start[owner] // tile + _ranges(tiles_of)  # which tile of its sequence
         last = np.minimum((number + 1) * tile, end[owner]) - 1  # its last query
         before = number * tile + 1 - (window or MOST_TOKENS)  # no query of the tile sees a key that is further back
+        inside_whole = number * tile < whole[owner]
+        last, before = np.where(inside_whole, np.maximum(last, whole[owner] - 1), last), before * ~inside_whole
         first = np.maximum(before, 0) // BLOCK
         depth = last // BLOCK + 1 - first
         order = np.argsort(-depth, kind="stable")
@@ -127,26 +130,30 @@ class ReferenceAttention:
         for i in range(int(depth[0])):
             n = int(np.count_nonzero(depth > i))
             keys = (first[:n, None] + i) * BLOCK + np.arange(BLOCK)
-            blocks.append(self._block(keys, start[owner[:n]], end[owner[:n]], positions[:n], window))
+            blocks.append(self._block(keys, slices[owner[:n]], whole[owner[:n]], positions[:n], window))
         return _Tiles(row[owner], self._to_device(gather.reshape(-1)), self._to_device(scatter), tuple(blocks))
 
     def _block(
         self,
         keys: NDArray[np.int64],
-        start: NDArray[np.int64],
-        end: NDArray[np.int64],
+        slices: NDArray[np.int64],
+        whole: NDArray[np.int64],
         positions: NDArray[np.int64],
         window: int | None,
     ) -> _Keys:
-        """keys: [tiles, BLOCK] positions. start, end: [tiles] of the slice. positions: [tiles, tile] of the queries."""
+        """keys: [tiles, BLOCK] positions. slices, whole: [tiles] of each. positions: [tiles, tile] of the queries."""
         hidden = keys[:, None, :] > positions[:, :, None]
         if window is not None:
             hidden |= keys[:, None, :] <= positions[:, :, None] - window
+        if whole.any():
+            both_ways = positions < whole[:, None]
+            hidden = np.where(both_ways[:, :, None], (keys >= whole[:, None])[:, None, :], hidden)
         # Past the end of a sequence, and before what its first query sees, a key stands in that is hidden, but finite,
         # where a freed page might hold NaN.
-        first = np.maximum(start + 1 - (window or MOST_TOKENS), 0)
+        _, start, count = slices.T
+        first = np.where(start < whole, 0, np.maximum(start + 1 - (window or MOST_TOKENS), 0))
         mask = self._to_device(hidden.repeat(self._group, axis=1)) if hidden.any() else None
-        return _Keys(np.clip(keys, first[:, None], end[:, None] - 1), mask)
+        return _Keys(np.clip(keys, first[:, None], (start + count)[:, None] - 1), mask)
 
     def _slots(self, table: NDArray[np.int32], row: NDArray[np.int64], keys: _Keys) -> Tensor:
         where = keys.positions

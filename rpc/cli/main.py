@@ -17,7 +17,7 @@ from rpc.cli.cache_sim import cache_sim
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.frontend.settings import FrontendSettings
 from rpc.settings import EngineSettings, ListenSettings, ServerSettings
-from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
+from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, SchedulerSettings
 
 UINT32 = 2**32 - 1
 
@@ -58,6 +58,7 @@ def _root(
         QueueLimits: "Queue",
         FrontendSettings: "Times and clients",
         RequestLimits: "Most that one request may ask for",
+        ImageLimits: "Images",
     }
 )
 def serve(config: Config = None, **values: Any) -> None:
@@ -77,6 +78,7 @@ def serve(config: Config = None, **values: Any) -> None:
             scheduler=build(SchedulerSettings, values),
             queue=build(QueueLimits, values),
             request=build(RequestLimits, values),
+            images=build(ImageLimits, values),
             cache=build(CacheSettings, values),
             frontend=build(FrontendSettings, values),
         )

@@ -2,24 +2,32 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from model.config import read_config, read_defaults
 from model.inputs.chat import find_chat_template
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
+from model.inputs.images import decode_image, image_digest
 from model.inputs.tokenizer import Tokenizer
+from model.inputs.vision.inputs import ImageInputs
+from model.inputs.vision.registry import read_image_inputs
+from model.inputs.vision.tiles import Tiles
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.paths import model_directory, model_name
 from scheduler.bounds import check_bad_words, check_chat, check_text, check_token_ids, most_bytes
-from scheduler.request import Chat, InvalidRequest, Limits, ModelDefaults, Request, Spec, resolve
+from scheduler.request import Chat, InvalidRequest, Limits, ModelDefaults, PromptImage, Request, Spec, resolve
+from scheduler.settings import ImageLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
     """name: of the served model. public: token ids of the prefixes that the operator has declared public. chat: None
-    where the model has no chat template; `close` ends it.
+    where the model has no chat template; `close` ends it. images: None for a model of text alone. prefix_lm: tokens of
+    its prompts see each other in both directions.
     """
 
     name: str
@@ -27,6 +35,9 @@ class Preparer:
     defaults: ModelDefaults
     public: tuple[tuple[int, ...], ...] = ()
     chat: ChatRenderer | None = None
+    images: ImageInputs | None = None
+    image_limits: ImageLimits = field(default_factory=ImageLimits)
+    prefix_lm: bool = False
 
     def prepare(self, spec: Spec, limits: Limits) -> Request:
         """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
@@ -34,24 +45,58 @@ class Preparer:
         """
         self._check_model(spec.model)
         try:
-            ids = self._prompt_ids(spec, limits)
+            tiles = self._tiles(spec)
+            ids = self._prompt_ids(spec, tiles, limits)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
             return resolve(
-                spec, ids, limits, self.defaults, secrets.randbits(64), public, self._bad_words(spec, limits)
+                spec,
+                ids,
+                limits,
+                self.defaults,
+                secrets.randbits(64),
+                public,
+                self._bad_words(spec, limits),
+                () if self.images is None else placed(ids, tiles, self.images.token_id),
+                self.prefix_lm,
             )
         except InvalidRequest as error:
             raise invalid(error) from None
 
-    def _prompt_ids(self, spec: Spec, limits: Limits) -> list[int]:
+    def _tiles(self, spec: Spec) -> list[Tiles]:
+        """The images as the model takes them. Raises InvalidRequest."""
+        count, most = len(spec.images), self.image_limits.images
+        if not count:
+            return []
+        if self.images is None:
+            raise InvalidRequest("images", f"{count} images", f"{self.name!r} reads text alone")
+        if count > most:
+            raise InvalidRequest("images", f"{count} images", f"at most {most}")
+        names = [f"images[{i}]" for i in range(count)]
+        return [
+            self.images.cut(decode_image(data, name, self.image_limits))
+            for data, name in zip(spec.images, names, strict=True)
+        ]
+
+    def _prompt_ids(self, spec: Spec, images: list[Tiles], limits: Limits) -> list[int]:
         """Raises InvalidRequest, RequestFailed."""
         match spec.prompt:
             case str(text):
                 check_text(text, limits)
-                return self.tokenizer.encode(text, spec.add_special_tokens)
+                return self._encoded(text, images, spec.add_special_tokens)
             case Chat() as chat:
-                return self.tokenizer.encode(self._rendered(chat, limits), add_special_tokens=False)
+                return self._encoded(self._rendered(chat, limits), images, add_special_tokens=False)
             case ids:
+                if self.images is not None:
+                    self.images.check(ids, images)
                 return list(ids)
+
+    def _encoded(self, text: str, images: list[Tiles], add_special_tokens: bool) -> list[int]:
+        if self.images is not None and images:
+            return self.images.encode(text, images, self.tokenizer, add_special_tokens)
+        ids = self.tokenizer.encode(text, add_special_tokens)
+        if self.images is not None:
+            self.images.check(ids, images)
+        return ids
 
     def _rendered(self, chat: Chat, limits: Limits) -> str:
         """The conversation as the model's template writes it, special tokens too. Raises as `_prompt_ids`."""
@@ -102,23 +147,45 @@ class Preparer:
         return [self.tokenizer.encode(start + word, add_special_tokens=False) for word in words for start in ("", " ")]
 
 
+def placed(ids: Sequence[int], images: Sequence[Tiles], placeholder: int) -> tuple[PromptImage, ...]:
+    """The images of a prompt, each with the places of its features, of which there are as many as placeholders."""
+    places = np.flatnonzero(np.array(ids) == placeholder).astype(np.int32)
+    ends = np.cumsum([image.tokens for image in images])
+    return tuple(
+        PromptImage(image.pixels, image_digest(image.pixels), places[end - image.tokens : end])
+        for image, end in zip(images, ends.tolist(), strict=True)
+    )
+
+
 def _common(prefix: Sequence[int], ids: Sequence[int]) -> int:
     """How many tokens the two start with alike."""
     pairs = enumerate(zip(prefix, ids, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(prefix), len(ids)))
 
 
-def load_preparer(settings: ModelSettings, public_prefixes: str | None = None) -> Preparer:
+def load_preparer(
+    settings: ModelSettings, public_prefixes: str | None = None, image_limits: ImageLimits | None = None
+) -> Preparer:
     """The frontend's share of a model, to be closed. public_prefixes: as in `FrontendSettings`. Raises CheckpointError,
     OSError.
     """
     directory = model_directory(settings.model)
-    defaults = read_defaults(directory, read_config(directory))
+    config = read_config(directory)
+    defaults = read_defaults(directory, config)
     name = settings.served_model_name or model_name(settings.model, directory)
     tokenizer = Tokenizer.load(directory)
     public = tuple(tuple(tokenizer.encode(text, True)) for text in _texts(public_prefixes))
     template = find_chat_template(directory)
-    return Preparer(name, tokenizer, defaults, public, ChatRenderer(template) if template is not None else None)
+    return Preparer(
+        name,
+        tokenizer,
+        defaults,
+        public,
+        ChatRenderer(template) if template is not None else None,
+        read_image_inputs(directory, config, tokenizer),
+        image_limits or ImageLimits(),
+        config.vision is not None and config.vision.prefix_lm,
+    )
 
 
 def _texts(place: str | None) -> list[str]:

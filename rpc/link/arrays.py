@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-INT32, INT64, FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
+UINT8, INT32, INT64, FLOAT32 = np.dtype("u1"), np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 
 
 class LinkError(ValueError):

@@ -3,6 +3,7 @@
 Arrays are packed little-endian bytes: a step of 64 tokens costs a handful of copies, not 64 times anything.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from quire.engine.v1 import engine_service_pb2 as pb
 
 from cache_manager.page_names import Scope
 from rpc.frontend.engine_client import EngineInfo
-from rpc.link.arrays import FLOAT32, INT32, INT64, LinkError, packed, unpacked
+from rpc.link.arrays import FLOAT32, INT32, INT64, UINT8, LinkError, packed, unpacked
 from rpc.link.page_maps import decode_answer, encode_answer
 from scheduler.events import (
     Ask,
@@ -28,7 +29,7 @@ from scheduler.events import (
     StepOutputs,
     Submit,
 )
-from scheduler.request import NO_ADJUSTMENTS, Adjustments, Beam, Controls, InvalidRequest, Limits, Request
+from scheduler.request import NO_ADJUSTMENTS, Adjustments, Beam, Controls, InvalidRequest, Limits, PromptImage, Request
 from scheduler.settings import RequestLimits
 
 REASON_OF: dict[int, EndReason] = {pb.EndReason.Value(f"END_REASON_{reason.name}"): reason for reason in EndReason}
@@ -66,6 +67,8 @@ def _encode_submit(event: Submit) -> pb.Submit:
         cache_salt=request.scope.salt,
         public_tokens=request.scope.public,
         count=request.count,
+        images=[_encode_image(image) for image in request.images],
+        whole=request.scope.whole,
         beam=None if beam is None else pb.Beam(width=beam.width, length_penalty=beam.length_penalty),
     )
 
@@ -126,14 +129,40 @@ def _decode_ask(message: pb.Ask) -> Ask:
     return Ask(message.ticket, QUESTION_OF[message.question])
 
 
+def _encode_image(image: PromptImage) -> pb.Image:
+    return pb.Image(
+        pixels=packed(image.pixels, UINT8),
+        shape=image.pixels.shape,
+        digest=image.digest,
+        places=packed(image.places, INT32),
+    )
+
+
+def _decode_image(message: pb.Image) -> PromptImage:
+    """Raises LinkError."""
+    shape, places = tuple(message.shape), unpacked(message.places, INT32, None, "places")
+    if len(shape) != 4 or not len(places):
+        raise LinkError(f"an image has the shape {shape} and {len(places)} places")
+    pixels = unpacked(message.pixels, UINT8, math.prod(shape), "pixels")
+    return PromptImage(pixels.reshape(shape), message.digest, places)
+
+
 def _decode_submit(message: pb.Submit) -> Submit:
+    images = tuple(_decode_image(image) for image in message.images)
     request = Request(
         prompt=unpacked(message.prompt, INT32, None, "prompt"),
         max_tokens=message.max_tokens,
         stop_ids=tuple(message.stop_ids),
         controls=_decode_controls(message.controls),
         patience=message.patience if message.HasField("patience") else None,
-        scope=Scope(message.tenant, message.cache_salt, message.public_tokens),
+        scope=Scope(
+            message.tenant,
+            message.cache_salt,
+            message.public_tokens,
+            tuple(image.span for image in images),
+            message.whole,
+        ),
+        images=images,
         count=message.count,
         beam=Beam(message.beam.width, message.beam.length_penalty) if message.HasField("beam") else None,
     )

@@ -1,13 +1,10 @@
 """Answers to an operator's questions, between `scheduler.events` and the link's messages."""
 
-import numpy as np
 from quire.engine.v1 import engine_service_pb2 as pb
 
 from cache_manager.ledger import Holder, PageMap
-from rpc.link.arrays import INT32, packed, unpacked
+from rpc.link.arrays import INT32, UINT8, packed, unpacked
 from scheduler.events import Answer
-
-UINT8 = np.dtype("u1")
 
 
 def encode_answer(answer: Answer) -> pb.Answer:

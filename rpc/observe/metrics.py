@@ -113,6 +113,7 @@ class Metrics:
         self._computed = counter("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included.")
         self._recomputed = counter("quire_recomputed_tokens", "Tokens whose KV a preemption threw away.")
         self._preemptions = counter("quire_num_preemptions", "Sequences that lost their pages to an older one.")
+        self._images = counter("quire_images_encoded", "Calls of the image encoder; one for each content.")
         self._engines = counter("quire_engine_starts", "Engines that became ready: the first one, and its successors.")
         self._prompt_tokens = counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
         self._cached_tokens = counter("quire_prompt_tokens_cached", "Those of them that the prefix cache had.")
@@ -186,5 +187,6 @@ class Metrics:
             (self._computed, stats.computed_tokens, before.computed_tokens),
             (self._recomputed, stats.recomputed_tokens, before.recomputed_tokens),
             (self._preemptions, stats.preemptions, before.preemptions),
+            (self._images, stats.images_encoded, before.images_encoded),
         ):
             counter.inc(max(0, now - then))

@@ -27,7 +27,7 @@ from scheduler.request import (
 T = TypeVar("T")
 
 NOT_YET = {
-    "spec": ("images", "priority"),
+    "spec": ("priority",),
     "sampling": (),
     "stopping": (),
     "output": (),
@@ -54,6 +54,7 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
     try:
         return Spec(
             prompt=_prompt(message),
+            images=tuple(image.data for image in message.images),
             model=message.model,
             add_special_tokens=_given(message, "add_special_tokens", True),
             output_prefix=tuple(message.output_prefix.ids),
@@ -233,6 +234,7 @@ def prompt_info(stream: RequestStream) -> pb.PromptInfo:
     return pb.PromptInfo(
         token_count=len(stream.request.prompt),
         cached_token_count=stream.cached_tokens,
+        image_token_count=sum(len(image.places) for image in stream.request.images),
         logprobs=_logprobs(stream.prompt_logprobs),
         seed=stream.request.controls.seed,
     )

@@ -52,15 +52,6 @@ def scope_of(chain, **changes):
     chain.scope = scope
 
 
-@fault(CacheManager, "match")
-def span_that_hits_whole_or_not_at_all_is_hit_in_part(real):
-    def match(self, chain, most):
-        with scope_of(chain, whole=0):
-            return real(self, chain, most)
-
-    return match
-
-
 def names_without(**changes):
     """Chains are named as if their scope had been changed so."""
 

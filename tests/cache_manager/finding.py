@@ -29,7 +29,8 @@ class Finding(Sliding):
         match = self.manager.match(chain, most)
         assert match.tokens == len(match.nodes) * self.size
         assert match.tokens <= most, f"{match.tokens} tokens were matched, at most {most} were asked for"
-        assert not match.tokens or match.tokens >= story.scope.whole, "a span that hits whole was hit in part"
+        in_part = match.tokens < story.scope.whole and self.windows.any
+        assert not match.tokens or not in_part, "a span was hit in part, whose rest sees what is gone"
         for group, table in enumerate(self.tables_of(match)):
             self.device.read(table, group, story.numbers, match.tokens, match.tokens)
             assert not self.suspects.intersection(table.pages), "a page that was set aside is handed out"
@@ -90,7 +91,7 @@ class Finding(Sliding):
         valid = [
             end
             for end in ends
-            if end >= story.scope.whole
+            if (end >= story.scope.whole or not self.windows.any)
             and all(
                 group in here[index]
                 for group, window in enumerate(self.windows.by_group)

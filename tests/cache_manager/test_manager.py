@@ -9,7 +9,8 @@ from cache_manager.matching import NO_MATCH
 from cache_manager.page_names import Scope
 from tests.cache_manager.books import SETTINGS, GroupedManagerBooks, ManagerBooks, WindowedManagerBooks
 from tests.cache_manager.sample import chain, leave, match, start, told
-from tests.cache_manager.sequences import make_manager, table
+from tests.cache_manager.sequences import make_manager, make_windowed, table
+from tests.cache_manager.windows import Windows
 
 TestManagerBooks = ManagerBooks.TestCase
 TestManagerBooks.settings = SETTINGS
@@ -159,13 +160,15 @@ def test_who_computes_what_another_one_publishes_takes_it_over():
     verify(manager)
 
 
-def test_a_span_that_hits_whole_is_not_hit_in_part():
-    manager = make_manager(page_size=2, pages=4, rows=1)
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_span_in_both_directions_is_hit_where_all_of_it_is_the_same(window):
+    """And only by its whole where layers have a window: what the rest of it sees is gone."""
+    manager = make_windowed(page_size=2, pages=4, rows=1, windows=Windows((window,)))
     scope = Scope(whole=4)
     manager.open(0, 0, chain(manager, [1, 2, 3, 4, 5, 6], scope))
     manager.grow(0, 0, 6)
     manager.publish(0, 2, None)
-    assert match(manager, [1, 2, 3, 4, 5, 6], scope).tokens == 0
+    assert match(manager, [1, 2, 3, 4, 5, 6], scope).tokens == (2 if window is None else 0)
     manager.publish(0, 4, None)
     assert match(manager, [1, 2, 3, 4, 5, 6], scope).tokens == 4
     assert match(manager, [1, 2, 3, 9, 5, 6], scope).tokens == 0

@@ -64,6 +64,7 @@ class Pool:
                 first += count
         self.keys, self.values = ([self._random(sum(n), case.kv_heads) for n in case.lengths] for _ in range(2))
         self.queries = [self._random(sum(n), self.heads) for n in case.lengths]
+        self.whole: dict[int, int] = {}
 
     def _random(self, tokens: int, heads: int) -> Tensor:
         return torch.from_numpy(self.rng.normal(size=(tokens, heads, self.case.head_dim)) * 1.5).to(self.dtype)
@@ -77,7 +78,11 @@ class Pool:
             positions.append(where)
             slots.append(self.tables[:, self.rows[sequence], where // size].astype(np.int64) * size + where % size)
         return StepShape(
-            np.array(packed, np.int32), np.concatenate(positions), np.concatenate(slots, axis=1), self.tables
+            np.array(packed, np.int32),
+            np.concatenate(positions),
+            np.concatenate(slots, axis=1),
+            self.tables,
+            np.array([self.whole.get(sequence, 0) for sequence, _, _ in slices]),
         )
 
     def slide(self, sequence: int, computed: int) -> None:
@@ -100,13 +105,19 @@ class Pool:
         return list(mixed.split([count for _, _, count in slices]))
 
 
-def plain_attention(queries: Floats, keys: Floats, values: Floats, start: int, window: int | None = None) -> Floats:
-    """[tokens, heads, head_dim]: query i stands at position start + i and sees keys up to its own, `window` of them."""
+def plain_attention(
+    queries: Floats, keys: Floats, values: Floats, start: int, window: int | None = None, whole: int = 0
+) -> Floats:
+    """[tokens, heads, head_dim]: query i stands at position start + i and sees keys up to its own, `window` of them;
+    one of the first `whole` sees all of these.
+    """
     group = queries.shape[1] // keys.shape[1]
     mixed = np.empty_like(queries)
     for i, query in enumerate(queries):
         end = start + i + 1
         first = max(0, end - window) if window else 0
+        if start + i < whole:
+            first, end = 0, whole
         for head, vector in enumerate(query):
             seen = keys[first:end, head // group], values[first:end, head // group]
             scores = seen[0] @ vector / np.sqrt(len(vector))
@@ -158,6 +169,38 @@ def test_equals_plain_attention(case: Case) -> None:
                 case.windows[layer] if case.windows else None,
             )
             np.testing.assert_allclose(output.double().numpy(), expected, atol=TOLERANCE[case.dtype], rtol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases, data=st.data())
+def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.DataObject) -> None:
+    """All of them in one slice with what comes after, or what is left of them behind pages that are there; a second
+    slice goes on. The other sequences are causal.
+    """
+    pool = Pool(case)
+    length = sum(case.lengths[0])
+    whole = data.draw(st.integers(1, length), label="whole")
+    cached = data.draw(st.integers(0, whole - 1), label="cached")
+    end = data.draw(st.integers(whole, length), label="end")
+    pool.whole[0] = whole
+    others = [(i, 0, sum(n)) for i, n in enumerate(case.lengths) if i]
+    for layer in range(LAYERS):
+        # What is cached was computed with the same keys, which here are given.
+        outputs = pool.step([(0, 0, end), *others], layer)
+        if cached:
+            (again,) = pool.step([(0, cached, end - cached)], layer)
+            assert torch.equal(again, outputs[0][cached:])
+        rest = pool.step([(0, end, length - end)], layer) if end < length else []
+        expected = plain_attention(
+            *(part[0].double().numpy() for part in (pool.queries, pool.keys, pool.values)),
+            0,
+            case.windows[layer] if case.windows else None,
+            whole,
+        )
+        found = torch.cat([outputs[0], *rest]).double().numpy()
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE[case.dtype], rtol=0)
+        causal = pool.step(others, layer) if others else []
+        assert all(torch.equal(a, b) for a, b in zip(outputs[1:], causal, strict=True))
 
 
 @settings(max_examples=30, deadline=None)

@@ -35,6 +35,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "page_size": COUNT,
         "kv_cache_memory": st.none() | COUNT,
         "host_cache_memory": st.none() | COUNT,
+        "image_cache_memory": COUNT,
         "poison_freed_pages": st.booleans(),
         "verify_weights": st.booleans(),
         "kv_cache_dtype": st.sampled_from(KV_DTYPES),

@@ -98,7 +98,7 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
         kinds = [one, one] if others == [Ellipsis] else [one, *others]
         return tuple(filled(item, numbers, name, instead) for item in kinds)
     if get_origin(kind) is np.ndarray:
-        shape = (2, 3) if name.startswith("top") else (2,)
+        shape = {"top_ids": (2, 3), "top": (2, 3), "pixels": (1, 3, 1, 2)}.get(name, (2,))
         return np.arange(number, number + np.prod(shape)).reshape(shape).astype(get_args(get_args(kind)[1])[0])
     if NoneType in get_args(kind):
         return filled(get_args(kind)[0], numbers, name)
@@ -118,8 +118,8 @@ THROUGH: dict[type, Callable[[Any], Any]] = {
 }
 
 
-# The limits of a request are the frontend's own; no request has images yet.
-NOT_CARRIED = ("it.limits.request.", "it.request.scope.images", "it.request.scope.whole")
+# The limits of a request are the frontend's own; where its images stand follows from the images.
+NOT_CARRIED = ("it.limits.request.", "it.request.scope.images")
 
 
 def check_every_field_is_carried(kind: type, instead: Mapping[Any, Any] = MappingProxyType({})) -> None:

@@ -36,7 +36,7 @@ from scheduler.events import (
     Submit,
     nothing,
 )
-from scheduler.request import NO_ADJUSTMENTS, Adjustments, Beam, Controls, Request
+from scheduler.request import NO_ADJUSTMENTS, Adjustments, Beam, Controls, PromptImage, Request
 from scheduler.settings import RequestLimits
 from tests.support.frontends import PuppetEngine
 
@@ -286,6 +286,12 @@ ADJUSTMENTS = st.builds(
 
 
 @st.composite
+def prompt_images(draw: st.DrawFn) -> PromptImage:
+    pixels = draw(arrays(np.uint8, draw(st.integers(1, 2)), 3, draw(st.integers(1, 3)), draw(st.integers(1, 3))))
+    return PromptImage(pixels, draw(st.binary(max_size=32)), draw(arrays(np.int32, draw(st.integers(1, 4)))))
+
+
+@st.composite
 def submits(draw: st.DrawFn) -> Submit:
     controls = Controls(
         draw(FLOAT64),
@@ -302,7 +308,9 @@ def submits(draw: st.DrawFn) -> Submit:
     scope = Scope(draw(st.text(max_size=8)), draw(st.text(max_size=8)), draw(st.integers(0, 2**32 - 1)))
     request = Request(prompt, draw(st.integers(0, 2**32 - 1)), stop_ids, controls, draw(st.none() | FLOAT64), scope)
     beam = draw(st.none() | st.builds(Beam, st.integers(1, 2**32 - 1), st.floats(-10, 10)))
-    request = replace(request, count=draw(st.integers(1, 4)), beam=beam)
+    images = tuple(draw(st.lists(prompt_images(), max_size=2)))
+    scope = replace(scope, images=tuple(image.span for image in images), whole=draw(st.integers(0, 2**32 - 1)))
+    request = replace(request, count=draw(st.integers(1, 4)), beam=beam, images=images, scope=scope)
     output = st.none() | st.lists(INT32, max_size=5).map(tuple)
     emitted = draw(st.just(()) | st.lists(output, min_size=request.count, max_size=request.count).map(tuple))
     return Submit(draw(ATTEMPT), request, emitted)

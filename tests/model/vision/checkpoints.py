@@ -53,6 +53,8 @@ def make_model(case: Case) -> nn.Module:
                 if id(parameter) not in drawn:
                     _draw(module, f"{name}.{part}", parameter)
                 drawn.add(id(parameter))
+        if case.kind is hf.PaliGemmaConfig:  # tied and scaled: else every token is followed by itself
+            model.get_input_embeddings().weight.mul_(0.1)
     return model
 
 

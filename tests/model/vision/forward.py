@@ -47,7 +47,8 @@ def logits(
     for start in range(0, len(ids), chunk):
         positions = np.arange(start, min(start + chunk, len(ids)))
         slices = np.array([[0, start, len(positions)]], np.int32)
-        plan = attention.plan(StepShape(slices, positions, np.tile(positions, (groups, 1)), table))
+        slots, causal = np.tile(positions, (groups, 1)), np.zeros(1, np.int64)
+        plan = attention.plan(StepShape(slices, positions, slots, table, causal))
         tokens = torch.tensor(ids)[positions]
         with torch.inference_mode():
             made.append(

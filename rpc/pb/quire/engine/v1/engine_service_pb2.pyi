@@ -64,7 +64,7 @@ class Ask(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., question: _Optional[_Union[Question, str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count", "beam")
+    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "whole")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,8 @@ class Submit(_message.Message):
     PUBLIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BEAM_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     prompt: bytes
     emitted: _containers.RepeatedCompositeFieldContainer[Emitted]
@@ -89,7 +91,21 @@ class Submit(_message.Message):
     public_tokens: int
     count: int
     beam: Beam
-    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    whole: int
+    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., whole: _Optional[int] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("pixels", "shape", "digest", "places")
+    PIXELS_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    pixels: bytes
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    digest: bytes
+    places: bytes
+    def __init__(self, pixels: _Optional[bytes] = ..., shape: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ..., places: _Optional[bytes] = ...) -> None: ...
 
 class Beam(_message.Message):
     __slots__ = ("width", "length_penalty")
@@ -296,7 +312,7 @@ class End(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., stop_token_id: _Optional[int] = ..., message: _Optional[str] = ..., retry_after: _Optional[float] = ..., index: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances", "host_slots", "host_slots_used", "swapped_out", "swapped_in", "swap_lost", "pages_peak", "page_bytes", "pages_if_copied")
+    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances", "host_slots", "host_slots_used", "swapped_out", "swapped_in", "swap_lost", "pages_peak", "page_bytes", "pages_if_copied", "images_encoded")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +341,7 @@ class Stats(_message.Message):
     PAGES_PEAK_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGES_IF_COPIED_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_ENCODED_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -353,4 +370,5 @@ class Stats(_message.Message):
     pages_peak: int
     page_bytes: int
     pages_if_copied: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_slots_used: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ..., swap_lost: _Optional[int] = ..., pages_peak: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pages_if_copied: _Optional[int] = ...) -> None: ...
+    images_encoded: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_slots_used: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ..., swap_lost: _Optional[int] = ..., pages_peak: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pages_if_copied: _Optional[int] = ..., images_encoded: _Optional[int] = ...) -> None: ...
