@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,10 +58,12 @@ class Runner:
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
         self._mirror = Mirror(rows, len(layout.groups), layout.page_size, history=recompute)
         self._results: deque[StepResult] = deque()
+        self._computing = 0.0  # seconds of the model and the sampler, since the start
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        began = time.perf_counter()
+        launched, computing = time.perf_counter(), self._computing
+        began = launched
         if self._store is not None and len(plan.swap_outs):
             self._store.save(plan.swap_outs)
         swapped = time.perf_counter() - began
@@ -73,7 +76,9 @@ class Runner:
         if self._store is not None and len(plan.swap_ins):
             lost = tuple(self._store.load(plan.swap_ins).tolist())
         swapped += time.perf_counter() - began
-        self._results.append(replace(self._run(plan), lost_pages=lost, swap_seconds=swapped))
+        result = self._run(plan)
+        packing = time.perf_counter() - launched - swapped - (self._computing - computing)
+        self._results.append(replace(result, lost_pages=lost, swap_seconds=swapped, packing_seconds=packing))
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -90,7 +95,7 @@ class Runner:
         slots = np.full((self._groups, 1), self._probe_page * self._page_size, np.int64)
         zero = np.zeros(1, np.int64)
         shape = StepShape(np.array([[0, 0, 1]], np.int32), zero, slots, table, zero)
-        if not torch.isfinite(self._logits(zero, shape, zero)).all():
+        if not torch.isfinite(self._logits(zero, zero, zero, self._attention.plan(shape))).all():
             raise RuntimeError("the model's logits for token 0 alone are not finite")
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -134,10 +139,14 @@ class Runner:
 
     def _forward(self, work: Work) -> tuple[Drawn | None, list[PromptLogprobs]]:
         packed = self._mirror.pack(work)
-        logits = self._logits(packed.tokens, packed.shape, packed.wanted, packed.images)
+        plan = self._attention.plan(packed.shape)
+        began = time.perf_counter()
+        logits = self._logits(packed.tokens, packed.shape.positions, packed.wanted, plan, packed.images)
         n = len(packed.rows)
         drawn = sample(logits[:n], self._mirror.controls, packed.rows, packed.positions) if n else None
-        return drawn, self._prompt_logprobs(logits[n:], packed.prompts)
+        parts = self._prompt_logprobs(logits[n:], packed.prompts)
+        self._computing += time.perf_counter() - began
+        return drawn, parts
 
     def _prompt_logprobs(self, logits: torch.Tensor, prompts: list[PromptSlice]) -> list[PromptLogprobs]:
         """logits: of the slices' tokens, one after the other."""
@@ -150,14 +159,19 @@ class Runner:
         return parts
 
     def _logits(
-        self, tokens: NDArray[np.int64], shape: StepShape, wanted: NDArray[np.int64], images: Sequence[ImagePart] = ()
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        plan: Any,
+        images: Sequence[ImagePart] = (),
     ) -> torch.Tensor:
-        plan = self._attention.plan(shape)
-        device_tokens, positions, places = (self._to_device(array) for array in (tokens, shape.positions, wanted))
+        """plan: of attention."""
+        device_tokens, places, last = (self._to_device(array) for array in (tokens, positions, wanted))
         if not images or self._images is None:
-            return self._model.forward(device_tokens, positions, places, self._attention, plan)
+            return self._model.forward(device_tokens, places, last, self._attention, plan)
         features = self._images.of_step(images)
-        return self._model.forward(device_tokens, positions, places, self._attention, plan, features)
+        return self._model.forward(device_tokens, places, last, self._attention, plan, features)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -30,7 +30,7 @@ class Engine:
         self._inbox: list[Event] = []
         self._wake = threading.Condition()
         self._stopping = False
-        self._launched: deque[int] = deque()
+        self._launched: deque[float] = deque()  # by step: seconds that its planning took
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._progress = clock()
         self._busy = False
@@ -90,9 +90,11 @@ class Engine:
 
     def _collect(self) -> None:
         """Waits for the oldest step in flight and tells what came of it."""
-        result = self._executor.collect()
-        self._launched.popleft()
-        self._sink(self._scheduler.commit(result, self._clock()))
+        result, planning = self._executor.collect(), self._launched.popleft()
+        began = time.perf_counter()
+        outputs = self._scheduler.commit(result, self._clock())
+        overhead = planning + result.packing_seconds + time.perf_counter() - began
+        self._sink(replace(outputs, overheads=(overhead,)))
         self._progress = self._clock()
 
     def _tell_failure(self, attempts: list[int], decided: tuple[End, ...] = ()) -> None:
@@ -117,10 +119,12 @@ class Engine:
             return events
 
     def _turn(self, events: list[Event]) -> None:
+        began = time.perf_counter()
         plan = self._scheduler.schedule(self._clock(), events)
+        planning = time.perf_counter() - began
         if plan is not None:
             self._executor.launch(plan)
-            self._launched.append(plan.step)
+            self._launched.append(planning)
         if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.steps_in_flight):
             self._collect()
         elif events or self._scheduler.has_news:

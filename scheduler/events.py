@@ -231,8 +231,9 @@ class StepOutputs:
     """All that one step has to tell its frontends. attempts, indices, positions, tokens: [n], one entry a new token.
 
     index: of the sequence in its request. position: of the token in its output, from 0. step_seconds: how long the step
-    ran; empty where none did, several where the outputs of several steps were put together. prompt_parts: all of a
-    prompt's have come when its first token does.
+    ran; empty where none did, several where the outputs of several steps were put together. overheads: seconds of each
+    that it took to plan it, to pack what it computes and to take in what came of it. prompt_parts: all of a prompt's
+    have come when its first token does.
     """
 
     attempts: NDArray[np.int64]
@@ -246,6 +247,7 @@ class StepOutputs:
     step_seconds: tuple[float, ...] = ()
     answers: tuple[Answer, ...] = ()
     prompt_parts: tuple[PromptPart, ...] = ()
+    overheads: tuple[float, ...] = ()
 
     @property
     def over(self) -> set[int]:

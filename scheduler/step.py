@@ -69,7 +69,7 @@ class StepResult:
 
     lost_pages: pages to be swapped in whose host slots did not hold what had been put there. swap_seconds: how long
     swapping took. prompt_parts: row, position of the first token, and the logprobs of some tokens of its prompt.
-    images_encoded: how often the image encoder was called.
+    images_encoded: calls of the image encoder. packing_seconds: how long it took to prepare the model's work.
     """
 
     step: int
@@ -80,6 +80,7 @@ class StepResult:
     swap_seconds: float = 0.0
     prompt_parts: tuple[tuple[int, int, Logprobs], ...] = ()
     images_encoded: int = 0
+    packing_seconds: float = 0.0
 
 
 class Executor(Protocol):

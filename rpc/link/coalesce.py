@@ -70,6 +70,7 @@ def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
         ends=tuple(end for s in steps for end in s.ends),
         prompt_parts=tuple(part for s in steps for part in s.prompt_parts),
         stats=steps[-1].stats,
+        overheads=tuple(seconds for s in steps for seconds in s.overheads),
         step_seconds=tuple(seconds for s in steps for seconds in s.step_seconds),
         answers=tuple(answer for s in steps for answer in s.answers),
     )

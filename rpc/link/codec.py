@@ -214,6 +214,7 @@ def encode_outputs(outputs: StepOutputs, stalled: float) -> pb.ConnectResponse:
             ends=[_encode_end(end) for end in outputs.ends],
             stats=pb.Stats(**{name: getattr(outputs.stats, name) for name in STATS}),
             step_seconds=outputs.step_seconds,
+            overheads=outputs.overheads,
             answers=[encode_answer(answer) for answer in outputs.answers],
             prompt_parts=[
                 pb.PromptPart(attempt=part.attempt, start=part.start, **_encode_logprobs(part.logprobs))
@@ -276,6 +277,7 @@ def decode_outputs(message: pb.Outputs) -> StepOutputs:
         ends=tuple(_decode_end(end) for end in message.ends),
         stats=_decode_stats(message.stats),
         step_seconds=tuple(message.step_seconds),
+        overheads=tuple(message.overheads),
         answers=tuple(decode_answer(answer) for answer in message.answers),
         prompt_parts=tuple(_decode_part(part) for part in message.prompt_parts),
     )

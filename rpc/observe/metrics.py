@@ -23,6 +23,7 @@ ITL = (
 PHASES = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip
 QUEUE = (0.001, 0.005, 0.01, 0.05, 0.1, *PHASES)
 STEP = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10)  # fmt: skip
+OVERHEAD = (.00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05)  # fmt: skip
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 OUTCOMES = (
     "stop", "length", "deadline", "aborted", "cancelled", "invalid_field", "not_supported", "model_not_found",
@@ -119,6 +120,9 @@ class Metrics:
         self._cached_tokens = counter("quire_prompt_tokens_cached", "Those of them that the prefix cache had.")
         self._generation_tokens = counter("quire_generation_tokens", "Output tokens delivered to request streams.")
         self._step_time = histogram("quire_step_duration_seconds", "Time from a step's plan to its result.", STEP)
+        self._overhead = histogram(
+            "quire_step_overhead_seconds", "Of a step: planning it, packing it, taking in what came of it.", OVERHEAD
+        )
         self._ttft = histogram("quire_time_to_first_token_seconds", "From arrival to the first token.", TTFT)
         self._itl = histogram("quire_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL)
         self._queue_time = histogram("quire_request_queue_time_seconds", "From arrival to a batch row.", QUEUE)
@@ -153,6 +157,8 @@ class Metrics:
     def engine_step(self, outputs: StepOutputs) -> None:
         for seconds in outputs.step_seconds:
             self._step_time.observe(seconds)
+        for seconds in outputs.overheads:
+            self._overhead.observe(seconds)
         self.engine_stats(outputs.stats)
 
     def engine_stats(self, stats: EngineStats) -> None:

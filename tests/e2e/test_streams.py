@@ -195,6 +195,16 @@ def test_cancelled_batch_counts_every_entry(server: RunningServer) -> None:
     server.wait_until(lambda m: sum(v for k, v in m.items() if k.startswith("quire_requests_total")), before + 300)
 
 
+def test_the_overhead_of_steps_is_told_and_is_part_of_them(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        list(server.stub(channel).StreamGenerate(stream_request("ROMEO:", 20, temperature=0)))
+    metrics = server.metrics()
+    overhead, whole = "quire_step_overhead_seconds", "quire_step_duration_seconds"
+    server.wait_until(lambda now: now[f"{overhead}_count"] - now[f"{whole}_count"], 0)
+    assert metrics[f"{whole}_count"] >= 20
+    assert 0 < metrics[f"{overhead}_sum"] < metrics[f"{whole}_sum"]
+
+
 def test_deadline_stops_the_work(server: RunningServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rpc.link import coalesce
 from rpc.link.coalesce import LOCAL, LOCAL_BITS
+from scheduler import events
 from scheduler.events import End, EndReason, EngineStats, Logprobs, Start, StepOutputs
 from tests.support.links import step_outputs, unlike
 
@@ -28,7 +29,8 @@ Token = tuple[object, ...]
 def tokens_of(step: StepOutputs, widths: Sequence[int]) -> list[Token]:
     """Each token with all that belongs to it, to the last bit; of its alternatives the first ones of its width."""
     logprobs = step.logprobs
-    numbers = zip(step.attempts.tolist(), step.positions.tolist(), step.tokens.tolist(), strict=True)
+    parts = (step.attempts, step.indices, step.positions, step.tokens)
+    numbers = zip(*(part.tolist() for part in parts), strict=True)
     return [
         (
             *number,
@@ -65,6 +67,7 @@ def check_shares(steps: Sequence[StepOutputs]) -> None:
             local = tuple(replace(item, attempt=item.attempt - (frontend << LOCAL_BITS)) for item in mine)
             assert unlike(local, getattr(share, name)) == []
         assert unlike(tuple(t for s in steps for t in s.step_seconds), share.step_seconds) == []
+        assert unlike(tuple(t for s in steps for t in s.overheads), share.overheads) == []
         assert share.stats == steps[-1].stats
         dtypes = [a.dtype for a in (share.attempts, share.positions, share.tokens, share.logprobs.top)]
         assert dtypes == [np.int64, np.int32, np.int32, np.float32]
@@ -121,6 +124,7 @@ def planted_step(k: int, number: int, *owners: int) -> StepOutputs:
         tuple(End(attempt, EndReason.STOP) for attempt in attempts.tolist()[::2]),
         EngineStats(steps=number),
         (float(number),),
+        overheads=(number / 100,),
     )
 
 
@@ -143,8 +147,10 @@ FAULTS: dict[str, tuple[str, object]] = {
     "everybody gets the first frontend's share": ("owned_by", lambda step, _: real_owned(step, 1)),
     "everybody gets every end": ("_local", lambda items, _: items),
     "steps come in reverse": ("merged", lambda steps: real_merged(steps[::-1])),
+    "indices are lost": ("merged", lambda steps: replace(real_merged(steps), indices=real_merged(steps).positions * 0)),
     "only the last step is sent": ("merged", lambda steps: steps[-1]),
     "stats are the first step's": ("merged", lambda steps: replace(real_merged(steps), stats=steps[0].stats)),
+    "overheads are dropped": ("merged", lambda steps: replace(real_merged(steps), overheads=())),
     "step times are dropped": ("merged", lambda steps: replace(real_merged(steps), step_seconds=())),
 }
 
@@ -156,7 +162,7 @@ def test_the_example_is_right_without_a_fault() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     name, replacement = FAULTS[fault]
-    monkeypatch.setattr(coalesce, name, replacement)
+    monkeypatch.setattr(events if name == "_widened" else coalesce, name, replacement)
     with pytest.raises((AssertionError, IndexError)):
         check_shares(EXAMPLE)
 

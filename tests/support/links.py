@@ -265,6 +265,7 @@ def step_outputs(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT, mo
         ends=tuple(draw(st.lists(ends(attempts), max_size=3))),
         stats=draw(stats()),
         step_seconds=tuple(draw(st.lists(FLOAT64, max_size=3))),
+        overheads=tuple(draw(st.lists(FLOAT64, max_size=3))),
         answers=tuple(draw(st.lists(answers(), max_size=2))),
         prompt_parts=tuple(draw(st.lists(prompt_parts(attempts), max_size=2))),
     )
