@@ -43,6 +43,23 @@ class Seen:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Of latency, in seconds, for a request's first token and for each of its others on average. share: of requests
+    that must meet both (goodput, Zhong et al., DistServe, OSDI 2024).
+    """
+
+    first: float
+    other: float
+    share: float
+
+    def met_by(self, seen: Seen) -> bool:
+        if seen.outcome != "ok" or not seen.tokens:
+            return False
+        others = (seen.tokens[-1] - seen.tokens[0]) / max(1, len(seen.tokens) - 1)
+        return seen.tokens[0] - seen.sent <= self.first and others <= self.other
+
+
 @dataclass(slots=True)
 class Load:
     """The server's gauges during the replay."""
@@ -136,7 +153,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {f"p{p}": round(1000 * float(np.percentile(values, p)), 1) for p in (50, 90, 99)}
 
 
-def summary(seen: list[Seen], load: Load, seconds: float, arrivals: list[Arrival]) -> dict[str, Any]:
+def summary(seen: list[Seen], load: Load, seconds: float, arrivals: list[Arrival], targets: Targets) -> dict[str, Any]:
     outcomes = [s.outcome for s in seen]
     generated = sum(len(s.tokens) for s in seen)
     return {
@@ -151,6 +168,7 @@ def summary(seen: list[Seen], load: Load, seconds: float, arrivals: list[Arrival
         "generated_tokens_per_second": round(generated / seconds, 1),
         "time_to_first_token_ms": percentiles([s.tokens[0] - s.sent for s in seen if s.tokens]),
         "inter_token_latency_ms": percentiles([gap for s in seen for gap in np.diff(s.tokens).tolist()]),
+        "met_latency_targets": round(sum(targets.met_by(s) for s in seen) / len(seen), 4),
         "kv_pages_peak": int(load.pages_peak),
         "kv_usage_peak": round(max(load.usage, default=0.0), 4),
         "kv_usage_mean": round(float(np.mean(load.usage)) if load.usage else 0.0, 4),
@@ -185,9 +203,16 @@ def main(
     ray: Annotated[bool, typer.Option("--ray", help="Start a server with its engine in a Ray actor.")] = False,
     requests: Annotated[int, typer.Option(min=1, max=200, help="How many requests of the trace.")] = 200,
     speed: Annotated[float, typer.Option(min=0.01, help="Times as fast as they came.")] = 2.0,
+    ttft: Annotated[float, typer.Option(help="Target for a request's first token, in seconds.")] = 10.0,
+    tpot: Annotated[float, typer.Option(help="Target for each other token of a request on average.")] = 0.5,
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Of the requests: so many must meet both, else this fails.")
+    ] = 0.0,
     json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Replay real traffic through a server; fails if a request was lost or refused, or a KV page stays held."""
+    """Replay real traffic through a server; fails if a request was lost or refused, a KV page stays held, or fewer
+    requests met the targets of latency than must.
+    """
     console = Console(stderr=True)
     place: AbstractContextManager[Serving]
     if server is not None:
@@ -204,7 +229,8 @@ def main(
         columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeElapsedColumn())
         with Progress(*columns, console=console) as bar:
             seen, load, seconds = asyncio.run(replay(serving, arrivals, bar))
-        result = summary(seen, load, seconds, arrivals)
+        targets = Targets(ttft, tpot, share)
+        result = summary(seen, load, seconds, arrivals, targets)
         result["kv_pages_held_at_the_end"] = int(wait_pages_free(serving))
         result["preemptions"] = int(
             serving.metrics()["quire_num_preemptions_total"] - before["quire_num_preemptions_total"]
@@ -213,7 +239,8 @@ def main(
         print(json.dumps(result))
     else:
         show(result, Console())
-    if result["ok"] != requests or result["kv_pages_held_at_the_end"]:
+    late = result["met_latency_targets"] < targets.share
+    if result["ok"] != requests or result["kv_pages_held_at_the_end"] or late:
         raise typer.Exit(1)
 
 

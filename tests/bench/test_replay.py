@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.replay import prompts
+from bench.replay import Seen, Targets, prompts
 from bench.trace import CONVERSATIONS, Arrival, read_trace, scaled
 from tests.support.server import running_server
 
@@ -50,10 +50,20 @@ def test_prompts_have_their_lengths_and_are_the_same_each_time() -> None:
     assert cut == prompts(arrivals)
 
 
-def replay(*flags: str) -> dict:
+def test_targets_of_latency_are_met_by_whole_requests() -> None:
+    targets = Targets(first=1.0, other=0.1, share=0.9)
+    assert targets.met_by(Seen(5.0, [6.0, 6.1, 6.15, 6.3], "ok")), "0.1 s a token on average"
+    assert targets.met_by(Seen(5.0, [5.5], "ok"))
+    assert not targets.met_by(Seen(5.0, [6.01, 6.02], "ok")), "the first one is late"
+    assert not targets.met_by(Seen(5.0, [5.5, 5.7], "ok")), "the other one is late"
+    assert not targets.met_by(Seen(5.0, [5.1, 5.2], "lost"))
+    assert not targets.met_by(Seen(5.0, [], "refused"))
+
+
+def replay(*flags: str, status: int = 0) -> dict:
     command = [sys.executable, "-m", "bench.replay", "--json", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.returncode == status, done.stderr + done.stdout
     return json.loads(done.stdout)
 
 
@@ -71,6 +81,13 @@ def test_replay_on_a_running_server_counts_what_the_server_counts() -> None:
         generated = sum(a.output for a in scaled(read_trace(CONVERSATIONS, 40), 1024, 2.0))
         assert server.metrics()["quire_generation_tokens_total"] == generated
         assert server.metrics()["quire_requests_total{length}"] == 40
+
+
+def test_a_load_that_misses_its_targets_fails() -> None:
+    with running_server() as server:
+        flags = ("--server", server.address, "--metrics", server.metrics_url, "--requests", "5")
+        assert replay(*flags, "--ttft", "1e9", "--tpot", "1e9", "--share", "1")["met_latency_targets"] == 1
+        assert replay(*flags, "--ttft", "0", "--share", "0.5", status=1)["met_latency_targets"] == 0
 
 
 @pytest.mark.slow
