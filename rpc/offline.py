@@ -199,11 +199,14 @@ class LLM:
             stream = running.get(attempt)
             if stream is not None and stream.accept(outputs, i):
                 self._engine.send([FinishAttempt(attempt, int(outputs.indices[i]))])
+                if stream.ended:
+                    del running[attempt]
         for end in outputs.ends:
-            if end.attempt in running:
-                running[end.attempt].end(end)
-        for attempt in [attempt for attempt, stream in running.items() if stream.ended]:
-            del running[attempt]
+            stream = running.get(end.attempt)
+            if stream is not None:
+                stream.end(end)
+                if stream.ended:
+                    del running[end.attempt]
 
     def close(self) -> None:
         """Stops the engine, after a call that is running. A second call does nothing."""
