@@ -36,7 +36,7 @@ class Seen:
             self.expected.append(greedy(model, values))
         for text in TEXTS:
             ids = torch.tensor([self.preparer.tokenizer.encode(text, True)])
-            both = {"token_type_ids": torch.zeros_like(ids)} if case in BOTH_WAYS else {}
+            both = {"token_type_ids": torch.zeros_like(ids)} if case.kind is BOTH_WAYS[0].kind else {}
             self.expected.append(greedy(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | both))
 
     def spec(self, i: int, **more: Any) -> Spec:
