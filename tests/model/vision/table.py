@@ -37,13 +37,13 @@ transformers':
 - Features and logits equal transformers', and so do greedy ids for {len(PROMPTS)} prompts with one or two images and
   {len(TEXTS)} without, {NEW} new ones each, in one mixed batch.
 - Ids are the same and logits have the same bits with pages of 1, 7 and 16 tokens, with few rows, pipelined, without the
-  prefix cache and without any. Ids are the same under preemption, and in chunks that end in an image where prompts
-  can be divided.
+  prefix cache and with `--recompute`. Ids are the same under preemption, and in chunks that end in an image where
+  prompts can be divided.
 - Every tensor is accounted for, under the names of the Hub and of transformers 4 and 5.
 
 Text and ids of conversations equal those of the processors of LLaVA and SmolVLM (`tests/model/vision/test_chat.py`).
-nanoVLM's tiles, features, logits and ids equal those of a statement of its published source, for images of {len(SIZES)}
-sizes.
+nanoVLM's tiles of images of {len(SIZES)} sizes, its features, logits and ids equal those of a statement of its
+published source.
 
 | family | `architectures` | variants | other names and tensors | planted faults |
 |---|---|---|---|---|
