@@ -1,6 +1,6 @@
 """Client side of quire.v1 for the command line: streams one request's text. Imports no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -21,9 +21,10 @@ def stream_text(
     timeout: float | None,
     show: Callable[[str], object],
     chat: bool = False,
+    images: Sequence[bytes] = (),
 ) -> str:
     """Calls StreamGenerate and hands each piece of text to `show`. sampling, stopping: fields of the messages. chat:
-    the prompt is the one message, of a user, of a conversation.
+    the images and the prompt are the one message, of a user, of a conversation.
 
     Returns a summary line. Raises CallFailed.
     """
@@ -35,9 +36,11 @@ def stream_text(
         )
     )
     if chat:
-        request.spec.chat.messages.add(role="user", parts=[pb.ContentPart(text=prompt)])
+        parts = [pb.ContentPart(image=pb.Image(data=image)) for image in images]
+        request.spec.chat.messages.add(role="user", parts=[*parts, pb.ContentPart(text=prompt)])
     else:
         request.spec.text = prompt
+        request.spec.images.extend(pb.Image(data=image) for image in images)
     usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0
     with grpc.insecure_channel(server, options=[("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)]) as channel:
         try:
@@ -58,4 +61,9 @@ def explain(error: grpc.RpcError, server: str) -> str:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAVAILABLE and "onnect" in (details or ""):
         return f"no server answers at {server}. Start one with `make serve`, or name another with --server"
-    return f"{code.name}: {details}"
+    return f"{code.name}: {details}{message_hint(details)}"
+
+
+def message_hint(details: str | None) -> str:
+    """What helps where a request message was too large for a server, which says it in gRPC's words."""
+    return "; the server's --max-message-bytes is the limit" if "larger than max" in (details or "") else ""

@@ -16,10 +16,11 @@ from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.output import Finish, SequenceOutput, TokenLogprob
 from rpc.frontend.prepare import load_preparer
 from rpc.frontend.stream import RequestStream
+from rpc.image_files import ImageFile, read_image
 from rpc.settings import EngineConfig
 from scheduler.events import Finish as FinishAttempt
 from scheduler.events import StepOutputs, Submit
-from scheduler.request import Chat, ChatMessage, InvalidRequest, Output, Sampling, Spec, Stopping
+from scheduler.request import Chat, ChatMessage, ImageHere, InvalidRequest, Output, Sampling, Spec, Stopping
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 
@@ -123,36 +124,53 @@ class LLM:
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
         output: Output | None = None,
+        images: Sequence[ImageFile] | Sequence[Sequence[ImageFile]] | None = None,
     ) -> list[Completion]:
         """Runs the prompts (texts or token ids) together; results stand in their order. Other threads' calls wait.
 
-        Raises RequestFailed, before anything runs, if one of them cannot be served; RuntimeError after `close`.
+        images: PNG or JPEG files, as bytes or paths: a list for each prompt, or one for the only text.
+        Raises RequestFailed, before anything runs, if one of them cannot be served; RuntimeError after `close`;
+        OSError, ValueError for files that cannot be read; ValueError for another number of lists than of prompts.
         """
-        given = [prompts] if isinstance(prompts, str) else prompts
-        return self._run([p if isinstance(p, str) else tuple(p) for p in given], sampling, stopping, output)
+        lists: Sequence[Any]
+        if isinstance(prompts, str):
+            prompts, lists = [prompts], [images or ()]
+        else:
+            lists = [()] * len(prompts) if images is None else images
+        if len(lists) != len(prompts):
+            raise ValueError(f"{len(lists)} lists of images for {len(prompts)} prompts")
+        given = [
+            (p if isinstance(p, str) else tuple(p), tuple(map(read_image, files)))
+            for p, files in zip(prompts, lists, strict=True)
+        ]
+        return self._run(given, sampling, stopping, output)
 
     def chat(
         self,
-        conversations: Sequence[Sequence[Mapping[str, str]]],
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
         output: Output | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
-        """The next message of each conversation, lists of {"role": ..., "content": ...}; else as `generate`.
+        """The next message of each conversation, lists of {"role": ..., "content": ...}; else as `generate`. A content
+        is a text or a list of {"type": "text", "text": ...} and {"type": "image", "image": bytes or path}.
 
         template_arguments: of the model's chat template. Raises KeyError for a message without role or content too.
         """
         arguments = tuple((name, json.dumps(value)) for name, value in (template_arguments or {}).items())
         try:
-            chats = [Chat(tuple(ChatMessage(m["role"], m["content"]) for m in c), arguments) for c in conversations]
+            chats = [
+                (Chat(tuple(ChatMessage(m["role"], _content(m["content"])) for m in c), arguments), _images(c))
+                for c in conversations
+            ]
         except InvalidRequest as error:
             raise invalid(error) from None
         return self._run(chats, sampling, stopping, output)
 
     def _run(
         self,
-        prompts: Sequence[str | tuple[int, ...] | Chat],
+        prompts: Sequence[tuple[str | tuple[int, ...] | Chat, tuple[bytes, ...]]],
         sampling: Sampling | None,
         stopping: Stopping | None,
         output: Output | None,
@@ -164,11 +182,12 @@ class LLM:
                 [
                     Spec(
                         prompt,
+                        images,
                         sampling=sampling or Sampling(),
                         stopping=stopping or Stopping(),
                         output=output or Output(),
                     )
-                    for prompt in prompts
+                    for prompt, images in prompts
                 ]
             )
 
@@ -222,6 +241,18 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _content(content: Any) -> Any:
+    """As `ChatMessage` has it; what is no content goes there to be refused."""
+    if not isinstance(content, list | tuple):
+        return content
+    return tuple(ImageHere() if part["type"] == "image" else part["text"] for part in content)
+
+
+def _images(messages: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...]:
+    parts = (part for m in messages if isinstance(m["content"], list | tuple) for part in m["content"])
+    return tuple(read_image(part["image"]) for part in parts if part["type"] == "image")
 
 
 def _completion(stream: RequestStream) -> Completion:

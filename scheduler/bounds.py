@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from scheduler.request import Chat, InvalidRequest, Limits, Spec, check_ids
+from scheduler.request import Chat, ImageHere, InvalidRequest, Limits, Spec, check_ids
 
 BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
 ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -34,7 +34,9 @@ def check_chat(chat: Chat, limits: Limits) -> dict[str, object]:
     """The values of the template's arguments. Raises InvalidRequest."""
     size = sum(_size(name, "chat.template_arguments") + _size(text, _argument(name)) for name, text in chat.arguments)
     for i, message in enumerate(chat.messages):
-        size += _size(message.role, f"chat.messages[{i}].role") + _size(message.content, f"chat.messages[{i}].parts")
+        size += _size(message.role, f"chat.messages[{i}].role")
+        texts = [part for part in message.parts if not isinstance(part, ImageHere)]
+        size += sum(_size(text, f"chat.messages[{i}].parts") for text in texts)
     if size > (most := most_bytes(limits)):
         raise InvalidRequest("chat", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
     return {name: _value(name, text) for name, text in chat.arguments}

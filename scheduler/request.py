@@ -26,7 +26,11 @@ class InvalidRequest(ValueError):
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         super().__init__(f"{name} is {shown}: {reason}")
-        self.field, self.reason = name, reason
+        self.field, self.value, self.reason = name, value, reason
+
+    def of(self, name: str) -> "InvalidRequest":
+        """The same of another field, where only the caller knows what a client calls it."""
+        return InvalidRequest(name, self.value, self.reason)
 
 
 def _require(allowed: object, name: str, value: object, reason: str) -> None:
@@ -132,11 +136,22 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageHere:
+    """A part of a message: here stands the first of the request's images that no part before it has."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation. role: system, user, assistant or what the model's template knows."""
+    """One turn of a conversation. role: system, user, assistant or what the model's template knows. content: text, or
+    texts and images in their order.
+    """
 
     role: str
-    content: str
+    content: str | tuple[str | ImageHere, ...]
+
+    @property
+    def parts(self) -> tuple[str | ImageHere, ...]:
+        return (self.content,) if isinstance(self.content, str) else self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +166,19 @@ class Chat:
         for i, message in enumerate(self.messages):
             role, content = message.role, message.content
             _require(isinstance(role, str) and role, f"chat.messages[{i}].role", role, "must be text, and not empty")
-            _require(isinstance(content, str), f"chat.messages[{i}].content", content, "must be text")
+            name, known = f"chat.messages[{i}].content", isinstance(content, str | tuple)
+            known = known and all(isinstance(part, str | ImageHere) for part in message.parts)
+            _require(known, name, content, "must be text, or texts and images")
+
+    @property
+    def image_fields(self) -> tuple[str, ...]:
+        """What a client calls each of its images, in their order."""
+        return tuple(
+            f"chat.messages[{i}].parts[{j}].image"
+            for i, message in enumerate(self.messages)
+            for j, part in enumerate(message.parts)
+            if isinstance(part, ImageHere)
+        )
 
 
 def check_message_count(count: int) -> None:
@@ -162,7 +189,8 @@ def check_message_count(count: int) -> None:
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One request as a client states it. prompt: text, token ids used as they are, or a conversation that the model's
-    own template makes text of. images: PNG or JPEG files, in the order of their placeholders. Times are seconds.
+    own template makes text of. images: PNG or JPEG files, in the order of their placeholders, or of the parts of a
+    conversation that they are. Times are seconds.
 
     output_prefix: output that this prompt had already, to go on from; positions, limits and draws count it as output.
     cache_salt: the prefix cache is shared only with requests that have the same one.
@@ -185,6 +213,16 @@ class Spec:
             _require(value is None or 0 < value < math.inf, name, value, "must be a finite number of seconds above 0")
         salt = self.cache_salt
         _require(not salt or CACHE_SALT.fullmatch(salt), "cache_salt", salt, "must be 1 to 64 of A-Z a-z 0-9 _ -")
+        if isinstance(self.prompt, Chat):
+            parts, given = len(self.prompt.image_fields), f"{len(self.images)} images"
+            _require(len(self.images) == parts, "images", given, f"the messages of the conversation have {parts}")
+
+    @property
+    def image_fields(self) -> tuple[str, ...]:
+        """What a client calls each of its images."""
+        if isinstance(self.prompt, Chat):
+            return self.prompt.image_fields
+        return tuple(f"images[{i}]" for i in range(len(self.images)))
 
 
 @dataclass(frozen=True, slots=True)

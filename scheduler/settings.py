@@ -150,7 +150,8 @@ class ImageLimits:
 
     images: int = field(default=16, metadata={"flag": "--max-images", "help": "Images of a request."})
     image_bytes: int = field(
-        default=10 * 2**20, metadata={"flag": "--max-image-bytes", "help": "Bytes of an image's file."}
+        default=10 * 2**20,
+        metadata={"flag": "--max-image-bytes", "size": True, "help": "Bytes of an image's file."},
     )
     image_pixels: int = field(
         default=40_000_000, metadata={"flag": "--max-image-pixels", "help": "Width x height of an image."}

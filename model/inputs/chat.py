@@ -12,6 +12,7 @@ from model.errors import CheckpointError
 from model.fields import read_json
 
 FILE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+PROCESSOR, PROCESSORS_OWN = "processor_config.json", "chat_template.json"  # of models that see
 LONGEST = 2**20  # bytes of a template; those of the Hub have some thousand
 
 
@@ -24,26 +25,33 @@ class ChatTemplate:
     tokens: dict[str, str]
 
 
-def find_chat_template(directory: Path) -> ChatTemplate | None:
-    """None where the model has no template, or several of which none is named default.
+def find_chat_template(directory: Path, sees: bool = False) -> ChatTemplate | None:
+    """None where the model has no template, or several of which none is named default. sees: its processor's files,
+    where there are such, come before the tokenizer's.
 
     Raises CheckpointError for files that cannot be read.
     """
-    config = _json(directory / CONFIG)
-    path = directory / FILE
-    if path.exists():
-        return ChatTemplate(_bounded(_text(path), path), path, _tokens(directory, config))
-    source = config.get("chat_template")
+    tokens = _tokens(directory, _json(directory / CONFIG))
+    places = [PROCESSOR, PROCESSORS_OWN, FILE, CONFIG] if sees else [FILE, CONFIG]
+    for path in (directory / name for name in places):
+        source = _source(path)
+        if source is not None:
+            return ChatTemplate(_bounded(source, path), path, tokens)
+    return None
+
+
+def _source(path: Path) -> str | None:
+    """What a file has as template, None where it has none or is not there. Raises CheckpointError."""
+    if path.name == FILE:
+        return _text(path) if path.exists() else None
+    source = _json(path).get("chat_template")
     if isinstance(source, list):
         source = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
     if isinstance(source, dict):
         source = source.get("default")
-    if source is None:
-        return None
-    path = directory / CONFIG
-    if not isinstance(source, str):
+    if source is not None and not isinstance(source, str):
         raise CheckpointError(f"{path}: 'chat_template' is {str(source)[:60]!r}, must be text")
-    return ChatTemplate(_bounded(source, path), path, _tokens(directory, config))
+    return source
 
 
 def _json(path: Path) -> dict[str, Any]:

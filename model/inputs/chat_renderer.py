@@ -42,7 +42,12 @@ class ChatRenderer:
         with self._lock:
             self._start()
 
-    def render(self, messages: Sequence[Mapping[str, str]], arguments: Mapping[str, object], most: int) -> str:
+    @property
+    def beginning(self) -> str | None:
+        """The token that begins a text, where the tokenizer's config names one."""
+        return self._template.tokens.get("bos_token")
+
+    def render(self, messages: Sequence[Mapping[str, object]], arguments: Mapping[str, object], most: int) -> str:
         """The prompt that asks for the next message. arguments: of the template, as JSON can say them. most:
         characters that it may have.
 

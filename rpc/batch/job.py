@@ -102,6 +102,8 @@ async def _run(line: Line, runner: Runner, patience: Patience) -> pb.GenerateRes
     """Tries until there is an answer. Raises RequestFailed for one that will not change, JobStoppedError."""
     if line.request is None:
         raise line.failure or internal()
+    if line.files:
+        await asyncio.to_thread(line.read_files)
     deaths, pause = 0, PAUSE
     while True:
         suspect = deaths >= SUSPECT

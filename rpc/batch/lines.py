@@ -14,7 +14,8 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.frontend.errors import RequestFailed, invalid, not_supported
+from rpc.batch.images import NamedFile, set_image
+from rpc.frontend.errors import RequestFailed, invalid
 from scheduler.request import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
@@ -26,7 +27,8 @@ KEYS = ("id", *PROMPTS, "template_arguments", "images", *PARAMETERS)
 class Line:
     """A line with something in it. index: among such lines, from 0. number: in the file, from 1; its id if it has none.
 
-    Either `request` is what to run, or `failure` says why the line is no request.
+    Either `request` is what to run, or `failure` says why the line is no request. files: images of the request that
+    are still to be read.
     """
 
     index: int
@@ -34,6 +36,12 @@ class Line:
     id: str | int
     request: pb.GenerateRequest | None = None
     failure: RequestFailed | None = None
+    files: tuple[NamedFile, ...] = ()
+
+    def read_files(self) -> None:
+        """Raises RequestFailed."""
+        for file in self.files:
+            file.read()
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -42,12 +50,12 @@ def read_lines(path: Path) -> Iterator[Line]:
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):
             if data.strip():
-                yield parse_line(index, number, data)
+                yield parse_line(index, number, data, path.parent)
                 index += 1
 
 
-def parse_line(index: int, number: int, data: bytes) -> Line:
-    """Never raises for what is in the line."""
+def parse_line(index: int, number: int, data: bytes, folder: Path = Path()) -> Line:
+    """folder: of the files that it names. Never raises for what is in the line."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -58,7 +66,8 @@ def parse_line(index: int, number: int, data: bytes) -> Line:
     if not isinstance(name, str | int) or isinstance(name, bool):
         return Line(index, number, number, failure=_bad("id", name, "must be a string or a whole number"))
     try:
-        return Line(index, number, name, request=_request(values))
+        request, files = _request(values, folder)
+        return Line(index, number, name, request=request, files=files)
     except RequestFailed as failure:
         return Line(index, number, name, failure=failure)
 
@@ -71,17 +80,16 @@ def _bad_line(message: str) -> RequestFailed:
     return RequestFailed("INVALID_ARGUMENT", "INVALID_LINE", message, field="line")
 
 
-def _request(values: dict[str, Any]) -> pb.GenerateRequest:
-    """Raises RequestFailed."""
+def _request(values: dict[str, Any], folder: Path) -> tuple[pb.GenerateRequest, tuple[NamedFile, ...]]:
+    """And its images that are still to be read. Raises RequestFailed."""
     for key in values:
         if key not in KEYS:
             raise _bad(key, values[key], f"is not known here; a line has {', '.join(KEYS)}")
-    if "images" in values:
-        raise not_supported("images")
     given = [key for key in PROMPTS if key in values]
     if len(given) != 1:
         raise _bad_line(f"there must be exactly one of {', '.join(PROMPTS)}; there is {', '.join(given) or 'none'}")
-    spec = pb.GenerationSpec()
+    request = pb.GenerateRequest()
+    spec, files = request.spec, list[NamedFile | None]()
     if "template_arguments" in values and given != ["messages"]:
         raise _bad("template_arguments", values["template_arguments"], "goes with messages alone")
     match given[0]:
@@ -90,12 +98,14 @@ def _request(values: dict[str, Any]) -> pb.GenerateRequest:
         case "prompt_token_ids":
             _set_ids(spec, values["prompt_token_ids"])
         case _:
-            _set_chat(spec, values["messages"], values.get("template_arguments", {}))
+            files = _set_chat(spec, values["messages"], values.get("template_arguments", {}), folder)
+    if "images" in values:
+        files += _set_images(spec, values["images"], folder)
     spec.output.token_ids = True
     for key in PARAMETERS:
         if key in values:
             _parse(values[key], getattr(spec, key), key)
-    return pb.GenerateRequest(spec=spec)
+    return request, tuple(file for file in files if file is not None)
 
 
 def _set_text(spec: pb.GenerationSpec, prompt: object) -> None:
@@ -114,19 +124,25 @@ def _set_ids(spec: pb.GenerationSpec, ids: object) -> None:
     spec.token_ids.ids.extend(ids)  # type: ignore[arg-type]
 
 
-def _set_chat(spec: pb.GenerationSpec, messages: object, arguments: object) -> None:
+def _set_images(spec: pb.GenerationSpec, images: object, folder: Path) -> list[NamedFile | None]:
+    if not isinstance(images, list):
+        raise _bad("images", images, "must be a list of images")
+    return [set_image(spec.images.add(), image, f"images[{i}]", folder) for i, image in enumerate(images)]
+
+
+def _set_chat(spec: pb.GenerationSpec, messages: object, arguments: object, folder: Path) -> list[NamedFile | None]:
     """arguments: of the template, as plain JSON values."""
     if not isinstance(messages, list):
         raise _bad("messages", messages, "must be a list of messages")
     spec.chat.SetInParent()
+    files = list[NamedFile | None]()
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or message.keys() != {"role", "content"}:
             raise _bad(f"messages[{i}]", message, "must be an object of role and content")
-        for key, value in message.items():
-            if not isinstance(value, str):
-                raise _bad(f"messages[{i}].{key}", value, "must be a string")
+        if not isinstance(message["role"], str):
+            raise _bad(f"messages[{i}].role", message["role"], "must be a string")
         try:
-            spec.chat.messages.add(role=message["role"], parts=[pb.ContentPart(text=message["content"])])
+            files += _set_content(spec.chat.messages.add(role=message["role"]), message["content"], i, folder)
         except ValueError:
             raise _bad(f"messages[{i}]", message, "is no Unicode text") from None
     if not isinstance(arguments, dict):
@@ -136,6 +152,27 @@ def _set_chat(spec: pb.GenerationSpec, messages: object, arguments: object) -> N
             spec.chat.template_arguments[name] = json.dumps(value)
         except ValueError:
             raise _bad("template_arguments", name, "is no Unicode text") from None
+    return files
+
+
+def _set_content(message: pb.ChatMessage, content: object, number: int, folder: Path) -> list[NamedFile | None]:
+    """Raises ValueError for what is no Unicode text too."""
+    field = f"messages[{number}].content"
+    files = list[NamedFile | None]()
+    if isinstance(content, str):
+        message.parts.add(text=content)
+        return files
+    if not isinstance(content, list):
+        raise _bad(field, content, "must be a string or a list of parts")
+    for i, part in enumerate(content):
+        match part:
+            case {"type": "text", "text": str(text), **rest} if not rest:
+                message.parts.add(text=text)
+            case {"type": "image", "image": image, **rest} if not rest:
+                files.append(set_image(message.parts.add().image, image, f"{field}[{i}].image", folder))
+            case _:
+                raise _bad(f"{field}[{i}]", part, "must have a type and what is of that type, text or image")
+    return files
 
 
 def _parse(values: object, into: Message, key: str) -> None:

@@ -15,6 +15,7 @@ from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.batch.patience import PAUSE, JobStoppedError, Patience
+from rpc.client import message_hint
 from rpc.engines.host import choose_host
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.errors import RequestFailed
@@ -152,7 +153,8 @@ class ServerRunner:
             self._ask([asked for asked in left if not asked.answer.done()])
             await asyncio.sleep(PAUSE)
         elif len(left) == 1:
-            _fail(left, RequestFailed(error.code().name, "CALL_FAILED", error.details() or ""))
+            message = (error.details() or "") + message_hint(error.details())
+            _fail(left, RequestFailed(error.code().name, "CALL_FAILED", message))
         else:
             self._ask([Asked(asked.request, asked.answer, alone=True) for asked in left])
 

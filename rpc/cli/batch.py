@@ -42,9 +42,9 @@ def batch(
 ) -> None:
     """Run a file of requests and write their results in the same order.
 
-    A line is an object with "id", "prompt" or "prompt_token_ids", "sampling", "stopping", "output", the last three
-    with the field names of the API. A line that is no request, or fails, gets a line with its "error". The same command
-    goes on where it was stopped.
+    A line is an object with "id", "prompt" or "prompt_token_ids" or "messages", "images", "sampling", "stopping",
+    "output", the last three with the field names of the API. An image is base64, or a file beside the input. A line
+    that is no request, or fails, gets a line with its "error". The same command goes on where it was stopped.
     """
     from model.errors import CheckpointError
     from rpc.batch.patience import JobStoppedError

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -136,10 +137,21 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the text as a user's message, with the model's chat template.")
     ] = False,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="PNG or JPEG file, for a model that sees; may be given several times. With --chat it stands before "
+            "the text, else the text has the model's marker in its place.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the generated text.")] = False,
 ) -> None:
     """Stream text from a running server to the terminal."""
     from rpc.client import CallFailed, stream_text
+    from rpc.image_files import read_image
 
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
@@ -155,9 +167,9 @@ def generate(
     try:
         summary = stream_text(
             server, text, model, _given(sampling), _given(stopping), timeout,
-            lambda part: print(part, end="", flush=True), chat,
+            lambda part: print(part, end="", flush=True), chat, [read_image(file) for file in image or ()],
         )  # fmt: skip
-    except CallFailed as error:
+    except (CallFailed, OSError, ValueError) as error:
         print(flush=True)
         _stop(error)
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ import numpy as np
 
 from model.config import read_config, read_defaults
 from model.inputs.chat import find_chat_template
+from model.inputs.chat_contents import reads_parts_alone, template_messages
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
 from model.inputs.images import decode_image, image_digest
 from model.inputs.tokenizer import Tokenizer
@@ -26,8 +27,8 @@ from scheduler.settings import ImageLimits
 @dataclass(frozen=True, slots=True)
 class Preparer:
     """name: of the served model. public: token ids of the prefixes that the operator has declared public. chat: None
-    where the model has no chat template; `close` ends it. images: None for a model of text alone. prefix_lm: tokens of
-    its prompts see each other in both directions.
+    where the model has no chat template; `close` ends it. parts_alone: that template reads no strings. images: None for
+    a model of text alone. prefix_lm: tokens of its prompts see each other in both directions.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Preparer:
     images: ImageInputs | None = None
     image_limits: ImageLimits = field(default_factory=ImageLimits)
     prefix_lm: bool = False
+    parts_alone: bool = False
 
     def prepare(self, spec: Spec, limits: Limits) -> Request:
         """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
@@ -64,14 +66,13 @@ class Preparer:
 
     def _tiles(self, spec: Spec) -> list[Tiles]:
         """The images as the model takes them. Raises InvalidRequest."""
-        count, most = len(spec.images), self.image_limits.images
-        if not count:
+        names, most = spec.image_fields, self.image_limits.images
+        if not names:
             return []
         if self.images is None:
-            raise InvalidRequest("images", f"{count} images", f"{self.name!r} reads text alone")
-        if count > most:
-            raise InvalidRequest("images", f"{count} images", f"at most {most}")
-        names = [f"images[{i}]" for i in range(count)]
+            raise InvalidRequest(names[0], "an image", f"{self.name!r} reads text alone")
+        if len(names) > most:
+            raise InvalidRequest(names[most], f"one of {len(names)} images", f"at most {most} in a request")
         return [
             self.images.cut(decode_image(data, name, self.image_limits))
             for data, name in zip(spec.images, names, strict=True)
@@ -82,21 +83,39 @@ class Preparer:
         match spec.prompt:
             case str(text):
                 check_text(text, limits)
-                return self._encoded(text, images, spec.add_special_tokens)
+                return self._encoded("text", text, images, spec.add_special_tokens)
             case Chat() as chat:
-                return self._encoded(self._rendered(chat, limits), images, add_special_tokens=False)
+                text = self._rendered(chat, limits)
+                return self._encoded("chat", text, images, self._adds_special_tokens(text))
             case ids:
-                if self.images is not None:
-                    self.images.check(ids, images)
+                self._check_placeholders("token_ids", ids, images)
                 return list(ids)
 
-    def _encoded(self, text: str, images: list[Tiles], add_special_tokens: bool) -> list[int]:
+    def _adds_special_tokens(self, text: str) -> bool:
+        """To the text of a conversation. As in transformers, whose processors of models that see add those that the
+        template has not begun with, and whose tokenizers of others add none.
+        """
+        beginning = None if self.chat is None else self.chat.beginning
+        return self.images is not None and not (beginning and text.startswith(beginning))
+
+    def _encoded(self, name: str, text: str, images: list[Tiles], add_special_tokens: bool) -> list[int]:
+        """name: of the field that the text comes from. Raises InvalidRequest."""
         if self.images is not None and images:
-            return self.images.encode(text, images, self.tokenizer, add_special_tokens)
+            try:
+                return self.images.encode(text, images, self.tokenizer, add_special_tokens)
+            except InvalidRequest as error:
+                raise (error.of(name) if error.field == "prompt" else error) from None
         ids = self.tokenizer.encode(text, add_special_tokens)
-        if self.images is not None:
-            self.images.check(ids, images)
+        self._check_placeholders(name, ids, images)
         return ids
+
+    def _check_placeholders(self, name: str, ids: Sequence[int], images: list[Tiles]) -> None:
+        """name: of the field that the ids come from. Raises InvalidRequest."""
+        if self.images is not None:
+            try:
+                self.images.check(ids, images)
+            except InvalidRequest as error:
+                raise error.of(name) from None
 
     def _rendered(self, chat: Chat, limits: Limits) -> str:
         """The conversation as the model's template writes it, special tokens too. Raises as `_prompt_ids`."""
@@ -104,7 +123,7 @@ class Preparer:
         if self.chat is None:
             message = "the model has no chat template: send text or token_ids"
             raise RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", message, field="chat")
-        messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+        messages = template_messages(chat.messages, self.parts_alone)
         try:
             text = self.chat.render(messages, arguments, most_bytes(limits))
         except ChatFailed as failure:
@@ -175,16 +194,19 @@ def load_preparer(
     name = settings.served_model_name or model_name(settings.model, directory)
     tokenizer = Tokenizer.load(directory)
     public = tuple(tuple(tokenizer.encode(text, True)) for text in _texts(public_prefixes))
-    template = find_chat_template(directory)
+    images, sees = read_image_inputs(directory, config, tokenizer), config.vision is not None
+    template = find_chat_template(directory, sees)
+    chat = ChatRenderer(template) if template is not None else None
     return Preparer(
         name,
         tokenizer,
         defaults,
         public,
-        ChatRenderer(template) if template is not None else None,
-        read_image_inputs(directory, config, tokenizer),
+        chat,
+        images,
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
+        parts_alone=sees and chat is not None and reads_parts_alone(chat),
     )
 
 

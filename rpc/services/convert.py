@@ -16,6 +16,7 @@ from scheduler.request import (
     Beam,
     Chat,
     ChatMessage,
+    ImageHere,
     InvalidRequest,
     Output,
     Sampling,
@@ -54,7 +55,7 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
     try:
         return Spec(
             prompt=_prompt(message),
-            images=tuple(image.data for image in message.images),
+            images=_images(message),
             model=message.model,
             add_special_tokens=_given(message, "add_special_tokens", True),
             output_prefix=tuple(message.output_prefix.ids),
@@ -135,15 +136,24 @@ def _chat(message: pb.Chat) -> Chat:
     )
 
 
-def _content(message: pb.ChatMessage, number: int) -> str:
-    """All parts in one: templates of text models expect a string."""
-    for i, part in enumerate(message.parts):
-        kind = part.WhichOneof("part")
-        if kind == "image":
-            raise not_supported(f"chat.messages[{number}].parts[{i}].image")
-        if kind is None:
-            raise InvalidRequest(f"chat.messages[{number}].parts[{i}]", None, "one of text and image must be set")
-    return "".join(part.text for part in message.parts)
+def _content(message: pb.ChatMessage, number: int) -> str | tuple[str | ImageHere, ...]:
+    """Texts alone are put together: templates of text models expect a string."""
+    kinds = [part.WhichOneof("part") for part in message.parts]
+    if None in kinds:
+        field = f"chat.messages[{number}].parts[{kinds.index(None)}]"
+        raise InvalidRequest(field, None, "one of text and image must be set")
+    if "image" not in kinds:
+        return "".join(part.text for part in message.parts)
+    return tuple(ImageHere() if part.HasField("image") else part.text for part in message.parts)
+
+
+def _images(message: pb.GenerationSpec) -> tuple[bytes, ...]:
+    if not message.HasField("chat"):
+        return tuple(image.data for image in message.images)
+    if message.images:
+        raise InvalidRequest("images", f"{len(message.images)} images", "those of a chat are parts of its messages")
+    parts = (part for turn in message.chat.messages for part in turn.parts)
+    return tuple(part.image.data for part in parts if part.HasField("image"))
 
 
 def _sampling(message: pb.SamplingParameters) -> Sampling:

@@ -1,6 +1,8 @@
 """Lines of a batch job: what is a request, what is an error, and how results are written."""
 
+import base64
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,8 +11,9 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.batch.lines import KEYS, Line, failure_line, parse_line, result_line
 from rpc.frontend.errors import RequestFailed
+from rpc.image_files import MOST_BYTES
 from rpc.services.convert import spec_from
-from scheduler.request import Chat, ChatMessage
+from scheduler.request import Chat, ChatMessage, ImageHere
 
 
 def parse(values: object) -> Line:
@@ -56,6 +59,49 @@ def test_messages_become_a_conversation() -> None:
         spec_from(empty.request.spec)
 
 
+def test_images_are_base64_or_files_beside_the_input(tmp_path: Path) -> None:
+    (tmp_path / "a.PNG").write_bytes(b"first")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "b.jpg").write_bytes(b"second")
+    values = {"prompt": "A", "images": ["a.PNG", "+/+/+w==", "-_-_-w", str(elsewhere / "b.jpg"), "", "none.png"]}
+    line = parse_line(0, 1, json.dumps(values).encode(), tmp_path)
+    assert line.request is not None
+    held = base64.b64decode("+/+/+w==")
+    assert [image.data for image in line.request.spec.images] == [b"", held, held, b"", b"", b""], "not read yet"
+    with pytest.raises(RequestFailed, match=r"images\[5\] .* cannot be read: .*No such file"):
+        line.read_files()
+    (tmp_path / "none.png").mkdir()
+    with pytest.raises(RequestFailed, match=r"images\[5\] .* is no regular file"):
+        line.read_files()
+    (tmp_path / "none.png").rmdir()
+    (tmp_path / "none.png").write_bytes(b"third")
+    line.read_files()
+    assert [image.data for image in line.request.spec.images] == [b"first", held, held, b"second", b"", b"third"]
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.png").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    line = parse_line(0, 1, b'{"prompt": "A", "images": ["a.png"]}', tmp_path)
+    with pytest.raises(RequestFailed, match=f"an image may have {MOST_BYTES}"):
+        line.read_files()
+
+
+def test_parts_of_a_message_keep_their_order(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"first")
+    parts = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Hé"}, {"type": "image", "image": "QQ=="}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}]
+    line = parse_line(0, 1, json.dumps({"messages": messages}).encode(), tmp_path)
+    assert line.request is not None
+    line.read_files()
+    spec = spec_from(line.request.spec)
+    content = (ImageHere(), "Hé", ImageHere())
+    assert spec.prompt == Chat((ChatMessage("user", content), ChatMessage("assistant", "x")))
+    assert spec.images == (b"first", b"A")
+    assert spec.image_fields == ("chat.messages[0].parts[0].image", "chat.messages[0].parts[2].image")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -84,14 +130,22 @@ def test_messages_become_a_conversation() -> None:
         ({"messages": ["Hi"]}, "messages[0] is 'Hi': must be an object of role and content"),
         ({"messages": [{"role": "user"}]}, "must be an object of role and content"),
         ({"messages": [{"role": "user", "content": "Hi", "name": "x"}]}, "must be an object of role and content"),
-        ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, "messages[0].content is"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content is 3: must be a string or a list"),
+        ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, "messages[0].content[0] is"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0] is"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}, "is no Unicode text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0] is"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": "?"}]}]}, "content[0].image is '?'"),
         ({"messages": [{"role": 1, "content": "Hi"}]}, "messages[0].role is 1: must be a string"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "is no Unicode text"),
         ({"messages": [], "prompt": "A"}, "there is prompt, messages"),
         ({"messages": [], "template_arguments": 1}, "template_arguments is 1: must be an object"),
         ({"messages": [], "template_arguments": {"\ud800": 1}}, "is no Unicode text"),
         ({"prompt": "A", "template_arguments": {}}, "template_arguments is {}: goes with messages alone"),
-        ({"prompt": "A", "images": []}, "images is not supported yet"),
+        ({"prompt": "A", "images": "QQ=="}, "images is 'QQ==': must be a list of images"),
+        ({"prompt": "A", "images": ["QQ==", 3]}, "images[1] is 3: must be base64 or the name of a file"),
+        ({"prompt": "A", "images": ["a cat.gif"]}, "images[0] is 'a cat.gif': is no base64, and no name of a file"),
+        ({"prompt": "A", "images": ["A"]}, "images[0] is 'A': is no base64"),
     ],
 )
 def test_a_line_that_is_no_request_says_why(values: object, message: str) -> None:

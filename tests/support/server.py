@@ -64,10 +64,10 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(*flags: str) -> Iterator[RunningServer]:
-    """A server on free ports. Afterwards every page must be free and the process gone."""
+def running_server(*flags: str, **variables: str) -> Iterator[RunningServer]:
+    """A server on free ports. variables: of its environment. Afterwards every page is free and the process gone."""
     command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment() | variables)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -9,6 +9,7 @@ from tests.model.families.faults import FAULTS
 from tests.model.families.prompts import LENGTHS
 from tests.model.families.reference import NEW, TOP
 from tests.model.families.styles import CLASSIC, STYLES
+from tests.model.vision import table as seeing
 
 PAGE = Path(__file__).parents[3] / "docs" / "families.md"
 
@@ -48,7 +49,7 @@ def render() -> str:
         faults = sum(fault.case.name in names for fault in FAULTS)
         cells = (family, f"`{kind}`", variants, "; ".join(dict.fromkeys(files)) or "-", str(faults))
         rows.append("| " + " | ".join(cells) + " |\n")
-    return HEAD + "".join(rows)
+    return HEAD + "".join(rows) + seeing.render()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """docs/families.md says what this suite checks, and the suite checks all that can be loaded."""
 
 from model.architectures.registry import ARCHITECTURES
+from model.multimodal import KINDS
 from tests.model.families.cases import CASES
 from tests.model.families.table import PAGE, architecture, render
+from tests.model.vision import cases, nano, table
 
 
 def test_page_is_up_to_date() -> None:
@@ -11,6 +13,8 @@ def test_page_is_up_to_date() -> None:
 
 def test_every_architecture_has_a_case() -> None:
     assert {architecture(case) for case in CASES} == set(ARCHITECTURES)
+    assert {table.architecture(case) for case in cases.CASES} == set(KINDS)
+    assert table.NANO.keys() == nano.VERSIONS.keys()
 
 
 def test_names_are_told_apart() -> None:

@@ -35,10 +35,11 @@ IMAGE = 320  # the first id that the byte tokenizer leaves free
 @dataclass(frozen=True, eq=False)
 class Case:
     """text, tower: 'model_type's, and what they say beside TEXT and TOWER. top: of the whole config. processor: of
-    images, what its files say.
+    images, what its files say. covers: what it stands for, for docs/families.md.
     """
 
     name: str
+    covers: str
     kind: type[hf.PretrainedConfig]
     text: str
     tower: str
@@ -70,26 +71,36 @@ SPLIT = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
 GEMMA = {"head_dim": 16, "num_key_value_heads": 1}
 
 CASES = (
-    Case("paligemma", hf.PaliGemmaConfig, "gemma", SIGLIP, hf.SiglipImageProcessorPil,
+    Case("paligemma", "Gemma, positions from 1",
+         hf.PaliGemmaConfig, "gemma", SIGLIP, hf.SiglipImageProcessorPil,
          SQUARE | {"image_seq_length": 16}, GEMMA, {"vision_use_head": False}, {"projection_dim": 64}),
-    Case("paligemma2", hf.PaliGemmaConfig, "gemma2", SIGLIP, hf.SiglipImageProcessorPil,
+    Case("paligemma2", "Gemma 2 with a soft cap and its own query scale",
+         hf.PaliGemmaConfig, "gemma2", SIGLIP, hf.SiglipImageProcessorPil,
          SQUARE | {"image_seq_length": 16}, GEMMA | {"query_pre_attn_scalar": 24, "final_logit_softcapping": 9.0},
          {"vision_use_head": False}, {"projection_dim": 64}, seed=1),
-    Case("llava-clip", hf.LlavaConfig, "llama", CLIP, hf.CLIPImageProcessorPil, CROPPED),
-    Case("llava-pad", hf.LlavaConfig, "llama", CLIP, hf.LlavaImageProcessorPil, CROPPED | {"do_pad": True},
+    Case("llava-clip", "CLIP and Llama, images cropped",
+         hf.LlavaConfig, "llama", CLIP, hf.CLIPImageProcessorPil, CROPPED),
+    Case("llava-pad", "images padded to squares, CLIP's first feature kept, tied embeddings",
+         hf.LlavaConfig, "llama", CLIP, hf.LlavaImageProcessorPil, CROPPED | {"do_pad": True},
          {"tie_word_embeddings": True}, top={"vision_feature_select_strategy": "full"}, seed=2),
-    Case("llava-layers", hf.LlavaConfig, "mistral", CLIP, hf.CLIPImageProcessorPil, CROPPED,
+    Case("llava-layers", "features of several layers, Mistral, no projector biases",
+         hf.LlavaConfig, "mistral", CLIP, hf.CLIPImageProcessorPil, CROPPED,
          {"sliding_window": None}, top={"vision_feature_layer": [-2, 1], "multimodal_projector_bias": False}, seed=3),
-    Case("llava-siglip", hf.LlavaConfig, "qwen2", SIGLIP, hf.SiglipImageProcessorPil,
-         {"size": {"height": 35, "width": 35}}, more_tower={"image_size": 35},  # no multiple of a patch
+    Case("llava-siglip", "SigLIP and Qwen2, an image size that is no multiple of a patch",
+         hf.LlavaConfig, "qwen2", SIGLIP, hf.SiglipImageProcessorPil,
+         {"size": {"height": 35, "width": 35}}, more_tower={"image_size": 35},
          top={"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}, seed=4),
-    Case("idefics3", hf.Idefics3Config, "llama", "idefics3_vision", hf.Idefics3ImageProcessorPil, SPLIT,
+    Case("idefics3", "tiles and the whole image",
+         hf.Idefics3Config, "llama", "idefics3_vision", hf.Idefics3ImageProcessorPil, SPLIT,
          more_tower=FINE, seed=5),
-    Case("idefics3-positions", hf.Idefics3Config, "llama", "idefics3_vision", hf.Idefics3ImageProcessorPil,
+    Case("idefics3-positions", "tiles smaller than the encoder's image",
+         hf.Idefics3Config, "llama", "idefics3_vision", hf.Idefics3ImageProcessorPil,
          {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 24}}, more_tower=FINE, seed=6),
-    Case("smolvlm", hf.SmolVLMConfig, "llama", "smolvlm_vision", hf.SmolVLMImageProcessorPil, SPLIT,
+    Case("smolvlm", "squares of 16 patches a feature, tied embeddings",
+         hf.SmolVLMConfig, "llama", "smolvlm_vision", hf.SmolVLMImageProcessorPil, SPLIT,
          {"tie_word_embeddings": True}, FINE, {"scale_factor": 4, "tie_word_embeddings": True}, seed=7),
-    Case("smolvlm-whole", hf.SmolVLMConfig, "llama", "smolvlm_vision", hf.SmolVLMImageProcessorPil,
+    Case("smolvlm-whole", "no tiles",
+         hf.SmolVLMConfig, "llama", "smolvlm_vision", hf.SmolVLMImageProcessorPil,
          SPLIT | {"do_image_splitting": False}, more_tower=FINE, seed=8),
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}

@@ -1,75 +1,24 @@
 """Law: prompts with images, in any batch and under any schedule, give the tokens that transformers gives."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from model.settings import ModelSettings
 from rpc.assembly import check_indivisible
-from rpc.frontend.prepare import Preparer, load_preparer
 from scheduler.events import EndReason, Submit
-from scheduler.request import Beam, Output, Request, Sampling, Spec, Stopping
+from scheduler.request import Beam, Output, Sampling
 from scheduler.settings import SchedulerSettings
-from tests.model.vision import reference
 from tests.model.vision.cases import BY_NAME, CAUSAL, Case
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded, picture
+from tests.model.vision.seen import BOTH_WAYS, NEW, SIZES, TEXTS, Seen
 from tests.support.engines import Rig, key_of, make_rig
 
-NEW, CONTEXT = 10, 1024
-SIZES = ((32, 32), (70, 110), (40, 20))
-PROMPTS = (("<image>the cat sat", (0,)), ("that <image>sat <image>\non", (1, 2)), ("the cat sat on the <image>", (0,)))
-"""Text, and which images it has."""
-TEXTS = ("the cat sat on the mat", "sat")
-BOTH_WAYS = (BY_NAME["paligemma"], BY_NAME["paligemma2"])
+CONTEXT = 1024
 STEPS = SchedulerSettings(max_batched_tokens=CONTEXT + 32, max_sequences=32)
 
 each = pytest.mark.parametrize("case", [*CAUSAL, *BOTH_WAYS], ids=str)
-
-
-class Seen:
-    """A case's requests, and what transformers generates for each, one token after the other without a cache."""
-
-    def __init__(self, case: Case, shelf: Shelf) -> None:
-        self.directory: Path = shelf.checkpoint(case)
-        self.preparer: Preparer = load_preparer(ModelSettings(model=str(self.directory)))
-        self.images = [picture(*size, seed) for seed, size in enumerate(SIZES)]
-        model, processor = shelf.reference(case), shelf.processor(case)
-        self.expected: list[list[int]] = []
-        for text, which in PROMPTS:
-            values = reference.inputs(processor, text, [self.images[i] for i in which])
-            self.expected.append(greedy(model, values))
-        for text in TEXTS:
-            ids = torch.tensor([self.preparer.tokenizer.encode(text, True)])
-            both = {"token_type_ids": torch.zeros_like(ids)} if case in BOTH_WAYS else {}
-            self.expected.append(greedy(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | both))
-
-    def spec(self, i: int, **more: Any) -> Spec:
-        text, which = (*PROMPTS, *((text, ()) for text in TEXTS))[i]
-        files = tuple(encoded(self.images[image]) for image in which)
-        given = {"sampling": Sampling(temperature=0.0), "stopping": Stopping(max_tokens=NEW, ignore_eos=True)}
-        return Spec(text, files, **(given | more))
-
-    def request(self, rig: Rig, i: int, **more: Any) -> Request:
-        return self.preparer.prepare(self.spec(i, **more), rig.loaded.limits)
-
-    def requests(self, rig: Rig) -> dict[int, Request]:
-        return {i: self.request(rig, i) for i in range(len(self.expected))}
-
-
-@torch.inference_mode()
-def greedy(model: nn.Module, values: dict[str, torch.Tensor]) -> list[int]:
-    tokens: list[int] = []
-    for _ in range(NEW):
-        tokens.append(int(model(**values, use_cache=False).logits[0, -1].argmax()))
-        last = torch.tensor([tokens[-1:]])
-        grown = {"input_ids": last, "attention_mask": torch.ones_like(last), "token_type_ids": torch.ones_like(last)}
-        values = values | {key: torch.cat([values[key], more], 1) for key, more in grown.items() if key in values}
-    return tokens
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +35,7 @@ def seen(shelf: Shelf):  # type: ignore[no-untyped-def]
 
 def run(one: Seen, **kind: Any) -> Rig:
     rig = make_rig(one.directory, record_logits=True, **({"settings": STEPS, "pool_tokens": 2048} | kind))
-    rig.run(one.requests(rig))
+    rig.run({i: one.request(rig.loaded.limits, i) for i in range(len(one.expected))})
     assert [rig.results[i].tokens for i in range(len(one.expected))] == one.expected
     return rig
 
@@ -123,9 +72,9 @@ def test_chunks_may_end_in_an_image(case: Case, seen: Any) -> None:
 @each
 def test_preempted_sequences_go_on_as_they_would_have(case: Case, seen: Any) -> None:
     one = seen(case)
-    length = len(one.request(make_rig(one.directory), 2).prompt)
+    length = len(one.request(make_rig(one.directory).loaded.limits, 2).prompt)
     rig = make_rig(one.directory, page_size=1, pool_tokens=3 * (length + 4), settings=STEPS, prefix_cache=False)
-    results = rig.run({i: one.request(rig, 2) for i in range(3)})
+    results = rig.run({i: one.request(rig.loaded.limits, 2) for i in range(3)})
     assert [results[i].tokens for i in range(3)] == [one.expected[2]] * 3
     assert rig.preemptions
     assert rig.scheduler.stats().images_encoded == 1
@@ -136,9 +85,9 @@ def test_an_image_that_was_seen_before_is_neither_encoded_nor_computed_again(cas
     one = seen(case)
     rig = make_rig(one.directory, page_size=4, settings=STEPS)
     for attempt in range(3):
-        results = rig.run({attempt: one.request(rig, 1)})
+        results = rig.run({attempt: one.request(rig.loaded.limits, 1)})
         assert results[attempt].tokens == one.expected[1]
-        prompt = len(one.request(rig, 1).prompt)
+        prompt = len(one.request(rig.loaded.limits, 1).prompt)
         assert rig.started[attempt] == (0 if not attempt else (prompt - 1) // 4 * 4)
     stats = rig.scheduler.stats()
     assert stats.images_encoded == 2
@@ -162,7 +111,7 @@ def test_another_image_is_another_prompt(case: Case, seen: Any) -> None:
 def test_prompts_in_both_directions_share_only_as_a_whole(case: Case, seen: Any) -> None:
     one = seen(case)
     rig = make_rig(one.directory, page_size=1, settings=STEPS)
-    rig.run({1: one.request(rig, 3)})
+    rig.run({1: one.request(rig.loaded.limits, 3)})
     longer = replace(one.spec(3), prompt=TEXTS[0] + " sat")
     rig.run({2: one.preparer.prepare(longer, rig.loaded.limits)})
     assert rig.started[2] == 0
@@ -173,9 +122,9 @@ def test_several_sequences_and_searches_go_on_from_an_image(case: Case, seen: An
     one = seen(case)
     rig = make_rig(one.directory, page_size=4, settings=STEPS)
     requests = {
-        1: one.request(rig, 0, sampling=Sampling(temperature=1.0, seed=1, sequence_count=3)),
-        2: one.request(rig, 0, sampling=Sampling(beam=Beam(3), sequence_count=2)),
-        3: one.request(rig, 0),
+        1: one.request(rig.loaded.limits, 0, sampling=Sampling(temperature=1.0, seed=1, sequence_count=3)),
+        2: one.request(rig.loaded.limits, 0, sampling=Sampling(beam=Beam(3), sequence_count=2)),
+        3: one.request(rig.loaded.limits, 0),
     }
     results = rig.run(requests)
     assert results[3].tokens == one.expected[0]
@@ -189,7 +138,7 @@ def test_a_generated_placeholder_is_an_ordinary_token(seen: Any) -> None:
     rig = make_rig(one.directory, settings=STEPS)
     placeholder = one.preparer.images.token_id
     always = Sampling(temperature=0.0, logit_bias=((placeholder, 100.0),))
-    results = rig.run({1: one.request(rig, 0, sampling=always)})
+    results = rig.run({1: one.request(rig.loaded.limits, 0, sampling=always)})
     assert results[1].tokens == [placeholder] * NEW
     assert results[1].end is not None
     assert results[1].end.reason is EndReason.LENGTH
@@ -199,7 +148,7 @@ def test_a_generated_placeholder_is_an_ordinary_token(seen: Any) -> None:
 def test_prompt_logprobs_go_past_images(seen: Any) -> None:
     one = seen(BY_NAME["llava-clip"])
     rig = make_rig(one.directory, settings=STEPS)
-    request = one.request(rig, 0, output=Output(prompt_logprobs=True))
+    request = one.request(rig.loaded.limits, 0, output=Output(prompt_logprobs=True))
     outputs = rig.turn([Submit(1, request)])
     assert outputs is not None
     assert sum(len(part.logprobs.chosen) for part in outputs.prompt_parts) == len(request.prompt) - 1

@@ -100,6 +100,17 @@ def test_the_first_version_has_its_image_before_the_text(made: Callable[[str], M
         inputs.encode(text, tiles * 2, tokenizer)
 
 
+@pytest.mark.parametrize("version", ["plain", "overview"])
+def test_chunks_change_no_bit(version: str, made: Callable[[str], Made]) -> None:
+    """Each token has its own position, wherever a chunk begins."""
+    directory, _, decoder, inputs = made(version)
+    config, tiles = read_config(directory), [inputs.cut(picture(50, 90))]
+    ids = inputs.encode("<|image|>" * (version != "plain") + "the cat sat", tiles, Tokenizer.load(directory))
+    whole = forward.logits(decoder, config, ids, tiles)
+    for chunk in (1, 7, 16):
+        assert torch.equal(forward.logits(decoder, config, ids, tiles, chunk), whole)
+
+
 def test_config_says_what_the_engine_needs(made: Callable[[str], Made]) -> None:
     config = read_config(made("overview")[0])
     assert config.vision is not None
