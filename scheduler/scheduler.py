@@ -152,7 +152,7 @@ class Scheduler:
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
         sequences = sequences_of(event, now, self._arrivals + 1)
-        self._arrivals += sum(1 + len(sequence.siblings) for sequence in sequences)
+        self._arrivals += request.count if request.beam is None else request.beam.width
         self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings) if i < request.count])
         for sequence in sequences:
             # The replica that drew the last token may have died before its end was told.

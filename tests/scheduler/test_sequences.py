@@ -1,0 +1,42 @@
+"""Attempts with several sequences in the cases that are easiest to get wrong. Laws are in `test_sequences_laws`."""
+
+from dataclasses import replace
+
+from scheduler.events import Event, StepOutputs, Submit
+from scheduler.request import Request
+from scheduler.scheduler import Scheduler
+from tests.scheduler.test_scheduler import engine, step
+from tests.scheduler.workloads import make_request
+
+LONG = tuple(range(12))
+
+
+def request(attempt: int = 1, count: int = 3, max_tokens: int = 2, patience: float | None = None) -> Request:
+    return replace(make_request(attempt, LONG, max_tokens, patience=patience), count=count)
+
+
+def play(scheduler: Scheduler, *events: list[Event], now: float = 0.0) -> list[StepOutputs]:
+    """A turn for each of these lists, and more until nothing is left to do."""
+    outputs = [step(scheduler, now, some) for some in events]
+    while scheduler.has_work:
+        assert len(outputs) < 50, "still at work"
+        outputs.append(step(scheduler, now))
+    assert scheduler.live_attempts() == []
+    assert scheduler.cache.pool.free == scheduler.cache.pool.total
+    return outputs
+
+
+def tokens_of(outputs: list[StepOutputs]) -> dict[int, int]:
+    """How many each sequence has."""
+    indices = [index for one in outputs for index in one.indices.tolist()]
+    return {index: indices.count(index) for index in sorted(set(indices))}
+
+
+def test_those_that_have_ended_cost_nobody_a_place_in_line() -> None:
+    """The last of four goes on, and was there before another attempt."""
+    scheduler = engine(rows=1)
+    step(scheduler, 0.0, [Submit(1, make_request(1, 3, 30))])
+    step(scheduler, 0.0, [Submit(2, request(2, 4), (None, None, None, (5,))), Submit(3, make_request(3, 3, 2))])
+    orders = [one.order for one in scheduler.queue.in_order()]
+    assert scheduler.queue.attempts() == [2, 3]
+    assert orders == sorted(set(orders)), "each has its own place"
