@@ -40,6 +40,9 @@ class Queue:
             self._waiting.move_to_end(key, last=False)
         self.tokens += sequence.length
 
+    def get(self, attempt: int, index: int = 0) -> Sequence | None:
+        return self._waiting.get((attempt, index))
+
     def in_order(self) -> list[Sequence]:
         return list(self._waiting.values())
 

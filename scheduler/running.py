@@ -89,6 +89,15 @@ class Running:
         else:
             self.queue.remove(attempt, index)
 
+    def _waiting(self, attempt: int) -> list[Sequence]:
+        found = (self.queue.get(attempt, index) for index in self.attempts.indices(attempt))
+        return [one for one in found if one is not None]
+
+    def serve(self, attempt: int) -> None:
+        """The first of its sequences starts: those that still wait have been served with it."""
+        for sequence in self._waiting(attempt):
+            sequence.preempted = True
+
     def advance(self, attempt: int) -> None:
         """All hypotheses of a search have made their offers, in their rows or since they gave these away: the best ones
         go on.

@@ -302,6 +302,7 @@ class Scheduler:
         row = self._running.start(sequence, match)
         if sequence.preempted:
             return row
+        self._running.serve(sequence.attempt)
         cached = min(match.tokens, len(sequence.request.prompt))
         self._starts.append(Start(sequence.attempt, now - sequence.submitted, cached))
         if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from scheduler.events import Event, StepOutputs, Submit
+from scheduler.events import EndReason, Event, StepOutputs, Submit
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
+from scheduler.settings import QueueLimits
 from tests.scheduler.test_scheduler import engine, step
 from tests.scheduler.workloads import make_request
 
@@ -30,6 +31,20 @@ def tokens_of(outputs: list[StepOutputs]) -> dict[int, int]:
     """How many each sequence has."""
     indices = [index for one in outputs for index in one.indices.tolist()]
     return {index: indices.count(index) for index in sorted(set(indices))}
+
+
+def test_an_attempt_starts_once() -> None:
+    scheduler = engine(rows=4)
+    outputs = play(scheduler, [Submit(1, request(max_tokens=4), ((5,), (6, 7), ()))])
+    assert [start.attempt for one in outputs for start in one.starts] == [1]
+
+
+def test_an_attempt_of_which_a_sequence_runs_is_not_refused() -> None:
+    """Three with output of their own have one row, and wait for each other for longer than a queue would let them."""
+    scheduler = engine(rows=1, queue=QueueLimits(wait=5.0))
+    submit = Submit(1, request(max_tokens=8), ((5,), (6, 7), (8,)))
+    outputs = [step(scheduler, float(now), [submit] if now == 0 else []) for now in range(30)]
+    assert [end.reason for one in outputs for end in one.ends] == [EndReason.LENGTH] * 3
 
 
 def test_those_that_have_ended_cost_nobody_a_place_in_line() -> None:
