@@ -194,7 +194,7 @@ class Scheduler:
         if event.index is None or event.attempt in self._running.beams:
             self._running.end_attempt(event.attempt, EndReason.FINISHED)
         elif self._attempts.has(event.attempt, event.index):
-            self._running.leave(event.attempt, event.index)
+            self._running.finish(event.attempt, event.index)
             self._attempts.end(event.attempt, event.index, EndReason.FINISHED)
 
     def _answer(self, ask: Ask) -> Answer:

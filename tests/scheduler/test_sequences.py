@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
-from scheduler.events import EndReason, Event, StepOutputs, Submit
+import pytest
+
+from scheduler.events import EndReason, Event, Finish, StepOutputs, Submit
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits
-from tests.scheduler.test_scheduler import engine, step
+from tests.scheduler.test_scheduler import engine, reasons, step
 from tests.scheduler.workloads import make_request
 
 LONG = tuple(range(12))
@@ -31,6 +33,39 @@ def tokens_of(outputs: list[StepOutputs]) -> dict[int, int]:
     """How many each sequence has."""
     indices = [index for one in outputs for index in one.indices.tolist()]
     return {index: indices.count(index) for index in sorted(set(indices))}
+
+
+# A prompt of 12 tokens takes three steps of 4: finished before, while and after it is computed.
+@pytest.mark.parametrize("turn", [0, 1, 2, 3])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_one_is_finished_before_its_prompt_is_computed(index: int, turn: int) -> None:
+    scheduler = engine(chunk=4, prefix_cache=True)
+    turns: list[list[Event]] = [[] for _ in range(5)]
+    turns[0].append(Submit(1, request()))
+    turns[turn].append(Finish(1, index))
+    outputs = play(scheduler, *turns)
+    ends = [(end.index, end.reason, end.more) for one in outputs for end in one.ends]
+    assert (index, EndReason.FINISHED, True) in ends
+    assert [end[0] for end in ends if end[1] is EndReason.LENGTH] == [i for i in range(3) if i != index]
+    assert [end[2] for end in ends] == [True, True, False]
+    assert tokens_of(outputs) == {i: 2 for i in range(3) if i != index or turn == 3} | ({index: 1} if turn == 3 else {})
+
+
+def test_all_are_finished_one_by_one_before_their_prompt_is_computed() -> None:
+    scheduler = engine(chunk=4)
+    outputs = play(scheduler, [Submit(1, request())], [Finish(1, 0)], [Finish(1, 2), Finish(1, 1)])
+    assert tokens_of(outputs) == {}
+    assert [end.more for one in outputs for end in one.ends] == [True, True, False]
+
+
+def test_who_takes_over_a_prompt_waits_no_longer() -> None:
+    """The first of three has left the queue: the others' time is up when it was up for all."""
+    scheduler = engine(rows=2)
+    step(scheduler, 0.0, [Submit(1, make_request(1, 3, 30)), Submit(2, request(2, patience=5.0))])
+    step(scheduler, 1.0, [Finish(2, 0)])
+    assert scheduler.queue.attempts() == [2]
+    assert reasons(step(scheduler, 4.9)) == []
+    assert reasons(step(scheduler, 5.0)) == [(2, EndReason.QUEUE_TIMEOUT)]
 
 
 def test_an_attempt_starts_once() -> None:
