@@ -113,12 +113,13 @@ class CacheManager:
             last -= 1  # here already, though what comes before it is not
         if last < index:
             return None
-        return Awaited(row, int(self.owners[row]), last, chain.names[last])
+        return Awaited(row, last, chain.names[last])
 
     def is_computing(self, awaited: Awaited) -> bool:
         """Whether that page is still to come, from that row or from another that was quicker."""
-        same = self.owners[awaited.row] == awaited.owner and self.named[awaited.row] <= awaited.index
-        return bool(same) and not self.prefix.index.complete(awaited.name)
+        chain, index = self._chains[awaited.row], awaited.index
+        same = chain is not None and index < len(chain.names) and chain.names[index] == awaited.name
+        return same and bool(self.named[awaited.row] <= index) and not self.prefix.index.complete(awaited.name)
 
     def _pages_of(self, match: Match) -> list[Pages]:
         """By group."""

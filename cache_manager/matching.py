@@ -13,10 +13,9 @@ from cache_manager.prefix import NONE
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A page that is being computed: of this index and name, by this row, which has it for this owner."""
+    """A page that is being computed: of this index and name, by this row."""
 
     row: int
-    owner: int
     index: int
     name: Name
 

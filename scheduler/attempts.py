@@ -19,6 +19,10 @@ class Attempts:
     def has(self, attempt: int, index: int) -> bool:
         return index in self._open.get(attempt, ())
 
+    def indices(self, attempt: int) -> list[int]:
+        """Its sequences that have not ended."""
+        return sorted(self._open.get(attempt, ()))
+
     def open(self, attempt: int, indices: Iterable[int]) -> None:
         """These of its sequences are to be run."""
         self._open[attempt] = set(indices)

@@ -40,6 +40,17 @@ class Queue:
             self._waiting.move_to_end(key, last=False)
         self.tokens += sequence.length
 
+    def get(self, attempt: int, index: int = 0) -> Sequence | None:
+        return self._waiting.get((attempt, index))
+
+    def replace(self, sequence: Sequence, heir: Sequence) -> None:
+        """The heir takes the place of one that waits, and its deadline."""
+        deadlines = [deadline for deadline, key in self._deadlines if key == sequence.key]
+        self.remove(*sequence.key)
+        self.push_front(heir)
+        for deadline in deadlines:
+            heapq.heappush(self._deadlines, (deadline, heir.key))
+
     def in_order(self) -> list[Sequence]:
         return list(self._waiting.values())
 

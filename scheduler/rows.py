@@ -16,7 +16,8 @@ Index = NDArray[np.int32]
 @dataclass(slots=True, eq=False)
 class Sequence:
     """What a row needs when it is queued again. emitted: output tokens known so far. submitted: seconds on the engine's
-    clock. order: place in first-come order, kept over preemptions. chain: names of its full pages, None without a
+    clock. order: place in first-come order, kept over preemptions. preempted: it was served before, or another of its
+    attempt was. chain: names of its full pages, None without a
     prefix cache. awaited: a page that it waits for another sequence to compute. lost: tokens whose KV was
     computed before it was preempted. index: of the sequence in its request; siblings: of those that go on from its
     prompt once it is computed.

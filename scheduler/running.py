@@ -1,5 +1,8 @@
 """Who has a row and its pages, who waits for one, and what the executor is to be told of it with the next plan."""
 
+from dataclasses import replace
+from itertools import chain
+
 import numpy as np
 
 from cache_manager.manager import CacheManager
@@ -98,6 +101,46 @@ class Running:
             self.drop(row)
         else:
             self.queue.remove(attempt, index)
+
+    def finish(self, attempt: int, index: int) -> None:
+        """The sequence leaves, and the others of its attempt go on; also those that are to go on from its prompt, which
+        the first of them then computes for the others.
+        """
+        parent = self._parent(attempt)
+        if parent is None or index not in (parent.index, *parent.siblings):
+            self.leave(attempt, index)
+            return
+        row = self.rows.row_of(*parent.key)
+        siblings = tuple(one for one in parent.siblings if one != index)
+        if index != parent.index:
+            parent.siblings = siblings
+            if row is not None:
+                self.rows.siblings[row] = len(siblings)
+            return
+        order = parent.order + siblings[0] - index
+        heir = replace(parent, index=siblings[0], order=order, siblings=siblings[1:], lost=0)
+        if row is None:
+            self.queue.replace(parent, heir)
+        else:
+            heir.preempted = True
+            self.drop(row)
+            self.queue.push_front(heir)
+
+    def _parent(self, attempt: int) -> Sequence | None:
+        """The one of its sequences from whose prompt others will go on."""
+        waiting = (one for one in self._waiting(attempt) if one.siblings)
+        running = (self.rows.row_of(attempt, index) for index in self.attempts.indices(attempt))
+        parents = (self.rows.sequence(row) for row in running if row is not None and self.rows.siblings[row])
+        return next(chain(waiting, parents), None)
+
+    def _waiting(self, attempt: int) -> list[Sequence]:
+        found = (self.queue.get(attempt, index) for index in self.attempts.indices(attempt))
+        return [one for one in found if one is not None]
+
+    def serve(self, attempt: int) -> None:
+        """The first of its sequences starts: those that still wait have been served with it."""
+        for sequence in self._waiting(attempt):
+            sequence.preempted = True
 
     def advance(self, attempt: int) -> None:
         """All hypotheses of a search have made their offers, in their rows or since they gave these away: the best ones

@@ -152,7 +152,7 @@ class Scheduler:
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
         sequences = sequences_of(event, now, self._arrivals + 1)
-        self._arrivals += sum(1 + len(sequence.siblings) for sequence in sequences)
+        self._arrivals += request.count if request.beam is None else request.beam.width
         self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings) if i < request.count])
         for sequence in sequences:
             # The replica that drew the last token may have died before its end was told.
@@ -194,7 +194,7 @@ class Scheduler:
         if event.index is None or event.attempt in self._running.beams:
             self._running.end_attempt(event.attempt, EndReason.FINISHED)
         elif self._attempts.has(event.attempt, event.index):
-            self._running.leave(event.attempt, event.index)
+            self._running.finish(event.attempt, event.index)
             self._attempts.end(event.attempt, event.index, EndReason.FINISHED)
 
     def _answer(self, ask: Ask) -> Answer:
@@ -306,6 +306,7 @@ class Scheduler:
         row = self._running.start(sequence, match)
         if sequence.preempted:
             return row
+        self._running.serve(sequence.attempt)
         cached = min(match.tokens, len(sequence.request.prompt))
         self._starts.append(Start(sequence.attempt, now - sequence.submitted, cached))
         if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:

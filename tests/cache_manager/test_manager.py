@@ -121,10 +121,10 @@ def test_what_somebody_holds_is_not_needed_again():
 
 def test_a_page_that_a_row_computes_is_waited_for_until_it_is_published():
     manager = make_manager(page_size=2, pages=8, rows=2)
-    start(manager, 0, [1, 2, 3, 4, 5, 6], owner=11)
+    start(manager, 0, [1, 2, 3, 4, 5, 6])
     awaited = match(manager, [1, 2, 3, 4, 9, 9]).awaited
     assert awaited is not None
-    assert (awaited.row, awaited.owner, awaited.index) == (0, 11, 1), "they have two pages in common"
+    assert (awaited.row, awaited.index) == (0, 1), "they have two pages in common"
     manager.publish(0, 2, None)
     assert manager.is_computing(awaited)
     manager.publish(0, 4, None)
@@ -144,6 +144,15 @@ def test_nobody_waits_for_a_row_that_publishes_no_more(end):
     }[end]()
     assert not manager.is_computing(awaited)
     assert match(manager, [1, 2, 3, 4]).awaited is None
+
+
+def test_nobody_waits_for_another_sequence_of_the_same_attempt():
+    manager = make_manager(page_size=2, pages=8, rows=2)
+    start(manager, 0, [1, 2, 3, 4], owner=11)
+    awaited = match(manager, [1, 2, 3, 4]).awaited
+    manager.release(0, None)
+    start(manager, 0, [1, 2, 5, 6], owner=11)
+    assert not manager.is_computing(awaited)
 
 
 def test_who_computes_what_another_one_publishes_takes_it_over():
