@@ -74,8 +74,8 @@ def read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention looks at one position too many."""
     block = ReferenceAttention._block
 
-    def longer(self, keys, start, end, positions, window):  # type: ignore[no-untyped-def]
-        return block(self, keys, start, end + 1, positions + 1, window)
+    def longer(self, keys, slices, whole, positions, window):  # type: ignore[no-untyped-def]
+        return block(self, keys, slices + np.array([0, 0, 1]), whole, positions + 1, window)
 
     monkeypatch.setattr(ReferenceAttention, "_block", longer)
 
@@ -84,8 +84,8 @@ def show_the_key_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys past the end are hidden, but read where they would stand."""
     block = ReferenceAttention._block
 
-    def unclamped(self, keys, start, end, positions, window):  # type: ignore[no-untyped-def]
-        return block(self, keys, start, end + 1, positions, window)
+    def unclamped(self, keys, slices, whole, positions, window):  # type: ignore[no-untyped-def]
+        return block(self, keys, slices + np.array([0, 0, 1]), whole, positions, window)
 
     monkeypatch.setattr(ReferenceAttention, "_block", unclamped)
 
