@@ -29,16 +29,15 @@ def _shows(renderer: ChatRenderer, messages: list[dict[str, Any]]) -> bool:
 
 
 def template_messages(messages: Sequence[ChatMessage], parts_alone: bool) -> list[dict[str, Any]]:
-    """parts_alone: also of messages without images."""
-    return [
-        {
-            "role": message.role,
-            "content": message.content
-            if isinstance(message.content, str) and not parts_alone
-            else [_part(part) for part in message.parts],
-        }
-        for message in messages
-    ]
+    """Texts alone are put together to a string, unless the template reads parts alone."""
+    return [{"role": message.role, "content": _content(message, parts_alone)} for message in messages]
+
+
+def _content(message: ChatMessage, parts_alone: bool) -> str | list[dict[str, str]]:
+    texts = [part for part in message.parts if isinstance(part, str)]
+    if parts_alone or len(texts) < len(message.parts):
+        return [_part(part) for part in message.parts]
+    return "".join(texts)
 
 
 def _part(part: str | ImageHere) -> dict[str, str]:

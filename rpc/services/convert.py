@@ -137,12 +137,11 @@ def _chat(message: pb.Chat) -> Chat:
 
 
 def _content(message: pb.ChatMessage, number: int) -> str | tuple[str | ImageHere, ...]:
-    """Texts alone are put together: templates of text models expect a string."""
     kinds = [part.WhichOneof("part") for part in message.parts]
     if None in kinds:
         field = f"chat.messages[{number}].parts[{kinds.index(None)}]"
         raise InvalidRequest(field, None, "one of text and image must be set")
-    if "image" not in kinds:
+    if kinds in ([], ["text"]):
         return "".join(part.text for part in message.parts)
     return tuple(ImageHere() if part.HasField("image") else part.text for part in message.parts)
 

@@ -92,18 +92,18 @@ def draws_are_counted_twice(real):
 
 @fault(Slices, "prefill")
 def budget_is_ignored(real):
-    def prefill(self, row, start, need):
+    def prefill(self, row, start, need, whole=0):
         self.budget = max(self.budget, need)
-        real(self, row, start, need)
+        real(self, row, start, need, whole)
 
     return prefill
 
 
 @fault(Slices, "prefill")
 def prefill_chunk_is_ignored(real):
-    def prefill(self, row, start, need):
+    def prefill(self, row, start, need, whole=0):
         self._chunk = need
-        real(self, row, start, need)
+        real(self, row, start, need, whole)
 
     return prefill
 

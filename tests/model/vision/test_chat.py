@@ -173,10 +173,12 @@ def test_templates_that_read_no_strings_are_given_none(source: str, alone: bool)
 
 
 def test_messages_without_images_are_strings_where_those_are_read() -> None:
-    messages = (ChatMessage("system", "a"), ChatMessage("user", ("b", ImageHere())))
+    messages = (ChatMessage("system", "a"), ChatMessage("user", ("b", ImageHere())), ChatMessage("user", ("c", "d")))
     parts = {"role": "user", "content": [words("b"), IMAGE]}
-    assert template_messages(messages, False) == [{"role": "system", "content": "a"}, parts]
-    assert template_messages(messages, True) == [{"role": "system", "content": [words("a")]}, parts]
+    strings = [{"role": "system", "content": "a"}, parts, {"role": "user", "content": "cd"}]
+    assert template_messages(messages, False) == strings
+    pairs = [turn(words("a"), role="system"), parts, turn(words("c"), words("d"))]
+    assert template_messages(messages, True) == pairs
 
 
 def failure(preparer: Preparer, spec: Spec) -> RequestFailed:
