@@ -1,42 +1,33 @@
 """Runs a workload through a scheduler turn by turn, as the engine's loop does, and checks the laws in each turn."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from cache_manager.allocator import LedgerError
 from cache_manager.ledger import verify
 from cache_manager.manager import CLOSED
-from scheduler.events import Ask, End, EndReason, EngineStats, Event, Finish, Question, StepOutputs, Submit
+from scheduler.events import Ask, EndReason, EngineStats, Event, Finish, Question, StepOutputs, Submit
+from scheduler.rows import Sequence as Waiting
 from scheduler.scheduler import Scheduler
-from scheduler.step import StepPlan
-from tests.scheduler.executor import FakeExecutor, law
+from scheduler.step import Join, StepPlan
+from tests.scheduler.executor import FakeExecutor, LawBroken, law
 from tests.scheduler.mirror import Mirror
 from tests.scheduler.oracle import Oracle
+from tests.scheduler.outcome import Told, check_outcome
 from tests.scheduler.room import Before, Room
-from tests.scheduler.workloads import Arrival, Workload
+from tests.scheduler.trace import output_bytes, plan_bytes
+from tests.scheduler.workloads import Workload
 
 BROKEN = (AssertionError, LedgerError)  # what a broken law raises: a LawBroken, or the ledger where it sees it first
 
 
-@dataclass
-class Told:
-    """What the engine said of one attempt."""
-
-    arrival: Arrival
-    tokens: list[int] = field(default_factory=list)
-    waited: float | None = None
-    cached: int = 0
-    end: End | None = None
-
-    @property
-    def known(self) -> list[int]:
-        """All its tokens as far as they were told."""
-        return self.arrival.request.prompt.tolist() + self.arrival.output[: self.arrival.emitted] + self.tokens
+Result = TypeVar("Result")
+Key = tuple[int, int]  # of a sequence: attempt, index
 
 
 class Drive:
     """One engine without its thread. A turn takes a second. trace: all plans and outputs, as bytes. overtaken: how
-    often a request waited while a later one started.
+    often a request waited while a later one started. parked: how often a hypothesis was found to wait without a row.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -54,23 +45,22 @@ class Drive:
         scopes = {a.attempt: a.request.scope for a in workload.arrivals}
         self.oracle = Oracle(self.scheduler, self.executor, scopes)
         self.room = Room(cache, workload.settings, workload.prefix_cache)
-        self._lengths_at_start = self._forgotten = self.overtaken = 0
+        self._lengths_at_start = self._forgotten = self.overtaken = self.parked = 0
 
     def run(self) -> "Drive":
         """To the end, which must come in time."""
-        last = max((max(a.turn, a.cancel or 0) for a in self.workload.arrivals), default=0)
-        last = max(last, *self.workload.resets, 0)
-        while self.turn <= last or self.scheduler.has_work or self.scheduler.has_news:
+        while self.turn <= self.workload.last_turn or self.scheduler.has_work or self.scheduler.has_news:
             law(self.turn < self.workload.most_turns, f"still at work after {self.turn} turns")
             self.take_turn(self.events_of(self.turn))
         self._check_the_end()
         return self
 
     def events_of(self, turn: int) -> list[Event]:
-        come = [a for a in self.workload.arrivals if a.turn == turn]
-        submits: list[Event] = [Submit(a.attempt, a.request, (tuple(a.output[: a.emitted]),)) for a in come]
-        asks = [Ask(turn, Question.RESET_PREFIX_CACHE)] if turn in self.workload.resets else []
-        return submits + [Finish(a.attempt) for a in self.workload.arrivals if a.cancel == turn] + asks
+        arrivals = self.workload.arrivals
+        events: list[Event] = [a.submit for a in arrivals if a.turn == turn]
+        events += [Finish(a.attempt, index) for a in arrivals for when, index in a.dropped if when == turn]
+        events += [Finish(a.attempt) for a in arrivals if a.cancel == turn]
+        return events + ([Ask(turn, Question.RESET_PREFIX_CACHE)] if turn in self.workload.resets else [])
 
     def take_turn(self, events: Sequence[Event] = ()) -> StepOutputs | None:
         """As `Engine._turn`; what comes out is checked and kept."""
@@ -79,24 +69,28 @@ class Drive:
                 law(event.attempt not in self.told, "the workload submits an attempt twice")
                 self.told[event.attempt] = Told(self._arrivals[event.attempt])
         now = float(self.turn)
-        before = set(self.scheduler.rows.attempts())
-        going_on = {row: self._before(mirror) for row, mirror in self.executor.rows.items()}
-        plan = self.scheduler.schedule(now, events)
+        before, idle, preemptions = self._rows(), self._idle(), self.scheduler.stats().preemptions
+        may_join = set(self.scheduler.queue._waiting)
+        may_join |= {(e.attempt, i) for e in events if isinstance(e, Submit) for i in self._arrivals[e.attempt].heads}
+        going_on = {row: self._before(row, mirror) for row, mirror in self.executor.rows.items()}
+        plan = _unbroken(lambda: self.scheduler.schedule(now, events))
         if plan is not None:
             going_on = {row: one for row, one in going_on.items() if row not in plan.leaves}
-            self._launch(plan, going_on)
-        victims = before & set(self.scheduler.queue.attempts())
-        kept = before & set(self.scheduler.rows.attempts())
-        law(max(kept, default=0) < min(victims, default=1 << 30), f"{victims} were preempted, {kept} were not")
-        if not victims:
+            self._launch(plan, going_on, [join.row for join in plan.joins if self._key(join) in may_join])
+        victims = before & set(self.scheduler.queue._waiting)
+        kept = before & self._rows()
+        law(max(kept, default=(0, 0)) < min(victims, default=(1 << 30, 0)), f"{victims} were preempted, {kept} not")
+        law(not victims or not idle & kept, f"{victims} were preempted, {idle & kept} wait for others and were not")
+        self._check_rows_for_siblings()
+        if preemptions == self.scheduler.stats().preemptions:
             self._check_nobody_is_held_up(plan, going_on)
         outputs = None
         full = self.in_flight >= self.workload.depth or self.turn in self.workload.eager
         if self.in_flight and (plan is None or full):
             self.in_flight -= 1
-            outputs = self.scheduler.commit(self.executor.collect(), now)
+            outputs = _unbroken(lambda: self.scheduler.commit(self.executor.collect(), now))
         elif events or self.scheduler.has_news:
-            outputs = self.scheduler.commit(None, now)
+            outputs = _unbroken(lambda: self.scheduler.commit(None, now))
         else:
             law(plan is not None or not self.scheduler.has_work, "there is work, but none is begun or in flight")
         self.turn += 1
@@ -104,36 +98,73 @@ class Drive:
             self._record(outputs)
         for event in events:
             if isinstance(event, Finish) and event.attempt in self.told:
-                ended = self.told[event.attempt].end is not None
-                law(ended, f"attempt {event.attempt} is at work after it was told to finish")
+                told = self.told[event.attempt]
+                left = told.live if event.index is None or told.arrival.request.beam else {event.index} & set(told.live)
+                law(not left, f"sequences {left} of attempt {event.attempt} are at work after it was told to finish")
         self._check_books()
         return outputs
 
-    def _before(self, mirror: Mirror) -> Before:
-        request, length = self._arrivals[mirror.seed].request, len(mirror.known)
+    @staticmethod
+    def _key(join: Join) -> Key:
+        return join.controls.seed, join.index
+
+    def _rows(self) -> set[Key]:
+        """Sequences that have rows."""
+        return set(self.scheduler.rows._row_of)
+
+    def _idle(self) -> set[Key]:
+        """Hypotheses that wait in their rows for others of their searches."""
+        rows = self.scheduler.rows
+        return {(int(rows.attempt[row]), int(rows.index[row])) for row in self.scheduler._running.idle()}
+
+    def _before(self, row: int, mirror: Mirror) -> Before:
+        request = self._arrivals[mirror.seed].request
+        length = len(mirror.known) - (mirror.waits and row not in self.scheduler._running.given)
         need = min(length, len(request.prompt) + request.max_tokens - 1) - mirror.computed
         return Before(mirror, mirror.computed, length, need)
 
-    def _launch(self, plan: StepPlan, before: dict[int, Before]) -> None:
-        """before: rows that go on, as they were."""
+    def _launch(self, plan: StepPlan, before: dict[int, Before], newcomers: list[int]) -> None:
+        """before: rows that go on, as they were. newcomers: rows of those that come from the queue."""
         self.trace.append(plan_bytes(plan))
         self.executor.launch(plan)
         self.in_flight += 1
         self.oracle.step_launched(plan)
-        self._check_admission(plan, {one.mirror for one in before.values()})
+        self._check_admission(newcomers, {one.mirror for one in before.values()})
         self._check_delays(plan, before)
         rows, cache = self.executor.rows, self.scheduler.cache
-        seeds = {row: mirror.seed for row, mirror in rows.items()}
-        running = {self.scheduler.rows.row_of(attempt): attempt for attempt in self.scheduler.rows.attempts()}
-        law(seeds == running, f"the executor has {seeds}, the scheduler {running}")
+        keys = {row: mirror.key for row, mirror in rows.items()}
+        running = {row: key for key, row in self.scheduler.rows._row_of.items()}
+        law(keys == running, f"the executor has {keys}, the scheduler {running}")
         scheduled = set(plan.slices[:, 0].tolist())
         for row, mirror in rows.items():
             self.room.check_ends(row, mirror, before.get(row), row in scheduled)
-        self.room.check_newcomers(plan, before, rows)
+        last = keys[newcomers[-1]][0] if newcomers else None
+        self.room.check_newcomers(newcomers, before, rows, self._siblings(but=last))
         held = set().union(*(self.room.held(row, mirror) for row, mirror in rows.items()))
         held |= {page for parts in cache.pool.in_flight.values() for pages in parts for page in pages.tolist()}
         taken = cache.pool.total - cache.pool.free
         law(taken == len(held), f"{taken} pages are held, not {len(held)}")
+
+    def _siblings(self, but: int | None = None) -> int:
+        """Sequences that are to go on from the prompts of those that run: counted anew from what is still to come. but:
+        without those of an attempt.
+        """
+        here = self._rows() | set(self.scheduler.queue._waiting)
+        ended = {(end.attempt, end.index) for end in self.scheduler.untold_ends}
+        total = 0
+        for attempt in {attempt for attempt, _ in self._rows()} - {but}:
+            told, search = self.told[attempt], self.scheduler._running.beams.get(attempt)
+            if search is not None:
+                total += (search.width - 1) * (search.live == {0: None})
+            else:
+                fresh = {(attempt, i) for i in told.live if not told.output(i)} - ended
+                total += len(fresh - here) * bool(fresh & self._rows())
+        return total
+
+    def _check_rows_for_siblings(self) -> None:
+        rows, due = self.scheduler.rows, self._siblings()
+        law(rows.size - rows.used >= due, f"{rows.size - rows.used} rows are left for {due} sequences to come")
+        law(rows.free == rows.size - rows.used - due, f"{rows.free} rows are said to be free, with {due} to be kept")
 
     def _check_delays(self, plan: StepPlan, before: dict[int, Before]) -> None:
         """Who sits out lacks pages, or the budget is spent on others; a decode is in every step."""
@@ -151,78 +182,113 @@ class Drive:
                 law(lacking, f"the {name} of row {row} was delayed")
                 law(free < lacking, f"row {row} lacks {lacking} pages though {free} are free")
 
-    def _check_admission(self, plan: StepPlan, before: set[Mirror]) -> None:
+    def _check_admission(self, newcomers: list[int], before: set[Mirror]) -> None:
         """Who joins goes on from all that is published, and passes over nobody but who waits for a page."""
         size, on = self.workload.layout.page_size, self.workload.prefix_cache
-        running = {mirror.seed for mirror in before}
-        joined = [self.executor.rows[join.row] for join in plan.joins]
+        running = {mirror.key for mirror in before}
+        joined = [self.executor.rows[row] for row in newcomers]
         for mirror in joined:
             known = mirror.known[: mirror.joined]
             due = self.oracle.cached(mirror.seed, known).count * size
-            law(mirror.cached == due, f"attempt {mirror.seed} joins with {mirror.cached} cached tokens, not {due}")
-            computing = self.oracle.computing(mirror.seed, known, at_join=True) if on else []
-            earlier = [other for other in computing if other in running or other < mirror.seed]
-            law(not earlier, f"attempt {mirror.seed} computes what {earlier} compute")
-        latest = max((mirror.seed for mirror in joined), default=0)
-        for attempt in self.scheduler.queue.attempts():
-            if attempt < latest:
-                computing = self.oracle.computing(attempt, self.told[attempt].known) if on else []
+            law(mirror.cached == due, f"sequence {mirror.key} joins with {mirror.cached} cached tokens, not {due}")
+            wrong = mirror.had & self.executor.distrusted
+            law(not wrong, f"sequence {mirror.key} joins on pages {wrong} of a row that faulted")
+            computing = self.oracle.computing(mirror.key, known, at_join=True) if on else []
+            earlier = [other for other in computing if other in running or other < mirror.key]
+            law(not earlier, f"sequence {mirror.key} computes what {earlier} compute")
+        latest = max((mirror.key for mirror in joined), default=(0, 0))
+        for key, sequence in self.scheduler.queue._waiting.items():
+            if key < latest:
+                computing = self.oracle.computing(key, self._tokens_of(sequence)) if on else []
                 waits = any(other in running or other < latest for other in computing)
-                law(waits, f"{latest} starts before {attempt}, who waits for no page")
+                law(waits, f"{latest} starts before {key}, who waits for no page")
                 self.overtaken += 1
+
+    def _tokens_of(self, sequence: Waiting) -> list[int]:
+        """Of one that waits: those of a hypothesis were not told."""
+        if sequence.request.beam is not None:
+            return sequence.tokens().tolist()
+        return self.told[sequence.attempt].known(sequence.index)
 
     def _check_nobody_is_held_up(self, plan: StepPlan | None, before: dict[int, Before]) -> None:
         """Rows, budget or pages are lacking for the first in line that waits for nobody's page."""
         scheduler, cache = self.scheduler, self.scheduler.cache
         left = self.workload.settings.max_batched_tokens - (0 if plan is None else int(plan.slices[:, 2].sum()))
-        if not left or scheduler.rows.used == scheduler.rows.size:
+        if not left:
             return
         lengths = {
             row: (mirror, before[row].length if row in before else mirror.joined)
             for row, mirror in self._running().items()
         }
-        for (attempt, _), sequence in scheduler.queue._waiting.items():
+        for key, sequence in scheduler.queue._waiting.items():
+            parkable = [other for other in self._idle() if other >= (key[0], 0)]
+            if scheduler.rows.free <= len(sequence.siblings):
+                law(not parkable, f"sequence {key} lacks rows while {parkable} wait in theirs")
+                return
             if scheduler._match(sequence).awaited is not None:
                 continue
-            known = self.told[attempt].known
-            if self.workload.prefix_cache and self.oracle.computing(attempt, known):
+            known = self._tokens_of(sequence)
+            if self.workload.prefix_cache and self.oracle.computing(key, known):
                 return  # it may wait for a page after the first one that it lacks
-            needed = self.room.needed(known, self.oracle.cached(attempt, known))
-            lacking = cache.pool.free - self.room.spare(lengths) < needed
-            law(lacking, f"attempt {attempt} is held up though there is room for it")
+            needed = self.room.needed(known, self.oracle.cached(key[0], known))
+            lacking = cache.pool.free - self.room.spare(lengths, siblings=self._siblings()) < needed
+            law(lacking, f"sequence {key} is held up though there is room for it")
+            law(not parkable, f"sequence {key} lacks pages while {parkable} wait in their rows")
             return
 
     def _running(self) -> dict[int, Mirror]:
         """Those of the executor's rows whose sequences have not left, of which it is told with the next plan."""
         rows = self.scheduler.rows
-        return {row: mirror for row, mirror in self.executor.rows.items() if rows.row_of(mirror.seed) == row}
+        return {row: mirror for row, mirror in self.executor.rows.items() if rows.row_of(*mirror.key) == row}
 
     def _check_books(self) -> None:
         scheduler = self.scheduler
         verify(scheduler.cache)
-        disturbed = self.workload.resets or any(a.fault is not None for a in self.workload.arrivals)
+        # A row also falls silent where it shares a page with a fork that another has published.
+        disturbed = self.workload.resets or any(a.fault is not None or a.rows > 1 for a in self.workload.arrivals)
         for row, mirror in self._running().items():
             self.room.check_behind_windows(row, mirror)
             silent = self.workload.prefix_cache and scheduler.cache.named[row] == CLOSED
-            law(not silent or disturbed, f"attempt {mirror.seed} publishes no more")
-        running, waiting = scheduler.rows.attempts(), scheduler.queue.attempts()
-        law(waiting == sorted(waiting), f"the queue {waiting} is not in order of arrival")
-        live = sorted(attempt for attempt, told in self.told.items() if told.end is None)
-        law(sorted(running + waiting) == live, f"{running} run and {waiting} wait, {live} have no end")
-        lengths = [len(self._arrivals[a].request.prompt) + self._known_outputs(a) for a in waiting]
+            law(not silent or disturbed, f"sequence {mirror.key} publishes no more")
+        self._check_who_is_where()
+        waiting = scheduler.queue.in_order()
+        lengths = [len(self._tokens_of(sequence)) for sequence in waiting]
         law(scheduler.queue.tokens == sum(lengths), f"the queue counts {scheduler.queue.tokens} tokens, not {lengths}")
         most = self.workload.queue.requests + self.workload.settings.max_sequences
-        fresh = [attempt for attempt in waiting if self.told[attempt].waited is None]
+        fresh = {one.attempt for one in waiting if self.told[one.attempt].waited is None}
         law(len(fresh) <= most, f"{len(fresh)} requests wait, more than the bound and the rows together")
-        for attempt in waiting:
+        for attempt in fresh:
             told = self.told[attempt]
             patience = told.arrival.request.patience
             limit = self.workload.queue.wait if patience is None else min(patience, self.workload.queue.wait)
-            late = told.waited is None and self.turn - 1 - told.arrival.turn >= limit
+            late = self.turn - 1 - told.arrival.turn >= limit
             law(not late, f"attempt {attempt} waits longer than {limit} s")
 
-    def _known_outputs(self, attempt: int) -> int:
-        return self.told[attempt].arrival.emitted + len(self.told[attempt].tokens)
+    def _check_who_is_where(self) -> None:
+        """Each sequence that has not ended is in one place: a row, the queue, or where it will go on from a prompt; a
+        hypothesis that waits may also be parked. Nobody else is anywhere.
+        """
+        scheduler = self.scheduler
+        running, waiting, beams = self._rows(), list(scheduler.queue._waiting), scheduler._running.beams
+        law(waiting == sorted(waiting), f"the queue {waiting} is not in order of arrival")
+        law(running.isdisjoint(waiting), f"{running & set(waiting)} run and wait")
+        live = {attempt for attempt, told in self.told.items() if told.live}
+        law(set(scheduler.live_attempts()) == live, f"{scheduler.live_attempts()} are at work, {live} have no end")
+        searches = {attempt for attempt in live if self._arrivals[attempt].request.beam is not None}
+        law(set(beams) == searches, f"there are searches of {set(beams)}, not of {searches}")
+        parents = [scheduler.rows.sequence(row) for row in scheduler.rows.active().tolist()]
+        parents += scheduler.queue.in_order()
+        come = [(one.attempt, index) for one in parents for index in one.siblings if one.attempt not in searches]
+        due = sorted((attempt, index) for attempt in live - searches for index in self.told[attempt].live)
+        here = sorted(key for key in [*running, *waiting, *come] if key[0] not in searches)
+        law(here == due, f"{running} run, {waiting} wait and {come} are to come, {due} have no end")
+        for attempt, search in beams.items():
+            parked = [(attempt, slot) for slot in search.parked]
+            self.parked += len(parked)
+            law(all(search.has_offer(slot) for slot in search.parked), f"{parked} are parked and have offered nothing")
+            here = sorted(key for key in [*running, *waiting, *parked] if key[0] == attempt)
+            due = sorted((attempt, slot) for slot in search.live)
+            law(here == due, f"{running} run, {waiting} wait and {parked} are parked, {due} are live")
 
     def _record(self, outputs: StepOutputs) -> None:
         self.trace.append(output_bytes(outputs))
@@ -232,19 +298,10 @@ class Drive:
             law(told.end is None, f"attempt {start.attempt} started after its end")
             told.waited, told.cached = start.waited, start.cached
             self._check_start(told)
-        positions = outputs.positions.tolist()
-        for i, (attempt, token) in enumerate(zip(outputs.attempts.tolist(), outputs.tokens.tolist(), strict=True)):
-            told = self.told[attempt]
-            law(told.end is None, f"attempt {attempt} has a token after its end")
-            law(told.waited is not None, f"attempt {attempt} has a token before its start")
-            law(positions[i] == self._known_outputs(attempt), f"attempt {attempt} has a gap or a duplicate")
-            law(outputs.logprobs.chosen[i] == -token, "a token has another's logprob")
-            law(outputs.logprobs.top_ids[i].tolist() == [token, token + 1], "a token has another's alternatives")
-            told.tokens.append(token)
+        for i, attempt in enumerate(outputs.attempts.tolist()):
+            self.told[attempt].take_token(outputs, i)
         for end in outputs.ends:
-            told = self.told[end.attempt]
-            law(told.end is None, f"attempt {end.attempt} ended twice")
-            told.end = end
+            self.told[end.attempt].take_end(end)
             if end.reason is EndReason.FAULT:
                 self.executor.distrust(end.attempt)
         for answer in outputs.answers:
@@ -254,12 +311,13 @@ class Drive:
 
     def _check_start(self, told: Told) -> None:
         """The cached tokens that are told are those of the prompt that the executor did not compute."""
-        arrival = told.arrival
-        found, prompt = self.executor.found[arrival.attempt][0], len(arrival.request.prompt)
-        name = f"attempt {arrival.attempt} starts with {told.cached} cached tokens"
+        arrival, executor = told.arrival, self.executor
+        attempt, prompt = arrival.attempt, len(arrival.request.prompt)
+        found, length = executor.found[attempt][0], executor.came_with[attempt]
+        name = f"attempt {attempt} starts with {told.cached} cached tokens"
         law(told.cached == min(found, prompt), f"{name}, the executor has {found}")
-        law(told.cached < prompt or arrival.emitted, f"{name}, all of its prompt")
-        self._lengths_at_start += prompt + arrival.emitted
+        law(told.cached < prompt or length > prompt, f"{name}, all of its prompt")
+        self._lengths_at_start += length
 
     def _check_stats(self) -> None:
         """Gauges and counts against the executor's; in `ledger.verify` the manager's own are checked."""
@@ -267,7 +325,8 @@ class Drive:
         size = self.workload.layout.page_size
         rows = self._running().values()
         unused = sum(len(table.told) * size - mirror.computed for mirror in rows for table in mirror.tables)
-        law(stats.slots_unused == unused, f"{stats.slots_unused} slots are unused, not {unused}")
+        untold = self.scheduler._running.joins
+        law(untold or stats.slots_unused == unused, f"{stats.slots_unused} slots are unused, not {unused}")
         law(stats.pages_used + stats.pages_cached + cache.allocator.free == stats.pages_total, f"pages add up: {stats}")
         law(stats.pages_shared <= stats.pages_used, f"more pages are shared than held: {stats}")
         law(sum(stats.lifetimes) == stats.evicted_capacity, f"lifetimes of all that was evicted: {stats}")
@@ -286,81 +345,24 @@ class Drive:
         law(not cache.allocator.counts.any() and not cache.allocator.shared, "pages are counted though nobody is there")
         law(not cache.frontiers.row_of, "pages are being computed though nobody is there")
         law(self.workload.prefix_cache or not stats.pages_cached, "pages are cached without a cache")
+        running = self.scheduler._running
+        law(not running.beams and not running.given and not running.joins, "something is left of searches or of joins")
+        law(not self.scheduler.live_attempts(), "attempts are at work though nobody is there")
         law(self.scheduler.queue.tokens == 0, "an empty queue counts tokens")
         law((stats.running, stats.waiting, stats.pages_used) == (0, 0, 0), f"idle, but the gauges say {stats}")
         law(stats.computed_tokens == self.executor.computed_tokens, "computed tokens are miscounted")
-        again = self.executor.recomputed
-        law(stats.recomputed_tokens == again, f"{again} tokens were computed again, not {stats.recomputed_tokens}")
+        again, searches = self.executor.recomputed, any(a.request.beam for a in self.workload.arrivals)
+        law(
+            searches or stats.recomputed_tokens == again,
+            f"{again} tokens were computed again, not {stats.recomputed_tokens}",
+        )
         for told in self.told.values():
             check_outcome(told, self.workload, max(self.executor.found.get(told.arrival.attempt, [0])))
 
 
-def check_outcome(told: Told, workload: Workload, found: int = 0) -> None:
-    """The end of an attempt is one that the workload gives a reason for, and its tokens are those it has alone.
-
-    found: the most tokens that it joined with; a fault that it would meet there another one did not have.
-    """
-    arrival, end = told.arrival, told.end
-    request, whole = arrival.request, arrival.output
-    law(end is not None, f"attempt {arrival.attempt} has no end")
-    assert end is not None
-    name = f"attempt {arrival.attempt}, which ended with {end.reason.value}"
-    first_missing = arrival.emitted
-    stopped = bool(whole) and whole[-1] in request.stop_ids
-    stuck = len(whole) < request.max_tokens and not stopped
-    computed = len(request.prompt) + len(whole) - (not stuck)  # the last token is computed where another was to follow
-    faults = arrival.fault is not None and arrival.fault < computed
-    if faults and arrival.fault is not None and end.reason is not EndReason.FAULT:
-        faults = arrival.fault >= found
-    if faults and arrival.fault is not None:
-        met = arrival.fault + 1 - len(request.prompt)
-        if found > arrival.fault:  # another had computed that position; when this one lost its pages, it met the fault
-            met = first_missing + len(told.tokens)
-        whole = whole[: max(first_missing, met)]
-    rest = whole[first_missing:]
-    law(told.tokens == rest[: len(told.tokens)], f"{name}, has {told.tokens}, alone {rest}")
-    if end.reason in (EndReason.QUEUE_FULL, EndReason.QUEUE_TIMEOUT):
-        bounded = workload.queue.wait < 1e9 or workload.queue.requests < len(workload.arrivals)
-        law(bounded or request.patience is not None, f"{name}, was refused by a queue without bounds")
-        law(told.waited is None and not told.tokens, f"{name}, had started")
-        law(1.0 <= end.retry_after <= 30.0, f"{name}, is told to retry after {end.retry_after}")
-        law(end.message, f"{name}, is not told why")
-        return
-    if end.reason is EndReason.FINISHED:
-        law(arrival.cancel is not None, f"{name}, was not cancelled")
-        return
-    law(told.tokens == rest, f"{name}, has {told.tokens}, alone {rest}")
-    if faults:
-        law(end.reason is EndReason.FAULT, f"{name}, has a fault")
-        law(end.message, f"{name}, is not told why")
-        return
-    if stuck:
-        law(end.reason is EndReason.STUCK, f"{name}, had nothing left to draw")
-        return
-    law(end.reason is (EndReason.STOP if stopped else EndReason.LENGTH), f"{name}, ended for another reason")
-    law(end.stop_token_id == (whole[-1] if stopped else None), f"{name}, names the stop token {end.stop_token_id}")
-
-
-def plan_bytes(plan: StepPlan) -> bytes:
-    """All of a plan, types and shapes included."""
-    joins = [
-        (j.row, j.tokens.dtype.str, j.tokens.tobytes(), j.prompt_count, repr(j.controls), j.index) for j in plan.joins
-    ]
-    arrays = (plan.leaves, plan.grown, plan.copies, plan.freed, plan.slices, plan.logits, plan.given)
-    return repr((plan.step, joins, [(a.dtype.str, a.shape, a.tobytes()) for a in arrays])).encode()
-
-
-def output_bytes(outputs: StepOutputs) -> bytes:
-    """All of a step's outputs, types and shapes included."""
-    probs = outputs.logprobs
-    arrays = (
-        outputs.attempts,
-        outputs.positions,
-        outputs.tokens,
-        probs.chosen,
-        probs.rank,
-        probs.top_ids,
-        probs.top,
-    )
-    rest = (outputs.starts, outputs.ends, outputs.stats, outputs.step_seconds)
-    return repr(([(a.dtype.str, a.shape, a.tobytes()) for a in arrays], rest)).encode()
+def _unbroken(call: Callable[[], Result]) -> Result:
+    """What it returns. Lists and tables of the scheduler never lack what it looks for."""
+    try:
+        return call()
+    except LookupError as error:
+        raise LawBroken(f"the scheduler raises {error!r}") from error

@@ -2,13 +2,14 @@
 
 Its "model" draws a token from what it reads out of the pages of a sequence: a wrong table, a stale page or a page that
 somebody else wrote changes the tokens. Every position reads what it sees in each layer group: all before it, or what is
-within the window. `controls.seed` names the attempt of a row. A row that joins on cached pages is believed only after
-these were read; pages that are freed, or of a row that faulted, hold no tokens any more.
+within the window. `controls.seed` names the attempt of a row. A row that joins on cached pages, or on those of another
+sequence of its prompt, is believed only after these were read; pages that are freed, or of a row that faulted, hold no
+tokens any more. A search's row that has drawn computes nothing until it is given a token: what it drew is no token.
 """
 
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,7 @@ from tests.scheduler.mirror import Mirror, Table, tables_of
 VOCABULARY = 13
 FAULT = "planted fault"
 WIPED, SPOILED = -1, -2  # what slots hold that nobody may read
+UNDECIDED = -3  # the last token of a hypothesis that waits
 
 
 Slice = tuple[int, Mirror, int]  # a row, who has it, up to where it is computed
@@ -38,17 +40,27 @@ def law(holds: object, message: str) -> None:
         raise LawBroken(message)
 
 
-def next_token(tokens: list[int]) -> int:
-    """What the model draws after these tokens."""
-    return zlib.crc32(np.array(tokens, np.int32).tobytes()) % VOCABULARY
+def next_token(tokens: list[int], index: int = 0) -> int:
+    """What the model draws after these tokens for a request's sequence of this index."""
+    return zlib.crc32(np.array(tokens, np.int32).tobytes(), index) % VOCABULARY
 
 
-def alone(request: Request) -> list[int]:
-    """The output of a request that nobody disturbs."""
+def candidates(tokens: list[int]) -> NDArray[np.float32]:
+    """[VOCABULARY] logprobs of what may come after these tokens. No two are equal, nor are two sums of them."""
+    mixed = np.arange(1, VOCABULARY + 1, dtype=np.uint64) * 0x9E3779B1 ^ np.uint64(
+        zlib.crc32(np.array(tokens, np.int32).tobytes())
+    )
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor) & np.uint64(0xFFFFFFFF)
+    return -((mixed >> np.uint64(8)).astype(np.float32) + 1) / 2**20
+
+
+def alone(request: Request, index: int = 0) -> list[int]:
+    """The output of a request's sequence that nobody disturbs."""
     tokens = request.prompt.tolist()
     output: list[int] = []
     while len(output) < request.max_tokens:
-        token = next_token(tokens + output)
+        token = next_token(tokens + output, index)
         if token in request.controls.adjustments.not_yet:  # here: where the model draws it, nothing is left to draw
             break
         output.append(token)
@@ -61,7 +73,8 @@ def alone(request: Request) -> list[int]:
 class FakeExecutor:
     """faulty: for an attempt, the position whose computation fails. rows: the live mirrors by row.
 
-    found: by attempt, the cached tokens of each of its joins. recomputed: tokens that their attempt had had before.
+    found: by attempt, the cached tokens of each of its joins. came_with: by attempt, the tokens of its first join.
+    recomputed: tokens that their sequence had had before.
     late: "token" and "fault", where a result came back for a row that another sequence had got meanwhile. taken_over:
     pages that a running row exchanged for others of the same content. out_of_sight: pages that left the window of a row
     that went on. within: tables that began with a page after the first one.
@@ -78,6 +91,7 @@ class FakeExecutor:
     out_of_sight: int = 0
     within: int = 0
     found: dict[int, list[int]] = field(default_factory=dict)
+    came_with: dict[int, int] = field(default_factory=dict)
     late: set[str] = field(default_factory=set)
     closed: int = 0
 
@@ -87,8 +101,9 @@ class FakeExecutor:
         self._touched: deque[set[int]] = deque()  # pages that each step in flight can read or write
         self._written: deque[set[int]] = deque()  # those of them that it writes to
         self._results: deque[tuple[StepResult, list[Slice]]] = deque()
-        self._distrusted: set[int] = set()  # pages of rows that have faulted
-        self._reached: dict[int, int] = {}  # by attempt, how many of its tokens have been computed or found
+        self.distrusted: set[int] = set()  # pages of rows that have faulted: nobody is to join on them
+        # By sequence, how many of its tokens have been computed or found.
+        self._reached: dict[tuple[int, int], int] = {}
         self._next_step = 0
 
     def launch(self, plan: StepPlan) -> None:
@@ -99,6 +114,7 @@ class FakeExecutor:
         self._wipe(plan.freed.tolist())
         self._leave(plan)
         self._join(plan)
+        self._give(plan)
         self._grow(plan)
         self._copy(plan.copies.tolist())
         self._believe(plan)
@@ -124,10 +140,10 @@ class FakeExecutor:
         self.closed += 1
 
     def distrust(self, attempt: int) -> None:
-        """The attempt has ended with a fault: from now on nobody may join on a page that it had."""
+        """The attempt has ended with a fault: from now on nobody is to join on a page that a row had which met it."""
         for mirror in self.rows.values():
-            if mirror.seed == attempt:
-                self._distrusted.update(mirror.had)
+            if mirror.seed == attempt and mirror.broken:
+                self.distrusted.update(mirror.had)
 
     def read(self, group: int, page: int) -> list[int]:
         """What a page holds for a layer group."""
@@ -139,7 +155,7 @@ class FakeExecutor:
         for page in pages:
             law(page not in in_flight, f"page {page} is freed while a step in flight can touch it")
             self._slots[:, page * size : (page + 1) * size] = WIPED
-            self._distrusted.discard(page)
+            self.distrusted.discard(page)
             for mirror in self.rows.values():
                 mirror.had.discard(page)
 
@@ -149,17 +165,35 @@ class FakeExecutor:
             del self.rows[row]
 
     def _join(self, plan: StepPlan) -> None:
-        starts = {row: start for row, start, _ in plan.slices.tolist()}
+        """A row that begins with a slice had what comes before it computed; one that draws at once had everything."""
+        starts, draws = {row: start for row, start, _ in plan.slices.tolist()}, set(plan.logits[:, 1].tolist())
         for join in plan.joins:
-            law(join.row not in self.rows, f"a sequence joins row {join.row} that another still has")
-            law(0 <= join.row < self.settings.max_sequences, f"row {join.row} does not exist")
-            law(0 < join.prompt_count <= len(join.tokens), "a join without its prompt")
-            law(join.row in starts, f"row {join.row} joins, but nothing of it is computed")
-            tokens, tables = join.tokens.tolist(), tables_of(self.layout)
-            stuck = frozenset(join.controls.adjustments.not_yet)
-            mirror = Mirror(join.controls.seed, tokens, len(tokens), tables, starts[join.row], stuck=stuck)
-            self.rows[join.row] = mirror
+            row, tokens = join.row, join.tokens.tolist()
+            law(row not in self.rows, f"a sequence joins row {row} that another still has")
+            law(0 <= row < self.settings.max_sequences, f"row {row} does not exist")
+            law(0 < join.prompt_count <= len(tokens), "a join without its prompt")
+            offers = max(join.controls.top_logprobs, 0)
+            law(row in starts or row in draws or offers, f"row {row} joins, but nothing of it is computed")
+            mirror = Mirror(
+                join.controls.seed,
+                tokens,
+                len(tokens),
+                tables_of(self.layout),
+                starts.get(row, len(tokens) - (row not in draws)),
+                stuck=frozenset(join.controls.adjustments.not_yet),
+                index=join.index,
+                offers=offers,
+            )
+            law(all(mirror.key != other.key for other in self.rows.values()), f"two rows have sequence {mirror.key}")
+            self.rows[row] = mirror
             self.found.setdefault(mirror.seed, []).append(mirror.cached)
+            self.came_with.setdefault(mirror.seed, len(tokens))
+
+    def _give(self, plan: StepPlan) -> None:
+        for row, token in plan.given.tolist():
+            law(row in self.rows and self.rows[row].waits, f"row {row} is given a token but waits for none")
+            law(0 <= token < VOCABULARY, f"row {row} is given {token}, which is no token")
+            self.rows[row].known[-1], self.rows[row].waits = token, False
 
     def _grow(self, plan: StepPlan) -> None:
         owned = {page for mirror in self.rows.values() for page in mirror.pages()}
@@ -178,6 +212,8 @@ class FakeExecutor:
             elif not mirror.computed and self._joins_on(table, index, mirror.cached):
                 table.told.append(page)  # is read once all changes are applied
             else:
+                if not table.told and table.window is not None and index == table.seen(mirror.cached):
+                    table.start(index)  # it goes on from another sequence, nothing of which it sees any more
                 law(index <= len(table.told), f"page {index} of row {row} comes after {len(table.told)}")
                 law(page not in owned, f"page {page} is in two live tables")
                 law(page not in in_flight, f"page {page} is given out while a step in flight can touch it")
@@ -220,19 +256,18 @@ class FakeExecutor:
         for join in plan.joins:
             mirror = self.rows[join.row]
             cached = mirror.cached
-            law(cached < mirror.joined, f"attempt {mirror.seed} joins with nothing left to compute")
-            law(cached % size == 0, f"attempt {mirror.seed} joins in the middle of a page")
             for group, table in enumerate(mirror.tables):
                 pages = table.told[table.first : cached // size]
-                name = f"attempt {mirror.seed} joins"
+                name = f"sequence {mirror.key} joins"
                 law(table.first <= table.seen(cached), f"{name} without what its first token sees in group {group}")
-                held = [token for page in pages for token in self.read(group, page)]
-                law(held == mirror.known[table.first * size : cached], f"{name} on pages that hold something else")
-                law(unfinished.isdisjoint(pages), f"{name} on a page that is being computed")
-                law(self._distrusted.isdisjoint(pages), f"{name} on a page of a row that faulted")
+                law(cached <= len(table.told) * size, f"{name} without all pages of group {group}")
+                if cached < mirror.joined:  # else they are filled in this step, and read where it draws
+                    held = self._slots[group, self._slots_of(table, table.first * size, cached)].tolist()
+                    law(held == mirror.known[table.first * size : cached], f"{name} on pages that hold something else")
+                    law(unfinished.isdisjoint(pages), f"{name} on a page that is being computed")
                 table.forget(cached)
-            mirror.computed = mirror.collected = cached
-            self._reached[mirror.seed] = max(cached, self._reached.get(mirror.seed, 0))
+            mirror.computed = cached
+            self._reached[mirror.key] = max(cached, self._reached.get(mirror.key, 0))
 
     def _compute(self, plan: StepPlan) -> StepResult:
         slices, logits = plan.slices.tolist(), plan.logits.tolist()
@@ -245,29 +280,54 @@ class FakeExecutor:
         self._touched.append({page for table, start in tables for page in table.told[table.seen(start) :]})
         self._written.append(set())
         self.computed_tokens += total
-        faults = tuple((row, FAULT) for row, start, count in slices if self._advance(row, start, count))
+        # Who draws from another's logits has the pages that are written in this step.
+        along = {row for _, row in logits} - {row for row, _, _ in slices}
+        faults = tuple((row, FAULT) for row, start, count in slices if self._advance(row, start, count, along))
         ends = np.cumsum([count for _, _, count in slices]) - 1
         due = [
             [int(end), row]
             for end, (row, _, _) in zip(ends, slices, strict=True)
             if self.rows[row].computed == len(self.rows[row].known)
         ]
-        law(logits == due, f"the rows at the end of their known tokens draw: {due}, not {logits}")
+        law(logits[: len(due)] == due, f"the rows at the end of their known tokens draw: {due}, not {logits}")
+        parents = {int(end): self.rows[row] for end, (row, _, _) in zip(ends, slices, strict=True)}
+        for offset, row in logits[len(due) :]:
+            law(row in along and offset in parents, f"row {row} draws from {offset}, which is none of its tokens")
+            along.remove(row)
+            self._read_along(self.rows[row], parents[offset])
+        offered = [candidates(self.rows[row].known) for _, row in logits]
         drawn = np.array([self._draw(self.rows[row]) for _, row in logits], np.int32)
-        return StepResult(plan.step, drawn, logprobs_of(drawn), faults)
+        offers = [self.rows[row].offers for _, row in logits]
+        return StepResult(plan.step, drawn, logprobs_of(drawn, offers, offered), faults)
 
-    def _advance(self, row: int, start: int, count: int) -> bool:
-        """Writes the slice's tokens to its slots. True where the row faults."""
+    def _read_along(self, mirror: Mirror, parent: Mirror) -> None:
+        """The row draws from what another has computed, of which it has the pages."""
+        mirror.broken = parent.broken
+        law(mirror.seed == parent.seed, f"sequence {mirror.key} draws from the logits of {parent.key}")
+        for group, table in enumerate(mirror.tables):
+            seen = table.sees(mirror.computed - 1)
+            read = self._slots[group, self._slots_of(table, seen, mirror.computed)].tolist()
+            same = mirror.broken or read == mirror.known[seen:]
+            law(same, f"sequence {mirror.key} draws from pages that hold something else")
+
+    def _advance(self, row: int, start: int, count: int, along: set[int]) -> bool:
+        """Writes the slice's tokens to its slots. along: rows that may share these. True where the row faults."""
         mirror, end, size = self.rows[row], start + count, self.layout.page_size
         law(count > 0, f"row {row} has an empty slice")
         law(count <= (self.settings.prefill_chunk or count), f"a slice of {count} passes the prefill chunk")
         law(start == mirror.computed, f"row {row} goes on at {start}, {mirror.computed} tokens are computed")
+        law(not mirror.waits, f"row {row} goes on though no token was given to it")
         law(end <= len(mirror.known), f"row {row} computes {end} tokens, {len(mirror.known)} are known")
-        reached = self._reached[mirror.seed]
+        reached = self._reached[mirror.key]
         self.recomputed += max(0, min(reached, end) - start)
-        self._reached[mirror.seed] = max(reached, end)
+        self._reached[mirror.key] = max(reached, end)
         mirror.broken |= start <= self.faulty.get(mirror.seed, -1) < end
-        others = {page for other in self.rows.values() if other is not mirror for page in other.pages()}
+        others = {
+            page
+            for who, other in self.rows.items()
+            if other is not mirror and not (who in along and other.seed == mirror.seed)
+            for page in other.pages()
+        }
         for group, table in enumerate(mirror.tables):
             law(end <= len(table.told) * size, f"row {row} has no slot for position {end - 1}")
             pages = set(table.told[start // size : (end - 1) // size + 1])
@@ -287,11 +347,16 @@ class FakeExecutor:
         """Of these positions."""
         size = self.layout.page_size
         first, last = start // size, -(-end // size)
-        pages = np.array(table.told[first:last])
+        pages = np.array(table.told[first:last], np.int64)
         return (pages[:, None] * size + np.arange(size)).reshape(-1)[start - first * size : end - first * size]
 
     def _draw(self, mirror: Mirror) -> int:
-        token = -1 if mirror.broken else next_token(mirror.known)  # which were read as they were computed
+        # What it knows was read as it was computed.
+        token = -1 if mirror.broken else next_token(mirror.known, mirror.index)
+        if mirror.offers:
+            mirror.known.append(UNDECIDED)
+            mirror.waits = True
+            return token
         if token in mirror.stuck:
             mirror.known.append(0)
             return NO_TOKEN
@@ -299,7 +364,17 @@ class FakeExecutor:
         return token
 
 
-def logprobs_of(tokens: NDArray[np.int32]) -> Logprobs:
-    """Made up, but so that each token's can be told from another's."""
-    top = np.stack((tokens, tokens + 1), axis=1)
-    return Logprobs(-tokens.astype(np.float32), tokens + 1, top, -top.astype(np.float32))
+def logprobs_of(
+    tokens: NDArray[np.int32], offers: Sequence[int] = (), offered: Sequence[NDArray[np.float32]] = ()
+) -> Logprobs:
+    """Made up, but so that each token's can be told from another's. offers: of each, how many of those that it could
+    draw are told, whose logprobs are `offered`; 0 for those that no search goes by.
+    """
+    chosen, width = -tokens.astype(np.float32), max([2, *offers])
+    top_ids, top = np.full((len(tokens), width), -1, np.int32), np.full((len(tokens), width), -np.inf, np.float32)
+    top_ids[:, 0], top_ids[:, 1] = tokens, tokens + 1
+    top[:, :2] = -top_ids[:, :2]
+    for i in np.flatnonzero(offers).tolist():
+        best = np.argsort(-offered[i], kind="stable")[: offers[i]]
+        top_ids[i, : len(best)], top[i, : len(best)] = best, offered[i][best]
+    return Logprobs(chosen, tokens + 1, top_ids, top)

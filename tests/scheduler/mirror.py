@@ -51,7 +51,8 @@ class Mirror:
     """A row. known: its tokens, drawn ones included. joined: how many came with the join. cached: how many of these
     were in the pages that it joined on. computed: KV written so far, or found. collected: those of them that the
     scheduler was told of. had: pages that it has or had, and nobody else got since. broken: it has faulted, whatever it
-    draws is void. stuck: where it would draw one of these, nothing is left to draw.
+    draws is void. stuck: where it would draw one of these, nothing is left to draw. offers: how many of its likeliest
+    tokens it tells of each time; a search goes by them. waits: its last token is to be given by a search.
     """
 
     seed: int
@@ -64,6 +65,13 @@ class Mirror:
     had: set[int] = field(default_factory=set)
     broken: bool = False
     stuck: frozenset[int] = frozenset()
+    index: int = 0
+    offers: int = 0
+    waits: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.seed, self.index
 
     def pages(self) -> list[int]:
         return [page for table in self.tables for page in table.live if page is not None]

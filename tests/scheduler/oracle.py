@@ -94,23 +94,23 @@ class Oracle:
                 return Cached(count, tuple(tuple(page for page in pages if page is not None) for pages in used))
         return Cached(0, ((),) * len(groups))
 
-    def computing(self, attempt: int, tokens: list[int], at_join: bool = False) -> list[int]:
-        """Other attempts that run and have yet to publish a page that the cache lacks of these tokens: the first such
+    def computing(self, key: tuple[int, int], tokens: list[int], at_join: bool = False) -> list[tuple[int, int]]:
+        """Other sequences that run and have yet to publish a page that the cache lacks of these tokens: the first such
         page, or where groups have windows, so that later pages may be there, the next one that they publish.
 
         at_join: those that publish it next. Not those that publish no more, nor those that compute it only as the end
         of their prompts, which had to, whoever else computes it.
         """
         rows, size, named = self._scheduler.rows, self._size, self._scheduler.cache.named
-        lacking = self.cached(attempt, tokens).count
+        lacking = self.cached(key[0], tokens).count
         found = []
         for row, mirror in self._executor.rows.items():
             page = lacking if named[row] == CLOSED else max(lacking, int(named[row]))
             late = named[row] != lacking if at_join else page > lacking and not self._layout.windows
-            if mirror.seed == attempt or rows.row_of(mirror.seed) != row or late:
+            if mirror.key == key or rows.row_of(*mirror.key) != row or late:
                 continue
             end = (page + 1) * size
-            shares = shared_pages(self._scopes[mirror.seed], self._scopes[attempt], size) > page
+            shares = shared_pages(self._scopes[mirror.seed], self._scopes[key[0]], size) > page
             if end < len(tokens) and mirror.joined >= end + at_join and mirror.known[:end] == tokens[:end] and shares:
-                found.append(mirror.seed)
+                found.append(mirror.key)
         return found

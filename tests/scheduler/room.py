@@ -6,7 +6,6 @@ import numpy as np
 
 from cache_manager.manager import CLOSED, CacheManager
 from scheduler.settings import SchedulerSettings
-from scheduler.step import StepPlan
 from tests.cache_manager.sequences import table
 from tests.scheduler.executor import law
 from tests.scheduler.mirror import Mirror, Table
@@ -59,7 +58,11 @@ class Room:
             told = one.told[int(cache.tables.first[group, row]) :]
             law(told == pages, f"row {row} has pages {pages} in group {group}, the executor thinks {told}")
             most = len(pages) if one.window is None else self.within(one.window)
-            law(len(pages) <= most, f"row {row} holds {len(pages)} pages of group {group}, its window allows {most}")
+            fresh = mirror.cached == mirror.joined and not mirror.collected  # has yet to let go of what its parent held
+            law(
+                fresh or len(pages) <= most,
+                f"row {row} holds {len(pages)} pages of group {group}, its window allows {most}",
+            )
             held.update(pages)
         return held
 
@@ -73,6 +76,8 @@ class Room:
         if before is None:
             soon = min(mirror.joined, mirror.cached + self._settings.ahead)
             due = [self.pages(mirror.joined if one.window is None else soon) for one in mirror.tables]
+            if not scheduled:
+                due = ends  # it has the pages of another sequence, and draws from its logits or sits out
         else:
             wanted = self.pages(before.computed + min(before.need, chunk))
             due = [max(end, wanted) for end in self._ends[mirror]]
@@ -82,9 +87,11 @@ class Room:
         self._ends[mirror] = ends
 
     def lacking(self, before: Before) -> int:
-        """Pages that a row lacks to compute what it has to."""
+        """Pages that a row lacks to compute what it has to, with one for each that it would write to and shares."""
         wanted = self.pages(before.computed + min(before.need, self._settings.chunk))
-        return sum(max(0, wanted - len(one.told)) for one in before.mirror.tables)
+        counts, first = self._cache.allocator.counts, before.computed // self._layout.page_size
+        shared = [page for one in before.mirror.tables for page in one.told[first:] if counts[page] > 1]
+        return len(shared) + sum(max(0, wanted - len(one.told)) for one in before.mirror.tables)
 
     # What must stay free
 
@@ -101,27 +108,34 @@ class Room:
         has = int(np.count_nonzero(cache.allocator.counts[cache.tables.of(group, row)] == 1))
         return max(0, min(self.pages(length) - end, self.within(one.window) - has))
 
-    def spare(self, lengths: dict[int, tuple[Mirror, int]], each: int = 1, own: bool = True) -> int:
-        """Pages that stay free for these rows of so many tokens: `each` in every group, and what windows take on for
-        prompts.
+    def spare(self, lengths: dict[int, tuple[Mirror, int]], each: int = 1, own: bool = True, siblings: int = 0) -> int:
+        """Pages that stay free for these rows of so many tokens: `each` in every group, also for the `siblings` that
+        are to go on from their prompts, and what windows take on for prompts.
         """
         promised = sum(
             self._to_come(one, row, group, length, own)
             for row, (mirror, length) in lengths.items()
             for group, one in enumerate(mirror.tables)
         )
-        return each * len(lengths) * len(self._layout.groups) + promised
+        return each * (len(lengths) + siblings) * len(self._layout.groups) + promised
 
-    def check_newcomers(self, plan: StepPlan, before: dict[int, Before], rows: dict[int, Mirror]) -> None:
-        """When the last of those who join did, enough was left for those that ran, and for itself."""
-        if not plan.joins:
+    def check_newcomers(
+        self, newcomers: list[int], before: dict[int, Before], rows: dict[int, Mirror], siblings: int
+    ) -> None:
+        """When the last of those who come from the queue did, enough was left for those that ran, and for itself."""
+        if not newcomers:
             return
         lengths = {
             row: (mirror, before[row].length if row in before else mirror.joined) for row, mirror in rows.items()
         }
-        last = plan.joins[-1].row
-        others = {row: one for row, one in lengths.items() if row != last}
-        due = self.spare(others, own=False) + self.spare({last: lengths[last]}, each=0, own=False)
+        last = newcomers[-1]
+        others = {
+            row: one
+            for row, one in lengths.items()
+            if row != last and (one[0].seed != rows[last].seed or row in before or row in newcomers)
+        }
+        due = self.spare(others, own=False, siblings=siblings)
+        due += self.spare({last: lengths[last]}, each=0, own=False)
         law(
             self._cache.pool.free >= due,
             f"row {last} joins and leaves {self._cache.pool.free} pages, {due} are to stay free",

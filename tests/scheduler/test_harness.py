@@ -55,14 +55,14 @@ def serials_are_used_twice(real):
     return add
 
 
-@fault(Scheduler, "_fault", faults=True, depths=(2,))
+@fault(Scheduler, "_end_failed", faults=True, depths=(2,))
 def fault_hits_whoever_has_the_row_now(real):
-    return lambda self, flown, row, message: real(self, replace(flown, serials=self.rows.serial), row, message)
+    return lambda self, flown, result: real(self, replace(flown, serials=self.rows.serial), result)
 
 
-@fault(Scheduler, "_fault", faults=True)
+@fault(Scheduler, "_end_failed", faults=True)
 def fault_is_not_told(real):
-    return lambda self, flown, row, message: None
+    return lambda self, flown, result: None
 
 
 @fault(Scheduler, "_plan")

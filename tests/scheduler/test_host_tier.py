@@ -58,7 +58,7 @@ def run(workload: Workload, slots: int, spoils: float) -> EngineStats:
     scheduler._swapping_pays = lambda: True  # type: ignore[method-assign]
     executor = SwappingExecutor(workload.layout, workload.pages, workload.settings)
     executor.spoils, executor.rng = spoils, Random(slots)
-    tokens: dict[int, list[int]] = {a.attempt: a.output[: a.emitted] for a in workload.arrivals}
+    tokens: dict[int, list[int]] = {a.attempt: a.known(0) for a in workload.arrivals}
     ends: dict[int, EndReason] = {}
     flying = turn = 0
     while len(ends) < len(workload.arrivals) or scheduler.has_work:

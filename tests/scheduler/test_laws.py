@@ -106,7 +106,7 @@ def test_tokens_and_pages_held_follow_from_what_was_told(workload):
             if told.waited is None or told.end is not None:
                 continue
             arrival = told.arrival
-            known, row = len(arrival.request.prompt) + arrival.emitted, running[attempt]
+            known, row = len(arrival.request.prompt) + len(arrival.known(0)), running[attempt]
             held = known + len(told.tokens) - 1
             if told.tokens:
                 assert row.computed == held, "prompt + generated - 1 tokens are computed"

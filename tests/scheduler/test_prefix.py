@@ -192,7 +192,7 @@ def test_pages_that_a_faulted_one_had_from_another_are_hit_by_nobody():
 
 def test_output_of_an_earlier_attempt_is_looked_up_too():
     request = make_request(1, LONG[:6], 20)
-    come = [Arrival(1, 0, request), Arrival(2, 40, make_request(2, LONG[:6], 20), emitted=11)]
+    come = [Arrival(1, 0, request), Arrival(2, 40, make_request(2, LONG[:6], 20), emitted=(11,))]
     run = drive(come).run()
     assert cached(run) == [0, 6], "of the prompt"
     assert (run.stats.prefix_queries, run.stats.prefix_hits) == (6 + 17, 16)

@@ -154,7 +154,7 @@ def test_preempted_in_mid_window_and_resumed_gives_the_same_tokens(come, windows
     run = drive(come, windows, pages, len(come), 6, 3, depth, cache)
     run_until(run, lambda: run.scheduler.stats().preemptions)
     victim = run.scheduler.queue.attempts()[0]
-    assert len(run.told[victim].known) > min(window for window in windows if window)
+    assert len(run.told[victim].known()) > min(window for window in windows if window)
     run.run()
     assert len(run.executor.found[victim]) == 2
     assert tokens(run) == due(come)

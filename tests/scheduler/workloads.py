@@ -10,7 +10,8 @@ from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer, Scope
 from cache_manager.policies import POLICIES
-from scheduler.request import Adjustments, Controls, Request
+from scheduler.events import Submit
+from scheduler.request import Adjustments, Beam, Controls, Request
 from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.scheduler.executor import VOCABULARY, alone, next_token
 
@@ -62,19 +63,64 @@ def make_request(
 class Arrival:
     """One attempt. Turns are the engine's: `turn` when it comes, `cancel` when its client leaves.
 
-    emitted: how much of its output an earlier attempt delivered. fault: the position whose computation fails.
+    dropped: turns in which it wants no more of one of the sequences, by index.
+
+    emitted: by sequence, how much of its output an earlier attempt delivered, None for one that has ended; () for none
+    of any. fault: the position whose computation fails, in whatever sequence.
     """
 
     attempt: int
     turn: int
     request: Request
     cancel: int | None = None
-    emitted: int = 0
+    emitted: tuple[int | None, ...] = ()
     fault: int | None = None
+    dropped: tuple[tuple[int, int], ...] = ()
 
     @property
     def output(self) -> list[int]:
+        """Of its first sequence."""
         return alone(self.request)
+
+    @property
+    def open(self) -> list[int]:
+        """Sequences that are to be told."""
+        return [index for index in range(self.request.count) if not self.emitted or self.emitted[index] is not None]
+
+    def known(self, index: int) -> list[int]:
+        """Output of a sequence that an earlier attempt delivered."""
+        if not self.emitted or not self.emitted[index]:
+            return []
+        return alone(self.request, index)[: self.emitted[index]]
+
+    @property
+    def submit(self) -> Submit:
+        known = tuple(None if n is None else tuple(self.known(index)) for index, n in enumerate(self.emitted))
+        return Submit(self.attempt, self.request, known)
+
+    @property
+    def heads(self) -> list[int]:
+        """Sequences that come into the queue: all that have output, and of the others one."""
+        known = [index for index in self.open if self.known(index)]
+        return sorted([*known, *[index for index in self.open if index not in known][:1]])
+
+    @property
+    def rows(self) -> int:
+        """That it can have at once."""
+        return self.request.count if self.request.beam is None else self.request.beam.width
+
+    @property
+    def last_turn(self) -> int:
+        """In which something is heard of it."""
+        return max([self.turn, self.cancel or 0, *(turn for turn, _ in self.dropped)])
+
+    @property
+    def turns(self) -> int:
+        """More than it needs where in every other one some progress is made on it. A search may have to compute all its
+        hypotheses again for every token.
+        """
+        rounds = 1 if self.request.beam is None else self.request.max_tokens
+        return 4 * self.rows * rounds * (self.longest + self.request.max_tokens + 2)
 
     @property
     def longest(self) -> int:
@@ -118,9 +164,12 @@ class Workload:
     @property
     def most_turns(self) -> int:
         """More than any engine needs that makes progress on its oldest sequence in every other turn."""
-        horizon = max((max(a.turn, a.cancel or 0) for a in self.arrivals), default=0)
-        horizon = max(horizon, *self.resets, 0)
-        return horizon + 10 + sum(4 * (a.longest + a.request.max_tokens + 2) for a in self.arrivals)
+        return self.last_turn + 10 + sum(a.turns for a in self.arrivals)
+
+    @property
+    def last_turn(self) -> int:
+        """In which something comes from outside."""
+        return max([0, *(a.last_turn for a in self.arrivals), *self.resets])
 
 
 @st.composite
@@ -134,7 +183,15 @@ def prompts(draw, alike: bool = False) -> tuple[int, ...]:
 
 @st.composite
 def arrivals(
-    draw, attempt: int, cancels: bool, patience: bool, resumed: bool, faults: bool, last_turn: int, alike: bool
+    draw,
+    attempt: int,
+    cancels: bool,
+    patience: bool,
+    resumed: bool,
+    faults: bool,
+    last_turn: int,
+    alike: bool,
+    several: bool,
 ):
     prompt = draw(prompts(alike))
     stop_ids = tuple(draw(st.just([]) | st.lists(st.integers(0, VOCABULARY - 1), max_size=2, unique=True)))
@@ -143,17 +200,47 @@ def arrivals(
     request = make_request(attempt, prompt, draw(st.integers(1, 24)), stop_ids, waits, scope)
     turn = draw(st.integers(0, last_turn))
     arrival = Arrival(attempt, turn, request)
-    if faults and not resumed:
+    if several:
+        arrival = draw(families(arrival, cancels, resumed))
+    request = arrival.request
+    if faults and not resumed and request.beam is None:
         stuck = draw(st.just([]) | st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=2))
         adjustments = Adjustments(not_yet=tuple(stuck))
         request = replace(request, controls=replace(request.controls, adjustments=adjustments))
         arrival = replace(arrival, request=request)
     if cancels:
         arrival = replace(arrival, cancel=draw(st.none() | st.none() | st.integers(turn, turn + 25)))
-    if resumed:
-        arrival = replace(arrival, emitted=draw(st.integers(0, len(arrival.output) - 1)))
+    if resumed and arrival.rows == 1 and request.beam is None:
+        arrival = replace(arrival, emitted=(draw(st.integers(0, len(arrival.output) - 1)),))
     if faults:
         arrival = replace(arrival, fault=draw(st.none() | st.none() | st.integers(0, arrival.longest - 1)))
+    return arrival
+
+
+@st.composite
+def families(draw, arrival: Arrival, cancels: bool, resumed: bool) -> Arrival:
+    """An arrival of one sequence as one of several, or as a search, or as it is."""
+    request, kind = arrival.request, draw(st.sampled_from(("several", "search", "search", "one")))
+    most = min(request.max_tokens, 9)  # rounds of a search, and what several have, cost a test time
+    if kind == "search":
+        beam = Beam(draw(st.integers(1, 4)), draw(st.sampled_from((1.0, 0.0, 2.0, -0.5))))
+        stops = tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=6, unique=True)))
+        count = draw(st.integers(1, beam.width))
+        return replace(arrival, request=replace(request, beam=beam, count=count, max_tokens=most, stop_ids=stops))
+    if kind == "one":
+        return arrival
+    request = replace(request, count=draw(st.integers(2, 4)), max_tokens=most)
+    arrival = replace(arrival, request=request)
+    if resumed:
+        known = st.none() | st.just(0) | st.integers(0, most)
+        emitted = draw(st.tuples(*[known] * request.count))
+        lengths = [len(alone(request, index)) for index in range(request.count)]
+        at_most = [None if n is None else min(n, length) for n, length in zip(emitted, lengths, strict=True)]
+        arrival = replace(arrival, emitted=tuple(at_most))
+    if cancels:
+        turns = st.integers(arrival.turn, arrival.turn + 20)
+        dropped = draw(st.lists(st.tuples(turns, st.integers(0, request.count)), max_size=2))
+        arrival = replace(arrival, dropped=tuple(dropped))
     return arrival
 
 
@@ -187,18 +274,22 @@ def workloads(
     last_turn: int = 6,
     kinds: tuple[str, ...] = ANY,
     alike: bool = False,
+    several: bool = False,
 ):
-    """roomy: the pool holds everything at once, so nothing is preempted. Else it may be as small as one request. kinds:
-    of layer groups. alike: all prompts start alike.
+    """roomy: the pool holds everything at once, so nothing is preempted. Else it may be as small as one sequence.
+    kinds: of layer groups. alike: all prompts start alike. several: some have several sequences, or are searches.
     """
-    drawn = arrivals(0, cancels, patience, resumed, faults, last_turn, alike)
-    several = draw(st.lists(drawn, min_size=1, max_size=4) | st.lists(drawn, min_size=4, max_size=8))
-    several.sort(key=lambda arrival: arrival.turn)
+    drawn = arrivals(0, cancels, patience, resumed, faults, last_turn, alike, several)
+    those = st.lists(drawn, min_size=1, max_size=3 if several else 4)
+    come = draw(those if several else those | st.lists(drawn, min_size=4, max_size=8))
+    come.sort(key=lambda arrival: arrival.turn)
     named = tuple(
         replace(a, attempt=i, request=replace(a.request, controls=replace(a.request.controls, seed=i)))
-        for i, a in enumerate(several, 1)
+        for i, a in enumerate(come, 1)
     )
     rows = draw(st.sampled_from((3, 2, 1, 4, 5)))
+    if several:
+        rows = max([rows, *(a.rows for a in named)]) + draw(st.sampled_from((0, 0, 1, 2)))
     layout = draw(layouts(kinds))
     settings = SchedulerSettings(
         max_batched_tokens=rows + draw(st.integers(0, 12)),
@@ -208,7 +299,8 @@ def workloads(
     )
     needs = [layout.pages_for(a.longest, settings.ahead) for a in named]
     # One page a row is what admission keeps free for those that run.
-    pages = sum(needs) + rows * len(layout.groups) if roomy else max(needs) + draw(st.integers(0, 8))
+    everything = sum(a.rows * (need + len(layout.groups)) for a, need in zip(named, needs, strict=True))
+    pages = everything + rows * len(layout.groups) if roomy else max(needs) + draw(st.integers(0, 8))
     queue = PATIENT
     if patience:
         queue = QueueLimits(draw(st.sampled_from((2, 1024))), math.inf, draw(st.sampled_from((6.0, 1e9))))

@@ -1,0 +1,111 @@
+"""The laws over drawn workloads of attempts with several sequences, and of searches, beside plain ones.
+
+`Drive` checks in every turn that each sequence is in one place, and in the end that its tokens are those that it has
+alone, that a search found what the plain definition finds, and that nothing is left of anybody.
+"""
+
+from hypothesis import Phase, given, settings
+
+from scheduler.events import EndReason
+from tests.scheduler.drive import Drive
+from tests.scheduler.executor import alone
+from tests.scheduler.workloads import workloads
+
+few = settings(max_examples=60, deadline=None)
+many = settings(max_examples=150, deadline=None)
+
+
+def searches(drive: Drive) -> list:
+    return [told for told in drive.told.values() if told.arrival.request.beam is not None]
+
+
+def ends(drive: Drive) -> set[tuple[bool, EndReason]]:
+    """Of attempts with several sequences, and of searches."""
+    several = [told for told in drive.told.values() if told.arrival.rows > 1]
+    return {(one.arrival.request.beam is not None, end.reason) for one in several for end in one.ends.values()}
+
+
+NOTES = {
+    "preempted": lambda drive: drive.stats.preemptions > 0,
+    "a hypothesis was parked": lambda drive: drive.parked > 0,
+    "two searches at once": lambda drive: len(searches(drive)) > 1,
+    "a search with windows": lambda drive: searches(drive) and drive.workload.layout.windows,
+    "two steps in flight": lambda drive: searches(drive) and drive.workload.depth == 2,
+    "searches that fit in no rows together": lambda drive: (
+        sum(told.arrival.rows for told in searches(drive)) > drive.workload.settings.max_sequences
+    ),
+    "one was finished and others went on": lambda drive: any(
+        end.reason is EndReason.FINISHED and end.more for told in drive.told.values() for end in told.ends.values()
+    ),
+    "one went on and others had ended": lambda drive: any(
+        None in a.emitted and a.open for a in drive.workload.arrivals
+    ),
+    **{
+        f"{'a search' if search else 'several'}: {reason.value}": lambda drive, one=(search, reason): one in ends(drive)
+        for search in (False, True)
+        for reason in (EndReason.STOP, EndReason.LENGTH, EndReason.FINISHED, EndReason.FAULT, EndReason.QUEUE_TIMEOUT)
+    },
+    "several: stuck": lambda drive: (False, EndReason.STUCK) in ends(drive),
+}
+
+
+def test_drawn_workloads_reach_what_the_laws_speak_of():
+    seen = set()
+
+    @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+    @given(
+        workloads(several=True)
+        | workloads(several=True, cancels=True, resumed=True, patience=True)
+        | workloads(several=True, faults=True)
+    )
+    def search(workload):
+        if seen != set(NOTES):
+            drive = Drive(workload).run()
+            seen.update(note for note, reached in NOTES.items() if reached(drive))
+
+    search()
+    assert seen == set(NOTES)
+
+
+@many
+@given(workloads(several=True))
+def test_tokens_do_not_depend_on_the_schedule(workload):
+    told = Drive(workload).run().told
+    assert all(end.reason in (EndReason.STOP, EndReason.LENGTH) for one in told.values() for end in one.ends.values())
+
+
+@few
+@given(workloads(several=True))
+def test_tokens_do_not_depend_on_the_schedule_without_a_prefix_cache(workload):
+    Drive(workload.without_cache()).run()
+
+
+@many
+@given(workloads(several=True, cancels=True, resumed=True))
+def test_sequences_end_and_resume_one_by_one(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(several=True, faults=True))
+def test_a_fault_ends_all_sequences_of_its_attempt_alone(workload):
+    Drive(workload).run()
+
+
+@few
+@given(workloads(several=True, cancels=True, patience=True, resumed=True, faults=True, resets=True, last_turn=20))
+def test_all_of_it_at_once_the_same_byte_for_byte(workload):
+    assert Drive(workload).run().trace == Drive(workload).run().trace
+
+
+@few
+@given(workloads(several=True, roomy=True, depths=(1,)))
+def test_a_prompt_is_computed_once_for_all_its_sequences(workload):
+    """Also without a prefix cache, where the pool holds everything."""
+    stats = Drive(workload.without_cache()).run().stats
+    plain = [a for a in workload.arrivals if a.request.beam is None]
+    prompts = sum(len(a.request.prompt) for a in workload.arrivals)
+    decodes = sum(len(alone(a.request, index)) - 1 for a in plain for index in a.open)
+    searched = sum(a.rows * (a.request.max_tokens - 1) for a in workload.arrivals if a.request.beam is not None)
+    assert (stats.preemptions, stats.recomputed_tokens) == (0, 0)
+    assert prompts + decodes <= stats.computed_tokens <= prompts + decodes + searched
