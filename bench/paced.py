@@ -35,9 +35,11 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.link.client import LinkClient
 from rpc.observe.metrics import Metrics
 from rpc.services.generation import GenerationService
+from scheduler.controls import Controls
 from scheduler.engine import Sink
 from scheduler.events import Logprobs, StepOutputs, Submit
-from scheduler.request import Controls, Limits, Request
+from scheduler.limits import Limits
+from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from scheduler.settings import NO_QUEUE_LIMITS, RequestLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult

@@ -10,7 +10,8 @@ from model.families import RENAMED, family_of
 from model.fields import Fields, read_json
 from model.multimodal import KINDS, NANO, Vision, read_text, read_vision
 from model.nano import is_nano, read_nano_text, read_nano_vision
-from scheduler.request import InvalidRequest, ModelDefaults, Sampling
+from scheduler.limits import ModelDefaults
+from scheduler.request import InvalidRequest, Sampling
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8": (1, 4), "fp8": (1, 4)}

@@ -23,7 +23,7 @@ from model.runner import Runner
 from model.settings import ModelSettings
 from model.verify import MANIFEST, verify_files
 from model.weights import Checkpoint, weight_files
-from scheduler.request import Limits, ModelDefaults
+from scheduler.limits import Limits, ModelDefaults
 from scheduler.settings import RequestLimits
 
 log = logging.getLogger("quire.model")

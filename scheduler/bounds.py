@@ -4,7 +4,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from scheduler.request import Chat, ImageHere, InvalidRequest, Limits, Spec, check_ids
+from scheduler.limits import Limits
+from scheduler.request import Chat, ImageHere, InvalidRequest, Spec, check_ids
 
 BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
 ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")

@@ -1,4 +1,4 @@
-"""What a client asks (`Spec`), what an engine can do (`Limits`), what it is given (`Request`), and the one validator.
+"""What a client asks (`Spec`), what an engine is given (`Request`), and the one validator between them.
 
 Every frontend (gRPC, command line, Python) builds a `Spec`; `resolve` checks it and makes the `Request`. Nothing behind
 this file checks a client's values again.
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.page_names import ImageSpan, Scope
-from scheduler.settings import RequestLimits
+from scheduler.controls import Adjustments, Controls
+from scheduler.limits import Limits, ModelDefaults
 
 CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_MESSAGES = 4096  # of a conversation
@@ -223,74 +224,6 @@ class Spec:
         if isinstance(self.prompt, Chat):
             return self.prompt.image_fields
         return tuple(f"images[{i}]" for i in range(len(self.images)))
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What an engine can serve, as its frontends need it.
-
-    vocabulary: width of the logits. context: longest prompt + output of the model. pool_tokens: tokens the KV pool
-    holds.
-    """
-
-    vocabulary: int
-    context: int
-    pool_tokens: int
-    sequences: int
-    request: RequestLimits = field(default_factory=RequestLimits)
-
-    @property
-    def longest(self) -> int:
-        """Longest prompt + output: the last token of an output is never fed, so it needs no slot."""
-        return min(self.context, self.pool_tokens + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDefaults:
-    """From generation_config.json: what holds where a request is silent."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    eos_token_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Adjustments:
-    """What is done to a sequence's logits before it draws, in this order. The default does nothing.
-
-    allowed: token ids that are left, () for all. banned: token sequences that the output never completes. not_yet: ids
-    that are not drawn as one of the first `min_tokens`. bias: (id, what is added). repetition, frequency, presence: the
-    penalties, of tokens of prompt and output, of how often and of whether a token is in the output.
-    """
-
-    allowed: tuple[int, ...] = ()
-    banned: tuple[tuple[int, ...], ...] = ()
-    not_yet: tuple[int, ...] = ()
-    min_tokens: int = 0
-    bias: tuple[tuple[int, float], ...] = ()
-    repetition: float = 1.0
-    frequency: float = 0.0
-    presence: float = 0.0
-
-
-NO_ADJUSTMENTS = Adjustments()
-
-
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """How an executor draws for one sequence. top_logprobs: -1 none, 0 the drawn token's only."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    top_logprobs: int = -1
-    adjustments: Adjustments = NO_ADJUSTMENTS
-    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

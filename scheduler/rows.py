@@ -39,7 +39,7 @@ class Sequence:
         """The sequence of this index in the same request that goes on from this one with a token."""
         order = self.order + index - self.index
         emitted = np.append(self.emitted, np.int32(token))
-        return replace(self, index=index, order=order, emitted=emitted, preempted=True, chain=None, lost=0, siblings=())
+        return replace(self, index=index, order=order, emitted=emitted, preempted=True, chain=None, siblings=())
 
     @property
     def key(self) -> tuple[int, int]:

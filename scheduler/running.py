@@ -159,10 +159,12 @@ class Running:
             if move.slot != move.parent:
                 parent = search.parked[move.parent] if row is None else self.rows.sequence(row)
                 child = parent.extended(move.slot, move.token)
-                if row is None or not self.rows.free:
-                    self.queue.push_front(child)
-                else:
+                if row is not None and self.rows.free:
                     self.fork(row, child)
+                    continue
+                if row is not None:
+                    child.lost = int(self.rows.scheduled[row])  # computed, but it will not be held for this one
+                self.queue.push_front(child)
         for move in moves:
             row = rows[move.parent]
             if move.slot == move.parent:

@@ -12,10 +12,8 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cache_manager.ledger import audit, page_map
 from cache_manager.manager import CacheManager
@@ -39,31 +37,18 @@ from scheduler.events import (
     Submit,
     Tokens,
 )
+from scheduler.results import InFlight, Results
 from scheduler.rows import Index, Sequence, sequences_of
 from scheduler.running import Running
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.slices import Slices
-from scheduler.step import NO_TOKEN, StepPlan, StepResult
+from scheduler.step import StepPlan, StepResult
 from scheduler.tally import Tally
 
 AUDIT_STEPS = 1024  # between two looks at the ledger
 SWAP_RETRY_STEPS = 256  # where swapping takes longer than computing anew: between two tries whether it still does
 
 log = logging.getLogger("quire.scheduler")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _InFlight:
-    """A launched step: its slices, which rows draw in it, the serial that every row had then, and how many pages it
-    swaps.
-    """
-
-    step: int
-    launched: float
-    slices: Index
-    drawing: Index
-    serials: NDArray[np.int64]
-    swapped: int
 
 
 class Scheduler:
@@ -86,7 +71,8 @@ class Scheduler:
         self._running = Running(settings.max_sequences, cache, self._tally)
         self.rows, self.queue = self._running.rows, self._running.queue
         self._attempts = self._running.attempts
-        self._in_flight: deque[_InFlight] = deque()
+        self._results = Results(self._running, cache, self.admission)
+        self._in_flight: deque[InFlight] = deque()
         self._steps = 0
         self._swap_cost = SwapCost()
         self._last_commit = -math.inf
@@ -329,7 +315,7 @@ class Scheduler:
         joins, running.joins = tuple(running.joins), []
         changes = self.cache.pool.take_changes()
         outs, ins = changes.swap_outs(), changes.swap_ins()
-        self._in_flight.append(_InFlight(step, now, work, drawing, rows.serial.copy(), len(outs) + len(ins)))
+        self._in_flight.append(InFlight(step, now, work, drawing, rows.serial.copy(), len(outs) + len(ins)))
         self._steps += 1
         self._tally.peak = max(self._tally.peak, self.cache.pool.total - self.cache.pool.free)
         return StepPlan(
@@ -374,15 +360,7 @@ class Scheduler:
                 self._running.preempt(row)  # what it went on from was lost: it computes that
             if result.step % AUDIT_STEPS == 0:
                 self._audit()
-            self._end_failed(flown, result)
-            self._publish(flown)
-            # A row that ended or was preempted since it was planned has another serial: its token is dropped.
-            parts = tuple(
-                PromptPart(int(self.rows.attempt[row]), start, logprobs)
-                for row, start, logprobs in result.prompt_parts
-                if self._is_same(flown, row)
-            )
-            new = self._drawn(flown, result)
+            new, parts = self._results.take(flown, result)
         starts, self._starts = tuple(self._starts), []
         answers, self._answers = tuple(self._answers), []
         ends, stats = self._attempts.take_ends(), self.stats()
@@ -400,7 +378,7 @@ class Scheduler:
             parts,
         )
 
-    def _observe(self, flown: _InFlight, result: StepResult, seconds: float) -> None:
+    def _observe(self, flown: InFlight, result: StepResult, seconds: float) -> None:
         computed = int(flown.slices[:, 1 if self.settings.recompute else 2 :].sum())
         self._tally.computed += computed
         self._tally.images_encoded += result.images_encoded
@@ -408,88 +386,13 @@ class Scheduler:
         if flown.swapped:
             self._swap_cost.observe(flown.swapped, result.swap_seconds)
 
-    def _drawn(self, flown: _InFlight, result: StepResult) -> Tokens:
-        """What the step drew for sequences that are still there, and what searches have found that are over now."""
-        same = self.rows.serial[flown.drawing] == flown.serials[flown.drawing]
-        valid = same & (result.tokens >= 0)
-        searches = self.rows.searches[flown.drawing]
-        taken = np.flatnonzero(valid & ~searches)
-        rows, tokens = flown.drawing[taken], result.tokens[taken]
-        attempts, indices = self.rows.attempt[rows], self.rows.index[rows]
-        new = Tokens(attempts, indices, self._append(rows, tokens), tokens, result.logprobs.select(taken))
-        offers = np.flatnonzero(valid & searches)
-        for i in offers.tolist():
-            row = flown.drawing[i]
-            search = self._running.beams[int(self.rows.attempt[row])]
-            search.offer(int(self.rows.index[row]), result.logprobs.top_ids[i], result.logprobs.top[i])
-        found = self._search_on(np.unique(self.rows.attempt[flown.drawing[offers]]).tolist())
-        return Tokens.joined([new, *found]) if found else new
-
-    def _search_on(self, attempts: list[int]) -> list[Tokens]:
-        """What those of these searches have found that are over now."""
-        results = []
-        for attempt in attempts:
-            search = self._running.beams[attempt]
-            if search.is_ready:
-                self._running.advance(attempt)
-            if search.is_over:
-                del self._running.beams[attempt]
-                results.append(search.result(attempt))
-                for index, found in enumerate(search.finished):
-                    self.admission.observe_output(found.last.length)
-                    if found.stopped:
-                        self._attempts.end(attempt, index, EndReason.STOP, stop_token_id=found.last.token)
-                    else:
-                        self._attempts.end(attempt, index, EndReason.LENGTH)
-        return results
-
     def _retire(self, step: int) -> None:
         self._running.retired = step
         self._tally.steps = step + 1
         self.cache.pool.retire(step)
-
-    def _publish(self, flown: _InFlight) -> None:
-        """Pages that a step has filled are there for others, before their rows may end; those that no later step of
-        their rows will see are let go.
-        """
-        rows, size = self.rows, self.cache.layout.page_size
-        row, start, count = flown.slices[rows.serial[flown.slices[:, 0]] == flown.serials[flown.slices[:, 0]]].T
-        computed = start + count
-        for i in np.flatnonzero(computed // size > self.cache.named[row]).tolist():
-            which, last = int(row[i]), int(rows.last_step[row[i]])
-            rows.name_pages(which, int(computed[i]), size)
-            self.cache.publish(which, int(computed[i]), last if last > self._running.retired else None)
-        self.cache.slide(row, computed)
 
     def _audit(self) -> None:
         """A wrong page is a bug of ours that must not become anybody's wrong token, nor everybody's outage."""
         wrong = audit(self.cache)
         if wrong:
             log.error("%s. They are set aside; please report this", wrong)
-
-    def _append(self, rows: Index, tokens: Index) -> Index:
-        """Returns the tokens' positions in their outputs."""
-        positions, stopped, full = self.rows.append(rows, tokens)
-        for i in np.flatnonzero(stopped | full).tolist():
-            self.admission.observe_output(int(positions[i]) + 1)
-            attempt, index = int(self.rows.attempt[rows[i]]), int(self.rows.index[rows[i]])
-            self._running.drop(int(rows[i]))
-            if stopped[i]:
-                self._attempts.end(attempt, index, EndReason.STOP, stop_token_id=int(tokens[i]))
-            else:
-                self._attempts.end(attempt, index, EndReason.LENGTH)
-        return positions
-
-    def _is_same(self, flown: _InFlight, row: int) -> bool:
-        """Whether the sequence that had this row when the step was planned still has it."""
-        return bool(self.rows.serial[row]) and bool(self.rows.serial[row] == flown.serials[row])
-
-    def _end_failed(self, flown: _InFlight, result: StepResult) -> None:
-        """Ends the requests of which a sequence faulted (what it computed may be wrong), or has no token left."""
-        for row, message in result.faults:
-            if self._is_same(flown, row):
-                self.cache.distrust(row)
-                self._running.end_attempt(int(self.rows.attempt[row]), EndReason.FAULT, message=message)
-        for row in flown.drawing[result.tokens == NO_TOKEN].tolist():
-            if self._is_same(flown, row):
-                self._running.end_attempt(int(self.rows.attempt[row]), EndReason.STUCK)

@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.controls import Controls
 from scheduler.events import Logprobs
-from scheduler.request import Controls, PromptImage
+from scheduler.request import PromptImage
 
 Ints = NDArray[np.int32]
 

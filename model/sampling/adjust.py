@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scheduler.request import NO_ADJUSTMENTS, Adjustments
+from scheduler.controls import NO_ADJUSTMENTS, Adjustments
 from scheduler.step import Join
 
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler.events import Event
-from scheduler.request import Limits
+from scheduler.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)

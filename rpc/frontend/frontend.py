@@ -23,7 +23,8 @@ from rpc.frontend.stream import RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler import events
 from scheduler.engine import Sink
-from scheduler.request import Chat, Limits, Spec
+from scheduler.limits import Limits
+from scheduler.request import Chat, Spec
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.paths import model_directory, model_name
 from scheduler.bounds import check_bad_words, check_chat, check_text, check_token_ids, most_bytes
-from scheduler.request import Chat, InvalidRequest, Limits, ModelDefaults, PromptImage, Request, Spec, resolve
+from scheduler.limits import Limits, ModelDefaults
+from scheduler.request import Chat, InvalidRequest, PromptImage, Request, Spec, resolve
 from scheduler.settings import ImageLimits
 
 

@@ -15,7 +15,7 @@ from rpc.frontend.engine_client import EngineInfo
 from rpc.link import CHANNEL_OPTIONS, HEARTBEAT, codec
 from rpc.link.arrays import LinkError
 from scheduler.events import Ask, End, EndReason, EngineStats, Event, StepOutputs, Submit, nothing
-from scheduler.request import Limits
+from scheduler.limits import Limits
 from scheduler.settings import RequestLimits
 
 log = logging.getLogger("quire.link")

@@ -15,6 +15,7 @@ from cache_manager.page_names import Scope
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link.arrays import FLOAT32, INT32, INT64, UINT8, LinkError, packed, unpacked
 from rpc.link.page_maps import decode_answer, encode_answer
+from scheduler.controls import NO_ADJUSTMENTS, Adjustments, Controls
 from scheduler.events import (
     Ask,
     End,
@@ -29,7 +30,8 @@ from scheduler.events import (
     StepOutputs,
     Submit,
 )
-from scheduler.request import NO_ADJUSTMENTS, Adjustments, Beam, Controls, InvalidRequest, Limits, PromptImage, Request
+from scheduler.limits import Limits
+from scheduler.request import Beam, InvalidRequest, PromptImage, Request
 from scheduler.settings import RequestLimits
 
 REASON_OF: dict[int, EndReason] = {pb.EndReason.Value(f"END_REASON_{reason.name}"): reason for reason in EndReason}

@@ -21,7 +21,8 @@ from rpc.engines.host import choose_host
 from rpc.link import codec
 from rpc.settings import EngineSettings, ServerSettings
 from scheduler.events import EndReason, EngineStats, StepOutputs, Submit
-from scheduler.request import Limits, ModelDefaults, Output, Request, Sampling, Spec, Stopping, resolve
+from scheduler.limits import Limits, ModelDefaults
+from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
 from tests.model.test_parity import ENDLESS, NEW, SCHEDULES, TOGETHER, Schedule, random_prompts
 from tests.support.checkpoints import greedy_ids, write_llama
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from quire.v1 import generation_service_pb2 as pb
 
-from scheduler.request import Limits
+from scheduler.limits import Limits
 from tests.e2e.test_cli import quire
 from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model.sampling import adjust
 from model.sampling.sampler import SamplingRows, sample
-from scheduler.request import NO_ADJUSTMENTS, Adjustments, Controls
+from scheduler.controls import NO_ADJUSTMENTS, Adjustments, Controls
 from scheduler.step import NO_TOKEN, Join
 
 VOCABULARY = 12

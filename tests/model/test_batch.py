@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model.batch import Mirror, Packed, Work
-from scheduler.request import Controls
+from scheduler.controls import Controls
 from scheduler.step import Join, StepPlan
 
 PAGE = 4

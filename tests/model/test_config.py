@@ -13,7 +13,7 @@ from model.errors import CheckpointError
 from model.fields import Fields, read_json
 from model.inputs.tokenizer import Tokenizer
 from model.rope import frequencies, read_rope
-from scheduler.request import ModelDefaults
+from scheduler.limits import ModelDefaults
 from tests.support.checkpoints import byte_tokenizer
 
 CLASSIC = {

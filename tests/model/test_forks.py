@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from scheduler.request import Controls
+from scheduler.controls import Controls
 from scheduler.step import Join, StepPlan
 from tests.model.test_parity import random_prompts
 from tests.support.engines import Rig, make_rig

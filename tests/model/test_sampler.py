@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model.sampling.sampler import Drawn, SamplingRows, sample
-from scheduler.request import Controls
+from scheduler.controls import Controls
 from scheduler.step import Join
 from tests.model.test_random import key_of, noise_of
 

@@ -14,7 +14,8 @@ from rpc.assembly import read_secret
 from rpc.cli.main import app
 from rpc.frontend.prepare import load_preparer
 from rpc.settings import EngineConfig, ServerSettings
-from scheduler.request import Limits, Spec
+from scheduler.limits import Limits
+from scheduler.request import Spec
 
 Serve = Callable[..., Result]
 

@@ -16,7 +16,8 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
-from scheduler.request import Chat, ChatMessage, Limits, ModelDefaults, Spec
+from scheduler.limits import Limits, ModelDefaults
+from scheduler.request import Chat, ChatMessage, Spec
 from tests.support.frontends import PuppetEngine
 
 LIMITS = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)

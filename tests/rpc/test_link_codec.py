@@ -16,8 +16,10 @@ from quire.engine.v1 import engine_service_pb2 as pb
 from cache_manager.page_names import Scope
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link import codec
+from scheduler.controls import Adjustments, Controls
 from scheduler.events import Ask, End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
-from scheduler.request import Adjustments, Controls, Limits, Request
+from scheduler.limits import Limits
+from scheduler.request import Request
 from scheduler.settings import RequestLimits
 from tests.support.frontends import outputs
 from tests.support.links import finishes, step_outputs, submit, submits, unlike

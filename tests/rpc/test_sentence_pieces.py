@@ -11,7 +11,8 @@ from model.inputs.detokenizer import Detokenizer
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer, load_preparer
-from scheduler.request import Chat, ChatMessage, Limits, Spec
+from scheduler.limits import Limits
+from scheduler.request import Chat, ChatMessage, Spec
 from tests.support.checkpoints import greedy_ids, write_llama
 from tests.support.sentence_pieces import trained
 

@@ -19,7 +19,8 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import FinishReason
 from rpc.observe.metrics import Metrics
 from scheduler.events import EndReason, EngineStats
-from scheduler.request import ModelDefaults, Spec
+from scheduler.limits import ModelDefaults
+from scheduler.request import Spec
 from tests.support.frontends import outputs
 from tests.support.hosts import FakeHost, Time
 from tests.support.links import MortalEngine, Sink, eventually, run

@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer
-from scheduler.request import Limits, ModelDefaults
+from scheduler.limits import Limits, ModelDefaults
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.frontends import make_frontend
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.bounds import check_chat, check_text, check_token_ids, most_bytes
-from scheduler.request import MOST_MESSAGES, Chat, ChatMessage, InvalidRequest, Limits
+from scheduler.limits import Limits
+from scheduler.request import MOST_MESSAGES, Chat, ChatMessage, InvalidRequest
 
 LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, sequences=8)
 MOST = most_bytes(LIMITS)

@@ -14,6 +14,7 @@ from cache_manager.pool import PagePool
 from scheduler import scheduler as module
 from scheduler.attempts import Attempts
 from scheduler.queue import Queue
+from scheduler.results import Results
 from scheduler.rows import Rows
 from scheduler.running import Running
 from scheduler.scheduler import Scheduler
@@ -40,7 +41,7 @@ class Anything:
         return np.ones(np.shape(other), bool)
 
 
-@fault(module, "_InFlight")
+@fault(module, "InFlight")
 def results_of_former_tenants_count(real):
     return lambda step, now, slices, drawing, serials, swapped: real(step, now, slices, drawing, Anything(), swapped)
 
@@ -55,12 +56,12 @@ def serials_are_used_twice(real):
     return add
 
 
-@fault(Scheduler, "_end_failed", faults=True, depths=(2,))
+@fault(Results, "_end_failed", faults=True, depths=(2,))
 def fault_hits_whoever_has_the_row_now(real):
     return lambda self, flown, result: real(self, replace(flown, serials=self.rows.serial), result)
 
 
-@fault(Scheduler, "_end_failed", faults=True)
+@fault(Results, "_end_failed", faults=True)
 def fault_is_not_told(real):
     return lambda self, flown, result: None
 
@@ -231,7 +232,7 @@ def admission_depends_on_something_outside(real):
 def pages_are_published_before_they_are_computed(real):
     def plan(self, *args):
         made = real(self, *args)
-        self._publish(self._in_flight[-1])
+        self._results._publish(self._in_flight[-1])
         return made
 
     return plan

@@ -8,6 +8,7 @@ import pytest
 from cache_manager.manager import CacheManager
 from scheduler.attempts import Attempts
 from scheduler.beam import BeamSearch
+from scheduler.results import Results
 from scheduler.rows import Rows
 from scheduler.running import Running
 from scheduler.scheduler import Scheduler
@@ -111,7 +112,7 @@ def an_attempt_starts_with_each_of_its_sequences(real):
     return lambda self, attempt: None
 
 
-@fault(Scheduler, "_end_failed", faults=True)
+@fault(Results, "_end_failed", faults=True)
 def a_fault_ends_one_sequence_alone(real):
     def end_failed(self, flown, result):
         def end_one(attempt, reason, message=""):

@@ -14,6 +14,7 @@ from cache_manager.layout import KVLayout
 from cache_manager.manager import CLOSED, CacheManager
 from cache_manager.pool import PagePool
 from cache_manager.tables import PageTables
+from scheduler.results import Results
 from scheduler.scheduler import Scheduler
 from tests.scheduler.planting import Faults, caught
 from tests.scheduler.workloads import WINDOWS
@@ -51,7 +52,7 @@ def slid_by(self, flown, rows, computed, real):
     del self.cache.slide
 
 
-@fault(Scheduler, "_publish", blind=True, depths=(2,))
+@fault(Results, "_publish", blind=True, depths=(2,))
 def a_row_slides_to_where_it_is_scheduled(real):
     def publish(self, flown):
         rows = flown.slices[self.rows.serial[flown.slices[:, 0]] == flown.serials[flown.slices[:, 0]], 0]
@@ -60,7 +61,7 @@ def a_row_slides_to_where_it_is_scheduled(real):
     return publish
 
 
-@fault(Scheduler, "_publish")
+@fault(Results, "_publish")
 def a_row_slides_to_where_the_step_began(real):
     def publish(self, flown):
         slices = flown.slices[self.rows.serial[flown.slices[:, 0]] == flown.serials[flown.slices[:, 0]]]
@@ -69,7 +70,7 @@ def a_row_slides_to_where_the_step_began(real):
     return publish
 
 
-@fault(Scheduler, "_publish", cache=False, blind=True, depths=(2,))
+@fault(Results, "_publish", cache=False, blind=True, depths=(2,))
 def a_row_slides_for_its_former_tenant(real):
     def publish(self, flown):
         slices = flown.slices[self.rows.serial[flown.slices[:, 0]] > 0]
@@ -78,7 +79,7 @@ def a_row_slides_for_its_former_tenant(real):
     return publish
 
 
-@fault(Scheduler, "_publish")
+@fault(Results, "_publish")
 def rows_slide_before_their_pages_are_published(real):
     def publish(self, flown):
         rows = flown.slices[self.rows.serial[flown.slices[:, 0]] == flown.serials[flown.slices[:, 0]]]

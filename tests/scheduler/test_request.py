@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 
 from cache_manager.page_names import Scope
 from scheduler.bounds import check_text
-from scheduler.request import (
-    InvalidRequest,
-    Limits,
-    ModelDefaults,
-    Output,
-    Request,
-    Sampling,
-    Spec,
-    Stopping,
-    resolve,
-)
+from scheduler.limits import Limits, ModelDefaults
+from scheduler.request import InvalidRequest, Output, Request, Sampling, Spec, Stopping, resolve
 from scheduler.settings import RequestLimits
 
 LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, sequences=8)

@@ -10,8 +10,9 @@ from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer, Scope
 from cache_manager.policies import POLICIES
+from scheduler.controls import Adjustments, Controls
 from scheduler.events import Submit
-from scheduler.request import Adjustments, Beam, Controls, Request
+from scheduler.request import Beam, Request
 from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.scheduler.executor import VOCABULARY, alone, next_token
 

@@ -11,7 +11,7 @@ from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
 from scheduler.events import End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
-from scheduler.request import Limits, ModelDefaults
+from scheduler.limits import Limits, ModelDefaults
 
 
 class PuppetEngine:

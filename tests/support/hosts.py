@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from scheduler.request import Limits
+from scheduler.limits import Limits
 from tests.support.links import MortalEngine, Sink
 
 

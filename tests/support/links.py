@@ -22,6 +22,7 @@ from rpc.link import CHANNEL_OPTIONS
 from rpc.link.client import LinkClient
 from rpc.link.coalesce import LOCAL_BITS
 from rpc.link.server import LinkService
+from scheduler.controls import NO_ADJUSTMENTS, Adjustments, Controls
 from scheduler.events import (
     Answer,
     End,
@@ -36,7 +37,7 @@ from scheduler.events import (
     Submit,
     nothing,
 )
-from scheduler.request import NO_ADJUSTMENTS, Adjustments, Beam, Controls, PromptImage, Request
+from scheduler.request import Beam, PromptImage, Request
 from scheduler.settings import RequestLimits
 from tests.support.frontends import PuppetEngine
 
