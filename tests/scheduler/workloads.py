@@ -277,8 +277,9 @@ def workloads(
     alike: bool = False,
     several: bool = False,
 ):
-    """roomy: the pool holds everything at once, so nothing is preempted. Else it may be as small as one sequence.
-    kinds: of layer groups. alike: all prompts start alike. several: some have several sequences, or are searches.
+    """roomy: the pool, and rows of several, hold everything at once, so nothing is preempted. Else it may be as small
+    as one sequence. kinds: of layer groups. alike: all prompts start alike. several: some have several sequences, or
+    are searches.
     """
     drawn = arrivals(0, cancels, patience, resumed, faults, last_turn, alike, several)
     those = st.lists(drawn, min_size=1, max_size=3 if several else 4)
@@ -290,7 +291,8 @@ def workloads(
     )
     rows = draw(st.sampled_from((3, 2, 1, 4, 5)))
     if several:
-        rows = max([rows, *(a.rows for a in named)]) + draw(st.sampled_from((0, 0, 1, 2)))
+        most = sum if roomy else max
+        rows = most([rows, *(a.rows for a in named)]) + draw(st.sampled_from((0, 0, 1, 2)))
     layout = draw(layouts(kinds))
     settings = SchedulerSettings(
         max_batched_tokens=rows + draw(st.integers(0, 12)),
