@@ -7,7 +7,8 @@ heads, 5,000 tokens, a prompt of 4. What that text's own code did is not measure
 another, busy machine it made 72 / 49 / 27 / 10 tokens a second without a cache for 64 / 128 / 256 / 512 new ones, 2.1 /
 3.1 / 4.9 / 13 times that with a cache that appends by concatenation, 2.6 / 3.9 / 6.4 / 16 times with one that is
 allocated in advance. What a plain GPT with such a cache makes here is measured in the same turns, where no other model
-is asked for (`bench/plain_gpt.py`, our own).
+is asked for (`bench/plain_gpt.py`, our own); and what both make of several requests, which Quire runs together and the
+plain one, that can hold one, in a row.
 """
 
 import argparse
@@ -35,11 +36,12 @@ from model.config import read_config
 from model.loading import LoadedModel, load
 from model.settings import ModelSettings
 from scheduler.events import EndReason, Submit
-from scheduler.request import Output, Sampling, Spec, Stopping, resolve
+from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
 from scheduler.scheduler import Scheduler
 from scheduler.settings import NO_QUEUE_LIMITS, RequestLimits, SchedulerSettings
 
 NEW = (64, 128, 256, 512)
+MANY, MANY_NEW = (1, 4, 16), 128
 LAYERS, HIDDEN, HEADS, VOCABULARY, CONTEXT, PROMPT = 6, 256, 8, 5000, 1024, 4
 
 
@@ -69,12 +71,13 @@ def write_gpt2(directory: Path) -> Path:
 
 
 class Engine:
-    """One sequence at a time, without threads. moved: bytes of KV written to the pool or copied in it."""
+    """So many sequences at once, without threads. moved: bytes of KV written to the pool or copied in it."""
 
-    def __init__(self, directory: Path, recompute: bool, page_size: int = 16) -> None:
-        self.settings = SchedulerSettings(2048, 1, recompute=recompute)
+    def __init__(self, directory: Path, recompute: bool, page_size: int = 16, sequences: int = 1) -> None:
+        self.settings = SchedulerSettings(2048, sequences, recompute=recompute)
         config = read_config(directory)
-        memory = config.kv_layout(page_size, "float32").page_bytes * (config.context // page_size + 1)
+        pages = sequences * (config.context // page_size + 1)
+        memory = config.kv_layout(page_size, "float32").page_bytes * pages
         settings = ModelSettings(str(directory), None, "float32", "cpu", page_size, memory)
         rows, ahead = self.settings.max_sequences, self.settings.ahead
         self.loaded: LoadedModel = load(directory, settings, rows, ahead, RequestLimits(), recompute)
@@ -97,26 +100,30 @@ class Engine:
 
         attention.write, attention.copy = counted_write, counted_copy
 
-    def run(self, prompt: list[int], new: int) -> tuple[list[int], float]:
-        """Output ids, and seconds for all of it."""
-        spec = Spec(tuple(prompt), sampling=Sampling(temperature=0.0), stopping=Stopping(new), output=Output())
-        request = resolve(spec, prompt, self.loaded.limits, self.loaded.defaults, minted_seed=0)
-        self._attempt += 1
-        ids: list[int] = []
-        began = time.perf_counter()
-        events: list[Submit] = [Submit(self._attempt, request)]
-        while True:
+    def run(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
+        """Output ids of each, and seconds for all of it."""
+        first, self._attempt = self._attempt, self._attempt + len(prompts)
+        events = [Submit(first + i, self._request(prompt, new)) for i, prompt in enumerate(prompts)]
+        ids: list[list[int]] = [[] for _ in prompts]
+        left, began = len(prompts), time.perf_counter()
+        while left:
             plan = self.scheduler.schedule(time.perf_counter(), events)
             events = []
             if plan is None:
-                raise RuntimeError("the request does not run")
+                raise RuntimeError("the requests do not run")
             self.loaded.runner.launch(plan)
             outputs = self.scheduler.commit(self.loaded.runner.collect(), time.perf_counter())
-            ids.extend(outputs.tokens.tolist())
+            for attempt, token in zip(outputs.attempts.tolist(), outputs.tokens.tolist(), strict=True):
+                ids[attempt - first].append(token)
             for end in outputs.ends:
                 if end.reason is not EndReason.LENGTH:
-                    raise RuntimeError(f"the request ended for another reason than its length: {end}")
-                return ids, time.perf_counter() - began
+                    raise RuntimeError(f"a request ended for another reason than its length: {end}")
+                left -= 1
+        return ids, time.perf_counter() - began
+
+    def _request(self, prompt: list[int], new: int) -> Request:
+        spec = Spec(tuple(prompt), sampling=Sampling(temperature=0.0), stopping=Stopping(new), output=Output())
+        return resolve(spec, prompt, self.loaded.limits, self.loaded.defaults, minted_seed=0)
 
     @property
     def computed(self) -> int:
@@ -145,7 +152,7 @@ def measure(directory: Path, rounds: int, plain: PlainGPT | None = None) -> list
         for _ in range(rounds):
             for name, engine in engines.items():
                 computed, moved = engine.computed, engine.moved
-                ids[name], took = engine.run(prompt, new)
+                (ids[name],), took = engine.run([prompt], new)
                 seconds[name].append(took)
                 row[f"{name}_computed"] = engine.computed - computed
                 row[f"{name}_bytes_a_token"] = (engine.moved - moved) / (PROMPT + new - 1)
@@ -159,6 +166,25 @@ def measure(directory: Path, rounds: int, plain: PlainGPT | None = None) -> list
         if plain is not None:
             row["ratio_to_plain"] = rates["cache"] / rates["plain"]
         rows.append(row)
+    return rows
+
+
+def measure_many(directory: Path, rounds: int, plain: PlainGPT) -> list[dict[str, Any]]:
+    """A row for each number of requests, of as many new tokens: tokens a second of all together."""
+    engine = Engine(directory, False, sequences=max(MANY))
+    draw = np.random.default_rng(1)
+    prompts = [draw.integers(1, VOCABULARY, PROMPT).tolist() for _ in range(max(MANY))]
+    rows = []
+    for count in MANY:
+        seconds: dict[str, list[float]] = {"cache": [], "plain": []}
+        for _ in range(rounds):
+            ids, took = engine.run(prompts[:count], MANY_NEW)
+            seconds["cache"].append(took)
+            runs = [plain.run(prompt, MANY_NEW) for prompt in prompts[:count]]
+            seconds["plain"].append(sum(took for _, took in runs))
+        rates = {name: count * MANY_NEW / statistics.median(took) for name, took in seconds.items()}
+        same = ids == [one for one, _ in runs]
+        rows.append({"requests": count, **rates, "ratio": rates["cache"] / rates["plain"], "ids_equal": same})
     return rows
 
 
@@ -177,9 +203,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with model(args.model) as directory:
-        rows = measure(directory, args.rounds, PlainGPT(directory) if args.model is None else None)
+        plain = PlainGPT(directory) if args.model is None else None
+        rows = measure(directory, args.rounds, plain)
+        many = [] if plain is None else measure_many(directory, args.rounds, plain)
     if args.json:
-        print(json.dumps({"rows": rows, "load_average": os.getloadavg()[0]}))
+        print(json.dumps({"rows": rows, "many": many, "load_average": os.getloadavg()[0]}))
         return
     table = Table(title=f"KV cache: {args.threads} thread, medians of {args.rounds}")
     for name in ("new", "without: tokens/s", "computed", "with: tokens/s", "computed", "KV bytes/token", "ratio",
@@ -191,7 +219,15 @@ def main() -> None:
             f"{row['cache_tokens_a_second']:.1f}", f"{row['cache_computed']:,}", f"{row['cache_bytes_a_token']:,.0f}",
             f"{row['ratio']:.1f}", *_beside(row), str(row["ids_equal"]),
         )  # fmt: skip
-    Console().print(table)
+    Console(width=140).print(table)
+    if many:
+        beside = Table(title=f"Several requests of {MANY_NEW} new tokens: tokens/s of all")
+        for name in ("requests", "Quire, together", "plain GPT, in a row", "ratio", "same ids"):
+            beside.add_column(name, justify="right")
+        for row in many:
+            rates = (f"{row[name]:.1f}" for name in ("cache", "plain"))
+            beside.add_row(str(row["requests"]), *rates, f"{row['ratio']:.1f}", str(row["ids_equal"]))
+        Console().print(beside)
     print(f"load average {os.getloadavg()[0]:.1f}")
 
 

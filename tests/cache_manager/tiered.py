@@ -67,7 +67,8 @@ class TieredWorld(World):
             return super().match(story)
         there = len(match.nodes)
         assert match.tokens == (there + len(match.kept)) * self.size < story.known
-        assert match.tokens >= story.scope.whole, "a span that hits whole was hit in part"
+        in_part = match.tokens < story.scope.whole and self.windows.any
+        assert not in_part, "a span was hit in part, whose rest sees what is gone"
         slots = self.tier.slots_of(match.kept)
         for group, window in enumerate(self.windows.by_group):
             for index in range(first_needed(window, match.tokens, self.size), match.tokens // self.size):
