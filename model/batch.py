@@ -171,7 +171,7 @@ class Mirror:
     ) -> list[ImagePart]:
         """What slices compute of images. first: packed offset of each slice's first token."""
         parts = []
-        for i in range(len(row)):
+        for i in np.flatnonzero(start < self._prompt_count[row]).tolist():
             for image in self._images.get(int(row[i]), ()):
                 begin, end = np.searchsorted(image.places, (start[i], start[i] + count[i])).tolist()
                 if begin < end:

@@ -27,7 +27,7 @@ from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 @dataclass(frozen=True, slots=True)
 class Generated:
     """One output. logprobs: by token, if asked for: the chosen first, then alternatives by rank. score: the sum of its
-    tokens' logprobs.
+    tokens' logprobs; of a beam search over length ^ penalty, by which its results are ordered.
     """
 
     text: str

@@ -65,7 +65,8 @@ class BeamSearch:
     can get among the `count` best any more, or when what goes on is as long as it may be and so is finished too. So
     the result is that of the search that goes on to the end.
 
-    parked: hypotheses that gave their row away after they had made their offer.
+    alternatives: how many of each token are told. parked: hypotheses that gave their row away after they had made their
+    offer.
     """
 
     width: int
@@ -73,6 +74,7 @@ class BeamSearch:
     count: int
     longest: int
     stop_ids: frozenset[int]
+    alternatives: int = 0
     live: dict[int, Hypothesis | None] = field(default_factory=lambda: {0: None})
     parked: dict[int, Sequence] = field(default_factory=dict)
     finished: list[Found] = field(default_factory=list)
@@ -84,12 +86,18 @@ class BeamSearch:
         if beam is None:
             return None
         return BeamSearch(
-            beam.width, beam.length_penalty, request.count, request.max_tokens, frozenset(request.stop_ids)
+            beam.width,
+            beam.length_penalty,
+            request.count,
+            request.max_tokens,
+            frozenset(request.stop_ids),
+            max(0, request.controls.top_logprobs),
         )
 
     def offer(self, slot: int, ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
-        """ids, logprobs: [2 x width] of its likeliest next tokens, or all that there are."""
-        self._offers[slot] = ids[: 2 * self.width], logprobs[: 2 * self.width]
+        """ids, logprobs: of its likeliest next tokens, 2 x width and as many as are told, or all that there are."""
+        most = max(2 * self.width, self.alternatives)
+        self._offers[slot] = ids[:most].copy(), logprobs[:most].copy()  # of the step's nothing is kept
 
     def has_offer(self, slot: int) -> bool:
         return slot in self._offers
@@ -142,8 +150,9 @@ class BeamSearch:
     def _best(self) -> list[tuple[Hypothesis, int]]:
         """The best continuations and the slots of what they go on from, best first."""
         slots = sorted(self._offers)
-        owners = np.repeat(slots, [len(self._offers[slot][0]) for slot in slots])
-        ids, logprobs = (np.concatenate([self._offers[slot][part] for slot in slots]) for part in (0, 1))
+        looked_at = 2 * self.width
+        owners = np.repeat(slots, [len(self._offers[slot][0][:looked_at]) for slot in slots])
+        ids, logprobs = (np.concatenate([self._offers[slot][part][:looked_at] for slot in slots]) for part in (0, 1))
         before = np.array([0.0 if (one := self.live[slot]) is None else one.total for slot in owners.tolist()])
         totals = before + logprobs.astype(np.float64)
         order = np.lexsort((ids, owners, -totals))[: 2 * self.width]
@@ -154,7 +163,10 @@ class BeamSearch:
         chosen = logprobs[ids == token]
         rank = np.array([1 + np.count_nonzero(logprobs > chosen[0])], np.int32)
         length = 1 if before is None else before.length + 1
-        return Hypothesis(before, token, total, length, Logprobs(chosen, rank, ids[None], logprobs[None]))
+        told = slice(0, self.alternatives)
+        return Hypothesis(
+            before, token, total, length, Logprobs(chosen, rank, ids[None, told].copy(), logprobs[None, told].copy())
+        )
 
     def _score(self, hypothesis: Hypothesis) -> float:
         return hypothesis.total / hypothesis.length**self.penalty

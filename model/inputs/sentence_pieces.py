@@ -41,6 +41,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._pieces: int = start.get_piece_size()
         self._bytes = frozenset()  # none waits for others: each that is part of no character is a U+FFFD of its own
         self._special = {i for i, token in tokens.items() if token.special}
+        self._added = {i: token.content for i, token in tokens.items()}
         self._own_text = {
             i: token.content.replace(SPACE, " ")
             for i, token in tokens.items()
@@ -72,6 +73,11 @@ class SentencePieceTokenizer(Tokenizer):
         ids = {token.content: i for i, token in tokens.items()}
         before = _around(config, "bos_token", start.bos_id(), ids)
         return SentencePieceTokenizer(start, later, tokens, before, _around(config, "eos_token", start.eos_id(), ids))
+
+    def text_of(self, token: int) -> str | None:
+        if token in self._added:
+            return self._added[token]
+        return str(self._start.id_to_piece(token)) if 0 <= token < self._pieces else None
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # The library lets go of the interpreter lock: 1.1 MB took 356 ms, another thread waited for 10 of them at most.

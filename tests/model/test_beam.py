@@ -119,17 +119,24 @@ def test_a_search_finds_what_the_definition_finds(
     assert reasons == {EndReason.STOP, EndReason.LENGTH}
 
 
-def test_logprobs_come_with_the_result(tiny: Path) -> None:
+@pytest.mark.parametrize(("width", "top"), [(3, 4), (2, 9), (3, 0), (2, -1)])
+def test_logprobs_come_with_the_result(tiny: Path, width: int, top: int) -> None:
+    """As many alternatives as were asked for, also where the search itself looks at fewer."""
     rig = make_rig(tiny)
-    request = make_request(rig, PROMPTS[2], NEW, sequence_count=2, beam=Beam(3))
-    request = replace(request, stop_ids=STOPS, controls=replace(request.controls, top_logprobs=4))
+    request = make_request(rig, PROMPTS[2], NEW, sequence_count=2, beam=Beam(width))
+    request = replace(request, stop_ids=STOPS, controls=replace(request.controls, top_logprobs=top))
     rig.turn([Submit(1, request)])
     while not len((outputs := rig.turn()).attempts):
         pass
     told = outputs.logprobs
-    assert told.top.shape[1] >= 4
-    assert (told.rank == 1 + (told.top > told.chosen[:, None]).sum(1)).all()
-    assert all(token in ids for token, ids in zip(outputs.tokens.tolist(), told.top_ids.tolist(), strict=True))
+    assert told.top.shape == (len(outputs.tokens), max(0, top))
+    assert (told.top_ids >= 0).all()
+    assert np.isfinite(told.top).all()
+    if top > 0:
+        within = told.rank <= top
+        assert (told.rank[within] == 1 + (told.top > told.chosen[:, None]).sum(1)[within]).all()
+        likeliest = told.rank == 1
+        assert (told.top_ids[likeliest, 0] == outputs.tokens[likeliest]).all()
     assert outputs.indices.tolist() == sorted(outputs.indices.tolist())
 
 

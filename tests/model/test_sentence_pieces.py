@@ -212,6 +212,8 @@ def test_a_token_has_the_id_that_its_file_gives_it(tmp_path: Path) -> None:
     assert tokenizer.encode("<|im|><pad>[SEP]", False) == [701, 709, 710]
     assert tokenizer.decode([701, 709, 710, 704], False) == "<|im|><pad>[SEP]", "704 is nobody's"
     assert tokenizer.decode([701, 709, 710, 704], True) == "<|im|><pad>"
+    texts = [tokenizer.text_of(i) for i in (1, 701, 710, 704, 10**6, -1)]
+    assert texts == ["<s>", "<|im|>", "[SEP]", None, None, None]
 
 
 def test_a_piece_that_a_file_gives_another_name(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Told:
             own = candidates(self.known(index))
             law(probs.chosen[i] == own[token], f"a token of {name} has another's logprob")
             law(probs.rank[i] == 1 + np.count_nonzero(own > own[token]), f"a token of {name} has another's rank")
-            best, n = np.argsort(-own, kind="stable"), min(2 * request.beam.width, VOCABULARY)
+            best, n = np.argsort(-own, kind="stable"), min(max(0, request.controls.top_logprobs), VOCABULARY)
             law((probs.top_ids[i, :n] == best[:n]).all(), f"a token of {name} has another's alternatives")
             law((probs.top[i, :n] == own[best[:n]]).all(), f"a token of {name} has logprobs of other alternatives")
         self.outputs.setdefault(index, []).append(token)

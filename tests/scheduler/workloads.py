@@ -227,7 +227,9 @@ def families(draw, arrival: Arrival, cancels: bool, resumed: bool) -> Arrival:
         beam = Beam(draw(st.integers(1, 4)), draw(st.sampled_from((1.0, 0.0, 2.0, -0.5))))
         stops = tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=6, unique=True)))
         count = draw(st.integers(1, beam.width))
-        return replace(arrival, request=replace(request, beam=beam, count=count, max_tokens=most, stop_ids=stops))
+        controls = replace(request.controls, top_logprobs=draw(st.sampled_from((2, 12, 0, -1))))
+        search = replace(request, beam=beam, count=count, max_tokens=most, stop_ids=stops, controls=controls)
+        return replace(arrival, request=search)
     if kind == "one":
         return arrival
     request = replace(request, count=draw(st.integers(2, 4)), max_tokens=most)
