@@ -128,6 +128,10 @@ class LinkClient:
                 await self._call.write(message)
             except (grpc.RpcError, asyncio.InvalidStateError):
                 return  # `_read` says why
+            except Exception as error:  # nothing would ever be sent again, and nobody would know
+                log.exception("a message to the engine cannot be written")
+                self._lost(f"{type(error).__name__}: {error}")
+                return
 
     async def _watch(self) -> None:
         """Counts silent slices rather than seconds: a loop that was held up itself finds its messages unread."""

@@ -40,13 +40,14 @@ class Connection:
         self._news = asyncio.Event()
 
     def add(self, outputs: StepOutputs) -> None:
+        """A step always finds room where nothing much waits: a search tells its whole result in one."""
+        if self._pending_bytes > MOST_PENDING:
+            self.overrun = True
         self.live.difference_update(outputs.over)
         self._pending.append(outputs)
         count, alternatives = outputs.logprobs.top.shape
         self._pending_bytes += STEP_BYTES + count * (TOKEN_BYTES + alternatives * ALTERNATIVE_BYTES)
         self._news.set()
-        if self._pending_bytes > MOST_PENDING:
-            self.overrun = True
 
     async def wait(self, seconds: float) -> None:
         """Until there is something to send, at most so long."""

@@ -122,6 +122,20 @@ def test_a_dead_engine_and_a_deaf_frontend_do_not_keep_each_other_busy() -> None
     run(test())
 
 
+def test_one_huge_step_is_no_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search tells its whole result in one."""
+    monkeypatch.setattr("rpc.link.server.MOST_PENDING", 1000)
+
+    async def test() -> None:
+        connection = Connection(1)
+        connection.add(bulk(1, 0, 1000))
+        assert not connection.overrun
+        connection.add(outputs())
+        assert connection.overrun
+
+    run(test())
+
+
 def test_steps_without_a_token_do_not_wait_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.link.server.MOST_PENDING", 1000)
 
