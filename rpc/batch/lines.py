@@ -191,7 +191,8 @@ def result_line(line: Line, response: pb.GenerateResponse) -> str:
         "cached_prompt_tokens": response.usage.cached_prompt_tokens,
         "completion_tokens": response.usage.completion_tokens,
     }
-    sequences = [_sequence(sequence) for sequence in response.sequences]
+    searched = line.request is not None and line.request.spec.sampling.HasField("beam_search")
+    sequences = [_sequence(sequence, searched) for sequence in response.sequences]
     if len(sequences) != 1:
         return json.dumps({"id": line.id, "sequences": sequences, "usage": usage})
     (only,) = sequences
@@ -199,12 +200,14 @@ def result_line(line: Line, response: pb.GenerateResponse) -> str:
     return json.dumps({"id": line.id, **only, "usage": usage, **logprobs})
 
 
-def _sequence(sequence: pb.SequenceResult) -> dict[str, Any]:
+def _sequence(sequence: pb.SequenceResult, searched: bool) -> dict[str, Any]:
     values: dict[str, Any] = {
         "text": sequence.text,
         "token_ids": list(sequence.token_ids),
         "finish_reason": pb.FinishReason.Name(sequence.finish_reason).removeprefix("FINISH_REASON_").lower(),
     }
+    if searched:
+        values["score"] = sequence.score
     if sequence.logprobs:
         values["logprobs"] = [
             [{"token_id": t.token_id, "logprob": t.logprob, "rank": t.rank} for t in position.tokens]

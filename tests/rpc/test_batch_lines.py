@@ -203,6 +203,14 @@ def test_several_sequences_stand_in_a_list() -> None:
     values = json.loads(result_line(line, response))
     assert [s["text"] for s in values["sequences"]] == ["x", "y"]
     assert values.keys() == {"id", "sequences", "usage"}
+    assert values["sequences"][0].keys() == {"text", "token_ids", "finish_reason", "logprobs"}
+
+
+def test_what_a_search_found_has_its_score() -> None:
+    line = parse({"id": "a", "prompt": "A", "sampling": {"sequence_count": 2, "beam_search": {"width": 2}}})
+    found = [pb.SequenceResult(text="x", score=-0.5), pb.SequenceResult(text="y", score=-0.75)]
+    values = json.loads(result_line(line, pb.GenerateResponse(sequences=found, usage=USAGE)))
+    assert [s["score"] for s in values["sequences"]] == [-0.5, -0.75]
 
 
 def test_failure_names_code_and_reason() -> None:
