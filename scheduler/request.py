@@ -261,6 +261,11 @@ class Request:
     images: tuple[PromptImage, ...] = ()
 
     @property
+    def image_bytes(self) -> int:
+        """Of the pixels of its images."""
+        return sum(image.pixels.nbytes for image in self.images)
+
+    @property
     def drawing(self) -> Controls:
         """How an executor draws for it: a search chooses among twice as many alternatives as it is wide."""
         if self.beam is None:

@@ -7,6 +7,7 @@ name or `flag`.
 from dataclasses import dataclass, field
 
 MOST_SEQUENCES = 2**16  # rows are arrays: more would only cost memory
+MOST_PIXELS = 178_956_970  # what is larger is a bomb to Pillow itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,10 @@ class ImageLimits:
     image_pixels: int = field(
         default=40_000_000, metadata={"flag": "--max-image-pixels", "help": "Width x height of an image."}
     )
+    request_pixels: int = field(
+        default=80_000_000,
+        metadata={"flag": "--max-request-pixels", "help": "Width x height of all images of a request together."},
+    )
     image_ratio: int = field(
         default=100,
         metadata={
@@ -168,6 +173,8 @@ class ImageLimits:
     def __post_init__(self) -> None:
         if self.images < 0:
             raise ValueError(f"--max-images is {self.images}, must be at least 0")
-        for name in ("image_bytes", "image_pixels", "image_ratio"):
+        for name in ("image_bytes", "image_pixels", "request_pixels", "image_ratio"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--max-{name.replace('_', '-')} is {getattr(self, name)}, must be at least 1")
+        if self.image_pixels > MOST_PIXELS:
+            raise ValueError(f"--max-image-pixels is {self.image_pixels}, must be at most {MOST_PIXELS}")

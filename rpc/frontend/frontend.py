@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TypeVar
 
 from rpc.frontend.engine_client import EngineClient, EngineInfo
-from rpc.frontend.errors import RequestFailed, internal
+from rpc.frontend.errors import RequestFailed, internal, invalid
 from rpc.frontend.output import Finish, FinishReason
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.questions import Questions
@@ -24,11 +25,21 @@ from rpc.observe.metrics import Metrics
 from scheduler import events
 from scheduler.engine import Sink
 from scheduler.limits import Limits
-from scheduler.request import Chat, Spec
+from scheduler.request import Chat, InvalidRequest, Request, Spec
 
 T = TypeVar("T")
 
 log = logging.getLogger("quire.frontend")
+
+
+class Work(Enum):
+    """What is made of a request's prompt. Each kind has threads of its own, so that text waits neither for templates,
+    which can take a second, nor for images.
+    """
+
+    TEXT = "text"
+    CHAT = "chat"
+    IMAGES = "images"
 
 
 @dataclass(slots=True, eq=False)
@@ -77,14 +88,14 @@ class Frontend:
         self.draining = False
         self._engine: EngineClient | None = None
         self._loop = asyncio.get_running_loop()
-        self._workers, self._chat_workers = (
-            ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix=name)
-            for name in ("quire-prepare", "quire-prepare-chat")
-        )
+        self._workers = {
+            work: ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix=f"quire-prepare-{work.value}")
+            for work in Work
+        }
         self._live: dict[int, Live] = {}
         self._ids: set[str] = set()
         self._attempts = itertools.count(1)
-        self._preparing = self._sinks = 0
+        self._preparing = self._sinks = self._image_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._lost = asyncio.Event()
@@ -212,7 +223,9 @@ class Frontend:
         spent = time.monotonic() - started
         patience = [t - spent for t in (stream.request.patience, time_remaining) if t is not None]
         request = replace(stream.request, patience=max(0.0, min(patience)) if patience else None)
+        self._check_image_memory(request)
         live = Live(stream, request_id, started, streaming)
+        self._image_bytes += request.image_bytes
         most = self.settings.request_time
         seconds = most if spec.max_time is None else min(spec.max_time, most)
         if stream.ended:  # its output prefix has a stop string
@@ -224,24 +237,33 @@ class Frontend:
         engine.send([events.Submit(stream.attempt, request, known)])
         return live
 
+    def _check_image_memory(self, request: Request) -> None:
+        """Raises RequestFailed, counted."""
+        size, most = request.image_bytes, self.settings.image_memory
+        if size > most:
+            error = InvalidRequest("images", f"{size} bytes in memory", f"at most {most} bytes")
+            raise self.refused(invalid(error))
+        if size and self._image_bytes + size > most:
+            message = f"the images of other requests hold {self._image_bytes} of {most} bytes of memory"
+            raise self.refused(RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0))
+
     async def _prepare(self, spec: Spec) -> tuple[EngineClient, RequestStream]:
         """Tokenizes, validates and reads the output prefix in a worker thread. Raises RequestFailed."""
         attempt = next(self._attempts)
         try:
             with self.counting_cancel():
-                chat = isinstance(spec.prompt, Chat)
-                return await self.in_worker(lambda engine: (engine, self._make_stream(attempt, spec, engine)), chat)
+                work = Work.IMAGES if spec.images else Work.CHAT if isinstance(spec.prompt, Chat) else Work.TEXT
+                return await self.in_worker(lambda engine: (engine, self._make_stream(attempt, spec, engine)), work)
         except RequestFailed as failure:
             raise self.refused(failure) from None
         except Exception:
             self.refused(internal())
             raise
 
-    async def in_worker(self, work: Callable[[EngineClient], T], chat: bool = False) -> T:
-        """What takes a while, in a thread beside the loop; it gets the attached engine. chat: it renders a
-        conversation, which nothing else waits for: a template can take a second.
+    async def in_worker(self, task: Callable[[EngineClient], T], work: Work = Work.TEXT) -> T:
+        """What takes a while, in a thread beside the loop; it gets the attached engine.
 
-        Raises what `work` does, and RequestFailed where no engine is attached, the server drains or too much waits.
+        Raises what `task` does, and RequestFailed where no engine is attached, the server drains or too much waits.
         """
         if self.draining:
             raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
@@ -251,7 +273,7 @@ class Frontend:
             raise RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0)
         self._preparing += 1
         try:
-            return await self._loop.run_in_executor(self._chat_workers if chat else self._workers, work, engine)
+            return await self._loop.run_in_executor(self._workers[work], task, engine)
         finally:
             self._preparing -= 1
 
@@ -269,6 +291,7 @@ class Frontend:
         """The caller is done with the request, served or not. failure: what the caller failed with."""
         stream = live.stream
         failure = failure or stream.failure
+        self._image_bytes -= stream.request.image_bytes
         if live.timer is not None:
             live.timer.cancel()
         self._forget(live)
@@ -351,6 +374,6 @@ class Frontend:
 
     def shutdown(self) -> None:
         """Nothing is prepared any more."""
-        for workers in (self._workers, self._chat_workers):
+        for workers in self._workers.values():
             workers.shutdown(wait=False, cancel_futures=True)
         self.preparer.close()

@@ -11,7 +11,7 @@ from model.config import read_config, read_defaults
 from model.inputs.chat import find_chat_template
 from model.inputs.chat_contents import reads_parts_alone, template_messages
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
-from model.inputs.images import decode_image, image_digest
+from model.inputs.images import decode_images, image_digest
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.vision.inputs import ImageInputs
 from model.inputs.vision.registry import read_image_inputs
@@ -48,7 +48,7 @@ class Preparer:
         """
         self._check_model(spec.model)
         try:
-            tiles = self._tiles(spec)
+            tiles = self._tiles(spec, limits)
             ids = self._prompt_ids(spec, tiles, limits)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
             return resolve(
@@ -59,13 +59,13 @@ class Preparer:
                 secrets.randbits(64),
                 public,
                 self._bad_words(spec, limits),
-                () if self.images is None else placed(ids, tiles, self.images.token_id),
+                () if self.images is None else placed(ids, tiles, self.images.token_id, spec.cache_salt),
                 self.prefix_lm,
             )
         except InvalidRequest as error:
             raise invalid(error) from None
 
-    def _tiles(self, spec: Spec) -> list[Tiles]:
+    def _tiles(self, spec: Spec, limits: Limits) -> list[Tiles]:
         """The images as the model takes them. Raises InvalidRequest."""
         names, most = spec.image_fields, self.image_limits.images
         if not names:
@@ -74,10 +74,14 @@ class Preparer:
             raise InvalidRequest(names[0], "an image", f"{self.name!r} reads text alone")
         if len(names) > most:
             raise InvalidRequest(names[most], f"one of {len(names)} images", f"at most {most} in a request")
-        return [
-            self.images.cut(decode_image(data, name, self.image_limits))
-            for data, name in zip(spec.images, names, strict=True)
-        ]
+        cut, tokens = list[Tiles](), 0
+        for name, pixels in zip(names, decode_images(spec.images, names, self.image_limits), strict=True):
+            cut.append(self.images.cut(pixels))
+            tokens += cut[-1].tokens
+            if tokens >= limits.longest:  # the rest need not be decoded
+                reason = f"prompt and output must fit in {limits.longest} tokens"
+                raise InvalidRequest(name, f"token {tokens} of the images", reason)
+        return cut
 
     def _prompt_ids(self, spec: Spec, images: list[Tiles], limits: Limits) -> list[int]:
         """Raises InvalidRequest, RequestFailed."""
@@ -167,12 +171,15 @@ class Preparer:
         return [self.tokenizer.encode(start + word, add_special_tokens=False) for word in words for start in ("", " ")]
 
 
-def placed(ids: Sequence[int], images: Sequence[Tiles], placeholder: int) -> tuple[PromptImage, ...]:
-    """The images of a prompt, each with the places of its features, of which there are as many as placeholders."""
+def placed(ids: Sequence[int], images: Sequence[Tiles], placeholder: int, salt: str = "") -> tuple[PromptImage, ...]:
+    """The images of a prompt, each with the places of its features, of which there are as many as placeholders.
+
+    salt: as in `image_digest`.
+    """
     places = np.flatnonzero(np.array(ids) == placeholder).astype(np.int32)
     ends = np.cumsum([image.tokens for image in images])
     return tuple(
-        PromptImage(image.pixels, image_digest(image.pixels), places[end - image.tokens : end])
+        PromptImage(image.pixels, image_digest(image.pixels, salt), places[end - image.tokens : end])
         for image, end in zip(images, ends.tolist(), strict=True)
     )
 

@@ -17,6 +17,15 @@ class FrontendSettings:
         default=30.0, metadata={"flag": "--write-stall", "help": "Seconds that one message may wait for its reader."}
     )
     max_preparing: int = field(default=256, metadata={"help": "Requests that may wait for the tokenizer."})
+    image_memory: int = field(
+        default=2**30,
+        metadata={
+            "flag": "--max-live-image-memory",
+            "size": True,
+            "help": "Bytes of cut images that requests may hold until they end; an engine in another process holds as "
+            "many.",
+        },
+    )
     drain: float = field(
         default=60.0, metadata={"flag": "--drain-time", "help": "Seconds that running requests get after SIGTERM."}
     )
@@ -24,7 +33,7 @@ class FrontendSettings:
         default=30.0, metadata={"help": "Seconds of work without progress after which health says NOT_SERVING."}
     )
     tokenizer_threads: int = field(
-        default=2, metadata={"help": "Threads that tokenize and validate prompts; as many for chats."}
+        default=2, metadata={"help": "Threads that tokenize and validate prompts; as many for chats, and for images."}
     )
     public_prefixes: str | None = field(
         default=None,
@@ -39,6 +48,7 @@ class FrontendSettings:
             ("--max-backlog", self.backlog_tokens),
             ("--write-stall", self.write_stall),
             ("--max-preparing", self.max_preparing),
+            ("--max-live-image-memory", self.image_memory),
             ("--drain-time", self.drain),
             ("--stall-timeout", self.stall_timeout),
             ("--tokenizer-threads", self.tokenizer_threads),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers.image_utils import load_image
 
-from model.inputs.images import decode_image, image_digest
+from model.inputs.images import decode_image, decode_images, image_digest
 from scheduler.request import InvalidRequest
 from scheduler.settings import ImageLimits
 from tests.model.vision.pictures import encoded, picture
@@ -164,10 +164,32 @@ def test_limits_are_exact() -> None:
     assert "times" in refusal(data, ImageLimits(image_ratio=1))
 
 
+def test_pixels_of_all_images_are_counted_before_the_first_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [encoded(picture(10, 20))] * 2 + [bomb(10, 21)]
+    shapes = [pixels.shape for pixels in decode_images(files, "abc", ImageLimits(request_pixels=610))]
+    assert shapes == [(10, 20, 3), (10, 20, 3), (21, 10, 3)]
+    monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("decoded"))
+    with pytest.raises(InvalidRequest, match=r"c is 'pixel 610 of the request': .* at most 609 together"):
+        list(decode_images(files, "abc", ImageLimits(request_pixels=609)))
+
+
+def test_memory_that_is_not_there_is_no_broken_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_: Image.Image) -> None:
+        raise MemoryError
+
+    data = encoded(picture(10, 20))
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", load)
+    with pytest.raises(MemoryError):
+        decode_image(data, "image", LIMITS)
+
+
 def test_limits_are_checked() -> None:
-    for values in ({"image_bytes": 0}, {"image_pixels": 0}, {"image_ratio": 0}, {"images": -1}):
+    wrong = ({"image_bytes": 0}, {"image_pixels": 0}, {"image_pixels": 178_956_971}, {"image_ratio": 0}, {"images": -1})
+    for values in wrong:
         with pytest.raises(ValueError, match="--max-image"):
             ImageLimits(**values)
+    with pytest.raises(ValueError, match="--max-request-pixels is 0"):
+        ImageLimits(request_pixels=0)
 
 
 def test_digest_is_of_pixels_and_shape() -> None:
@@ -184,3 +206,4 @@ def test_digest_is_of_pixels_and_shape() -> None:
     changed[5, 5, 1] ^= 1
     assert image_digest(pixels) != other(changed)
     assert len(image_digest(pixels)) == 32
+    assert len({image_digest(pixels, salt) for salt in ("", "a", "b", "x" * 64)}) == 4

@@ -1,0 +1,94 @@
+"""What images may cost a frontend: time before they are refused, memory while they are served, others' threads."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model.inputs.images import Pixels
+from model.inputs.tokenizer import Tokenizer
+from model.inputs.vision.inputs import ImageInputs
+from model.inputs.vision.prompts import Repeated
+from model.inputs.vision.tiles import Tiles
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.frontend import Frontend
+from scheduler.events import Submit
+from scheduler.request import Spec
+from tests.model.vision.pictures import encoded, picture
+from tests.support.frontends import PuppetEngine, make_frontend
+
+PLACEHOLDER, TILE = 7, np.zeros((1, 3, 8, 8), np.uint8)
+FILE = encoded(picture(8, 8))
+
+
+def run(test: Coroutine[object, object, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 30))
+
+
+def spec(images: int, tokens: int = 2) -> Spec:
+    return Spec((1, *[PLACEHOLDER] * (tokens * images), 2), images=(FILE,) * images)
+
+
+def seeing(
+    tokenizer: Tokenizer, cut: Sequence[str], tokens: int = 2, **settings: float
+) -> tuple[Frontend, PuppetEngine]:
+    """cut: gets the name of the thread that cuts an image. tokens: of an image."""
+    frontend, engine, _ = make_frontend(tokenizer, **settings)
+
+    def to_tiles(pixels: Pixels) -> Tiles:
+        cut.append(threading.current_thread().name)
+        return Tiles(TILE, 0, 0, tokens)
+
+    images = ImageInputs(to_tiles, Repeated("<image>"), PLACEHOLDER, tokens)
+    frontend.preparer = replace(frontend.preparer, images=images)
+    return frontend, engine
+
+
+def test_images_are_decoded_in_threads_of_their_own(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        cut: list[str] = []
+        frontend, engine = seeing(tokenizer, cut)
+        async with frontend.open(spec(2), "a", None):
+            (event,) = engine.sent
+            assert isinstance(event, Submit)
+            assert event.request.image_bytes == 2 * TILE.nbytes
+        assert len(cut) == 2
+        assert all(name.startswith("quire-prepare-images") for name in cut)
+
+    run(test())
+
+
+def test_images_that_cannot_fit_are_not_all_decoded(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        cut: list[str] = []
+        frontend, engine = seeing(tokenizer, cut, tokens=100)  # of the 256 of the context
+        with pytest.raises(RequestFailed, match=r"images\[2\] is 'token 300 of the images': .* in 256 tokens"):
+            async with frontend.open(spec(8), "a", None):
+                pass
+        assert len(cut) == 3
+        assert engine.sent == []
+
+    run(test())
+
+
+def test_memory_of_images_is_bounded_and_freed(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, _ = seeing(tokenizer, [], image_memory=3 * TILE.nbytes)
+        async with frontend.open(spec(2), "a", None):
+            async with frontend.open(spec(1), "b", None), frontend.open(Spec("no image"), "c", None):
+                with pytest.raises(RequestFailed, match="other requests hold 576 of 576 bytes") as refused:
+                    async with frontend.open(spec(1), "d", None):
+                        pass
+                assert (refused.value.reason, refused.value.retry_after) == ("QUEUE_FULL", 1.0)
+            async with frontend.open(spec(1), "d", None):
+                pass
+        with pytest.raises(RequestFailed, match="images is '768 bytes in memory': at most 576 bytes"):
+            async with frontend.open(spec(4), "e", None):
+                pass
+        async with frontend.open(spec(3), "e", None):
+            pass
+
+    run(test())
