@@ -33,6 +33,12 @@ PLAIN: Config = {
 }  # fmt: skip
 NAMES = {f"r{row}c{column}": f"<row_{row}_col_{column}>" for row in range(1, 9) for column in range(1, 9)}
 
+TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"
+    " + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""'lm_chat_template', which its tokenizer has."""
+
 
 def _with(tokens: dict[str, str], **more: Any) -> Config:
     sizes = {

@@ -14,11 +14,14 @@ from model.decoder import Decoder
 from model.errors import CheckpointError
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.vision.inputs import ImageInputs
+from model.settings import ModelSettings
 from model.weights import Checkpoint
-from scheduler.request import InvalidRequest
+from rpc.frontend.prepare import load_preparer
+from scheduler.request import Chat, ChatMessage, ImageHere, InvalidRequest, Spec
 from tests.model.vision import forward, nano
 from tests.model.vision.conftest import load_decoder, load_inputs
-from tests.model.vision.pictures import picture
+from tests.model.vision.pictures import encoded, picture
+from tests.model.vision.test_chat import LIMITS
 from tests.model.vision.test_encoders import near
 
 SIZES = ((32, 32), (50, 90), (90, 50), (20, 300), (200, 180), (5, 7))
@@ -98,6 +101,25 @@ def test_the_first_version_has_its_image_before_the_text(made: Callable[[str], M
     assert near(forward.logits(decoder, config, ids, tiles), theirs, 1e-4)
     with pytest.raises(InvalidRequest, match="2 images"):
         inputs.encode(text, tiles * 2, tokenizer)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("version", nano.VERSIONS)
+def test_conversations_are_those_of_its_source(version: str, count: int, tmp_path: Path) -> None:
+    """Which puts what stands for images before the text of a message, in one string."""
+    count = 1 if version == "plain" else count
+    directory, images = nano.write(tmp_path, nano.VERSIONS[version]), [picture(50, 90, i) for i in range(count)]
+    (directory / "chat_template.jinja").write_text(nano.TEMPLATE)
+    preparer = load_preparer(ModelSettings(model=str(directory)))
+    message = ChatMessage("user", (*[ImageHere()] * count, "the cat?"))
+    request = preparer.prepare(Spec(Chat((message,)), tuple(map(encoded, images))), LIMITS)
+    grids = [nano.tiles(nano.VERSIONS[version], image)[1] for image in images]
+    before = "" if version == "plain" else "<|image|>" * 16 * count
+    before = nano.image_string(nano.VERSIONS[version], grids) if version in TILED else before
+    text = f"<|im_start|>user\n{before}the cat?<|im_end|>\n<|im_start|>assistant\n"
+    ids = preparer.tokenizer.encode(text, True)
+    assert request.prompt.tolist() == ([0] * 16 if version == "plain" else []) + ids
+    preparer.close()
 
 
 @pytest.mark.parametrize("version", ["plain", "overview"])
