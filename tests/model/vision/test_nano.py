@@ -142,6 +142,25 @@ def test_config_says_what_the_engine_needs(made: Callable[[str], Made]) -> None:
     assert read_config(made("square")[0]).tied_embeddings is False
 
 
+@pytest.mark.parametrize(("name", "features", "eos"), [("222M", 49, (0,)), ("450M", 64, ()), ("460M-8k", 64, ())])
+def test_published_configs_are_read(name: str, features: int, eos: tuple[int, ...], tmp_path: Path) -> None:
+    """Beside a tokenizer that does not say how a text ends, as the first config does."""
+    published = nano.PUBLISHED[name]
+    version = "plain" if "vlm_extra_tokens" not in published else "overview" if "460M" in name else "split"
+    directory = nano.write(tmp_path, nano.VERSIONS[version])
+    (directory / "config.json").write_text(json.dumps(published))
+    (directory / "tokenizer_config.json").unlink()
+    config, inputs = read_config(directory), load_inputs(directory)
+    assert (config.vocabulary, config.layers, config.head_dim) == (
+        published["lm_vocab_size"], published["lm_n_blocks"], 64,
+    )  # fmt: skip
+    assert (config.context, config.eos_token_ids, inputs.tile_tokens) == (8192, eos, features)
+    for size in ((300, 420), (700, 520)):
+        image = picture(*size)
+        tiles, (theirs, _) = inputs.cut(image), nano.tiles(published, image)
+        assert (torch.from_numpy(tiles.pixels) / 255 - theirs).abs().max() <= 0.5 / 255 + 1e-5
+
+
 def test_without_a_tokenizer_the_placeholder_follows_the_base_vocabulary(tmp_path: Path) -> None:
     for version, token in (("plain", 0), ("split", 320), ("overview", 320)):
         (tmp_path / "config.json").write_text(json.dumps(nano.VERSIONS[version]))
