@@ -1,5 +1,5 @@
 """Files of checkpoints on the Hugging Face Hub, with the keys and values that they have there, and how each is made
-small.
+small. Written down from copies in public code and from memory, not from the Hub: a key may be missing or too much.
 
 What they leave unsaid is left unsaid here too. Only ids of tokens are those of the tests' own tokenizer, and what no
 program reads is left out (names of paths, versions, the defaults that some hold of generation).

@@ -88,7 +88,7 @@ PUBLISHED = {
     "450M": _smollm_360m({"image_token": "<|image|>"} | SMALL_GRID, max_img_size=1024),
     "460M-8k": _smollm_360m(WHOLE | NAMES, max_img_size=2048, resize_to_max_side_len=True),
 }
-"""config.json of lusxvr/nanoVLM-... as its source writes it at that size."""
+"""config.json of lusxvr/nanoVLM-..., as its source would write it for that name: not copied from there."""
 
 
 def write(directory: Path, config: Config, seed: int = 0, saved: str = "head") -> Path:
