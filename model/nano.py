@@ -39,7 +39,7 @@ def read_nano_text(fields: Fields, directory: Path) -> Fields:
         "rope_theta": fields.positive_float("lm_re_base"),
         "tie_word_embeddings": fields.flag("lm_tie_weights", True),
         "dtype": fields.get("dtype", str, "float32"),
-        "eos_token_id": _end(directory),
+        "eos_token_id": _end(fields, directory),
     }
     return Fields(fields.path, values)
 
@@ -75,12 +75,15 @@ def _placeholder(fields: Fields, directory: Path) -> int:
     return fields.positive("lm_base_vocab_size", base) + list(extra.values).index("image_token")
 
 
-def _end(directory: Path) -> int | None:
-    """Id of the token that ends a text, which config.json does not say; None where the tokenizer's files do not."""
+def _end(fields: Fields, directory: Path) -> object:
+    """Id of the token that ends a text, as the tokenizer's files say it, or else the config.json of the first version;
+    None where neither does.
+    """
     config = directory / "tokenizer_config.json"
     end = read_json(config).get("eos_token") if config.exists() else None
     end = end.get("content") if isinstance(end, dict) else end
-    return _added(directory, end)
+    found = _added(directory, end)
+    return fields.values.get("lm_eos_token_id") if found is None else found
 
 
 def _added(directory: Path, text: object) -> int | None:

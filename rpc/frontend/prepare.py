@@ -9,7 +9,7 @@ import numpy as np
 
 from model.config import read_config, read_defaults
 from model.inputs.chat import find_chat_template
-from model.inputs.chat_contents import reads_parts_alone, template_messages
+from model.inputs.chat_contents import Contents, contents_read, template_messages
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
 from model.inputs.images import decode_images, image_digest
 from model.inputs.tokenizer import Tokenizer
@@ -28,8 +28,8 @@ from scheduler.settings import ImageLimits
 @dataclass(frozen=True, slots=True)
 class Preparer:
     """name: of the served model. public: token ids of the prefixes that the operator has declared public. chat: None
-    where the model has no chat template; `close` ends it. parts_alone: that template reads no strings. images: None for
-    a model of text alone. prefix_lm: tokens of its prompts see each other in both directions.
+    where the model has no chat template; `close` ends it. contents: what that template reads of a message. images: None
+    for a model of text alone. prefix_lm: tokens of its prompts see each other in both directions.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Preparer:
     images: ImageInputs | None = None
     image_limits: ImageLimits = field(default_factory=ImageLimits)
     prefix_lm: bool = False
-    parts_alone: bool = False
+    contents: Contents = Contents.EITHER
 
     def prepare(self, spec: Spec, limits: Limits) -> Request:
         """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
@@ -128,7 +128,8 @@ class Preparer:
         if self.chat is None:
             message = "the model has no chat template: send text or token_ids"
             raise RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", message, field="chat")
-        messages = template_messages(chat.messages, self.parts_alone)
+        marker = "" if self.images is None else self.images.marker
+        messages = template_messages(chat.messages, self.contents, marker)
         try:
             text = self.chat.render(messages, arguments, most_bytes(limits))
         except ChatFailed as failure:
@@ -214,7 +215,7 @@ def load_preparer(
         images,
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
-        parts_alone=sees and chat is not None and reads_parts_alone(chat),
+        contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
     )
 
 

@@ -138,7 +138,7 @@ class NanoStrings:
 @dataclass(frozen=True, slots=True)
 class Leading:
     """The first nanoVLM: its vocabulary has no placeholder, the one image stands before the text. A marker there counts
-    as nothing.
+    as nothing, wherever it is.
     """
 
     marker: str = "<image>"
@@ -148,4 +148,4 @@ class Leading:
     def expand(self, text: str, images: Sequence[Tiles]) -> str:
         if len(images) > 1:
             raise InvalidRequest("images", f"{len(images)} images", "the model takes one image")
-        return text.removeprefix(self.marker)
+        return text.replace(self.marker, "", 1)

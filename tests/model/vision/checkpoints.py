@@ -45,7 +45,11 @@ def write(case: Case, directory: Path, classic: bool = True) -> Path:
 
 def make_model(case: Case) -> nn.Module:
     torch.manual_seed(case.seed)
-    model = hf.AutoModelForImageTextToText.from_config(case.config()).eval()
+    return draw(hf.AutoModelForImageTextToText.from_config(case.config()).eval())
+
+
+def draw(model: nn.Module) -> nn.Module:
+    """Gives it random weights that make greedy decoding have clear winners."""
     drawn: set[int] = set()
     with torch.no_grad():
         for name, module in model.named_modules():
@@ -53,7 +57,9 @@ def make_model(case: Case) -> nn.Module:
                 if id(parameter) not in drawn:
                     _draw(module, f"{name}.{part}", parameter)
                 drawn.add(id(parameter))
-        if case.kind is hf.PaliGemmaConfig:  # tied and scaled: else every token is followed by itself
+        if isinstance(
+            model, hf.PaliGemmaForConditionalGeneration
+        ):  # tied and scaled: else every token is followed by itself
             model.get_input_embeddings().weight.mul_(0.1)
     return model
 

@@ -33,6 +33,12 @@ PLAIN: Config = {
 }  # fmt: skip
 NAMES = {f"r{row}c{column}": f"<row_{row}_col_{column}>" for row in range(1, 9) for column in range(1, 9)}
 
+TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"
+    " + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""'lm_chat_template', which its tokenizer has."""
+
 
 def _with(tokens: dict[str, str], **more: Any) -> Config:
     sizes = {
@@ -51,6 +57,38 @@ SPLIT = _with({"image_token": "<|image|>"} | NAMES, max_img_size=96)
 OVERVIEW = _with(WHOLE | NAMES, max_img_size=128, resize_to_max_side_len=False)
 STRETCHED = _with(WHOLE | NAMES, max_img_size=96, resize_to_max_side_len=True)
 VERSIONS = {"plain": PLAIN, "square": SQUARE, "split": SPLIT, "overview": OVERVIEW, "stretched": STRETCHED}
+
+SMOLLM_135M: Config = {
+    "vit_hidden_dim": 768, "vit_inter_dim": 3072, "vit_patch_size": 16, "vit_img_size": 224, "vit_n_heads": 12,
+    "vit_dropout": 0.0, "vit_n_blocks": 12, "vit_ln_eps": 1e-06, "vit_cls_flag": False,
+    "vit_model_type": "google/siglip-base-patch16-224",
+    "lm_hidden_dim": 576, "lm_inter_dim": 1536, "lm_rms_eps": 1e-05, "lm_re_base": 100000,
+    "lm_max_position_embeddings": 8192, "lm_vocab_size": 49152, "lm_n_heads": 9, "lm_n_kv_heads": 3,
+    "lm_dropout": 0.0, "lm_n_blocks": 30, "lm_attn_scaling": 1.0, "lm_eos_token_id": 0, "lm_max_length": 79,
+    "lm_use_tokens": False, "lm_tie_weights": True, "lm_model_type": "HuggingFaceTB/SmolLM2-135M",
+    "lm_tokenizer": "HuggingFaceTB/cosmo2-tokenizer", "mp_pixel_shuffle_factor": 2, "vlm_load_backbone_weights": True,
+    "vlm_checkpoint_path": "checkpoints",
+}  # fmt: skip
+
+
+def _smollm_360m(tokens: dict[str, str], **more: Any) -> Config:
+    changes: Config = {
+        "vit_img_size": 512, "vit_model_type": "google/siglip2-base-patch16-512", "lm_hidden_dim": 960,
+        "lm_inter_dim": 2560, "lm_n_heads": 15, "lm_n_kv_heads": 5, "lm_n_blocks": 32, "lm_chat_template": TEMPLATE,
+        "lm_base_vocab_size": 49152, "extra_token_amount": len(tokens), "lm_vocab_size": 49152 + len(tokens),
+        "mp_pixel_shuffle_factor": 4, "mp_image_token_length": 64, "vlm_extra_tokens": tokens,
+        "hf_repo_name": "nanoVLM",
+    }  # fmt: skip
+    return {key: value for key, value in SMOLLM_135M.items() if key != "lm_eos_token_id"} | changes | more
+
+
+SMALL_GRID = {key: name for key, name in NAMES.items() if max(map(int, key[1::2])) <= 4}
+PUBLISHED = {
+    "222M": SMOLLM_135M,
+    "450M": _smollm_360m({"image_token": "<|image|>"} | SMALL_GRID, max_img_size=1024),
+    "460M-8k": _smollm_360m(WHOLE | NAMES, max_img_size=2048, resize_to_max_side_len=True),
+}
+"""config.json of lusxvr/nanoVLM-..., as its source would write it for that name: not copied from there."""
 
 
 def write(directory: Path, config: Config, seed: int = 0, saved: str = "head") -> Path:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from model.errors import CheckpointError
 from model.inputs.chat import ChatTemplate, find_chat_template
-from model.inputs.chat_contents import reads_parts_alone, template_messages
+from model.inputs.chat_contents import Contents, contents_read, template_messages
 from model.inputs.chat_renderer import ChatRenderer
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed
@@ -156,19 +156,20 @@ def test_where_templates_stand(shelf: Shelf, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "alone"),
+    ("source", "contents"),
     [
-        (CAPITALS, True),
-        (EITHER, False),
-        ("{{ messages[0].content }}", False),
-        ("{{ messages[0].content[0].text }}", True),
-        ("{{ raise_exception('no') }}", False),
+        (CAPITALS, Contents.PARTS),
+        (EITHER, Contents.EITHER),
+        ("{{ messages[0].content }}", Contents.STRINGS),
+        ("{{ 'USER: ' + messages[0].content }}", Contents.STRINGS),
+        ("{{ messages[0].content[0].text }}", Contents.PARTS),
+        ("{{ raise_exception('no') }}", Contents.EITHER),
     ],
 )
-def test_templates_that_read_no_strings_are_given_none(source: str, alone: bool) -> None:
+def test_templates_are_given_the_contents_that_they_read(source: str, contents: Contents) -> None:
     renderer = ChatRenderer(ChatTemplate(source, Path("chat_template.jinja"), {}))
     try:
-        assert reads_parts_alone(renderer) is alone
+        assert contents_read(renderer) is contents
     finally:
         renderer.close()
 
@@ -176,10 +177,11 @@ def test_templates_that_read_no_strings_are_given_none(source: str, alone: bool)
 def test_messages_without_images_are_strings_where_those_are_read() -> None:
     messages = (ChatMessage("system", "a"), ChatMessage("user", ("b", ImageHere())), ChatMessage("user", ("c", "d")))
     parts = {"role": "user", "content": [words("b"), IMAGE]}
-    strings = [{"role": "system", "content": "a"}, parts, {"role": "user", "content": "cd"}]
-    assert template_messages(messages, False) == strings
+    system, user = {"role": "system", "content": "a"}, {"role": "user", "content": "cd"}
+    assert template_messages(messages, Contents.EITHER, "<i>") == [system, parts, user]
+    assert template_messages(messages, Contents.STRINGS, "<i>") == [system, parts | {"content": "b<i>"}, user]
     pairs = [turn(words("a"), role="system"), parts, turn(words("c"), words("d"))]
-    assert template_messages(messages, True) == pairs
+    assert template_messages(messages, Contents.PARTS, "<i>") == pairs
 
 
 def failure(preparer: Preparer, spec: Spec) -> RequestFailed:

@@ -14,11 +14,14 @@ from model.decoder import Decoder
 from model.errors import CheckpointError
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.vision.inputs import ImageInputs
+from model.settings import ModelSettings
 from model.weights import Checkpoint
-from scheduler.request import InvalidRequest
+from rpc.frontend.prepare import load_preparer
+from scheduler.request import Chat, ChatMessage, ImageHere, InvalidRequest, Spec
 from tests.model.vision import forward, nano
 from tests.model.vision.conftest import load_decoder, load_inputs
-from tests.model.vision.pictures import picture
+from tests.model.vision.pictures import encoded, picture
+from tests.model.vision.test_chat import LIMITS
 from tests.model.vision.test_encoders import near
 
 SIZES = ((32, 32), (50, 90), (90, 50), (20, 300), (200, 180), (5, 7))
@@ -100,6 +103,25 @@ def test_the_first_version_has_its_image_before_the_text(made: Callable[[str], M
         inputs.encode(text, tiles * 2, tokenizer)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("version", nano.VERSIONS)
+def test_conversations_are_those_of_its_source(version: str, count: int, tmp_path: Path) -> None:
+    """Which puts what stands for images before the text of a message, in one string."""
+    count = 1 if version == "plain" else count
+    directory, images = nano.write(tmp_path, nano.VERSIONS[version]), [picture(50, 90, i) for i in range(count)]
+    (directory / "chat_template.jinja").write_text(nano.TEMPLATE)
+    preparer = load_preparer(ModelSettings(model=str(directory)))
+    message = ChatMessage("user", (*[ImageHere()] * count, "the cat?"))
+    request = preparer.prepare(Spec(Chat((message,)), tuple(map(encoded, images))), LIMITS)
+    grids = [nano.tiles(nano.VERSIONS[version], image)[1] for image in images]
+    before = "" if version == "plain" else "<|image|>" * 16 * count
+    before = nano.image_string(nano.VERSIONS[version], grids) if version in TILED else before
+    text = f"<|im_start|>user\n{before}the cat?<|im_end|>\n<|im_start|>assistant\n"
+    ids = preparer.tokenizer.encode(text, True)
+    assert request.prompt.tolist() == ([0] * 16 if version == "plain" else []) + ids
+    preparer.close()
+
+
 @pytest.mark.parametrize("version", ["plain", "overview"])
 def test_chunks_change_no_bit(version: str, made: Callable[[str], Made]) -> None:
     """Each token has its own position, wherever a chunk begins."""
@@ -118,6 +140,25 @@ def test_config_says_what_the_engine_needs(made: Callable[[str], Made]) -> None:
     assert (config.heads, config.kv_heads, config.head_dim, config.layers) == (6, 2, 8, 3)
     assert (config.vision.image_token_id, config.vision.prefix_lm) == (320, False)
     assert read_config(made("square")[0]).tied_embeddings is False
+
+
+@pytest.mark.parametrize(("name", "features", "eos"), [("222M", 49, (0,)), ("450M", 64, ()), ("460M-8k", 64, ())])
+def test_published_configs_are_read(name: str, features: int, eos: tuple[int, ...], tmp_path: Path) -> None:
+    """Beside a tokenizer that does not say how a text ends, as the first config does."""
+    published = nano.PUBLISHED[name]
+    version = "plain" if "vlm_extra_tokens" not in published else "overview" if "460M" in name else "split"
+    directory = nano.write(tmp_path, nano.VERSIONS[version])
+    (directory / "config.json").write_text(json.dumps(published))
+    (directory / "tokenizer_config.json").unlink()
+    config, inputs = read_config(directory), load_inputs(directory)
+    assert (config.vocabulary, config.layers, config.head_dim) == (
+        published["lm_vocab_size"], published["lm_n_blocks"], 64,
+    )  # fmt: skip
+    assert (config.context, config.eos_token_ids, inputs.tile_tokens) == (8192, eos, features)
+    for size in ((300, 420), (700, 520)):
+        image = picture(*size)
+        tiles, (theirs, _) = inputs.cut(image), nano.tiles(published, image)
+        assert (torch.from_numpy(tiles.pixels) / 255 - theirs).abs().max() <= 0.5 / 255 + 1e-5
 
 
 def test_without_a_tokenizer_the_placeholder_follows_the_base_vocabulary(tmp_path: Path) -> None:
