@@ -1,0 +1,133 @@
+"""Compiles kernels for the CPU that this runs on, and keeps what it has compiled for the next start.
+
+Object code lies in a directory that only its owner may write to, under a name that says all that it was made from: the
+source of this package, the CPU with its features, the LLVM that compiled it.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from model.kernels.code import Code
+
+log = logging.getLogger("quire.kernels")
+
+Writer = Callable[[Code], None]
+
+
+class Compiler:
+    """Addresses of kernels by name. cache: where object code is kept; None keeps none.
+
+    compiled: how many were, rather than found.
+    """
+
+    def __init__(self, cache: Path | None) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
+        self._cpu, self._features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+        self._machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=self._cpu, features=self._features.flatten(), opt=3
+        )
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self._machine)
+        self._cache = _private(cache) if cache is not None else None
+        self._made_from = _digest(_source(), self._cpu, self._features.flatten(), llvmlite.__version__)
+        self._addresses: dict[str, int] = {}
+        self.compiled = 0
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the CPU has a product of bfloat16 pairs."""
+        return bool(self._features.get("avx512bf16", False))
+
+    def kernel(self, name: str, write: Writer) -> int:
+        """The address of the kernel of this name, which says all that `write` depends on."""
+        if name not in self._addresses:
+            self._addresses[name] = self._load(name, write)
+        return self._addresses[name]
+
+    def _load(self, name: str, write: Writer) -> int:
+        file = f"{name}-{self._made_from}.o"
+        found = self._read(file)
+        if found is None:
+            code = Code(name, self.has_pairs)
+            write(code)
+            found = self._compile(code.finished())
+            self._write(file, found)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(found))
+        self._engine.finalize_object()
+        return int(self._engine.get_function_address(name))
+
+    def _compile(self, text: str) -> bytes:
+        if not self.compiled:
+            kept = f", kept in {self._cache}" if self._cache is not None else ""
+            log.info("compiling kernels for this CPU (%s)%s", self._cpu, kept)
+        self.compiled += 1
+        module = llvm.parse_assembly(text)
+        module.verify()
+        # What a kernel unrolls and puts into vectors, it says itself.
+        tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+        tuning.loop_unrolling = tuning.loop_vectorization = tuning.slp_vectorization = False
+        passes = llvm.create_pass_builder(self._machine, tuning)
+        passes.getModulePassManager().run(module, passes)
+        return bytes(self._machine.emit_object(module))
+
+    def _read(self, file: str) -> bytes | None:
+        if self._cache is None:
+            return None
+        try:
+            return (self._cache / file).read_bytes()
+        except OSError:
+            return None
+
+    def _write(self, file: str, content: bytes) -> None:
+        """Whole or not at all, whoever else writes it."""
+        if self._cache is None:
+            return
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._cache, delete=False) as temporary:
+                temporary.write(content)
+            Path(temporary.name).rename(self._cache / file)
+        except OSError as error:
+            log.warning("compiled kernels cannot be kept in %s: %s", self._cache, error)
+            self._cache = None
+
+
+def _source() -> str:
+    return "".join(file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.py")))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
+
+
+def _private(directory: Path) -> Path | None:
+    """The directory, made if it is not there; None, with a warning, where others could put code into it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        log.warning("compiled kernels are not kept: %s", error)
+        return None
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        log.warning("compiled kernels are not kept: others than you can write to %s", directory)
+        return None
+    return directory
+
+
+def why_not() -> str | None:
+    """What this machine lacks for kernels; None if nothing."""
+    if sys.platform != "linux":
+        return f"there is no team of threads for {sys.platform}"
+    if platform.machine() != "x86_64":
+        return f"they have not been tried on {platform.machine()}"
+    return None

@@ -1,0 +1,83 @@
+"""Compiled kernels are kept for the next start, where nobody else can put any."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.kernels.code import Code
+from model.kernels.native import Compiler
+from model.kernels.program import Call, Machine
+from model.kernels.team import Team
+
+
+def write_number(number: int):  # type: ignore[no-untyped-def]
+    """Each thread writes it to its own place."""
+
+    def write(code: Code) -> None:
+        (place,) = code.arguments(1)
+        code.store(code.integer(number), place + code.thread * 8)
+
+    return write
+
+
+def run(machine: Machine, name: str, number: int, threads: int) -> list[int]:
+    out = torch.zeros(threads, dtype=torch.int64)
+    machine.program([Call(name, write_number(number), (out,))]).run(threads)
+    return out.tolist()
+
+
+def test_what_was_compiled_is_found_by_the_next(tmp_path: Path) -> None:
+    first = Machine(Compiler(tmp_path / "kernels"), Team())
+    assert run(first, "seven", 7, 3) == [7, 7, 7]
+    assert first.compiler.compiled == 2  # and what runs programs
+    second = Machine(Compiler(tmp_path / "kernels"), Team())
+    assert run(second, "seven", 7, 2) == [7, 7]
+    assert second.compiler.compiled == 0
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in (tmp_path / "kernels").iterdir())
+
+
+def test_another_source_or_cpu_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(Compiler(tmp_path), Team())
+    monkeypatch.setattr("model.kernels.native._source", lambda: "another")
+    assert Machine(Compiler(tmp_path), Team()).compiler.compiled == 1
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "x86-64-v3")
+    assert Machine(Compiler(tmp_path), Team()).compiler.compiled == 1
+
+
+def test_a_directory_of_others_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        machine = Machine(Compiler(tmp_path), Team())
+    assert "others than you can write to" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    assert run(machine, "eight", 8, 2) == [8, 8]
+
+
+def test_without_a_place_to_keep_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        machine = Machine(Compiler(tmp_path / "file" / "kernels"), Team())
+    assert "are not kept" in caplog.text
+    assert run(machine, "nine", 9, 1) == [9]
+
+
+def test_all_threads_wait_for_each_other() -> None:
+    """Each call adds up what all threads wrote in the one before."""
+
+    def write(code: Code) -> None:
+        source, target = code.arguments(2)
+        total = code.variable(code.integer(1))
+        with code.loop(0, code.threads) as other:
+            total.set(total.value + code.held(source + other * 8))
+        code.store(total.value, target + code.thread * 8)
+
+    threads, rounds = 4, 20
+    buffers = [torch.zeros(threads, dtype=torch.int64) for _ in range(2)]
+    calls = [Call("adding", write, (buffers[i % 2], buffers[1 - i % 2])) for i in range(rounds)]
+    program = Machine(Compiler(None), Team()).program(calls)
+    for _ in range(50):
+        buffers[0].zero_()
+        program.run(threads)
+        assert buffers[0].tolist() == [sum(threads**i for i in range(rounds))] * threads
