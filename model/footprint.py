@@ -7,7 +7,8 @@ from torch import Tensor
 
 from model.architectures.registry import build_model
 from model.config import ModelConfig
-from model.tensors import Tensors
+from model.decoder import Decoder
+from model.tensors import ProductMaker, Tensors
 
 
 class _Shapes:
@@ -24,6 +25,12 @@ class _Shapes:
 
     def ignore(self, pattern: str) -> None:
         """Nothing is left over."""
+
+
+def shape_of(config: ModelConfig, dtype: torch.dtype, maker: ProductMaker | None = None) -> Decoder:
+    """The model without its numbers. maker: as in `Tensors`. Raises CheckpointError as `build_model`."""
+    with torch.inference_mode():
+        return build_model(config, Tensors(_Shapes(), dtype, torch.device("meta"), maker=maker))
 
 
 def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = None) -> int:

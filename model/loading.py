@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from cache_manager.layout import KVLayout
-from model.architectures.registry import Model, load_model
-from model.attention.reference import ReferenceAttention
+from model.architectures.registry import load_model
+from model.backends import Backend, choose_backend
 from model.config import ModelConfig, read_config, read_defaults
+from model.decoder import Decoder
 from model.errors import CheckpointError
 from model.identity import checkpoint_identity
 from model.images import ImageStore
@@ -67,8 +68,9 @@ def load(
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with torch.inference_mode():
-        model = _load_weights(directory, config, settings, torch_dtype, torch.device(device))
         kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+        backend = choose_backend(config, settings, dtype, kv_dtype, device)
+        decoder = _load_weights(directory, config, settings, torch_dtype, torch.device(device), backend)
         windowed = config.kv_layout(settings.page_size, kv_dtype)
         # What is computed again needs its place again, also behind a window.
         layout = replace(windowed, windows=()) if recompute else windowed
@@ -78,9 +80,8 @@ def load(
             raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
         pages = pool_pages(layout, memory, rows * config.context)
         # One page more than the scheduler knows of, for the runner's own use.
-        attention = ReferenceAttention(
-            windowed, pages + 1, config.heads, kv_dtype, torch.device(device), config.scale, config.soft_cap
-        )
+        attention = backend.attention(config, windowed, pages + 1)
+        model = backend.model(decoder)
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
     tokens = layout.tokens_in(pages)
@@ -103,7 +104,10 @@ def load(
         images = ImageStore(model.vision, torch.device(device), settings.image_cache_memory)
     limits = Limits(config.vocabulary, config.context, longest, rows, request_limits)
     poison = settings.poison_freed_pages
-    runner = Runner(model, attention, layout, rows, torch.device(device), pages, poison, store, recompute, images)
+    runner = Runner(
+        model, attention, layout, rows, torch.device(device), pages, poison, store, recompute, images,
+        backend.summary_of,
+    )  # fmt: skip
     try:
         runner.probe()
     except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong
@@ -123,11 +127,16 @@ def _verify(directory: Path) -> None:
 
 
 def _load_weights(
-    directory: Path, config: ModelConfig, settings: ModelSettings, dtype: torch.dtype, device: torch.device
-) -> Model:
+    directory: Path,
+    config: ModelConfig,
+    settings: ModelSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: Backend,
+) -> Decoder:
     with progress_bar("loading weights", sum(path.stat().st_size for path in weight_files(directory))) as progress:
         checkpoint = Checkpoint(directory, settings.verify_weights, progress)
-        return load_model(config, checkpoint, dtype, device, settings.quantization)
+        return load_model(config, checkpoint, dtype, device, settings.quantization, backend.maker)
 
 
 def _host_slots(memory: int, free: int, layout: KVLayout) -> int:

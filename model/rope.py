@@ -36,6 +36,11 @@ class Rope:
         self._cos = (angles.cos() * scale).to(device, dtype)
         self._sin = (angles.sin() * scale).to(device, dtype)
 
+    @property
+    def tables(self) -> Turn:
+        """cos and sin, each [context, pairs]."""
+        return self._cos, self._sin
+
     def at(self, positions: Tensor) -> Turn:
         """cos and sin, each [tokens, 1, pairs], for all layers of a step."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8",)
 KV_DTYPES = (*DTYPES, "int8", "fp8")
+BACKENDS = ("auto", "cpu", "reference")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -77,6 +78,18 @@ class ModelSettings:
         },
     )
 
+    backend: str = field(
+        default="auto",
+        metadata={
+            "help": "What computes: cpu (the CPU's own kernels), reference (torch, anything anywhere), or auto: the "
+            "kernels where they can run the model."
+        },
+    )
+    kernel_cache: str | None = field(
+        default="~/.cache/quire/kernels",
+        metadata={"help": "Directory for compiled kernels, for the next start; empty keeps none."},
+    )
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype is {self.dtype!r}, must be one of {', '.join(DTYPES)}")
@@ -84,6 +97,8 @@ class ModelSettings:
             raise ValueError(f"--kv-cache-dtype is {self.kv_cache_dtype!r}, must be one of {', '.join(KV_DTYPES)}")
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise ValueError(f"--quantization is {self.quantization!r}, must be {' or '.join(QUANTIZATIONS)}, or unset")
+        if self.backend not in BACKENDS:
+            raise ValueError(f"--backend is {self.backend!r}, must be one of {', '.join(BACKENDS)}")
         if self.device not in DEVICES:
             raise ValueError(f"--device is {self.device!r}, must be one of {', '.join(DEVICES)}")
         if self.page_size < 1:

@@ -59,6 +59,23 @@ class Renamed:
                 self.source.ignore(re.escape(self._there(name)))
 
 
+class MadeProduct(Protocol):
+    """A `Product` that says how many bytes its weights take."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class ProductMaker(Protocol):
+    """Of weights [out, in] each, one below the other, in this dtype. gated: as in `Tensors.product`."""
+
+    def __call__(
+        self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool, /
+    ) -> MadeProduct: ...
+
+
 @dataclass
 class Held:
     """bytes: of the weights that the layers keep."""
@@ -69,14 +86,22 @@ class Held:
 class Tensors:
     """Those whose names begin with `prefix`, which all methods put before the names that they are given.
 
-    quantized: whether products keep their weights in 8 bits. held: what all that was made with this or with one that
-    was made from it takes.
+    quantized: whether products keep their weights in 8 bits. maker: makes products in place of `Linear`. held: what
+    all that was made with this or with one that was made from it takes.
     """
 
-    def __init__(self, checkpoint: Source, dtype: torch.dtype, device: torch.device, quantized: bool = False) -> None:
+    def __init__(
+        self,
+        checkpoint: Source,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantized: bool = False,
+        maker: ProductMaker | None = None,
+    ) -> None:
         self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, ""
         self.held = Held()
         self._scratch = Scratch(dtype, device) if quantized else None
+        self._maker = maker
 
     def of(self, source: Source) -> "Tensors":
         """The same, out of another source."""
@@ -93,10 +118,10 @@ class Tensors:
         """Under the first of these prefixes under which there is this tensor; the first of all if there is none."""
         return self.under(next((prefix for prefix in prefixes if prefix + name in self), prefixes[0]))
 
-    def exact(self) -> "Tensors":
-        """The same, but not quantized."""
+    def plain(self) -> "Tensors":
+        """The same, but with products of the plain kind."""
         other = copy(self)
-        other._scratch = None
+        other._scratch = other._maker = None
         return other
 
     def __contains__(self, name: str) -> bool:
@@ -112,8 +137,14 @@ class Tensors:
         """As it stands in its file, for `product`, which copies it."""
         return self.checkpoint.take(self.prefix + name, shape, None)
 
-    def product(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Product:
-        """One for several that read the same input. weights: [out, in] each, as they are stored."""
+    def product(self, weights: Sequence[Tensor], bias: Tensor | None = None, gated: bool = False) -> Product:
+        """One for several that read the same input. weights: [out, in] each, as they are stored. gated: as in
+        `GatedMLP`.
+        """
+        if self._maker is not None:
+            made = self._maker(weights, bias, self.dtype, gated)
+            self.held.bytes += made.nbytes
+            return made
         if self._scratch is not None:
             quantized = Int8Linear(weights, bias, self._scratch, self.device)
             self.held.bytes += sum(part.nbytes for part in quantized.weights)
@@ -122,11 +153,19 @@ class Tensors:
         self.held.bytes += weight.nbytes
         return Linear(weight, bias)
 
-    def linear(self, parts: Sequence[tuple[str, int]] | str, width: int, out: int = 0, bias: bool = False) -> Product:
+    def linear(
+        self,
+        parts: Sequence[tuple[str, int]] | str,
+        width: int,
+        out: int = 0,
+        bias: bool = False,
+        gated: bool = False,
+    ) -> Product:
         """parts: name and output width of each, or one name, whose width is `out`."""
         parts = [(parts, out)] if isinstance(parts, str) else parts
         weights = [self.stored(f"{name}.weight", out, width) for name, out in parts]
-        return self.product(weights, torch.cat([self(f"{name}.bias", out) for name, out in parts]) if bias else None)
+        biases = torch.cat([self(f"{name}.bias", out) for name, out in parts]) if bias else None
+        return self.product(weights, biases, gated)
 
     def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """offset: what is added to the weights (Gemma: 1)."""
@@ -143,9 +182,12 @@ class Tensors:
         if embedding is None:
             return self.linear(name, width, vocabulary, bias)
         self.ignore(re.escape(f"{self.prefix}{name}.weight"))
+        biases = self(f"{name}.bias", vocabulary) if bias else None
+        if self._maker is not None:
+            return self.product([embedding], biases)
         if self.device.type != "cuda" and self.dtype in PACKED_DTYPES:
             self.held.bytes += embedding.nbytes  # the packed copy
-        return Linear(embedding, self(f"{name}.bias", vocabulary) if bias else None)
+        return Linear(embedding, biases)
 
     def ignore(self, pattern: str) -> None:
         """Tensors whose whole name, prefix included, matches this are not part of the model."""

@@ -119,7 +119,7 @@ def load_mlp(config: ModelConfig, at: Tensors, fused: bool = False, activation: 
     bias = fields.flag("mlp_bias")
     apart, together = [("mlp.gate_proj", width), ("mlp.up_proj", width)], [("mlp.gate_up_proj", 2 * width)]
     return GatedMLP(
-        at.linear(together if fused else apart, config.hidden, bias=bias),
+        at.linear(together if fused else apart, config.hidden, bias=bias, gated=True),
         at.linear("mlp.down_proj", width, config.hidden, bias),
         activation or read_activation(fields, "hidden_act", "silu"),
     )

@@ -66,7 +66,7 @@ def _load_experts(
         gate_up = one.linear([(gate, width), (up, width)], config.hidden)
         return GatedMLP(gate_up, one.linear(down, width, config.hidden), activation)
 
-    router = at.exact().linear("gate", config.hidden, experts)
+    router = at.plain().linear("gate", config.hidden, experts)
     if "experts.gate_up_proj" in at:  # all in one, as transformers 5 has them in memory
         gates = at.stored("experts.gate_up_proj", experts, 2 * width, config.hidden)
         downs = at.stored("experts.down_proj", experts, config.hidden, width)

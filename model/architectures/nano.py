@@ -34,7 +34,7 @@ def load_nano(config: ModelConfig, tensors: Tensors) -> Decoder:
             ),
             of.rms_norm("norm2", c.hidden, eps),
             GatedMLP(
-                of.linear([("mlp.gate_proj", width), ("mlp.up_proj", width)], c.hidden),
+                of.linear([("mlp.gate_proj", width), ("mlp.up_proj", width)], c.hidden, gated=True),
                 of.linear("mlp.down_proj", width, c.hidden),
                 silu,
             ),

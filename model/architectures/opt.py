@@ -53,6 +53,9 @@ def _last_norm(config: ModelConfig, root: Tensors, before: bool, narrow: int) ->
     if narrow != config.hidden:
         parts.append(root.linear("project_out", config.hidden, narrow))
 
+    if len(parts) == 1:
+        return parts[0]
+
     def norm(x: Tensor) -> Tensor:
         for part in parts:
             x = part(x)

@@ -14,7 +14,7 @@ from model.config import ModelConfig
 from model.decoder import Decoder, ImageFeatures
 from model.errors import CheckpointError
 from model.multimodal import KINDS, NANO
-from model.tensors import Renamed, Tensors
+from model.tensors import ProductMaker, Renamed, Tensors
 from model.vision.encoder import VisionEncoder
 from model.vision.loading import load_encoder
 from model.weights import Checkpoint
@@ -75,7 +75,7 @@ TEXT_PREFIXES = (
 """Where models that see have the tensors of their text model: pairs of its own prefix and theirs."""
 
 
-def build_model(config: ModelConfig, tensors: Tensors) -> Model:
+def build_model(config: ModelConfig, tensors: Tensors) -> Decoder:
     """Raises CheckpointError for an architecture that is not there, or a checkpoint that does not fit."""
     architecture = config.architecture if config.vision is None else config.vision.text
     load = ARCHITECTURES.get(architecture) or INSIDE.get(architecture)
@@ -84,7 +84,7 @@ def build_model(config: ModelConfig, tensors: Tensors) -> Model:
         raise CheckpointError(f"architecture {config.architecture!r} is not supported yet; supported: {known}")
     text = _text_tensors(tensors) if config.architecture in KINDS else tensors
     decoder = load(replace(config, architecture=architecture), text)
-    return replace(decoder, vision=load_encoder(config, tensors.exact()))
+    return replace(decoder, vision=load_encoder(config, tensors.plain()))
 
 
 def load_model(
@@ -93,9 +93,12 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     quantization: str | None = None,
-) -> Model:
-    """quantization: None or int8. Raises CheckpointError as `build_model`, and for tensors that are left over."""
-    tensors = Tensors(checkpoint, dtype, device, quantization == "int8")
+    maker: ProductMaker | None = None,
+) -> Decoder:
+    """quantization: None or int8. maker: as in `Tensors`. Raises CheckpointError as `build_model`,
+    and for tensors that are left over.
+    """
+    tensors = Tensors(checkpoint, dtype, device, quantization == "int8", maker)
     model = build_model(config, tensors)
     checkpoint.finish()
     log.info("Weights: %.1f MiB (%s)", tensors.held.bytes / 2**20, quantization or str(dtype).removeprefix("torch."))

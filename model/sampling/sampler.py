@@ -5,6 +5,7 @@ The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top
 left and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,10 +56,37 @@ class Drawn:
     logprobs: Logprobs
 
 
-def sample(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Drawn:
-    """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn."""
-    adjusted = controls.adjusted.apply(logits, rows, positions)
-    best, tokens = adjusted.max(-1)
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """Of the logits of n rows. best: [n] the largest. tokens: int64 [n], its id, the lowest where several have it.
+    normal: [n, 1], log of the sum of e^logit; NaN where a logit is.
+    """
+
+    best: Tensor
+    tokens: Tensor
+    normal: Tensor
+
+
+Summarise = Callable[[Tensor], Summary]
+
+
+def summarise(logits: Tensor) -> Summary:
+    """logits: float32 [n, vocabulary]."""
+    return Summary(*logits.max(-1), torch.logsumexp(logits, -1, keepdim=True))
+
+
+def sample(
+    logits: Tensor,
+    controls: SamplingRows,
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    summary_of: Summarise = summarise,
+) -> Drawn:
+    """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn.
+    summary_of: does what `summarise` does.
+    """
+    adjusted, summary = controls.adjusted.apply(logits, rows, positions), summary_of(logits)
+    best, tokens = (summary.best, summary.tokens) if adjusted is logits else adjusted.max(-1)
     random = np.flatnonzero(controls.temperature[rows] > 0)
     if len(random):
         which, keys = rows[random], row_keys(controls.seed[rows], controls.index[rows], positions)[random]
@@ -72,7 +100,7 @@ def sample(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64], posi
                     scaled, ids = _keep_top(scaled, controls, which[part])
                 noise = gumbel(torch.from_numpy(keys[part]).to(logits.device), ids)
                 tokens[where] = ids.gather(1, torch.argmax(scaled + noise, -1, keepdim=True))[:, 0]
-    logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows])
+    logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows], summary.normal)
     return Drawn(tokens.masked_fill(best == -torch.inf, NO_TOKEN).cpu().numpy().astype(np.int32), logprobs)
 
 
@@ -100,9 +128,10 @@ def _keep_top(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -
     return ordered.masked_fill(before >= _column(controls.top_p[rows], ordered), -torch.inf), ids
 
 
-def logprobs_of(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Logprobs:
-    """wanted: alternatives of each row; -1 where it asked for no logprobs (its `chosen` still counts for the score)."""
-    normal = torch.logsumexp(logits, -1, keepdim=True)
+def logprobs_of(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64], normal: Tensor) -> Logprobs:
+    """wanted: alternatives of each row; -1 where it asked for no logprobs (its `chosen` still counts for the score).
+    normal: as in `Summary`.
+    """
     picked = logits.gather(1, tokens[:, None])
     chosen = (picked - normal)[:, 0].cpu().numpy()
     n, k = len(wanted), int(wanted.max(initial=0))

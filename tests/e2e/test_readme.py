@@ -32,7 +32,7 @@ def test_line_of_a_batch_gives_the_result_beside_it(tmp_path: Path) -> None:
     made, shown = json.loads((tmp_path / "out").read_text()), json.loads(result)
     logprobs = [token.pop("logprob") for values in (made, shown) for (token,) in values["logprobs"]]
     assert made == shown
-    assert logprobs[:3] == pytest.approx(logprobs[3:], abs=0.01)  # their last bits are the machine's
+    assert logprobs[:3] == pytest.approx(logprobs[3:], abs=0.05)  # the machine's, in bfloat16
 
 
 def test_files_and_flags_that_it_names_exist() -> None:

@@ -1,4 +1,4 @@
-"""The reference back end against plain float64 attention, on ragged slices, random pages and a poisoned pool."""
+"""The back ends against plain float64 attention, on ragged slices, random pages and a poisoned pool."""
 
 from dataclasses import dataclass, replace
 
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cache_manager.layout import KVLayout
-from model.attention.backend import StepShape
+from model.attention.backend import AttentionBackend, StepShape
+from model.attention.cpu import CpuAttention
 from model.attention.reference import ReferenceAttention
+from tests.support.kernels import the_machine
 
 Floats = NDArray[np.float64]
 LAYERS = 2
@@ -21,7 +23,7 @@ LAYERS = 2
 @dataclass(frozen=True)
 class Case:
     """lengths: (tokens already in the cache, tokens of the step) of each sequence. windows: of each layer; () makes one
-    group of all layers.
+    group of all layers. kernels: of the CPU, not the reference.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -32,6 +34,7 @@ class Case:
     dtype: str = "float32"
     seed: int = 0
     windows: tuple[int | None, ...] = ()
+    kernels: bool = False
 
     @property
     def layout(self) -> KVLayout:
@@ -50,7 +53,11 @@ class Pool:
         needed = [layout.pages_for(before + now) // groups for before, now in case.lengths]
         pages = sum(needed) * groups + 5
         self.heads = case.kv_heads * case.group
-        self.attention = ReferenceAttention(layout, pages, self.heads, case.dtype, torch.device("cpu"))
+        self.attention: AttentionBackend = (
+            CpuAttention(the_machine(), layout, pages, self.heads, case.dtype, context=4096)
+            if case.kernels
+            else ReferenceAttention(layout, pages, self.heads, case.dtype, torch.device("cpu"))
+        )
         self.attention.poison(np.arange(pages, dtype=np.int32))
         shuffled = self.rng.permutation(pages).astype(np.int32)
         # What stands in a table past a sequence's pages is meaningless: here the id of a page that nobody owns.
@@ -126,22 +133,43 @@ def plain_attention(
     return mixed
 
 
-cases = st.builds(
-    Case,
-    lengths=st.lists(
-        st.tuples(st.sampled_from([0, 0, 1, 15, 16, 40, 127, 128, 200]), st.sampled_from([1, 1, 2, 5, 16, 17, 130])),
-        min_size=1,
-        max_size=4,
-    ).map(tuple),
-    group=st.sampled_from([1, 2, 3, 8, 20]),
-    kv_heads=st.integers(1, 3),
-    head_dim=st.sampled_from([2, 6, 16, 24]),
-    page_size=st.sampled_from([1, 2, 7, 16, 64]),
-    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
-    seed=st.integers(0, 2**32 - 1),
-    windows=st.sampled_from([(), (), (None, 5), (130, 33), (1, 1), (129, None), (16, 128)]),
+def cases_of(
+    *, kernels: bool, groups: list[int], dims: list[int], pages: list[int], dtypes: list[str], long: list[int]
+) -> st.SearchStrategy[Case]:
+    """long: tokens that may be in the cache beside the usual numbers."""
+    before = st.sampled_from([0, 0, 1, 15, 16, 40, 127, 128, 200, *long])
+    return st.builds(
+        Case,
+        lengths=st.lists(st.tuples(before, st.sampled_from([1, 1, 2, 5, 16, 17, 130])), min_size=1, max_size=4).map(
+            tuple
+        ),
+        group=st.sampled_from(groups),
+        kv_heads=st.integers(1, 3),
+        head_dim=st.sampled_from(dims),
+        page_size=st.sampled_from(pages),
+        dtype=st.sampled_from(dtypes),
+        seed=st.integers(0, 2**32 - 1),
+        windows=st.sampled_from([(), (), (None, 5), (130, 33), (1, 1), (129, None), (16, 128)]),
+        kernels=st.just(kernels),
+    )
+
+
+cases = cases_of(
+    kernels=False,
+    groups=[1, 2, 3, 8, 20],
+    dims=[2, 6, 16, 24],
+    pages=[1, 2, 7, 16, 64],
+    dtypes=["float32", "bfloat16", "float16"],
+    long=[],
+) | cases_of(
+    kernels=True,  # few shapes: each is compiled
+    groups=[1, 3, 20],
+    dims=[16, 48],
+    pages=[1, 7, 16, 64],
+    dtypes=["float32", "bfloat16"],
+    long=[511, 512, 600],
 )
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 3e-3}
 
 
 @settings(max_examples=40, deadline=None)
@@ -149,6 +177,8 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 @example(Case(((0, 300), (255, 1), (127, 2)), group=3, page_size=7))
 @example(Case(((0, 1),), group=1, kv_heads=1, page_size=1))
 @example(Case(((128, 128), (0, 129)), group=8, page_size=16))
+@example(Case(((600, 1), (1500, 1), (530, 30)), group=3, kv_heads=1, head_dim=16, kernels=True))
+@example(Case(((1500, 1),), group=3, kv_heads=3, head_dim=48, page_size=64, windows=(700, None), kernels=True))
 @example(Case(((0, 400), (300, 1), (260, 90)), group=2, page_size=7, windows=(120, 3)))
 def test_equals_plain_attention(case: Case) -> None:
     pool = Pool(case)
@@ -267,6 +297,44 @@ def stores_of(attention: ReferenceAttention) -> tuple[list[Tensor], list[Tensor]
     return list(keys), list(values)
 
 
+def kernel_pool(dtype: str, page_size: int) -> CpuAttention:
+    layout = KVLayout(((0, 1), (2, 3)), 3, 16, 4, page_size)
+    return CpuAttention(the_machine(), layout, 7, 6, dtype, context=64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("page_size", [1, 7, 16, 48])
+def test_kernels_pages_have_the_canonical_form_of_the_reference(dtype: str, page_size: int) -> None:
+    """What one back end exports the other imports; copies and poison touch exactly their pages."""
+    kernels = kernel_pool(dtype, page_size)
+    layout = KVLayout(((0, 1), (2, 3)), 3, 16, 4, page_size)
+    reference = ReferenceAttention(layout, 7, 6, dtype, torch.device("cpu"))
+    rng = np.random.default_rng(0)
+    pages = np.arange(7, dtype=np.int32)
+    slots = rng.permutation(7 * page_size)
+    for layer in range(4):
+        keys, values = (torch.from_numpy(rng.normal(size=(len(slots), 3, 16))).float() for _ in range(2))
+        shape = StepShape(
+            np.array([[0, 0, len(slots)]], np.int32),
+            np.arange(len(slots)),
+            np.stack([slots, slots]),
+            np.zeros((2, 1, 99), np.int32),
+            np.zeros(1, np.int64),
+        )
+        for attention in (kernels, reference):
+            attention.write(layer, keys, values, attention.plan(shape))
+    everything = reference.export(pages)
+    assert torch.equal(kernels.export(pages), everything)
+    kernels.copy(np.array([[5, 0], [3, 6]], np.int32))
+    assert torch.equal(kernels.export(pages), everything[[5, 1, 2, 3, 4, 5, 3]])
+    kernels.import_pages(np.array([6, 0], np.int32), everything[[6, 0]])
+    assert torch.equal(kernels.export(pages), everything)
+    kernels.poison(np.array([2], np.int32))
+    assert kernels.export(np.array([2], np.int32)).view(getattr(torch, dtype)).isnan().all()
+    others = np.array([0, 1, 3, 4, 5, 6], np.int32)
+    assert torch.equal(kernels.export(others), everything[others])
+
+
 def test_poison_fills_exactly_the_given_pages() -> None:
     layout = KVLayout(((0, 1),), kv_heads=2, head_dim=4, element_bytes=4, page_size=3)
     attention = ReferenceAttention(layout, 5, 2, "float32", torch.device("cpu"))
@@ -303,8 +371,9 @@ def test_copy_copies_exactly_the_given_pages(page_size: int, dtype: str) -> None
     attention.copy(np.empty((0, 2), np.int32))
 
 
-def test_nan_of_one_sequence_stays_in_it() -> None:
-    pool = Pool(Case(((0, 20), (0, 33), (0, 5)), group=2, page_size=4))
+@pytest.mark.parametrize("case", [Case((), 2, page_size=4), Case((), 3, head_dim=16, kernels=True)])
+def test_nan_of_one_sequence_stays_in_it(case: Case) -> None:
+    pool = Pool(replace(case, lengths=((0, 20), (0, 33), (0, 5))))
     slices = [(0, 0, 20), (1, 0, 33), (2, 0, 5)]
     healthy = pool.step(slices)
     pool.values[1][7] = torch.nan
@@ -315,9 +384,10 @@ def test_nan_of_one_sequence_stays_in_it() -> None:
     assert sick[1][7:].isnan().all()
 
 
-def test_large_scores_do_not_overflow() -> None:
+@pytest.mark.parametrize("case", [Case((), 1, 1, 4), Case((), 1, 1, 16, kernels=True)])
+def test_large_scores_do_not_overflow(case: Case) -> None:
     """exp of these scores overflows float32 unless the running maximum is taken off first."""
-    pool = Pool(Case(((0, 140),), group=1, kv_heads=1, head_dim=4))
+    pool = Pool(replace(case, lengths=((0, 140),)))
     pool.keys[0] *= 100
     (output,) = pool.step([(0, 0, 140)])
     expected = plain_attention(

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model import layers
+from model.compiled import CompiledDecoder
 from model.inputs.tokenizer import Tokenizer
 from scheduler.events import EndReason, Event, Finish, Submit
 from scheduler.settings import QueueLimits, SchedulerSettings
@@ -128,13 +128,13 @@ def test_every_drawn_token_has_recorded_logits(prompts: list[list[int]], togethe
 def test_one_bit_would_show(
     tiny: Path, prompts: list[list[int]], together: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted fault: a norm whose last bits depend on how many rows stand beside a row."""
-    norm = layers.rms_norm
+    """Planted fault: logits whose last bits depend on how many rows stand beside a row."""
+    forward = CompiledDecoder.forward
 
-    def leaky(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return norm(x, weight, eps + 1e-8 * len(x))
+    def leaky(self: CompiledDecoder, tokens: Tensor, *others: object) -> Tensor:
+        return forward(self, tokens, *others) * (1 + 1e-6 * len(tokens))
 
-    monkeypatch.setattr(layers, "rms_norm", leaky)
+    monkeypatch.setattr(CompiledDecoder, "forward", leaky)
     rig = make_rig(tiny, record_logits=True)
     rig.run({5: make_request(rig, prompts[5], NEW)})
     assert rig.logits_of(5) != together.logits_of(5)

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model.attention.cpu import CpuAttention
+from model.attention.pieces import Seen
 from model.attention.reference import ReferenceAttention
 from model.batch import Mirror
 from model.runner import Runner
@@ -26,10 +28,14 @@ def prompts() -> list[list[int]]:
     return random_prompts(LENGTHS, seed=6)
 
 
-def run(directory: Path, prompts: list[list[int]], poison: bool = True, page_size: int = 4) -> Rig:
+def run(
+    directory: Path, prompts: list[list[int]], poison: bool = True, page_size: int = 4, backend: str = "auto"
+) -> Rig:
     """Few rows and a small pool, so that pages change hands all the time, some of them by preemption."""
     scheduling = SchedulerSettings(max_sequences=4, max_batched_tokens=32, prefill_chunk=8, steps_in_flight=2)
-    rig = make_rig(directory, page_size, 100, scheduling, record_logits=True, poison=poison, queue=ENDLESS)
+    rig = make_rig(
+        directory, page_size, 100, scheduling, record_logits=True, poison=poison, queue=ENDLESS, backend=backend
+    )
     rig.run({i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
     return rig
 
@@ -68,6 +74,17 @@ def test_a_sequence_on_the_pages_of_another_is_as_on_fresh_ones(tiny: Path, page
 # Planted faults: each makes the executor read or write what is not the sequence's own. The harness must see them all.
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def see_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels look at one position too many."""
+    of = Seen.of
+
+    def longer(shape, window):  # type: ignore[no-untyped-def]
+        seen = of(shape, window)
+        return replace(seen, last=seen.last + 1)
+
+    monkeypatch.setattr(Seen, "of", longer)
 
 
 def read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,12 +129,13 @@ def lose_a_grown_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_one_slot_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values land one slot before their own."""
-    plan = ReferenceAttention.plan
+    for attention in (ReferenceAttention, CpuAttention):
+        plan = attention.plan
 
-    def early(self, shape):  # type: ignore[no-untyped-def]
-        return plan(self, replace(shape, slots=np.maximum(shape.slots - 1, 0)))
+        def early(self, shape, plan=plan):  # type: ignore[no-untyped-def]
+            return plan(self, replace(shape, slots=np.maximum(shape.slots - 1, 0)))
 
-    monkeypatch.setattr(ReferenceAttention, "plan", early)
+        monkeypatch.setattr(attention, "plan", early)
 
 
 def poison_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +149,10 @@ def poison_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "launch", wrong)
 
 
+ANYWHERE = (keep_a_stale_table, lose_a_grown_page, write_one_slot_early, poison_too_early)
 PLANTS = [
-    read_past_the_end,
-    show_the_key_past_the_end,
-    keep_a_stale_table,
-    lose_a_grown_page,
-    write_one_slot_early,
-    poison_too_early,
+    *(("reference", 4, plant) for plant in (read_past_the_end, show_the_key_past_the_end, *ANYWHERE)),
+    *(("cpu", page_size, plant) for page_size in (4, 16) for plant in (see_one_more, *ANYWHERE)),
 ]
 
 
@@ -149,10 +164,10 @@ def _quiet() -> Iterator[None]:
     logger.disabled = False
 
 
-def shows(directory: Path, prompts: list[list[int]], healthy: Rig, poison: bool) -> bool:
+def shows(directory: Path, prompts: list[list[int]], healthy: Rig, poison: bool, page_size: int, backend: str) -> bool:
     """Whether a run differs from the healthy one: a fault, other logits, or other logits when computed again."""
     try:
-        rig = run(directory, prompts, poison)
+        rig = run(directory, prompts, poison, page_size, backend)
     except LogitsChangedError:
         return True
     faults = [r for r in rig.results.values() if r.end is not None and r.end.reason is EndReason.FAULT]
@@ -160,15 +175,15 @@ def shows(directory: Path, prompts: list[list[int]], healthy: Rig, poison: bool)
 
 
 @pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize(("backend", "page_size", "plant"), PLANTS)
 def test_the_harness_catches(
-    tiny: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, plant: Plant
+    tiny: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, backend: str, page_size: int, plant: Plant
 ) -> None:
-    healthy = run(tiny, prompts)
+    healthy = run(tiny, prompts, True, page_size, backend)
     assert all(r.end is not None and r.end.reason is EndReason.LENGTH for r in healthy.results.values())
-    assert not shows(tiny, prompts, healthy, poison=True)
+    assert not shows(tiny, prompts, healthy, True, page_size, backend)
     plant(monkeypatch)
-    assert shows(tiny, prompts, healthy, poison=True)
+    assert shows(tiny, prompts, healthy, True, page_size, backend)
 
 
 @pytest.mark.usefixtures("_quiet")
@@ -176,7 +191,7 @@ def test_only_poison_shows_a_hidden_read_past_the_end(
     tiny: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What poison is for: weight 0 times a stale number is 0, so nothing shows, until the number is a NaN."""
-    healthy = run(tiny, prompts, poison=False)
+    healthy = run(tiny, prompts, poison=False, backend="reference")
     show_the_key_past_the_end(monkeypatch)
-    assert not shows(tiny, prompts, healthy, poison=False)
-    assert shows(tiny, prompts, healthy, poison=True)
+    assert not shows(tiny, prompts, healthy, False, 4, "reference")
+    assert shows(tiny, prompts, healthy, True, 4, "reference")

@@ -408,8 +408,8 @@ def test_scales_are_of_the_files_values_whatever_the_model_computes_in(
     np.testing.assert_array_equal(layer.weights[1].numpy(), scale)
 
 
-def test_what_is_asked_for_exactly_is_not_quantized(tiny: Path) -> None:
-    at = Tensors(Checkpoint(tiny), torch.float32, CPU, quantized=True).exact().under("model.layers.1.")
+def test_what_is_asked_for_plainly_is_not_quantized(tiny: Path) -> None:
+    at = Tensors(Checkpoint(tiny), torch.float32, CPU, quantized=True).plain().under("model.layers.1.")
     assert isinstance(at.linear("mlp.down_proj", 96, 64), Linear)
 
 

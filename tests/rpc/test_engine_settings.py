@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_manager.settings import POLICIES, CacheSettings
-from model.settings import DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, ModelSettings
+from model.settings import BACKENDS, DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, ModelSettings
 from rpc.cli.options import flag_of
 from rpc.engines import host
 from rpc.engines.process import ProcessHost
@@ -40,6 +40,8 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "verify_weights": st.booleans(),
         "kv_cache_dtype": st.sampled_from(KV_DTYPES),
         "quantization": st.none() | st.sampled_from(QUANTIZATIONS),
+        "backend": st.sampled_from(BACKENDS),
+        "kernel_cache": st.none() | st.text(),
     },
     SchedulerSettings: {
         "max_batched_tokens": st.integers(MOST_SEQUENCES, 2**62),

@@ -132,6 +132,47 @@ def test_a_decode_writes_one_slot_a_layer_into_a_pool_that_stays(llama: Path, mo
     assert [part.shape for part in elements(rig)] == [(KV_HEADS, slots, 64 // HEADS)] * 2 * LAYERS
 
 
+@pytest.fixture(scope="module")
+def for_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads are wide enough for the kernels of the CPU."""
+    return write_llama(tmp_path_factory.mktemp("kernels"), max_position_embeddings=CONTEXT)
+
+
+@pytest.mark.parametrize("page_size", [7, 16])
+def test_a_decode_by_kernels_writes_one_slot_a_layer(for_kernels: Path, page_size: int) -> None:
+    rig = make_rig(for_kernels, page_size, 2 * CONTEXT, backend="cpu", poison=False)
+    attention, layout = rig.loaded.runner._attention, rig.loaded.layout
+    rig.turn([Submit(1, make_request(rig, prompt_of(50), 100))])
+
+    def content() -> torch.Tensor:
+        """[layers x 2, tokens, elements of a token]."""
+        pages = attention.export(np.arange(rig.loaded.pages, dtype=np.int32)).view(torch.float32)
+        shape = (rig.loaded.pages, 2 * len(layout.groups[0]), page_size, layout.kv_heads * layout.head_dim)
+        return pages.view(shape).transpose(0, 1).flatten(1, 2)
+
+    for _ in range(20):
+        before = content()
+        rig.turn()
+        changed = (content() != before).any(-1)
+        assert changed.sum(1).tolist() == [1] * 2 * len(layout.groups[0])
+        assert (changed == changed[0]).all()
+
+
+def test_reading_a_long_past_takes_no_memory(for_kernels: Path) -> None:
+    """What torch allocates in a decode is as much after 900 tokens as after 20; the reference needs a copy of them."""
+
+    def allocated(backend: str, length: int) -> int:
+        rig = make_rig(for_kernels, 16, 2 * CONTEXT, SchedulerSettings(1024, 8), backend=backend, poison=False)
+        rig.turn([Submit(1, make_request(rig, prompt_of(length), 100))])
+        rig.turn()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            rig.turn()
+        return sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
+
+    assert allocated("cpu", 900) == allocated("cpu", 20)
+    assert allocated("reference", 900) > 2 * allocated("reference", 20)
+
+
 def test_keys_are_not_repeated_for_the_queries_that_share_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of(llama)
     shapes: list[tuple[int, ...]] = []

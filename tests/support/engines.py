@@ -140,6 +140,7 @@ def make_rig(
     prefix_cache: bool = True,
     host_pages: int = 0,
     quantization: str | None = None,
+    backend: str = "auto",
 ) -> Rig:
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
@@ -147,8 +148,9 @@ def make_rig(
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
     host = host_pages * layout.page_bytes or None
     model_settings = ModelSettings(
-        str(directory), None, dtype, "cpu", page_size, memory, poison, host_cache_memory=host, quantization=quantization
-    )
+        str(directory), None, dtype, "cpu", page_size, memory, poison, host_cache_memory=host,
+        quantization=quantization, backend=backend,
+    )  # fmt: skip
     recompute = settings.recompute
     loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits(), recompute)
     tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None

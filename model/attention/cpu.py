@@ -1,0 +1,230 @@
+"""Paged attention by the kernels of the CPU, over pages that lie in memory as these read them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cache_manager.layout import KVLayout
+from model.attention.backend import StepShape
+from model.attention.pieces import Pieces, Seen, divide
+from model.kernels.attention import CHUNK, SUMS, Shape, part_bytes, write_attention, write_join
+from model.kernels.element import ELEMENTS
+from model.kernels.heads import BLOCK, MOST_DIM, Heads, write_heads
+from model.kernels.memory import huge_zeros
+from model.kernels.program import Call, Machine
+from model.kernels.rows import Norm
+from model.kernels.values import LANES
+
+SINGLE, SEVERAL = 0, 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupPlan:
+    """Of one layer group."""
+
+    slots: NDArray[np.int64]
+    seen: Seen
+    pieces: Pieces
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuPlan:
+    """positions: int64 [tokens]."""
+
+    positions: NDArray[np.int64]
+    groups: tuple[GroupPlan, ...]
+
+
+class GroupCells:
+    """Where kernels find what changes with each step, for one layer group."""
+
+    FIELDS = ("slots", "first", "last", "single", "singles", "several", "severals", "divided", "divideds")
+
+    def __init__(self) -> None:
+        self._numbers = np.zeros(len(self.FIELDS), np.int64)
+
+    def at(self, name: str) -> int:
+        """The address of a field."""
+        return int(self._numbers.ctypes.data + 8 * self.FIELDS.index(name))
+
+    def set(self, plan: GroupPlan) -> None:
+        pieces = plan.pieces
+        self._numbers[:] = [
+            plan.slots.ctypes.data, plan.seen.first.ctypes.data, plan.seen.last.ctypes.data,
+            pieces.single.ctypes.data, len(pieces.single), pieces.several.ctypes.data, len(pieces.several),
+            pieces.divided.ctypes.data, len(pieces.divided),
+        ]  # fmt: skip
+
+
+def why_not(layout: KVLayout, dtype: str) -> str | None:
+    """What keeps the kernels from such pages; None if nothing."""
+    if getattr(torch, dtype, None) not in ELEMENTS:
+        return f"there are none for {dtype}"
+    if layout.head_dim % LANES or layout.head_dim > MOST_DIM:
+        return f"a head has {layout.head_dim} elements, no multiple of {LANES} up to {MOST_DIM}"
+    return None
+
+
+class CpuAttention:
+    """`AttentionBackend`, see `ReferenceAttention`; `why_not` says for which pages. dtype: float32 or bfloat16.
+    context: tokens of a sequence, at most.
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        machine: Machine,
+        layout: KVLayout,
+        pages: int,
+        heads: int,
+        dtype: str,
+        context: int,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        element = ELEMENTS[getattr(torch, dtype)]
+        rows = layout.page_size % BLOCK != 0
+        self.machine, self.heads = machine, Heads(heads, layout.kv_heads, layout.head_dim, element, rows)
+        self._windows = [layout.window(group) for group in range(len(layout.groups))]
+        self._place = {layer: (g, i) for g, layers in enumerate(layout.groups) for i, layer in enumerate(layers)}
+        self._page_size = layout.page_size
+        self.pool = [huge_zeros(pages * layout.page_size * self.heads.row_bytes) for _ in layout.groups[0]]
+        self._contents = [part.view(element.dtype).view(pages, -1) for part in self.pool]
+        self._shapes = tuple(Shape(self.heads, n, soft_cap is not None) for n in (1, max(1, SUMS // self.heads.shared)))
+        self._scaling = (scale or layout.head_dim**-0.5, soft_cap or 0.0)
+        self.rows = np.zeros(1, np.int64)
+        self.cells = [GroupCells() for _ in layout.groups]
+        self._counters = np.zeros((len(self._place), 2), np.int64)
+        chunks = -(-context // (BLOCK * CHUNK)) + 1
+        self._partial = torch.zeros(
+            2 * machine.team.threads * chunks * heads * part_bytes(self._shapes[0]), dtype=torch.uint8
+        )
+
+    # A step
+
+    def plan(self, shape: StepShape) -> CpuPlan:
+        seen = {window: Seen.of(shape, window) for window in set(self._windows)}
+        groups = tuple(
+            GroupPlan(
+                np.ascontiguousarray(shape.slots[group]),
+                seen[window],
+                divide(
+                    shape, seen[window], shape.tables[group], self.heads.kv_heads, self._shapes[SEVERAL].tokens,
+                    self.machine.team.threads,
+                ),
+            )
+            for group, window in enumerate(self._windows)
+        )  # fmt: skip
+        return CpuPlan(shape.positions, groups)
+
+    def begin(self, plan: CpuPlan) -> None:
+        """Before the kernels of a step run."""
+        self.rows[0] = len(plan.positions)
+        self._counters[:] = 0
+        for cells, group in zip(self.cells, plan.groups, strict=True):
+            cells.set(group)
+
+    def heads_name(self, norm: Norm | None) -> str:
+        """Of the kernel that writes a layer's KV."""
+        return f"heads_{self.heads.element.name}{'_rows' if self.heads.rows else ''}{'_' + norm.name if norm else ''}"
+
+    def slots(self, layer: int) -> int:
+        """The cell that holds where the slots of the step's tokens stand."""
+        return self.cells[self._place[layer][0]].at("slots")
+
+    def pool_of(self, layer: int) -> Tensor:
+        return self.pool[self._place[layer][1]]
+
+    def calls(self, layer: int, queries: Tensor, out: Tensor) -> list[Call]:
+        """Attention of a layer. queries, out: of the element [tokens, heads x head_dim]."""
+        group, place = self._place[layer]
+        cells, counters = self.cells[group], self._counters[layer]
+        stride = out.stride(0) * out.element_size()
+        made = []
+        for kind, pieces, count in ((SINGLE, "single", "singles"), (SEVERAL, "several", "severals")):
+            shape = self._shapes[kind]
+            made.append(
+                Call(
+                    f"attention_{shape.name}",
+                    write_attention(shape),
+                    (
+                        cells.at(pieces), cells.at(count), cells.at("first"), cells.at("last"), counters[kind:],
+                        queries, out, stride, self.pool[place], self._partial, self._page_size, *self._scaling,
+                    ),
+                )
+            )  # fmt: skip
+        join = self._shapes[SINGLE]
+        made.append(
+            Call(
+                f"join_{join.name}",
+                write_join(join),
+                (cells.at("divided"), cells.at("divideds"), out, stride, self._partial),
+            )
+        )
+        return made
+
+    # One layer at a time, for whoever has tensors
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, plan: CpuPlan) -> None:
+        h, slots, pool = self.heads, self.slots(layer), self.pool_of(layer)
+        both = torch.cat((keys, values), 1).flatten(1).float()
+        arguments = (self.rows, slots, slots, both, both.stride(0) * 4, 0, pool, 0, h.kv_heads, h.dim)
+        nothing = (0,) * 6  # neither turned nor normalised
+        call = Call(self.heads_name(None), write_heads(h.element, None, h.rows), (*arguments, *nothing))
+        self._run(plan, [call])
+
+    def attend(self, layer: int, queries: Tensor, plan: CpuPlan) -> Tensor:
+        rounded = queries.to(self.heads.element.dtype).flatten(1).contiguous()
+        out = torch.empty_like(rounded)
+        self._run(plan, self.calls(layer, rounded, out))
+        return out.view(queries.shape).to(queries.dtype)
+
+    def _run(self, plan: CpuPlan, calls: list[Call]) -> None:
+        self.begin(plan)
+        self.machine.program(calls).run()
+
+    # Pages
+
+    def copy(self, pages: NDArray[np.int32]) -> None:
+        sources, targets = (torch.from_numpy(column.astype(np.int64)) for column in pages.T)
+        for content in self._contents:
+            content.index_copy_(0, targets, content.index_select(0, sources))
+
+    def export(self, pages: NDArray[np.int32]) -> Tensor:
+        chosen = torch.from_numpy(pages.astype(np.int64))
+        parts = []
+        for content in self._contents:
+            parts += [part.reshape(len(pages), -1) for part in self._token_by_token(content.index_select(0, chosen))]
+        return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
+
+    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
+        h, n = self.heads, len(pages)
+        chosen = torch.from_numpy(pages.astype(np.int64))
+        for pool, part in zip(self._contents, content.chunk(len(self._contents), 1), strict=True):
+            given = part.contiguous().view(h.element.dtype).view(n, 2, self._page_size, h.kv_heads, h.dim)
+            own = torch.empty((n, pool.shape[1]), dtype=h.element.dtype)
+            for to, source in zip(self._token_by_token(own), given.unbind(1), strict=True):
+                to.copy_(source.view(to.shape))
+            pool.index_copy_(0, chosen, own)
+
+    def _token_by_token(self, content: Tensor) -> tuple[Tensor, Tensor]:
+        """content: pages as they lie in memory. Views of their keys and values: first all tokens of a page, then heads,
+        then the elements of a head, each in one or more dimensions.
+        """
+        h, n, packed = self.heads, len(content), self.heads.element.packed
+        if h.rows:
+            keys, values = content.view(n, self._page_size, h.kv_heads, 2, h.dim).unbind(3)
+            return keys, values
+        blocks = content.view(n, self._page_size // BLOCK, h.kv_heads, 2, -1)
+        keys = blocks[:, :, :, 0].unflatten(-1, (h.dim // packed, BLOCK, packed)).permute(0, 1, 4, 2, 3, 5)
+        values = blocks[:, :, :, 1].unflatten(-1, (BLOCK // packed, h.dim, packed)).permute(0, 1, 3, 5, 2, 4)
+        return keys, values
+
+    def poison(self, pages: NDArray[np.int32]) -> None:
+        chosen = torch.from_numpy(pages.astype(np.int64))
+        for content in self._contents:
+            content.index_fill_(0, chosen, torch.nan)

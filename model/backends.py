@@ -1,0 +1,145 @@
+"""Which code computes a model: torch, anywhere, or the kernels of the CPU, where they can.
+
+The kernels are imported when they are asked for: without their compiler, llvmlite, everything else works.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from cache_manager.layout import KVLayout
+from model.architectures.registry import Model
+from model.attention.backend import AttentionBackend
+from model.attention.reference import ReferenceAttention
+from model.config import ModelConfig
+from model.decoder import Decoder
+from model.footprint import shape_of
+from model.sampling.sampler import Summarise, summarise
+from model.settings import ModelSettings
+from model.tensors import ProductMaker
+
+if TYPE_CHECKING:
+    from model.attention.cpu import CpuAttention
+    from model.kernels.product import KernelLinear
+    from model.kernels.program import Machine
+
+log = logging.getLogger("quire.model")
+
+
+class Backend(Protocol):
+    """maker: of the products of a model while it is loaded, None for the plain ones."""
+
+    @property
+    def maker(self) -> ProductMaker | None: ...
+
+    def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend: ...
+
+    def model(self, decoder: Decoder) -> Model:
+        """What runs the decoder, over this attention."""
+
+    @property
+    def summary_of(self) -> Summarise:
+        """As in `sample`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBackend:
+    """Layer by layer. kv_dtype: as in `KVPool`."""
+
+    kv_dtype: str
+    device: torch.device
+    maker: None = None
+
+    @property
+    def summary_of(self) -> Summarise:
+        return summarise
+
+    def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend:
+        return ReferenceAttention(
+            layout, pages, config.heads, self.kv_dtype, self.device, config.scale, config.soft_cap
+        )
+
+    def model(self, decoder: Decoder) -> Model:
+        return decoder
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBackend:
+    """All layers in one program of kernels."""
+
+    machine: "Machine"
+    kv_dtype: str
+
+    @property
+    def summary_of(self) -> Summarise:
+        from model.kernels.summary import Summariser
+
+        return Summariser(self.machine)
+
+    def maker(self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool) -> "KernelLinear":
+        from model.kernels.product import KernelLinear
+
+        return KernelLinear(self.machine, weights, bias, dtype, gated)
+
+    def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> "CpuAttention":
+        from model.attention.cpu import CpuAttention
+
+        return CpuAttention(
+            self.machine, layout, pages, config.heads, self.kv_dtype, config.context, config.scale, config.soft_cap
+        )
+
+    def model(self, decoder: Decoder) -> Model:
+        from model.compiled import CompiledDecoder
+
+        return CompiledDecoder(self.machine, decoder)
+
+
+def choose_backend(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> Backend:
+    """dtype: of the weights. Raises ValueError where the settings insist on kernels that there are not."""
+    plain = TorchBackend(kv_dtype, torch.device(device))
+    if settings.backend == "reference" or device != "cpu":
+        return plain
+    try:
+        return _kernels(config, settings, dtype, kv_dtype)
+    except NoKernels as reason:
+        if settings.backend == "cpu":
+            raise ValueError(f"--backend is 'cpu': {reason}") from None
+        log.info("The CPU's kernels are not used: %s", reason)
+        return plain
+
+
+class NoKernels(Exception):
+    """Why a model cannot be run by the kernels here."""
+
+
+def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str) -> CpuBackend:
+    """Raises NoKernels."""
+    if settings.quantization is not None:
+        raise NoKernels(f"there are none for --quantization {settings.quantization}")
+    if kv_dtype != dtype:
+        raise NoKernels(f"there are none for a KV cache in {kv_dtype} beside weights in {dtype}")
+    try:
+        from model.attention.cpu import why_not as why_not_attention
+        from model.compiled import NotCompiled, check_compiled
+        from model.kernels.machine import open_machine
+    except ImportError as error:
+        raise NoKernels(f"{error.name} is not installed") from None
+    layout = config.kv_layout(settings.page_size, kv_dtype)
+    if reason := why_not_attention(layout, dtype):
+        raise NoKernels(reason)
+    try:
+        machine = open_machine(Path(settings.kernel_cache).expanduser() if settings.kernel_cache else None)
+    except OSError as error:
+        raise NoKernels(str(error)) from None
+    backend = CpuBackend(machine, kv_dtype)
+    try:
+        shape = shape_of(config, getattr(torch, dtype), backend.maker)
+        check_compiled(shape, backend.attention(config, layout, 1))
+    except NotCompiled as error:
+        raise NoKernels(str(error)) from None
+    return backend

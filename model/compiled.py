@@ -1,0 +1,319 @@
+"""A decoder as a program of kernels for the CPU: what its layers say they are made of, in the order of a step.
+
+The layers of an architecture are data (`model.blocks`), and this is the other way to run them: the whole step is one
+call, without Python between layers. The stream is float32, whatever the weights are in.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model import layers
+from model.attention.backend import AttentionBackend
+from model.attention.cpu import CpuAttention
+from model.blocks import MLP, GatedMLP, Parallel, PostNorm, PreNorm, Sandwich, SelfAttention
+from model.decoder import Decoder, ImageFeatures
+from model.kernels.buffer import Buffer
+from model.kernels.element import ELEMENTS, FLOAT, Element
+from model.kernels.heads import write_heads
+from model.kernels.product import KernelLinear
+from model.kernels.program import Argument, Call, Machine, Program
+from model.kernels.rows import Norm, write_embedding, write_norm, write_rounded
+from model.kernels.values import LANES
+from model.layers import Activation, LayerNorm, RMSNorm, soft_capped
+from model.rope import Rope
+from model.vision.encoder import VisionEncoder
+
+ACTIVATIONS: Mapping[Activation, str] = {
+    layers.silu: "silu", layers.gelu: "gelu", layers.gelu_tanh: "gelu_tanh", layers.quick_gelu: "quick_gelu",
+    F.relu: "relu",
+}  # fmt: skip
+
+
+class NotCompiled(Exception):
+    """Why a decoder is no program."""
+
+
+class Cells:
+    """Where kernels find what is of one step."""
+
+    FIELDS = ("rows", "tokens", "positions", "wanted", "wanteds")
+
+    def __init__(self) -> None:
+        self._numbers = np.zeros(len(self.FIELDS), np.int64)
+
+    def at(self, name: str) -> int:
+        return int(self._numbers.ctypes.data + 8 * self.FIELDS.index(name))
+
+    def set(self, tokens: Tensor, positions: Tensor, wanted: Tensor) -> None:
+        self._numbers[:] = len(tokens), tokens.data_ptr(), positions.data_ptr(), wanted.data_ptr(), len(wanted)
+
+
+class CompiledDecoder:
+    """`Model` of a decoder, over a `CpuAttention`, for one thread at a time."""
+
+    def __init__(self, machine: Machine, decoder: Decoder) -> None:
+        self._machine, self._decoder = machine, decoder
+        self.vision: VisionEncoder | None = decoder.vision
+        self._programs: _Programs | None = None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        attention: AttentionBackend,
+        plan: Any,
+        images: ImageFeatures | None = None,
+    ) -> Tensor:
+        """As `Decoder.forward`. What it returns holds until the next call."""
+        programs = self._room_for(len(tokens), len(wanted), attention)
+        programs.attention.begin(plan)
+        if images is None:
+            programs.cells.set(tokens, positions, wanted)
+            programs.all.run()
+        else:
+            known = tokens.index_fill(0, images.places, 0)
+            programs.cells.set(known, positions, wanted)
+            programs.embedding.run()
+            programs.stream.tensor[images.places, : images.features.shape[1]] = images.features.float()
+            programs.rest.run()
+        logits = programs.logits.tensor[: len(wanted), : len(self._decoder.embedding.tokens)]
+        return logits if self._decoder.soft_cap is None else soft_capped(logits, self._decoder.soft_cap)
+
+    def _room_for(self, tokens: int, wanted: int, attention: AttentionBackend) -> "_Programs":
+        """Buffers at least double where a step has more tokens than any before."""
+        made = self._programs
+        if made is None or made.attention is not attention or tokens > made.tokens or wanted > made.wanted:
+            if not isinstance(attention, CpuAttention):
+                raise TypeError(f"a compiled decoder runs over the CPU's attention, not over {attention.name}")
+            if made is not None:
+                tokens, wanted = max(tokens, made.tokens), max(wanted, made.wanted)
+            sizes = (1 << (size - 1).bit_length() for size in (tokens, wanted))
+            self._programs = made = _Programs.of(self._machine, self._decoder, attention, *sizes)
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Programs:
+    """For steps of so many tokens, and so many that logits are wanted of, at most."""
+
+    attention: CpuAttention
+    tokens: int
+    wanted: int
+    cells: Cells
+    stream: Buffer
+    logits: Buffer
+    all: Program
+    embedding: Program
+    rest: Program
+
+    @staticmethod
+    def of(machine: Machine, decoder: Decoder, attention: CpuAttention, tokens: int, wanted: int) -> "_Programs":
+        writer = _Writer(decoder, attention, tokens, wanted)
+        embedding, rest = writer.written()
+        return _Programs(
+            attention, tokens, wanted, writer.cells, writer.stream, writer.logits, machine.program([*embedding, *rest]),
+            machine.program(embedding), machine.program(rest),
+        )  # fmt: skip
+
+
+def check_compiled(decoder: Decoder, attention: CpuAttention) -> None:
+    """Raises NotCompiled for what there are no kernels for. The decoder may be one of shapes alone."""
+    _Writer(decoder, attention, 1, 1).written()
+
+
+class _Writer:
+    """Writes the calls of a decoder, with the buffers that they go through."""
+
+    def __init__(self, decoder: Decoder, attention: CpuAttention, tokens: int, wanted: int) -> None:
+        self._decoder, self._attention, self._tokens, self._wanted = decoder, attention, tokens, wanted
+        table = decoder.embedding.tokens
+        self._element = ELEMENTS[table.dtype]
+        self._calls: list[Call] = []
+        self._buffers: dict[tuple[str, int], Buffer] = {}
+        self._turns: dict[int, tuple[Tensor, Tensor]] = {}
+        self.cells = Cells()
+        width = table.shape[1]
+        self._check_width("the hidden size", width)
+        self.stream = Buffer.of(tokens, width, FLOAT)
+        self._hidden = width
+        self.logits = Buffer.of(wanted, table.shape[0], FLOAT)
+
+    def written(self) -> tuple[list[Call], list[Call]]:
+        """The embedding, and all that comes after it. Raises NotCompiled."""
+        self._embed()
+        embedding, self._calls = self._calls, []
+        for layer in self._decoder.layers:
+            self._layer(layer)
+        last = Buffer.of(self._wanted, self._hidden, self._element)
+        self._norm(self._decoder.norm, self.stream, last, rows="wanteds", chosen=True)
+        self._linear(self._decoder.head, last, self.logits, rows="wanteds")
+        return embedding, self._calls
+
+    def _call(self, name: str, write: Callable, *arguments: Argument) -> None:
+        self._calls.append(Call(name, write, arguments))
+
+    def _buffer(self, name: str, width: int, element: Element | None = None) -> Buffer:
+        """One of this name and width for all layers."""
+        if (name, width) not in self._buffers:
+            self._buffers[name, width] = Buffer.of(self._tokens, width, element or self._element)
+        return self._buffers[name, width]
+
+    @staticmethod
+    def _check_width(what: str, width: int) -> None:
+        if width % LANES:
+            raise NotCompiled(f"{what} is {width}, no multiple of {LANES}")
+
+    # Parts of a decoder
+
+    def _embed(self) -> None:
+        e = self._decoder.embedding
+        if e.projection is not None:
+            raise NotCompiled("the embedding is projected")
+        scale = 1.0 if e.scale is None else float(torch.tensor(e.scale, dtype=e.tokens.dtype))
+        learned = 0 if e.positions is None else e.positions[e.offset :]
+        self._call(
+            f"embedding_{self._element.name}{'' if e.positions is None else '_positions'}",
+            write_embedding(self._element, e.positions is not None),
+            self.cells.at("rows"), self.cells.at("tokens"), self.cells.at("positions"), e.tokens, learned,
+            self.stream.tensor, self.stream.stride, self._hidden, scale,
+        )  # fmt: skip
+
+    def _layer(self, layer: object) -> None:
+        x, normal = self.stream, self._buffer("normal", self._hidden)
+        match layer:
+            case PreNorm():
+                self._norm(layer.attention_norm, x, normal)
+                self._attend(layer.attention, normal, x)
+                self._norm(layer.mlp_norm, x, normal)
+                self._mlp(layer.mlp, normal, x)
+            case PostNorm():
+                self._round(x, normal)
+                self._attend(layer.attention, normal, x)
+                self._norm(layer.attention_norm, x, x)
+                self._round(x, normal)
+                self._mlp(layer.mlp, normal, x)
+                self._norm(layer.mlp_norm, x, x)
+            case Parallel():
+                self._norm(layer.attention_norm, x, normal)
+                other = normal
+                if layer.mlp_norm is not None:
+                    other = self._buffer("normal for the mlp", self._hidden)
+                    self._norm(layer.mlp_norm, x, other)
+                self._attend(layer.attention, normal, x)
+                self._mlp(layer.mlp, other, x)
+            case Sandwich():
+                made = self._buffer("made", self._hidden, FLOAT)
+                for before, part, after in (
+                    (layer.before_attention, layer.attention, layer.attention_norm),
+                    (layer.before_mlp, layer.mlp, layer.mlp_norm),
+                ):
+                    if before is None:
+                        self._round(x, normal)
+                    else:
+                        self._norm(before, x, normal)
+                    if isinstance(part, SelfAttention):
+                        self._attend(part, normal, made, add=False)
+                    else:
+                        self._mlp(part, normal, made, add=False)
+                    self._norm(after, made, x, add=True)
+            case _:
+                raise NotCompiled(f"there are no kernels for a layer of {type(layer).__name__}")
+
+    def _attend(self, attention: SelfAttention, x: Buffer, y: Buffer, add: bool = True) -> None:
+        a, h = attention, self._attention.heads
+        qkv = self._buffer("qkv", (h.heads + 2 * h.kv_heads) * h.dim, FLOAT)
+        queries, mixed = (self._buffer(name, h.heads * h.dim, h.element) for name in ("queries", "mixed"))
+        self._linear(a.qkv, x, qkv)
+        norm, query_weights, key_weights, eps = self._head_norms(a)
+        pairs, cosines, sines = self._angles(a.rope)
+        self._call(
+            self._attention.heads_name(norm),
+            write_heads(h.element, norm, h.rows),
+            self.cells.at("rows"), self._attention.slots(a.number), self.cells.at("positions"), qkv.tensor, qkv.stride,
+            queries.tensor, self._attention.pool_of(a.number), h.heads, h.kv_heads, h.dim, pairs, cosines, sines,
+            query_weights, key_weights, eps,
+        )  # fmt: skip
+        self._calls += self._attention.calls(a.number, queries.tensor, mixed.tensor)
+        self._linear(a.output, mixed, y, add=add)
+
+    @staticmethod
+    def _head_norms(a: SelfAttention) -> tuple[Norm | None, Argument, Argument, float]:
+        """Kind, weights of queries and of keys, epsilon."""
+        queries, keys = a.query_norm, a.key_norm
+        if queries is None or keys is None:
+            return None, 0, 0, 0.0
+        if not (isinstance(queries, RMSNorm) and isinstance(keys, RMSNorm) and queries.eps == keys.eps):
+            raise NotCompiled("there is no kernel for its norms of queries and keys")
+        return Norm(), queries.weight.float(), keys.weight.float(), queries.eps
+
+    def _angles(self, rope: Rope | None) -> tuple[int, Argument, Argument]:
+        """Pairs that are turned, and tables that may be read past their end."""
+        if rope is None:
+            return 0, 0, 0
+        if id(rope) not in self._turns:
+            cosines, sines = (F.pad(table.float(), (0, 0, 0, LANES)) for table in rope.tables)
+            self._turns[id(rope)] = cosines, sines
+        cosines, sines = self._turns[id(rope)]
+        return cosines.shape[1], cosines, sines
+
+    def _mlp(self, mlp: object, x: Buffer, y: Buffer, add: bool = True) -> None:
+        match mlp:
+            case GatedMLP():
+                first, width = mlp.gate_up, _kernel(mlp.gate_up).outputs // 2
+                if not _kernel(first).gated:
+                    raise NotCompiled("its gates were not loaded as such (gated=True)")
+            case MLP():
+                first, width = mlp.up, _kernel(mlp.up).outputs
+            case _:
+                raise NotCompiled(f"there are no kernels for {type(mlp).__name__}")
+        self._check_width("the inner size", width)
+        if mlp.activation not in ACTIVATIONS:
+            raise NotCompiled("there is no kernel for its activation")
+        inner = self._buffer("inner", width)
+        self._linear(first, x, inner, activation=ACTIVATIONS[mlp.activation])
+        self._linear(mlp.down, inner, y, add=add)
+
+    def _linear(
+        self,
+        product: object,
+        x: Buffer,
+        y: Buffer,
+        rows: str = "rows",
+        add: bool = False,
+        activation: str | None = None,
+    ) -> None:
+        self._calls.append(_kernel(product).call(self.cells.at(rows), x, y, add, activation))
+
+    def _norm(
+        self, norm: object, x: Buffer, y: Buffer, rows: str = "rows", add: bool = False, chosen: bool = False
+    ) -> None:
+        if not isinstance(norm, RMSNorm | LayerNorm):
+            raise NotCompiled("there is no kernel for one of its norms")
+        given = norm.bias if isinstance(norm, LayerNorm) else None
+        kind = Norm(isinstance(norm, LayerNorm), given is not None)
+        name = f"{kind.name}_{y.element.name}{'_add' if add else ''}{'_chosen' if chosen else ''}"
+        self._call(
+            name,
+            write_norm(kind, y.element, add, chosen),
+            self.cells.at(rows), self.cells.at("wanted"), x.tensor, x.stride, norm.weight.float(),
+            0 if given is None else given.float(), y.tensor, y.stride, len(norm.weight), norm.eps,
+        )  # fmt: skip
+
+    def _round(self, x: Buffer, y: Buffer) -> None:
+        self._call(
+            f"rounded_{y.element.name}", write_rounded(y.element),
+            self.cells.at("rows"), x.tensor, x.stride, y.tensor, y.stride, self._hidden,
+        )  # fmt: skip
+
+
+def _kernel(product: object) -> KernelLinear:
+    if not isinstance(product, KernelLinear):
+        raise NotCompiled(f"there are no kernels for {type(product).__name__}")
+    return product
