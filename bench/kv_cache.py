@@ -32,6 +32,7 @@ from torch import Tensor
 
 from bench.plain_gpt import PlainGPT
 from cache_manager.manager import CacheManager
+from model.attention.backend import StepShape
 from model.config import read_config
 from model.loading import LoadedModel, load
 from model.settings import ModelSettings
@@ -71,7 +72,9 @@ def write_gpt2(directory: Path) -> Path:
 
 
 class Engine:
-    """So many sequences at once, without threads. moved: bytes of KV written to the pool or copied in it."""
+    """So many sequences at once, without threads. moved: bytes of the slots that steps write, and of what is copied
+    in the pool.
+    """
 
     def __init__(self, directory: Path, recompute: bool, page_size: int = 16, sequences: int = 1) -> None:
         self.settings = SchedulerSettings(2048, sequences, recompute=recompute)
@@ -88,17 +91,17 @@ class Engine:
 
     def _count_bytes(self) -> None:
         attention: Any = self.loaded.runner._attention
-        write, copy = attention.write, attention.copy
+        make, copy, layout = attention.plan, attention.copy, self.loaded.layout
 
-        def counted_write(layer: int, keys: Tensor, values: Tensor, plan: Any) -> None:
-            self.moved += keys.numel() * keys.element_size() + values.numel() * values.element_size()
-            write(layer, keys, values, plan)
+        def counted_plan(shape: StepShape) -> Any:
+            self.moved += shape.slots.size * layout.page_bytes // layout.page_size
+            return make(shape)
 
         def counted_copy(pages: NDArray[np.int32]) -> None:
-            self.moved += len(pages) * self.loaded.layout.page_bytes
+            self.moved += len(pages) * layout.page_bytes
             copy(pages)
 
-        attention.write, attention.copy = counted_write, counted_copy
+        attention.plan, attention.copy = counted_plan, counted_copy
 
     def run(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
         """Output ids of each, and seconds for all of it."""

@@ -92,6 +92,7 @@ class LLM:
         host_cache_memory: int | None = None,
         recompute: bool = False,
         quantization: str | None = None,
+        backend: str = "auto",
     ) -> None:
         config = EngineConfig(
             model=ModelSettings(
@@ -104,6 +105,7 @@ class LLM:
                 kv_cache_dtype=kv_cache_dtype,
                 host_cache_memory=host_cache_memory,
                 quantization=quantization,
+                backend=backend,
             ),
             scheduler=SchedulerSettings(max_batched_tokens, max_sequences, recompute=recompute),
             queue=NO_QUEUE_LIMITS,
