@@ -32,7 +32,12 @@ log = logging.getLogger("quire.model")
 
 
 class Backend(Protocol):
-    """maker: of the products of a model while it is loaded, None for the plain ones."""
+    """maker: of the products of a model while it is loaded, None for the plain ones. numerics: what the bits of its
+    results depend on.
+    """
+
+    @property
+    def numerics(self) -> str: ...
 
     @property
     def maker(self) -> ProductMaker | None: ...
@@ -54,6 +59,7 @@ class TorchBackend:
     kv_dtype: str
     device: torch.device
     maker: None = None
+    numerics: str = "reference"
 
     @property
     def summary_of(self) -> Summarise:
@@ -74,6 +80,10 @@ class CpuBackend:
 
     machine: "Machine"
     kv_dtype: str
+
+    @property
+    def numerics(self) -> str:
+        return f"cpu {self.machine.compiler.made_from}"
 
     @property
     def summary_of(self) -> Summarise:

@@ -91,7 +91,7 @@ def load(
         pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, kv_dtype,
         attention.name,
     )  # fmt: skip
-    numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {attention.name} {layout}"
+    numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {backend.numerics} {layout}"
     numerics = checkpoint_identity(directory) + numbers.encode()
     slots, store = 0, None
     if settings.host_cache_memory is not None:

@@ -32,10 +32,16 @@ class Element:
         return code.cast(bits << 16, FLOATS)
 
     def short(self, code: Code, floats: Value) -> Value:
-        """16 float32, rounded to these: vectors of what is stored."""
+        """16 float32, rounded to these, half to even: a vector of what is stored."""
         if self.size == 4:
             return floats
-        return Value(code, code.builder.fptrunc(floats.ir, SHORT))
+        if code.has_pairs:
+            return code.cast(Value(code, code.builder.fptrunc(floats.ir, SHORT)), HALVES)
+        # LLVM would call a function for each number, from a library that is not here.
+        bits = code.cast(floats, INTS)
+        rounded = (bits + ((bits >> 16 & 1) + 0x7FFF)) >> 16
+        quiet = bits >> 16 | 0x40  # rounding could make an infinity of a NaN
+        return code.narrowed(code.select(floats >= floats, rounded, quiet), HALVES)
 
     def store(self, code: Code, floats: Value, address: Value, offset: int = 0) -> None:
         """16 float32, rounded to these."""

@@ -27,7 +27,7 @@ Writer = Callable[[Code], None]
 class Compiler:
     """Addresses of kernels by name. cache: where object code is kept; None keeps none.
 
-    compiled: how many were, rather than found.
+    compiled: how many were, rather than found. made_from: a name for all that object code and its results depend on.
     """
 
     def __init__(self, cache: Path | None) -> None:
@@ -40,7 +40,7 @@ class Compiler:
         )
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self._machine)
         self._cache = _private(cache) if cache is not None else None
-        self._made_from = _digest(_source(), self._cpu, self._features.flatten(), llvmlite.__version__)
+        self.made_from = _digest(_source(), self._cpu, self._features.flatten(), llvmlite.__version__)
         self._addresses: dict[str, int] = {}
         self.compiled = 0
 
@@ -56,7 +56,7 @@ class Compiler:
         return self._addresses[name]
 
     def _load(self, name: str, write: Writer) -> int:
-        file = f"{name}-{self._made_from}.o"
+        file = f"{name}-{self.made_from}.o"
         found = self._read(file)
         if found is None:
             code = Code(name, self.has_pairs)

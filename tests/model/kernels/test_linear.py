@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from llvmlite.binding import FeatureMap
 from torch import Tensor
 
 from model import layers
@@ -10,8 +11,11 @@ from model.compiled import ACTIVATIONS
 from model.kernels.buffer import Buffer
 from model.kernels.element import BFLOAT, FLOAT, Element
 from model.kernels.linear import TILE
+from model.kernels.native import Compiler
 from model.kernels.product import KernelLinear
 from model.kernels.program import Machine
+from model.kernels.team import Team
+from tests.model.kernels.test_rows import test_rounded_to_the_even_one
 
 ELEMENTS = (FLOAT, BFLOAT)
 TOLERANCE = {FLOAT: 2e-5, BFLOAT: 2e-2}
@@ -98,3 +102,16 @@ def test_rows_that_are_not_finite_stay_alone(machine: Machine) -> None:
 
 def test_functions_are_those_of_torch() -> None:
     assert set(ACTIVATIONS) == set(layers.ACTIVATIONS.values())
+
+
+@pytest.mark.parametrize("cpu", ["x86-64-v3", "x86-64-v4"])
+def test_older_cpus(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a product of bfloat16 pairs, without registers of 512 bits."""
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: cpu)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap({}))
+    machine = Machine(Compiler(None), Team())
+    assert not machine.compiler.has_pairs
+    test_equals_the_product(machine, BFLOAT, 576, 70, bias=True)
+    test_endings(machine, BFLOAT, "silu", gated=True, bias=False)
+    test_bits_of_a_row_are_its_own(machine, BFLOAT, 64)
+    test_rounded_to_the_even_one(machine)
