@@ -19,7 +19,7 @@ from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.footprint import shape_of
-from model.sampling.sampler import Summarise, summarise
+from model.sampling.sampler import TORCH_OPS, LogitOps
 from model.settings import ModelSettings
 from model.tensors import ProductMaker
 
@@ -48,8 +48,8 @@ class Backend(Protocol):
         """What runs the decoder, over this attention."""
 
     @property
-    def summary_of(self) -> Summarise:
-        """As in `sample`."""
+    def logit_ops(self) -> LogitOps:
+        """For the sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class TorchBackend:
     numerics: str = "reference"
 
     @property
-    def summary_of(self) -> Summarise:
-        return summarise
+    def logit_ops(self) -> LogitOps:
+        return TORCH_OPS
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend:
         return ReferenceAttention(
@@ -86,10 +86,10 @@ class CpuBackend:
         return f"cpu {self.machine.compiler.made_from}"
 
     @property
-    def summary_of(self) -> Summarise:
-        from model.kernels.summary import Summariser
+    def logit_ops(self) -> LogitOps:
+        from model.kernels.logits import KernelOps
 
-        return Summariser(self.machine)
+        return KernelOps(self.machine)
 
     def maker(self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool) -> "KernelLinear":
         from model.kernels.product import KernelLinear

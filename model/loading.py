@@ -106,7 +106,7 @@ def load(
     poison = settings.poison_freed_pages
     runner = Runner(
         model, attention, layout, rows, torch.device(device), pages, poison, store, recompute, images,
-        backend.summary_of,
+        backend.logit_ops,
     )  # fmt: skip
     try:
         runner.probe()

@@ -22,7 +22,7 @@ from model.attention.backend import AttentionBackend, StepShape
 from model.batch import Mirror, PromptSlice, Work
 from model.images import ImagePart, ImageStore
 from model.page_store import PageStore
-from model.sampling.sampler import Drawn, Summarise, logprobs_of, sample, summarise
+from model.sampling.sampler import TORCH_OPS, Drawn, LogitOps, logprobs_of, sample
 from scheduler.events import Logprobs
 from scheduler.step import FAULTED, StepPlan, StepResult
 
@@ -36,7 +36,7 @@ class Runner:
     """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill pages
     that are freed with NaN (a debugging aid). store: where pages are swapped to; None where none ever is. recompute:
     each step computes all tokens of its sequences, and reads no KV that it has not written itself. images: None for a
-    model of text alone. summary_of: as in `sample`.
+    model of text alone. ops: for the sampler.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Runner:
         store: PageStore | None = None,
         recompute: bool = False,
         images: ImageStore | None = None,
-        summary_of: Summarise = summarise,
+        ops: LogitOps = TORCH_OPS,
     ) -> None:
-        self._images, self._summary_of = images, summary_of
+        self._images, self._ops = images, ops
         self._store, self._recompute = store, recompute
         self._model, self._attention, self._device, self._poison = model, attention, device, poison
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
@@ -146,7 +146,7 @@ class Runner:
         n = len(packed.rows)
         drawn = None
         if n:
-            drawn = sample(logits[:n], self._mirror.controls, packed.rows, packed.positions, self._summary_of)
+            drawn = sample(logits[:n], self._mirror.controls, packed.rows, packed.positions, self._ops)
         parts = self._prompt_logprobs(logits[n:], packed.prompts)
         self._computing += time.perf_counter() - began
         return drawn, parts
@@ -158,7 +158,7 @@ class Runner:
             mine, logits = logits[: len(prompt.tokens)], logits[len(prompt.tokens) :]
             wanted = np.maximum(self._mirror.controls.top_logprobs[[prompt.row]], 0).repeat(len(mine))
             tokens = self._to_device(prompt.tokens.astype(np.int64))
-            normal = self._summary_of(mine).normal
+            normal = self._ops.summary(mine).normal
             parts.append((prompt.row, prompt.start, logprobs_of(mine, tokens, wanted, normal)))
         return parts
 

@@ -227,6 +227,9 @@ class Code:
         vector = isinstance(value.ir.type, ir.VectorType)
         return Value(self, self.builder.sitofp(value.ir, FLOATS if vector else FLOAT32))
 
+    def to_float_unsigned(self, value: Value) -> Value:
+        return Value(self, self.builder.uitofp(value.ir, FLOATS))
+
     def to_int(self, value: Value) -> Value:
         """Of whole numbers in float32, in 32 bits."""
         vector = isinstance(value.ir.type, ir.VectorType)

@@ -3,7 +3,7 @@
 import math
 
 from model.kernels.code import Code
-from model.kernels.values import FLOATS, Value
+from model.kernels.values import FLOATS, INTS, Value
 
 LOG2E = math.log2(math.e)
 LEAST = -126.0  # 2 to what is below is 0
@@ -25,6 +25,25 @@ def exp2(code: Code, x: Value) -> Value:
 def exp(code: Code, x: Value) -> Value:
     """For x up to 88."""
     return exp2(code, x * LOG2E)
+
+
+def log(code: Code, x: Value) -> Value:
+    """Of normal numbers above 0. The series of Cephes' logf around 1."""
+    bits = code.cast(x, INTS)
+    half = (bits & 0x7FFFFF) | 0x3F000000  # in [0.5, 1)
+    part, exponent = code.cast(half, FLOATS), code.to_float((bits >> 23) - 126)
+    small = part < math.sqrt(0.5)
+    part = code.select(small, part + part, part) - 1.0
+    exponent = code.select(small, exponent - 1.0, exponent)
+    series = code.floats(7.0376836292e-2)
+    for factor in (
+        -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
+        -2.4999993993e-1, 3.3333331174e-1,
+    ):  # fmt: skip
+        series = code.fma(series, part, code.floats(factor))
+    square = part * part
+    low = code.fma(exponent, code.floats(-2.12194440e-4), series * part * square)
+    return code.fma(exponent, code.floats(0.693359375), part + code.fma(square, code.floats(-0.5), low))
 
 
 def sigmoid(code: Code, x: Value) -> Value:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
+MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Shift to the right, factor."""
 
 
 def _signed(value: int) -> int:
@@ -26,8 +28,8 @@ def row_keys(seeds: NDArray[np.uint64], indices: NDArray[np.int64], positions: N
 
 def _mix_host(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = x + np.uint64(GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    for shift, factor in MIXERS:
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
     return z ^ (z >> np.uint64(31))
 
 
@@ -45,8 +47,8 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
 def _mix(x: Tensor) -> Tensor:
     """SplitMix64 on int64 tensors, whose products wrap."""
     z = x + _signed(GOLDEN)
-    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    for shift, factor in MIXERS:
+        z = (z ^ _shift(z, shift)) * _signed(factor)
     return z ^ _shift(z, 31)
 
 

@@ -5,8 +5,8 @@ The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top
 left and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from model.sampling.adjust import AdjustedRows
 from model.sampling.random import gumbel, row_keys
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN, Join
+
+Ints = NDArray[np.int64]
 
 
 class SamplingRows:
@@ -67,12 +69,36 @@ class Summary:
     normal: Tensor
 
 
-Summarise = Callable[[Tensor], Summary]
+class LogitOps(Protocol):
+    """What goes through whole rows of logits, float32 [n, vocabulary]."""
+
+    def summary(self, logits: Tensor) -> Summary: ...
+
+    def draw(
+        self, logits: Tensor, rows: Ints, keys: Ints, temperature: NDArray[np.float64], min_p: NDArray[np.float64]
+    ) -> Tensor:
+        """A token id for each of these rows, int64 [rows], drawn with its own temperature, above 0, and min_p.
+
+        keys: of `gumbel`.
+        """
 
 
-def summarise(logits: Tensor) -> Summary:
-    """logits: float32 [n, vocabulary]."""
-    return Summary(*logits.max(-1), torch.logsumexp(logits, -1, keepdim=True))
+class TorchOps:
+    """`LogitOps` on any device. The draw is in float64."""
+
+    def summary(self, logits: Tensor) -> Summary:
+        return Summary(*logits.max(-1), torch.logsumexp(logits, -1, keepdim=True))
+
+    def draw(
+        self, logits: Tensor, rows: Ints, keys: Ints, temperature: NDArray[np.float64], min_p: NDArray[np.float64]
+    ) -> Tensor:
+        device = logits.device
+        scaled = _scaled(logits[torch.from_numpy(rows).to(device)], temperature, min_p)
+        noise = gumbel(torch.from_numpy(keys).to(device), torch.arange(logits.shape[1], device=device))
+        return torch.argmax(scaled + noise, -1)
+
+
+TORCH_OPS = TorchOps()
 
 
 def sample(
@@ -80,26 +106,23 @@ def sample(
     controls: SamplingRows,
     rows: NDArray[np.int64],
     positions: NDArray[np.int64],
-    summary_of: Summarise = summarise,
+    ops: LogitOps = TORCH_OPS,
 ) -> Drawn:
-    """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn.
-    summary_of: does what `summarise` does.
-    """
-    adjusted, summary = controls.adjusted.apply(logits, rows, positions), summary_of(logits)
+    """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn."""
+    adjusted, summary = controls.adjusted.apply(logits, rows, positions), ops.summary(logits)
     best, tokens = (summary.best, summary.tokens) if adjusted is logits else adjusted.max(-1)
     random = np.flatnonzero(controls.temperature[rows] > 0)
     if len(random):
-        which, keys = rows[random], row_keys(controls.seed[rows], controls.index[rows], positions)[random]
-        sort = (controls.top_k[which] > 0) | (controls.top_p[which] < 1)
-        for part in (~sort, sort):
-            if part.any():
-                where = torch.from_numpy(random[part]).to(logits.device)
-                scaled = _scaled(adjusted[where], controls, which[part])
-                ids = torch.arange(logits.shape[1], device=logits.device).expand_as(scaled)
-                if part is sort:
-                    scaled, ids = _keep_top(scaled, controls, which[part])
-                noise = gumbel(torch.from_numpy(keys[part]).to(logits.device), ids)
-                tokens[where] = ids.gather(1, torch.argmax(scaled + noise, -1, keepdim=True))[:, 0]
+        keys = row_keys(controls.seed[rows], controls.index[rows], positions)
+        sort = (controls.top_k[rows[random]] > 0) | (controls.top_p[rows[random]] < 1)
+        whole, cut = random[~sort], random[sort]
+        if len(whole):
+            which = rows[whole]
+            drawn = ops.draw(adjusted, whole, keys[whole], controls.temperature[which], controls.min_p[which])
+            tokens[torch.from_numpy(whole).to(logits.device)] = drawn
+        if len(cut):
+            where = torch.from_numpy(cut).to(logits.device)
+            tokens[where] = _draw_from_top(adjusted[where], controls, rows[cut], keys[cut])
     logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows], summary.normal)
     return Drawn(tokens.masked_fill(best == -torch.inf, NO_TOKEN).cpu().numpy().astype(np.int32), logprobs)
 
@@ -108,12 +131,20 @@ def _column(values: NDArray[np.float64] | NDArray[np.int64], like: Tensor) -> Te
     return torch.from_numpy(values).to(like.device)[:, None]
 
 
-def _scaled(logits: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -> Tensor:
+def _scaled(logits: Tensor, temperature: NDArray[np.float64], min_p: NDArray[np.float64]) -> Tensor:
     """float64 logits below the largest, over temperature; -inf where min_p forbids."""
     wide = logits.double()
     # The largest becomes 0 before the division: the smallest temperatures then make the others -inf, never inf.
-    scaled = (wide - wide.amax(-1, keepdim=True)) / _column(controls.temperature[rows], logits)
-    return scaled.masked_fill(scaled < torch.log(_column(controls.min_p[rows], logits)), -torch.inf)
+    scaled = (wide - wide.amax(-1, keepdim=True)) / _column(temperature, logits)
+    return scaled.masked_fill(scaled < torch.log(_column(min_p, logits)), -torch.inf)
+
+
+def _draw_from_top(logits: Tensor, controls: SamplingRows, rows: Ints, keys: Ints) -> Tensor:
+    """Token ids [n] of batch rows that have a top_k or a top_p."""
+    scaled = _scaled(logits, controls.temperature[rows], controls.min_p[rows])
+    scaled, ids = _keep_top(scaled, controls, rows)
+    noise = gumbel(torch.from_numpy(keys).to(logits.device), ids)
+    return ids.gather(1, torch.argmax(scaled + noise, -1, keepdim=True))[:, 0]
 
 
 def _keep_top(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.sampling.sampler import Drawn, SamplingRows, sample
+from model.kernels.logits import KernelOps
+from model.sampling.sampler import TORCH_OPS, Drawn, LogitOps, SamplingRows, sample
 from scheduler.controls import Controls
 from scheduler.step import Join
 from tests.model.test_random import key_of, noise_of
+from tests.support.kernels import the_machine
 
 Floats = NDArray[np.float64]
+OPS: list[LogitOps] = [TORCH_OPS]  # those of the test that runs
+
+
+@pytest.fixture(scope="module", autouse=True, params=["torch", "kernels"])
+def _ops(request: pytest.FixtureRequest) -> None:
+    """Everything here holds for both."""
+    OPS[0] = TORCH_OPS if request.param == "torch" else KernelOps(the_machine())
+
+
 GREEDY = Controls(0.0, 1.0, 0, 0.0, 0)
 
 
@@ -37,7 +48,7 @@ def draw(draws: list[Draw], rows: list[int] | None = None) -> Drawn:
         controls.join(Join(row, np.zeros(1, np.int32), 1, one.controls, one.index))
     logits = torch.tensor([one.logits for one in draws], dtype=torch.float32)
     positions = np.array([one.position for one in draws], np.int64)
-    return sample(logits, controls, np.array(rows, np.int64), positions)
+    return sample(logits, controls, np.array(rows, np.int64), positions, OPS[0])
 
 
 def allowed(logits: Floats, controls: Controls) -> list[int]:
@@ -114,7 +125,7 @@ def tokens_of_many(one: Draw, count: int) -> NDArray[np.int32]:
     controls = SamplingRows(1)
     controls.join(Join(0, np.zeros(1, np.int32), 1, one.controls, one.index))
     logits = torch.tensor([one.logits], dtype=torch.float32).expand(count, -1)
-    return sample(logits, controls, np.zeros(count, np.int64), np.arange(count)).tokens
+    return sample(logits, controls, np.zeros(count, np.int64), np.arange(count), OPS[0]).tokens
 
 
 FIVE = [0.30, 0.20, 0.18, 0.17, 0.15]
