@@ -1,0 +1,93 @@
+"""Which code computes a model, and why not the other."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MixtralConfig
+
+from model.attention.cpu import CpuAttention
+from model.attention.reference import ReferenceAttention
+from model.compiled import CompiledDecoder
+from model.decoder import Decoder
+from model.loading import LoadedModel, load
+from model.settings import ModelSettings
+from scheduler.settings import RequestLimits
+from tests.support.checkpoints import write, write_llama
+
+
+def loaded(directory: Path, **settings: object) -> LoadedModel:
+    settings = {"kv_cache_memory": 2**20} | settings
+    return load(directory, ModelSettings(str(directory), **settings), 4, 512, RequestLimits())  # type: ignore[arg-type]
+
+
+def test_kernels_where_they_can(tiny: Path) -> None:
+    for backend, model, attention in (
+        ("auto", CompiledDecoder, CpuAttention),
+        ("cpu", CompiledDecoder, CpuAttention),
+        ("reference", Decoder, ReferenceAttention),
+    ):
+        runner = loaded(tiny, backend=backend).runner
+        assert type(runner._model) is model
+        assert type(runner._attention) is attention
+    assert loaded(tiny).numerics != loaded(tiny, backend="reference").numerics
+
+
+REASONS = [
+    ({"quantization": "int8"}, "there are none for --quantization int8"),
+    ({"kv_cache_dtype": "int8"}, "there are none for a KV cache in int8 beside weights in float32"),
+    ({"kv_cache_dtype": "bfloat16"}, "there are none for a KV cache in bfloat16 beside weights in float32"),
+    ({"dtype": "float16"}, "there are none for float16"),
+]
+
+
+@pytest.mark.parametrize(("settings", "reason"), REASONS)
+def test_why_not(tiny: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, str], reason: str) -> None:
+    with caplog.at_level(logging.INFO):
+        assert type(loaded(tiny, **settings).runner._attention) is ReferenceAttention
+    assert f"The CPU's kernels are not used: {reason}" in caplog.text
+    with pytest.raises(ValueError, match=f"--backend is 'cpu': {reason}"):
+        loaded(tiny, backend="cpu", **settings)
+
+
+def test_models_that_kernels_do_not_know_are_found_out_before_their_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = write(MixtralConfig, tmp_path / "experts", num_local_experts=4)
+    narrow = write_llama(tmp_path / "narrow", num_attention_heads=8)
+    uneven = write_llama(tmp_path / "uneven", intermediate_size=100)
+    monkeypatch.setattr("model.loading._load_weights", lambda *_: pytest.fail("weights were read"))
+    for directory, reason in (
+        (experts, "there are no kernels for Experts"),
+        (narrow, "a head has 8 elements, no multiple of 16"),
+        (uneven, "the inner size is 100, no multiple of 16"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            loaded(directory, backend="cpu")
+
+
+def test_without_a_compiler_torch_computes(tiny: Path) -> None:
+    """In a process that cannot import llvmlite."""
+    program = f"""
+import logging, sys
+sys.modules["llvmlite"] = None
+logging.basicConfig(level=logging.INFO)
+from rpc.offline import LLM
+from scheduler.request import Sampling, Stopping
+with LLM({str(tiny)!r}, kv_cache_memory=2**20) as llm:
+    (answer,) = llm.generate([[5, 6, 7]], Sampling(temperature=0.0), Stopping(max_tokens=4, ignore_eos=True))
+    print(len(answer.token_ids))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert "The CPU's kernels are not used: llvmlite is not installed" in done.stderr, done.stderr
+    assert done.stdout == "4\n"
+
+
+def test_a_compiled_decoder_has_the_attention_that_it_needs(tiny: Path) -> None:
+    one, other = loaded(tiny), loaded(tiny, backend="reference")
+    zero = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(TypeError, match="runs over the CPU's attention, not over reference"):
+        one.runner._model.forward(zero, zero, zero, other.runner._attention, None)
