@@ -112,7 +112,7 @@ class CpuBackend:
 def choose_backend(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> Backend:
     """dtype: of the weights. Raises ValueError where the settings insist on kernels that there are not."""
     plain = TorchBackend(kv_dtype, torch.device(device))
-    if settings.backend == "reference" or device != "cpu":
+    if settings.backend == "reference" or (settings.backend == "auto" and device != "cpu"):
         return plain
     try:
         return _kernels(config, settings, dtype, kv_dtype)
@@ -129,21 +129,26 @@ class NoKernels(Exception):
 
 def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str) -> CpuBackend:
     """Raises NoKernels."""
+    if settings.device not in ("auto", "cpu"):
+        raise NoKernels(f"the device is {settings.device}")
     if settings.quantization is not None:
         raise NoKernels(f"there are none for --quantization {settings.quantization}")
     if kv_dtype != dtype:
         raise NoKernels(f"there are none for a KV cache in {kv_dtype} beside weights in {dtype}")
     try:
         from model.attention.cpu import why_not as why_not_attention
-        from model.compiled import NotCompiled, check_compiled
+        from model.compiled import check_compiled
         from model.kernels.machine import open_machine
+        from model.kernels.product import NotCompiled
     except ImportError as error:
         raise NoKernels(f"{error.name} is not installed") from None
+    except OSError as error:
+        raise NoKernels(f"llvmlite cannot be loaded: {error}") from None
     layout = config.kv_layout(settings.page_size, kv_dtype)
     if reason := why_not_attention(layout, dtype):
         raise NoKernels(reason)
     try:
-        machine = open_machine(Path(settings.kernel_cache).expanduser() if settings.kernel_cache else None)
+        machine = open_machine(_cache(settings.kernel_cache))
     except OSError as error:
         raise NoKernels(str(error)) from None
     backend = CpuBackend(machine, kv_dtype)
@@ -153,3 +158,13 @@ def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype:
     except NotCompiled as error:
         raise NoKernels(str(error)) from None
     return backend
+
+
+def _cache(place: str | None) -> Path | None:
+    if not place:
+        return None
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:  # a user without a home
+        log.warning("compiled kernels are not kept: %s is nowhere", place)
+        return None

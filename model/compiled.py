@@ -21,7 +21,7 @@ from model.decoder import Decoder, ImageFeatures
 from model.kernels.buffer import Buffer
 from model.kernels.element import ELEMENTS, FLOAT, Element
 from model.kernels.heads import write_heads
-from model.kernels.product import KernelLinear
+from model.kernels.product import KernelLinear, NotCompiled
 from model.kernels.program import Argument, Call, Machine, Program
 from model.kernels.rows import Norm, write_embedding, write_norm, write_rounded
 from model.kernels.values import LANES
@@ -33,10 +33,6 @@ ACTIVATIONS: Mapping[Activation, str] = {
     layers.silu: "silu", layers.gelu: "gelu", layers.gelu_tanh: "gelu_tanh", layers.quick_gelu: "quick_gelu",
     F.relu: "relu",
 }  # fmt: skip
-
-
-class NotCompiled(Exception):
-    """Why a decoder is no program."""
 
 
 class Cells:
@@ -51,6 +47,7 @@ class Cells:
         return int(self._numbers.ctypes.data + 8 * self.FIELDS.index(name))
 
     def set(self, tokens: Tensor, positions: Tensor, wanted: Tensor) -> None:
+        """All int64, contiguous, and kept alive by the caller until the program has run."""
         self._numbers[:] = len(tokens), tokens.data_ptr(), positions.data_ptr(), wanted.data_ptr(), len(wanted)
 
 
@@ -87,7 +84,7 @@ class CompiledDecoder:
         return logits if self._decoder.soft_cap is None else soft_capped(logits, self._decoder.soft_cap)
 
     def _room_for(self, tokens: int, wanted: int, attention: AttentionBackend) -> "_Programs":
-        """Buffers at least double where a step has more tokens than any before."""
+        """Buffers become the next power of two where a step has more tokens than any before."""
         made = self._programs
         if made is None or made.attention is not attention or tokens > made.tokens or wanted > made.wanted:
             if not isinstance(attention, CpuAttention):
@@ -176,6 +173,8 @@ class _Writer:
         e = self._decoder.embedding
         if e.projection is not None:
             raise NotCompiled("the embedding is projected")
+        if e.positions is not None and self._decoder.vision is not None:
+            raise NotCompiled("images stand among learned positions")
         scale = 1.0 if e.scale is None else float(torch.tensor(e.scale, dtype=e.tokens.dtype))
         learned = 0 if e.positions is None else e.positions[e.offset :]
         self._call(

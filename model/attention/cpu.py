@@ -32,9 +32,10 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuPlan:
-    """positions: int64 [tokens]."""
+    """tokens: of the step. tables: those whose addresses the pieces hold."""
 
-    positions: NDArray[np.int64]
+    tokens: int
+    tables: NDArray[np.int32]
     groups: tuple[GroupPlan, ...]
 
 
@@ -99,31 +100,31 @@ class CpuAttention:
         self.rows = np.zeros(1, np.int64)
         self.cells = [GroupCells() for _ in layout.groups]
         self._counters = np.zeros((len(self._place), 2), np.int64)
+        self._threads = machine.team.threads
         chunks = -(-context // (BLOCK * CHUNK)) + 1
-        self._partial = torch.zeros(
-            2 * machine.team.threads * chunks * heads * part_bytes(self._shapes[0]), dtype=torch.uint8
-        )
+        self._partial = torch.zeros(2 * self._threads * chunks * heads * part_bytes(self._shapes[0]), dtype=torch.uint8)
 
     # A step
 
     def plan(self, shape: StepShape) -> CpuPlan:
         seen = {window: Seen.of(shape, window) for window in set(self._windows)}
+        tables = np.ascontiguousarray(shape.tables)
         groups = tuple(
             GroupPlan(
                 np.ascontiguousarray(shape.slots[group]),
                 seen[window],
                 divide(
-                    shape, seen[window], shape.tables[group], self.heads.kv_heads, self._shapes[SEVERAL].tokens,
-                    self.machine.team.threads,
+                    shape, seen[window], tables[group], self.heads.kv_heads, self._shapes[SEVERAL].tokens,
+                    self._threads,
                 ),
             )
             for group, window in enumerate(self._windows)
         )  # fmt: skip
-        return CpuPlan(shape.positions, groups)
+        return CpuPlan(len(shape.positions), tables, groups)
 
     def begin(self, plan: CpuPlan) -> None:
         """Before the kernels of a step run."""
-        self.rows[0] = len(plan.positions)
+        self.rows[0] = plan.tokens
         self._counters[:] = 0
         for cells, group in zip(self.cells, plan.groups, strict=True):
             cells.set(group)

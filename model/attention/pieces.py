@@ -37,20 +37,19 @@ class Seen:
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
     """single: of one token. several: of up to as many tokens as a kernel takes at once. Int64 [n, fields of PIECE].
-    divided: tokens whose keys were divided, see `model.kernels.attention.write_join`. parts: partial results.
+    divided: tokens whose keys were divided, see `model.kernels.attention.write_join`.
     """
 
     single: Ints
     several: Ints
     divided: Ints
-    parts: int
 
 
 def divide(shape: StepShape, seen: Seen, table: NDArray[np.int32], kv_heads: int, tokens: int, threads: int) -> Pieces:
     """table: of the group, int32 [rows, width], whose addresses the pieces hold. tokens: of a piece, at most.
 
-    Pieces that take longest come first. Where there are fewer than the threads can use, long sequences are divided, and
-    heads.
+    Pieces that take longest come first. Where there are fewer than the threads can use, or one is more work than a
+    thread's share, its sequence is divided; where there are still too few, heads are.
     """
     row, _, count = shape.slices.astype(np.int64).T
     packed = np.cumsum(count) - count  # of each slice's first token
@@ -60,12 +59,12 @@ def divide(shape: StepShape, seen: Seen, table: NDArray[np.int32], kv_heads: int
     several = _tiles(address[~alone], packed[~alone], count[~alone], seen, tokens)
     several = _by_heads(several, kv_heads)
     wanted = 2 * threads
-    divided, parts = np.empty((0, 3), np.int64), 0
+    few = len(single) + len(several) < wanted
+    share = 0 if few else (int(single[:, 6].sum()) + int(several[:, 6].sum()) // kv_heads) // wanted  # in blocks
+    single, divided = _by_chunks(single, share)
     if len(single) + len(several) < wanted:
-        single, divided, parts = _by_chunks(single)
-        if len(single) + len(several) < wanted:
-            single = _by_heads(single, kv_heads)
-    return Pieces(_longest_first(single), _longest_first(several), divided, parts)
+        single = _by_heads(single, kv_heads)
+    return Pieces(_longest_first(single), _longest_first(several), divided)
 
 
 def _pieces(address: Ints, token: Ints, tokens: Ints, seen: Seen, kv_heads: int) -> Ints:
@@ -79,7 +78,7 @@ def _pieces(address: Ints, token: Ints, tokens: Ints, seen: Seen, kv_heads: int)
 
 
 def _tiles(address: Ints, token: Ints, count: Ints, seen: Seen, tokens: int) -> Ints:
-    """Slices cut into tiles, all heads at once."""
+    """Slices cut into tiles."""
     tiles = -(-count // tokens)
     owner = np.repeat(np.arange(len(count)), tiles)
     number = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
@@ -94,11 +93,13 @@ def _by_heads(pieces: Ints, kv_heads: int) -> Ints:
     return made
 
 
-def _by_chunks(pieces: Ints) -> tuple[Ints, Ints, int]:
-    """Pieces whose keys are in several chunks become one a chunk, each with a part of the result of its own."""
+def _by_chunks(pieces: Ints, share: int) -> tuple[Ints, Ints]:
+    """Pieces of more blocks than `share` whose keys are in several chunks become one a chunk, each with a part of the
+    result of its own.
+    """
     first, end = pieces[:, 5] // CHUNK, -(-(pieces[:, 5] + pieces[:, 6]) // CHUNK)
     chunks = end - first
-    long = chunks > 1
+    long = (chunks > 1) & (pieces[:, 6] > share)
     made, divided, parts = [pieces[~long]], [], 0
     for piece, start, n in zip(pieces[long], first[long].tolist(), chunks[long].tolist(), strict=True):
         cut = piece[None].repeat(n, axis=0)
@@ -107,7 +108,7 @@ def _by_chunks(pieces: Ints) -> tuple[Ints, Ints, int]:
         made.append(cut)
         divided.append((piece[1], parts, n))
         parts += n
-    return np.concatenate(made), np.array(divided, np.int64).reshape(-1, 3), parts
+    return np.concatenate(made), np.array(divided, np.int64).reshape(-1, 3)
 
 
 def _longest_first(pieces: Ints) -> Ints:

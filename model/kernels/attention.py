@@ -87,7 +87,7 @@ def write_attention(shape: Shape) -> Writer:
     of the layer, partial results (float32), tokens in a page, the scale of scores, what they are held within.
     """
     s, h = shape, shape.heads
-    rows = s.rows * h.kv_heads
+    rows = h.heads if s.tokens == 1 else s.rows  # a piece of several tokens has one KV head
 
     def write(code: Code) -> None:
         pieces, count, first, last, counter, queries, out, stride, pool, partial, page_size = code.arguments(11)

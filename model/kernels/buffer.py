@@ -11,7 +11,7 @@ from model.kernels.memory import huge_zeros
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """tensor: [rows, width], wide enough for products of whole panels, with a row that is only read, past the last."""
+    """tensor: [rows, width], wide enough for products of whole panels."""
 
     tensor: Tensor
     element: Element
@@ -19,8 +19,8 @@ class Buffer:
     @staticmethod
     def of(rows: int, width: int, element: Element) -> "Buffer":
         padded = -(-width // PANEL) * PANEL
-        room = huge_zeros((rows + 1) * padded * element.size)
-        return Buffer(room.view(element.dtype).view(rows + 1, padded), element)
+        room = huge_zeros(rows * padded * element.size)
+        return Buffer(room.view(element.dtype).view(rows, padded), element)
 
     @staticmethod
     def copy_of(x: Tensor, element: Element) -> "Buffer":

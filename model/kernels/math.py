@@ -10,7 +10,9 @@ LEAST = -126.0  # 2 to what is below is 0
 
 
 def exp2(code: Code, x: Value) -> Value:
-    """2^x for x up to 127; exactly 1 for 0, and 0 below LEAST. Taylor's series around the next whole number."""
+    """2^x for x up to 127; exactly 1 for 0, 0 for what is smaller than normal numbers, NaN for NaN. Taylor's series
+    around the next whole number.
+    """
     held = code.maximum(x, LEAST - 1)
     whole = code.rounded(held)
     part = held - whole
@@ -19,7 +21,7 @@ def exp2(code: Code, x: Value) -> Value:
         series = code.fma(series, part, code.floats(math.log(2) ** power / math.factorial(power)))
     exponent = code.to_int(whole)
     scale = code.cast((exponent + 127) << 23, FLOATS)
-    return series * scale
+    return code.select(x >= x, series * scale, x)
 
 
 def exp(code: Code, x: Value) -> Value:
@@ -47,7 +49,8 @@ def log(code: Code, x: Value) -> Value:
 
 
 def sigmoid(code: Code, x: Value) -> Value:
-    return 1.0 / (exp(code, code.minimum(-1.0 * x, 88.0)) + 1.0)
+    made = 1.0 / (exp(code, code.minimum(-1.0 * x, 88.0)) + 1.0)
+    return code.select(x < -88.0, x * 0.0, made)
 
 
 def tanh(code: Code, x: Value) -> Value:
@@ -84,4 +87,4 @@ def quick_gelu(code: Code, x: Value) -> Value:
 
 
 def relu(code: Code, x: Value) -> Value:
-    return code.maximum(x, 0.0)
+    return code.select(x < 0.0, code.like(x, 0.0), x)

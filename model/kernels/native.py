@@ -21,6 +21,8 @@ from model.kernels.code import Code
 
 log = logging.getLogger("quire.kernels")
 
+DIGEST_BYTES = 32  # at the beginning of a file, of the rest
+
 Writer = Callable[[Code], None]
 
 
@@ -65,7 +67,10 @@ class Compiler:
             self._write(file, found)
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(found))
         self._engine.finalize_object()
-        return int(self._engine.get_function_address(name))
+        address = int(self._engine.get_function_address(name))
+        if not address:
+            raise OSError(f"kernel {name} was compiled, but is not there")
+        return address
 
     def _compile(self, text: str) -> bytes:
         if not self.compiled:
@@ -82,21 +87,26 @@ class Compiler:
         return bytes(self._machine.emit_object(module))
 
     def _read(self, file: str) -> bytes | None:
+        """None too for what was cut off or has changed on the disk: LLVM would not survive it."""
         if self._cache is None:
             return None
         try:
-            return (self._cache / file).read_bytes()
+            content = (self._cache / file).read_bytes()
         except OSError:
             return None
+        said, found = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        return found if hashlib.sha256(found).digest() == said else None
 
     def _write(self, file: str, content: bytes) -> None:
         """Whole or not at all, whoever else writes it."""
         if self._cache is None:
             return
         try:
-            with tempfile.NamedTemporaryFile(dir=self._cache, delete=False) as temporary:
-                temporary.write(content)
-            Path(temporary.name).rename(self._cache / file)
+            with tempfile.TemporaryDirectory(dir=self._cache) as place:
+                temporary = Path(place) / file
+                temporary.write_bytes(hashlib.sha256(content).digest() + content)
+                temporary.chmod(0o600)
+                temporary.rename(self._cache / file)
         except OSError as error:
             log.warning("compiled kernels cannot be kept in %s: %s", self._cache, error)
             self._cache = None

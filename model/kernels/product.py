@@ -12,6 +12,10 @@ from model.kernels.linear import PANEL, Ending, pack, write_linear
 from model.kernels.program import Call, Machine
 
 
+class NotCompiled(Exception):
+    """Why there are no kernels for a model."""
+
+
 class KernelLinear:
     """`model.layers.Linear` for kernels. weights: [out, in] each, one below the other. gated: the first half of the
     outputs are gates of the second, and lie beside them; then only `call` is of use, with an activation.
@@ -22,6 +26,8 @@ class KernelLinear:
     ) -> None:
         self._machine, self._element, self.gated = machine, ELEMENTS[dtype], gated
         self.outputs, self.inputs = sum(map(len, weights)), weights[0].shape[1]
+        if self.inputs % self._element.packed:
+            raise NotCompiled(f"{self.inputs} inputs of a product are no multiple of {self._element.packed}")
         self._panels = pack(torch.cat([part.to(dtype) for part in weights]), self._element, gated)
         self._bias = None if bias is None else _beside(bias.float(), gated)
 

@@ -16,7 +16,7 @@ from model.kernels.native import Compiler, Writer
 from model.kernels.team import Team
 from model.kernels.values import INT64
 
-SPINS = 2000  # about 20 us
+SPINS = 100  # a few microseconds; 2,000 took 15 ms for 300 kernels where two threads had one processor, 100 took 1
 
 Argument = int | float | Tensor | np.ndarray
 """A number, or whose memory a kernel is given the address of. Floats become float32."""
@@ -36,7 +36,8 @@ class Machine:
 
     def __init__(self, compiler: Compiler, team: Team) -> None:
         self.compiler, self.team = compiler, team
-        llvm.add_symbol("omp_get_thread_num", team.symbol("omp_get_thread_num"))
+        for name in ("omp_get_thread_num", "omp_get_num_threads"):
+            llvm.add_symbol(name, team.symbol(name))
         self.runner = compiler.kernel("run", write_run)
 
     def program(self, calls: Sequence[Call]) -> "Program":
@@ -44,7 +45,9 @@ class Machine:
 
 
 class Program:
-    """`run` it as often as needed; what its arguments point to is read and written in place, and kept alive."""
+    """`run` it as often as needed, one thread of Python at a time; what its arguments point to is read and written in
+    place, and kept alive.
+    """
 
     def __init__(self, machine: Machine, calls: Sequence[Call]) -> None:
         self._machine, self._calls = machine, tuple(calls)
@@ -53,20 +56,24 @@ class Program:
         for row, call in zip(self._table, calls, strict=True):
             row[0] = machine.compiler.kernel(call.name, call.write)
             row[1 : 1 + len(call.arguments)] = [_word(argument) for argument in call.arguments]
-        # calls, bytes between them, where they stand, threads that have arrived, threads there are
-        self._state = np.array([len(calls), 8 * (1 + most), self._table.ctypes.data, 0, 0], np.int64)
+        # calls, bytes between them, where they stand, threads that have arrived
+        self._state = np.array([len(calls), 8 * (1 + most), self._table.ctypes.data, 0], np.int64)
 
     def run(self, threads: int | None = None) -> None:
         threads = threads or self._machine.team.threads
-        self._state[3:] = 0, threads
+        self._state[3] = 0
         self._machine.team.run(self._machine.runner, self._state.ctypes.data, threads)
 
 
 def write_run(code: Code) -> None:
-    """All calls of a program, in one of the threads. Unlike a kernel it is not told which thread it is."""
-    count, stride, table, _, threads = code.arguments(5)
+    """All calls of a program, in one of the threads. Unlike a kernel it is not told which one it is, and of how many:
+    there can be fewer than were asked for.
+    """
+    count, stride, table = code.arguments(3)
     arrived = code.argument_place(3)
-    thread = code.widened(code.external("omp_get_thread_num"), INT64)
+    thread, threads = (
+        code.widened(code.external(name), INT64) for name in ("omp_get_thread_num", "omp_get_num_threads")
+    )
     with code.loop(0, count) as number:
         call = table + number * stride
         code.call(code.load(call, INT64), call + 8, thread, threads)

@@ -1,14 +1,26 @@
 """Compiled kernels are kept for the next start, where nobody else can put any."""
 
 import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from llvmlite.binding import FeatureMap
 
+from model.kernels.attention import Shape, write_attention, write_join
 from model.kernels.code import Code
+from model.kernels.element import BFLOAT
+from model.kernels.heads import Heads, write_heads
+from model.kernels.linear import Ending, write_linear
+from model.kernels.logits import write_draw, write_summary
 from model.kernels.native import Compiler
 from model.kernels.program import Call, Machine
+from model.kernels.rows import Norm, write_norm
 from model.kernels.team import Team
 
 
@@ -81,3 +93,52 @@ def test_all_threads_wait_for_each_other() -> None:
         buffers[0].zero_()
         program.run(threads)
         assert buffers[0].tolist() == [sum(threads**i for i in range(rounds))] * threads
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda c: b"", lambda c: c[:100], lambda c: c[:-1], lambda c: c[:64] + bytes(len(c))]
+)
+def test_a_damaged_file_is_compiled_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    Machine(Compiler(tmp_path), Team())
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage(whole := file.read_bytes()))
+    again = Machine(Compiler(tmp_path), Team())
+    assert again.compiler.compiled == 1
+    assert run(again, "ten", 10, 2) == [10, 10]
+    assert file.read_bytes() == whole
+
+
+def test_fewer_threads_than_asked_for_do_not_wait_for_the_others() -> None:
+    program = """
+import torch
+torch.set_num_threads(4)
+from tests.support.kernels import the_machine
+from tests.model.kernels.test_native import run
+print(run(the_machine(), "eleven", 11, 4))
+"""
+    limits = os.environ | {"OMP_THREAD_LIMIT": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=limits)
+    assert done.stdout == "[11, 11, 0, 0]\n", done.stderr
+
+
+@pytest.mark.parametrize("cpu", ["x86-64", "haswell", "skylake-avx512", "znver3"])
+def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM calls a library for what a CPU cannot do; Python has libm, and no more."""
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: cpu)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap({}))
+    heads = Heads(6, 2, 32, BFLOAT)
+    kernels = {
+        "attention": write_attention(Shape(heads, 8, capped=True)),
+        "linear": write_linear(BFLOAT, Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
+        "heads": write_heads(BFLOAT, Norm(), rows=True),
+        "norm": write_norm(Norm(centred=True, bias=True), BFLOAT),
+        "draw": write_draw,
+        "summary": write_summary,
+        "join": write_join(Shape(heads, 1, capped=False)),
+    }
+    compiler = Compiler(None)
+    for name, write in kernels.items():
+        code = Code(name, compiler.has_pairs)
+        write(code)
+        needed = set(re.findall(rb"__\w+|fmaf?\b|rintf?\b", compiler._compile(code.finished())))
+        assert not {word for word in needed if word.startswith(b"__")}, (name, needed)
