@@ -240,6 +240,19 @@ class Code:
         bits = ir.IntType(LANES)
         return Value(self, self.builder.icmp_unsigned("!=", self.builder.bitcast(condition.ir, bits), bits(0)))
 
+    def count(self, condition: Value) -> Value:
+        """In how many lanes it holds."""
+        bits = self.builder.zext(self.builder.bitcast(condition.ir, ir.IntType(LANES)), INT64)
+        return Value(self, self.builder.ctpop(bits))
+
+    def store_some(self, vector: Value, condition: Value, address: Value) -> None:
+        """The lanes in which it holds, one after the other."""
+        kind = vector.ir.type
+        suffix = "f32" if vector.is_float else "i32"
+        mask = ir.VectorType(ir.IntType(1), LANES)
+        function = self._external(f"llvm.masked.compressstore.v{LANES}{suffix}", ir.VoidType(), [kind, POINTER, mask])
+        self.builder.call(function, [vector.ir, self._pointer(address, 0), condition.ir])
+
     # Arithmetic
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:

@@ -1,6 +1,7 @@
 """What goes through whole rows of logits: the largest, the sum that probabilities are divided by, a draw."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +17,10 @@ from model.kernels.program import Call, Machine
 from model.kernels.rows import shared_rows
 from model.kernels.values import FLOAT32, INT32, INT64, LANES, Value
 from model.sampling.random import GOLDEN, MIXERS
-from model.sampling.sampler import Ints, Summary
+from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary, draw_among
+
+MOST = 1024  # candidates for a top_p or a top_k
+REACH, FURTHER, TRIES = 8.0, 1.5, 8  # how far below the largest scaled logit they may be at first, and then
 
 LONGS = ir.VectorType(INT64, LANES)
 
@@ -62,6 +66,40 @@ def write_draw(code: Code) -> None:
 
         _, place = _first_largest(code, source, vocabulary, score)
         code.store(place, token + draw * 4)
+
+
+def write_candidates(code: Code) -> None:
+    """Arguments: those of `write_draw` but for the keys and token ids; then how far below the largest scaled logit a
+    candidate may be (float32), the sum of e^scaled of what min_p leaves (float32), how many candidates there are
+    (int64), their logits (float32 [draws, MOST + 16]) and token ids (int32, likewise), each as the cell that holds it.
+    Of more than MOST only some are told.
+    """
+    count, *cells = code.arguments(13)
+    rows, logits, stride, vocabulary, best, temperature, least, reach, totals, counts, found, ids_found = map(
+        code.held, cells
+    )
+    with shared_rows(code, count) as draw:
+        source = logits + code.load(rows + draw * 8, INT64) * stride
+        highest, warmth, lowest, far = (
+            code.splat(code.load(column + draw * 4, FLOAT32)) for column in (best, temperature, least, reach)
+        )
+        sums, taken = code.variable(code.floats(0.0)), code.variable(code.integer(0))
+        room = draw * ((MOST + LANES) * 4)
+
+        def look(x: Value, ids: Value) -> None:
+            scaled = (x - highest) / warmth
+            left = scaled >= lowest
+            sums.set(sums.value + code.select(left, math.exp(code, scaled), code.floats(0.0)))
+            near = left & (scaled >= -1.0 * far)
+            with code.when(code.any(near)):
+                place = room + code.smaller(taken.value, code.integer(MOST)) * 4
+                code.store_some(x, near, found + place)
+                code.store_some(ids, near, ids_found + place)
+                taken.set(taken.value + code.count(near))
+
+        _each(code, source, vocabulary, look)
+        code.store(code.summed(sums.value), totals + draw * 4)
+        code.store(taken.value, counts + draw * 8)
 
 
 def gumbel(code: Code, x: Value) -> Value:
@@ -118,10 +156,11 @@ class KernelOps:
     """`model.sampling.sampler.LogitOps` by kernels. The draw is in float32."""
 
     def __init__(self, machine: Machine) -> None:
-        self._cells = np.zeros(10, np.int64)
-        cells = [self._cells.ctypes.data + 8 * i for i in range(10)]
+        self._cells = np.zeros(13, np.int64)
+        cells = [self._cells.ctypes.data + 8 * i for i in range(13)]
         self._summary = machine.program([Call("summary", write_summary, tuple(cells[:7]))])
-        self._draw = machine.program([Call("draw", write_draw, tuple(cells))])
+        self._draw = machine.program([Call("draw", write_draw, tuple(cells[:10]))])
+        self._near = machine.program([Call("candidates", write_candidates, tuple(cells))])
 
     def summary(self, logits: Tensor) -> Summary:
         logits, rows = _readable(logits), len(logits)
@@ -133,22 +172,101 @@ class KernelOps:
         self._summary.run()
         return Summary(best, tokens.long(), (best + total.log())[:, None])
 
-    def draw(
-        self, logits: Tensor, rows: Ints, keys: Ints, temperature: NDArray[np.float64], min_p: NDArray[np.float64]
-    ) -> Tensor:
-        best = logits.amax(-1)[torch.from_numpy(rows)]
-        logits, vocabulary = _readable(logits), logits.shape[1]
-        with np.errstate(divide="ignore"):
-            warmth, least = temperature.astype(np.float32), np.log(min_p).astype(np.float32)
-        warmth = np.maximum(warmth, np.finfo(np.float32).tiny)
-        rows, keys = np.ascontiguousarray(rows), np.ascontiguousarray(keys)
-        tokens = torch.empty(len(rows), dtype=torch.int32)
-        self._cells[:] = (
-            len(rows), rows.ctypes.data, logits.data_ptr(), logits.stride(0) * 4, vocabulary, best.data_ptr(),
-            warmth.ctypes.data, least.ctypes.data, keys.ctypes.data, tokens.data_ptr(),
-        )  # fmt: skip
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        columns = _Columns.of(logits, draws)
+        keys, tokens = np.ascontiguousarray(draws.keys), torch.empty(len(draws.rows), dtype=torch.int32)
+        self._cells[:10] = *columns.words(), keys.ctypes.data, tokens.data_ptr()
         self._draw.run()
         return tokens.long()
+
+    def draw_from_top(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Among candidates near the largest logit: more of them where they are too few, all where they are too many,
+        which takes a sort of all.
+        """
+        tokens = torch.empty(len(draws.rows), dtype=torch.int64)
+        left, reach, sort = np.arange(len(tokens)), REACH, list[int]()
+        for _ in range(TRIES):
+            found = self._candidates(logits, draws.of(left), reach)
+            enough = found.enough(draws.of(left), logits.shape[1])
+            if enough.any():
+                tokens[torch.from_numpy(left[enough])] = found.draw(enough, draws.of(left))
+            few = ~enough & (found.counts <= MOST)
+            sort += left[~enough & ~few].tolist()
+            left, reach = left[few], reach * FURTHER
+            if not len(left):
+                break
+        rest = np.array([*sort, *left.tolist()], np.int64)
+        if len(rest):
+            tokens[torch.from_numpy(rest)] = TORCH_OPS.draw_from_top(logits, draws.of(rest))
+        return tokens
+
+    def _candidates(self, logits: Tensor, draws: Draws, reach: float) -> "_Candidates":
+        n, columns = len(draws.rows), _Columns.of(logits, draws)
+        far, counts, totals = np.full(n, reach, np.float32), np.empty(n, np.int64), torch.empty(n)
+        found, ids = torch.empty(n, MOST + LANES), torch.empty(n, MOST + LANES, dtype=torch.int32)
+        self._cells[:] = (
+            *columns.words(), far.ctypes.data, totals.data_ptr(), counts.ctypes.data, found.data_ptr(), ids.data_ptr()
+        )  # fmt: skip
+        self._near.run()
+        width = min(max(1, int(counts.max())), MOST)
+        scaled = (found[:, :width].double() - columns.best.double()[:, None]) / torch.from_numpy(draws.temperature)[
+            :, None
+        ]
+        none = torch.arange(width) >= torch.from_numpy(counts)[:, None]
+        none |= scaled < torch.from_numpy(columns.least)[:, None]
+        scaled, chosen = scaled.masked_fill(none, -torch.inf), ids[:, :width].long().masked_fill(none, 0)
+        return _Candidates(scaled, chosen, counts, totals, complete=columns.least >= -reach)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """What kernels are given of draws. best: largest logit of each row. least: log of min_p."""
+
+    logits: Tensor
+    vocabulary: int
+    rows: Ints
+    best: Tensor
+    temperature: NDArray[np.float32]
+    least: NDArray[np.float32]
+
+    @staticmethod
+    def of(logits: Tensor, draws: Draws) -> "_Columns":
+        best = logits.amax(-1)[torch.from_numpy(draws.rows)]
+        with np.errstate(divide="ignore"):
+            least = np.log(draws.min_p).astype(np.float32)
+        temperature = np.maximum(draws.temperature.astype(np.float32), np.finfo(np.float32).tiny)  # above 0 still
+        return _Columns(_readable(logits), logits.shape[1], np.ascontiguousarray(draws.rows), best, temperature, least)
+
+    def words(self) -> tuple[int, ...]:
+        return (
+            len(self.rows), self.rows.ctypes.data, self.logits.data_ptr(), self.logits.stride(0) * 4, self.vocabulary,
+            self.best.data_ptr(), self.temperature.ctypes.data, self.least.ctypes.data,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidates:
+    """scaled: float64 [draws, candidates], -inf where a row has no more. ids: int64, likewise. counts: [draws], of
+    which at most MOST are here. totals: [draws], sums of e^scaled of all that min_p leaves. complete: [draws], whether
+    it leaves nothing else.
+    """
+
+    scaled: Tensor
+    ids: Tensor
+    counts: Ints
+    totals: Tensor
+    complete: NDArray[np.bool_]
+
+    def enough(self, draws: Draws, vocabulary: int) -> NDArray[np.bool_]:
+        """Whether all that top_k and top_p leave is among them."""
+        mass = torch.exp(self.scaled).cumsum(-1)[:, -1].numpy()
+        by_p = mass > (draws.top_p + 1e-5) * self.totals.numpy()
+        found = np.where(draws.top_k > 0, np.minimum(draws.top_k, vocabulary) <= self.counts, by_p)
+        return (found | self.complete) & (self.counts <= MOST)
+
+    def draw(self, which: NDArray[np.bool_], draws: Draws) -> Tensor:
+        at = torch.from_numpy(np.flatnonzero(which))
+        return draw_among(self.scaled[at], self.ids[at], draws.of(which), self.totals[at])
 
 
 def _readable(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top
 left and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN, Join
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class SamplingRows:
@@ -69,33 +70,54 @@ class Summary:
     normal: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """rows: of the logits that each is from. keys: of `gumbel`. temperature: above 0. top_k: 0 is off. top_p: 1 is off.
+    All [n].
+    """
+
+    rows: Ints
+    keys: Ints
+    temperature: Floats
+    min_p: Floats
+    top_k: Ints
+    top_p: Floats
+
+    def of(self, which: Ints | NDArray[np.bool_]) -> "Draws":
+        """Some of them."""
+        return Draws(*(getattr(self, column.name)[which] for column in fields(self)))
+
+    @property
+    def cut(self) -> NDArray[np.bool_]:
+        """Which have a top_k or a top_p."""
+        return (self.top_k > 0) | (self.top_p < 1)
+
+
 class LogitOps(Protocol):
     """What goes through whole rows of logits, float32 [n, vocabulary]."""
 
     def summary(self, logits: Tensor) -> Summary: ...
 
-    def draw(
-        self, logits: Tensor, rows: Ints, keys: Ints, temperature: NDArray[np.float64], min_p: NDArray[np.float64]
-    ) -> Tensor:
-        """A token id for each of these rows, int64 [rows], drawn with its own temperature, above 0, and min_p.
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Token ids, int64 [draws], without a look at top_k and top_p."""
 
-        keys: of `gumbel`.
-        """
+    def draw_from_top(self, logits: Tensor, draws: Draws) -> Tensor:
+        """The same from what top_k and top_p leave."""
 
 
 class TorchOps:
-    """`LogitOps` on any device. The draw is in float64."""
+    """`LogitOps` on any device. Draws are in float64."""
 
     def summary(self, logits: Tensor) -> Summary:
         return Summary(*logits.max(-1), torch.logsumexp(logits, -1, keepdim=True))
 
-    def draw(
-        self, logits: Tensor, rows: Ints, keys: Ints, temperature: NDArray[np.float64], min_p: NDArray[np.float64]
-    ) -> Tensor:
-        device = logits.device
-        scaled = _scaled(logits[torch.from_numpy(rows).to(device)], temperature, min_p)
-        noise = gumbel(torch.from_numpy(keys).to(device), torch.arange(logits.shape[1], device=device))
-        return torch.argmax(scaled + noise, -1)
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        noise = gumbel(_to(logits, draws.keys), torch.arange(logits.shape[1], device=logits.device))
+        return torch.argmax(_scaled(logits, draws) + noise, -1)
+
+    def draw_from_top(self, logits: Tensor, draws: Draws) -> Tensor:
+        scaled = _scaled(logits, draws)
+        return draw_among(scaled, torch.arange(logits.shape[1], device=logits.device).expand_as(scaled), draws)
 
 
 TORCH_OPS = TorchOps()
@@ -113,50 +135,55 @@ def sample(
     best, tokens = (summary.best, summary.tokens) if adjusted is logits else adjusted.max(-1)
     random = np.flatnonzero(controls.temperature[rows] > 0)
     if len(random):
-        keys = row_keys(controls.seed[rows], controls.index[rows], positions)
-        sort = (controls.top_k[rows[random]] > 0) | (controls.top_p[rows[random]] < 1)
-        whole, cut = random[~sort], random[sort]
-        if len(whole):
-            which = rows[whole]
-            drawn = ops.draw(adjusted, whole, keys[whole], controls.temperature[which], controls.min_p[which])
-            tokens[torch.from_numpy(whole).to(logits.device)] = drawn
-        if len(cut):
-            where = torch.from_numpy(cut).to(logits.device)
-            tokens[where] = _draw_from_top(adjusted[where], controls, rows[cut], keys[cut])
+        which = rows[random]
+        draws = Draws(
+            random,
+            row_keys(controls.seed[rows], controls.index[rows], positions)[random],
+            controls.temperature[which],
+            controls.min_p[which],
+            controls.top_k[which],
+            controls.top_p[which],
+        )
+        for part, draw in ((~draws.cut, ops.draw), (draws.cut, ops.draw_from_top)):
+            if part.any():
+                tokens[_to(logits, random[part])] = draw(adjusted, draws.of(part))
     logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows], summary.normal)
     return Drawn(tokens.masked_fill(best == -torch.inf, NO_TOKEN).cpu().numpy().astype(np.int32), logprobs)
 
 
-def _column(values: NDArray[np.float64] | NDArray[np.int64], like: Tensor) -> Tensor:
-    return torch.from_numpy(values).to(like.device)[:, None]
+def _to(logits: Tensor, values: Ints | Floats) -> Tensor:
+    """On the device of the logits."""
+    return torch.from_numpy(values).to(logits.device)
 
 
-def _scaled(logits: Tensor, temperature: NDArray[np.float64], min_p: NDArray[np.float64]) -> Tensor:
-    """float64 logits below the largest, over temperature; -inf where min_p forbids."""
-    wide = logits.double()
+def _scaled(logits: Tensor, draws: Draws) -> Tensor:
+    """float64 [draws, vocabulary], logits below the largest, over temperature; -inf where min_p forbids."""
+    wide = logits[_to(logits, draws.rows)].double()
     # The largest becomes 0 before the division: the smallest temperatures then make the others -inf, never inf.
-    scaled = (wide - wide.amax(-1, keepdim=True)) / _column(temperature, logits)
-    return scaled.masked_fill(scaled < torch.log(_column(min_p, logits)), -torch.inf)
+    scaled = (wide - wide.amax(-1, keepdim=True)) / _to(logits, draws.temperature)[:, None]
+    return scaled.masked_fill(scaled < torch.log(_to(logits, draws.min_p)[:, None]), -torch.inf)
 
 
-def _draw_from_top(logits: Tensor, controls: SamplingRows, rows: Ints, keys: Ints) -> Tensor:
-    """Token ids [n] of batch rows that have a top_k or a top_p."""
-    scaled = _scaled(logits, controls.temperature[rows], controls.min_p[rows])
-    scaled, ids = _keep_top(scaled, controls, rows)
-    noise = gumbel(torch.from_numpy(keys).to(logits.device), ids)
-    return ids.gather(1, torch.argmax(scaled + noise, -1, keepdim=True))[:, 0]
+def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None = None) -> Tensor:
+    """Token ids [draws] from what top_k and top_p leave of some candidates.
 
-
-def _keep_top(scaled: Tensor, controls: SamplingRows, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """The logits sorted by size, -inf where top_k or top_p forbids, and the token id of each."""
-    vocabulary = scaled.shape[1]
-    ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
-    top_k = np.where(controls.top_k[rows] > 0, np.minimum(controls.top_k[rows], vocabulary), vocabulary)
-    lowest = ordered.gather(1, _column(top_k - 1, ordered))
+    scaled: float64 [draws, candidates], -inf for what is none. ids: int64, likewise, ascending where scaled logits are
+    equal. totals: [draws], sums of e^scaled with what is no candidate too; None where all are.
+    """
+    count = scaled.shape[1]
+    ordered, order = torch.sort(scaled, dim=-1, descending=True, stable=True)
+    ids = ids.gather(1, order)
+    top_k, top_p = (_to(scaled, column)[:, None] for column in (draws.top_k, draws.top_p))
+    lowest = ordered.gather(1, torch.where(top_k > 0, top_k.clamp(max=count), count) - 1)
     ordered = ordered.masked_fill(ordered < lowest, -torch.inf)
-    probabilities = torch.softmax(ordered, -1)
-    before = probabilities.cumsum(-1) - probabilities
-    return ordered.masked_fill(before >= _column(controls.top_p[rows], ordered), -torch.inf), ids
+    weights = torch.exp(ordered)
+    sums = weights.cumsum(-1)
+    total = sums[:, -1:]  # one after the other, so that its bits do not depend on how many are no candidates
+    if totals is not None:
+        total = torch.where(top_k > 0, total, totals.double()[:, None])
+    ordered = ordered.masked_fill((sums - weights) / total >= top_p, -torch.inf)
+    noise = gumbel(_to(scaled, draws.keys), ids)
+    return ids.gather(1, torch.argmax(ordered + noise, -1, keepdim=True))[:, 0]
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64], normal: Tensor) -> Logprobs:

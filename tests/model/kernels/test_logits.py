@@ -11,7 +11,7 @@ from model.kernels.machine import open_machine
 from model.kernels.program import Call, Machine
 from model.kernels.values import LANES
 from model.sampling.random import gumbel as exact
-from model.sampling.sampler import TORCH_OPS
+from model.sampling.sampler import TORCH_OPS, Draws, LogitOps, TorchOps
 
 
 def random(*shape: int) -> Tensor:
@@ -57,10 +57,41 @@ def test_draws_are_those_of_torch(machine: Machine) -> None:
     logits, n = random(20, 32_000), 400
     rows, keys = rng.integers(0, 20, n), rng.integers(-(2**63), 2**63 - 1, n)
     temperature, min_p = rng.choice([0.2, 0.7, 1.0, 2.0], n), rng.choice([0.0, 0.05, 0.5], n)
-    found = KernelOps(machine).draw(logits, rows, keys, temperature, min_p)
-    expected = TORCH_OPS.draw(logits, rows, keys, temperature, min_p)
+    draws = Draws(rows, keys, temperature, min_p, np.zeros(n, np.int64), np.ones(n))
+    found, expected = KernelOps(machine).draw(logits, draws), TORCH_OPS.draw(logits, draws)
     assert (found == expected).float().mean() > 0.99
     assert len(set(found.tolist())) > 100
+
+
+def drawn_from_top(ops: LogitOps, logits: Tensor, top_k: int, top_p: float, n: int = 60) -> Tensor:
+    rng = np.random.default_rng(1)
+    rows, keys = rng.integers(0, len(logits), n), rng.integers(-(2**63), 2**63 - 1, n)
+    temperature, min_p = rng.choice([0.2, 0.7, 1.0], n), rng.choice([0.0, 0.05, 0.5], n)
+    return ops.draw_from_top(logits, Draws(rows, keys, temperature, min_p, np.full(n, top_k), np.full(n, top_p)))
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.9), (0, 0.999), (50, 1.0), (50, 0.9), (1, 1.0), (5000, 0.9)])
+@pytest.mark.parametrize("spread", [8.0, 3.0, 0.3])
+def test_draws_from_the_top_are_those_of_torch(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, top_k: int, top_p: float, spread: float
+) -> None:
+    """Steep logits, of which the candidates are enough, and flat ones, of which they are not."""
+    logits = random(20, 20_000) / 5 * spread
+    expected = drawn_from_top(TORCH_OPS, logits, top_k, top_p)
+    if spread == 8.0 and top_k < 5000:
+        monkeypatch.setattr(TorchOps, "draw_from_top", lambda *_: pytest.fail("all were sorted"))
+    found = drawn_from_top(KernelOps(machine), logits, top_k, top_p)
+    assert (found == expected).float().mean() > 0.96
+    assert top_k == 1 or len(set(found.tolist())) > 10
+
+
+def test_draws_from_the_top_do_not_depend_on_each_other(machine: Machine) -> None:
+    logits = torch.cat((random(3, 20_000) * 2, random(3, 20_000) / 10))
+    controls = np.full(6, 0.8), np.full(6, 0.01), np.array([0, 40, 0, 0, 40, 0]), np.full(6, 0.95)
+    ops, draws = KernelOps(machine), Draws(np.arange(6), np.arange(6), *controls)
+    together = ops.draw_from_top(logits, draws)
+    for i in range(6):
+        assert ops.draw_from_top(logits, draws.of(np.array([i]))).tolist() == [together[i]]
 
 
 def test_noise_is_that_of_float64(machine: Machine) -> None:
