@@ -12,6 +12,15 @@ from cache_manager.allocator import Pages
 Ints = NDArray[np.int32]
 
 
+def _nothing(width: int) -> Ints:
+    none = np.empty((0, width), np.int32)
+    none.flags.writeable = False
+    return none
+
+
+NO_PAIRS, NO_GROWTH = _nothing(2), _nothing(4)
+
+
 class PageChanges:
     """Collected while a step is planned, and between steps."""
 
@@ -72,19 +81,25 @@ class PageChanges:
 
     def grown(self) -> Ints:
         """[n, 4] of group, row, index, page."""
-        return np.concatenate(self._grown) if self._grown else np.empty((0, 4), np.int32)
+        if len(self._grown) < 2:
+            return self._grown[0] if self._grown else NO_GROWTH
+        return np.concatenate(self._grown)
 
     def copies(self) -> Ints:
         """[n, 2] of from, to."""
-        return np.array([(source, target) for target, source in self._copies.items()], np.int32).reshape(-1, 2)
+        return _pairs((source, target) for target, source in self._copies.items()) if self._copies else NO_PAIRS
 
     def swap_outs(self) -> Ints:
         """[n, 2] of page, host slot."""
-        return np.array([(page, slot) for slot, page in self._outs.items()], np.int32).reshape(-1, 2)
+        return _pairs((page, slot) for slot, page in self._outs.items()) if self._outs else NO_PAIRS
 
     def swap_ins(self) -> Ints:
         """[n, 2] of host slot, page."""
-        return np.array([(slot, page) for page, slot in self._ins.items()], np.int32).reshape(-1, 2)
+        return _pairs((slot, page) for page, slot in self._ins.items()) if self._ins else NO_PAIRS
 
     def freed_pages(self) -> Pages:
         return np.concatenate(self._freed) if self._freed else np.empty(0, np.int32)
+
+
+def _pairs(moves: Iterable[tuple[int, int]]) -> Ints:
+    return np.array(list(moves), np.int32)

@@ -66,9 +66,9 @@ class CacheManager:
         self.frontiers = Frontiers()
         self._chains: list[PageChain | None] = [None] * rows
 
-    def slots_unused(self, rows: Ints, scheduled: Ints) -> int:
-        """Places for tokens in pages of these rows that come after those `scheduled`, over all groups."""
-        return int((self.tables.held[:, rows] * self.layout.page_size - scheduled).sum())
+    def slots_unused(self, scheduled: int) -> int:
+        """Places for tokens in the pages of all rows that come after those scheduled, so many together."""
+        return self.tables.reach * self.layout.page_size - len(self._groups) * scheduled
 
     # Sequences
 
@@ -170,8 +170,8 @@ class CacheManager:
 
     def covers(self, rows: Ints, ends: Ints) -> NDArray[np.bool_]:
         """For each row, whether it can write positions below its end, from its last page on, without `grow`."""
-        slots = self.tables.held[:, rows] * self.layout.page_size
-        return (slots >= ends).all(axis=0) & ~self.forked[rows]
+        held = self.tables.held[0, rows] if len(self._groups) == 1 else self.tables.held[:, rows].min(axis=0)
+        return (held * self.layout.page_size >= ends) & ~self.forked[rows]
 
     def grow(self, row: int, start: int, end: int) -> bool:
         """Gives the row slots of its own for positions start .. end - 1, in groups with windows for `ahead` of these.
@@ -218,7 +218,8 @@ class CacheManager:
     def lack_a_page(self, rows: Ints, ends: Ints) -> bool:
         """Whether one more page in every group is what each of these rows needs to write below its end."""
         due = -(-ends // self.layout.page_size) - 1
-        return bool((self.tables.held[:, rows] == due).all() and not self.forked[rows].any())
+        other = np.count_nonzero(self.tables.held[:, rows] != due)
+        return not other and not np.count_nonzero(self.forked[rows])
 
     def grow_by_page(self, rows: Ints) -> bool:
         """One more page in every group for each of these distinct rows, for which `lack_a_page` holds. False, and
@@ -298,6 +299,33 @@ class CacheManager:
         if end < full:
             self._close(row, end)
         self._set_frontier(row, end)
+
+    def publish_next(self, rows: Ints, full: Ints) -> list[int]:
+        """As `publish`, at once for all of these distinct rows, of which so many pages are full, where one page has no
+        name yet and nothing stands in the way. Returns which of them, by place, are left for `publish`.
+        """
+        index, left = self.prefix.index, list[int]()
+        if self._windows or self.allocator.suspects:
+            return list(range(len(rows)))
+        parents, named, under = index.node_of[self.tables.pages[0, rows, full - 2]], dict[Name, bytes](), list[int]()
+        each = zip(rows.tolist(), full.tolist(), self.named[rows].tolist(), parents.tolist(), strict=True)
+        for i, (row, pages, start, parent) in enumerate(each):
+            chain = self._chains[row]
+            name = chain.names[start] if chain is not None and 0 < start == pages - 1 < len(chain.names) else b""
+            if chain is None or not name or name in index or name in named or parent == NONE:
+                left.append(i)
+                continue
+            named[name] = chain.contents[start]
+            under.append(parent)
+            self.frontiers.forget(row, chain, start)
+            self.frontiers.set(row, chain, pages)
+        if left:
+            rows, full = np.delete(rows, left), np.delete(full, left)
+        if named:
+            nodes = index.add_each(under, list(named.items()), self.tables.pages[:, rows, full - 1], self.pool.now)
+            self.prefix.policy.published(nodes, list(named))
+            self.named[rows] = full
+        return left
 
     def release(self, row: int, after_step: int | None) -> None:
         """Empties the row's table. Its pages are let go at once (None), or when `after_step` has retired."""

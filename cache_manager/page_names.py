@@ -85,12 +85,14 @@ class PageChain:
     and for some pages who may share them, or what they show.
     """
 
-    __slots__ = ("_namer", "contents", "names", "scope")
+    __slots__ = ("_first_plain", "_namer", "contents", "names", "scope")
 
     def __init__(self, namer: PageNamer, scope: Scope) -> None:
         self._namer, self.scope = namer, scope
         self.names: list[Name] = []
         self.contents: list[bytes] = []
+        special = max(scope.public, scope.whole, max((image.end for image in scope.images), default=0))
+        self._first_plain = special // namer.page_size + 1  # from this page on, `_extras` has nothing
 
     def extend(self, tokens: Tokens) -> None:
         """tokens: [n] that come after the pages named so far; all that are known of a new sequence."""
@@ -105,6 +107,14 @@ class PageChain:
         self.contents.extend(contents)
         parent = self.names[-1] if done else bytes(NAME_BYTES)
         self.names.extend(self._namer.link(parent, contents))
+
+    def extend_by_page(self, index: int, content: bytes) -> None:
+        """As `extend`, by the tokens of one page, little-endian int32; nothing where the page of this index is not the
+        next one, or depends on more than these tokens.
+        """
+        if index == len(self.names) >= self._first_plain:
+            self.contents.append(content)
+            self.names += self._namer.link(self.names[-1], (content,))
 
     def copy(self) -> "PageChain":
         """For a sequence that goes on from here in its own way."""

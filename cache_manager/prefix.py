@@ -154,6 +154,21 @@ class PrefixIndex:
             self.node_of[pages] = index
         return nodes
 
+    def add_each(self, parents: list[int], named: list[tuple[Name, bytes]], pages: Pages, now: float) -> list[int]:
+        """As `add`, for n sequences: one page under each of these parents, with these names, which are not given yet,
+        and contents. pages: [groups, n].
+        """
+        nodes = self._new_nodes(len(parents))
+        for node, parent, (name, content) in zip(nodes, parents, named, strict=True):
+            self._names[node], self._contents[node], self.parent[node] = name, content, parent
+            self._node_named[name] = node
+        index, before = np.array(nodes), np.array(parents)
+        np.add.at(self.children, before[before != NONE], 1)
+        self.children[index], self.born[index] = 0, now
+        self.pages[:, index] = pages
+        self.node_of[pages] = index
+        return nodes
+
     def _new_nodes(self, n: int) -> list[int]:
         reused = self._unused[-n:]
         del self._unused[-n:]

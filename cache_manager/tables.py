@@ -10,17 +10,20 @@ class PageTables:
     """`pages[group, row, index]` is the page of positions index x page_size and on. Set are those of the indices from
     `first[group, row]` to `held[group, row]` - 1; those before have left the group's window.
 
-    Columns grow as sequences do, so a long context limit costs nothing.
+    Columns grow as sequences do, so a long context limit costs nothing. entries: pages in all tables, one that is in
+    several of them as often. reach: these and those before `first`.
     """
 
     def __init__(self, groups: int, rows: int) -> None:
         self.pages = np.zeros((groups, rows, 8), np.int32)
         self.first = np.zeros((groups, rows), np.int32)
         self.held = np.zeros((groups, rows), np.int32)
+        self.entries = self.reach = 0
 
     def start(self, group: int, row: int, index: int, pages: Pages) -> None:
         """pages: [n], the row's first ones, at this index."""
         self.first[group, row] = self.held[group, row] = index
+        self.reach += index
         self.append(group, row, pages)
 
     def append(self, group: int, row: int, pages: Pages) -> None:
@@ -30,18 +33,19 @@ class PageTables:
         self._widen(end)
         self.pages[group, row, start:end] = pages
         self.held[group, row] = end
+        self._more(len(pages))
 
     def append_each(self, rows: NDArray[np.int32], pages: Pages) -> None:
         """pages: [groups, n], the next page of each of these n distinct rows, which hold as many in every group."""
         indices = self.held[0, rows]
         self._widen(int(indices.max(initial=0)) + 1)
         self.pages[:, rows, indices] = pages
-        self.held[:, rows] += 1
+        self.held[:, rows] = indices + 1
+        self._more(pages.size)
 
-    @property
-    def entries(self) -> int:
-        """Pages in all tables, one that is in several of them as often."""
-        return int((self.held - self.first).sum())
+    def _more(self, entries: int) -> None:
+        self.entries += entries
+        self.reach += entries
 
     def _widen(self, columns: int) -> None:
         have = self.pages.shape[2]
@@ -60,6 +64,7 @@ class PageTables:
         """Takes the pages before this index out of the table; returns them."""
         gone = self.pages[group, row, self.first[group, row] : first].copy()
         self.first[group, row] = first
+        self.entries -= len(gone)
         return gone
 
     def of(self, group: int, row: int) -> Pages:
@@ -73,4 +78,7 @@ class PageTables:
         return np.concatenate([self.of(group, row) for group in range(len(self.pages))])
 
     def clear(self, row: int) -> None:
+        reach = int(self.held[:, row].sum())
+        self.reach -= reach
+        self.entries -= reach - int(self.first[:, row].sum())
         self.first[:, row] = self.held[:, row] = 0

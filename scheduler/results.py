@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cache_manager.manager import CacheManager
 from scheduler.admission import Admission
-from scheduler.events import EndReason, PromptPart, Tokens
+from scheduler.events import EndReason, Logprobs, PromptPart, Tokens
 from scheduler.rows import Index
 from scheduler.running import Running
 from scheduler.step import NO_TOKEN, StepResult
@@ -15,8 +15,8 @@ from scheduler.step import NO_TOKEN, StepResult
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """A launched step: its slices, which rows draw in it, the serial that every row had then, and how many pages it
-    swaps.
+    """A launched step: its slices, which rows draw in it, the serial that every row had then, how many rows had been
+    removed by then, and how many pages it swaps.
     """
 
     step: int
@@ -24,6 +24,7 @@ class InFlight:
     slices: Index
     drawing: Index
     serials: NDArray[np.int64]
+    departures: int
     swapped: int
 
 
@@ -56,7 +57,8 @@ class Results:
             if self._is_same(flown, row):
                 self.cache.distrust(row)
                 self._running.end_attempt(int(self.rows.attempt[row]), EndReason.FAULT, message=message)
-        for row in flown.drawing[result.tokens == NO_TOKEN].tolist():
+        stuck = result.tokens == NO_TOKEN
+        for row in flown.drawing[stuck].tolist() if np.count_nonzero(stuck) else ():
             if self._is_same(flown, row):
                 self._running.end_attempt(int(self.rows.attempt[row]), EndReason.STUCK)
 
@@ -64,24 +66,38 @@ class Results:
         """Pages that a step has filled are there for others, before their rows may end; those that no later step of
         their rows will see are let go.
         """
-        rows, size = self.rows, self.cache.layout.page_size
-        row, start, count = flown.slices[rows.serial[flown.slices[:, 0]] == flown.serials[flown.slices[:, 0]]].T
+        rows, size, slices = self.rows, self.cache.layout.page_size, flown.slices
+        if rows.departures != flown.departures:
+            slices = slices[rows.serial[slices[:, 0]] == flown.serials[slices[:, 0]]]
+        row, start, count = slices.T
         computed = start + count
-        for i in np.flatnonzero(computed // size > self.cache.named[row]).tolist():
-            which, last = int(row[i]), int(rows.last_step[row[i]])
-            rows.name_pages(which, int(computed[i]), size)
-            self.cache.publish(which, int(computed[i]), last if last > self._running.retired else None)
+        full = computed // size
+        (filled,) = (full > self.cache.named[row]).nonzero()
+        if len(filled):
+            self._name(row[filled], full[filled])
         self.cache.slide(row, computed)
+
+    def _name(self, filled: Index, full: Index) -> None:
+        """Of these rows so many pages are full, and not all are published."""
+        rows, size = self.rows, self.cache.layout.page_size
+        rows.name_next(filled, full, size)
+        for i in self.cache.publish_next(filled, full):
+            row, pages = int(filled[i]), int(full[i])
+            last = int(rows.last_step[row])
+            rows.name_pages(row, pages * size, size)
+            self.cache.publish(row, pages * size, last if last > self._running.retired else None)
 
     def _drawn(self, flown: InFlight, result: StepResult) -> Tokens:
         """What the step drew for sequences that are still there, and what searches have found that are over now."""
-        same = self.rows.serial[flown.drawing] == flown.serials[flown.drawing]
-        valid = same & (result.tokens >= 0)
-        searches = self.rows.searches[flown.drawing]
+        rows, tokens, logprobs = flown.drawing, result.tokens, result.logprobs
+        valid = tokens >= 0
+        if rows_left := self.rows.departures != flown.departures:
+            valid &= self.rows.serial[rows] == flown.serials[rows]
+        if not (self._running.beams or rows_left) and np.count_nonzero(valid) == len(valid):
+            return self._new(rows, tokens, logprobs)
+        searches = self.rows.searches[rows]
         taken = np.flatnonzero(valid & ~searches)
-        rows, tokens = flown.drawing[taken], result.tokens[taken]
-        attempts, indices = self.rows.attempt[rows], self.rows.index[rows]
-        new = Tokens(attempts, indices, self._append(rows, tokens), tokens, result.logprobs.select(taken))
+        new = self._new(rows[taken], tokens[taken], logprobs.select(taken))
         offers = np.flatnonzero(valid & searches)
         for i in offers.tolist():
             row = flown.drawing[i]
@@ -90,10 +106,11 @@ class Results:
         found = self._search_on(np.unique(self.rows.attempt[flown.drawing[offers]]).tolist())
         return Tokens.joined([new, *found]) if found else new
 
-    def _append(self, rows: Index, tokens: Index) -> Index:
-        """Returns the tokens' positions in their outputs."""
+    def _new(self, rows: Index, tokens: Index, logprobs: Logprobs) -> Tokens:
+        """Appends what these rows have drawn, and ends those for which it is the last."""
+        attempts, indices = self.rows.attempt[rows], self.rows.index[rows]
         positions, stopped, full = self.rows.append(rows, tokens)
-        for i in np.flatnonzero(stopped | full).tolist():
+        for i in (stopped | full).nonzero()[0].tolist():
             self.admission.observe_output(int(positions[i]) + 1)
             attempt, index = int(self.rows.attempt[rows[i]]), int(self.rows.index[rows[i]])
             self._running.drop(int(rows[i]))
@@ -101,7 +118,7 @@ class Results:
                 self._attempts.end(attempt, index, EndReason.STOP, stop_token_id=int(tokens[i]))
             else:
                 self._attempts.end(attempt, index, EndReason.LENGTH)
-        return positions
+        return Tokens(attempts, indices, positions, tokens, logprobs)
 
     def _search_on(self, attempts: list[int]) -> list[Tokens]:
         """What those of these searches have found that are over now."""

@@ -85,6 +85,7 @@ class Rows:
     last step that touches the row's pages. lost: tokens whose KV was computed before a preemption. siblings: sequences
     that will go on from this one's prompt; rows are kept free for them. searches: whether the row is a beam search's,
     which says what it goes on with. whole: tokens at the front that are computed in one step, all that are left.
+    departures: rows that were removed so far.
     """
 
     def __init__(self, size: int) -> None:
@@ -102,11 +103,13 @@ class Rows:
         self.order = np.zeros(size, np.int64)
         self.last_step = np.full(size, -1, np.int64)
         self.lost = np.zeros(size, np.int32)
+        self._last = np.zeros(size, np.int32)  # position of the last token in the output
         self._stops = np.full((size, 4), -1, np.int32)
-        self._outputs = np.zeros((size, 64), np.int32)
+        self._outputs = np.zeros((size, 64), "<i4")  # as page names want them
         self._sequences: list[Sequence | None] = [None] * size
         self._free = list(range(size - 1, -1, -1))
         self._serials = 0
+        self.departures = 0
         self._row_of: dict[tuple[int, int], int] = {}
         self._active: Index | None = None
 
@@ -153,6 +156,7 @@ class Rows:
         self.length[row] = sequence.length
         self.scheduled[row] = 0
         self.goal[row] = len(request.prompt) + request.max_tokens
+        self._last[row] = request.max_tokens - 1
         self.order[row] = sequence.order
         self.last_step[row] = -1
         self.lost[row] = sequence.lost
@@ -194,11 +198,23 @@ class Rows:
             start, end = named - len(prompt), computed - len(prompt)
             sequence.chain.extend(np.concatenate((prompt[named:computed], outputs[max(start, 0) : max(end, 0)])))
 
+    def name_next(self, rows: Index, full: Index, page_size: int) -> None:
+        """As `name_pages`, for the last of so many full pages of these rows, where it is all output and all pages
+        before it are named.
+        """
+        for row, pages in zip(rows.tolist(), full.tolist(), strict=True):
+            sequence = self._sequences[row]
+            if sequence is not None and sequence.chain is not None:
+                first = (pages - 1) * page_size - len(sequence.request.prompt)
+                if first >= 0:
+                    sequence.chain.extend_by_page(pages - 1, self._outputs[row, first : first + page_size].tobytes())
+
     def remove(self, row: int) -> None:
         sequence = self._sequences[row]
         if sequence is None:
             raise LookupError(f"row {row} is free")
         del self._row_of[sequence.key]
+        self.departures += 1
         self._sequences[row] = None
         self.serial[row] = self.siblings[row] = 0
         self._free.append(row)
@@ -209,14 +225,14 @@ class Rows:
 
         Returns each token's output position, whether it is a stop token of its row, whether it is the last that fits.
         """
-        positions = self.emitted[rows].copy()
+        positions = self.emitted[rows]
         if len(rows):
             self._outputs = _with_columns(self._outputs, int(positions.max()) + 1, 0)
         self._outputs[rows, positions] = tokens
-        self.emitted[rows] += 1
-        stopped = (self._stops[rows] == tokens[:, None]).any(axis=1)
-        full = self.prompt[rows] + self.emitted[rows] >= self.goal[rows]
-        return positions, stopped, full
+        self.emitted[rows] = positions + 1
+        stops = self._stops[rows] == tokens[:, None]
+        stopped = stops.any(axis=1) if np.count_nonzero(stops) else np.zeros(len(rows), np.bool_)
+        return positions, stopped, positions >= self._last[rows]
 
 
 def _with_columns(array: NDArray[np.int32], columns: int, fill: int) -> NDArray[np.int32]:

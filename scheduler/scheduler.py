@@ -41,7 +41,7 @@ from scheduler.results import InFlight, Results
 from scheduler.rows import Index, Sequence, sequences_of
 from scheduler.running import Running
 from scheduler.settings import QueueLimits, SchedulerSettings
-from scheduler.slices import Slices
+from scheduler.slices import Slices, Wanted
 from scheduler.step import StepPlan, StepResult
 from scheduler.tally import Tally
 
@@ -120,8 +120,8 @@ class Scheduler:
             waited = now - sequence.submitted
             message = f"not scheduled within {waited:.1f} s"
             self._running.end_attempt(sequence.attempt, EndReason.QUEUE_TIMEOUT, message=message, retry_after=1.0)
-        preempted = self._make_room()
-        slices = self._running_slices()
+        wanted, preempted = self._make_room()
+        slices = self._running_slices(wanted)
         if not preempted:
             self._admit(now, slices)
         work = slices.array()
@@ -188,15 +188,19 @@ class Scheduler:
             return Answer(ask.ticket, page_map=page_map(self.cache))
         return Answer(ask.ticket, forgotten=self.cache.reset())
 
-    def _make_room(self) -> bool:
-        """Gives running rows the pages that this step writes; preempts from the back where they are lacking."""
-        rows, cache = self.rows, self.cache
-        active, starts, need = self._wants()
-        ends = starts + np.minimum(need, self.settings.chunk)
-        lacking = ~cache.covers(active, ends)
-        active, ends = active[lacking], ends[lacking]
-        if not len(active) or (cache.lack_a_page(active, ends) and cache.grow_by_page(active)):
-            return False
+    def _make_room(self) -> tuple[Wanted, bool]:
+        """Gives running rows the pages that this step writes; preempts from the back where they are lacking. Returns
+        what there is to compute then, and whether a row was preempted.
+        """
+        rows, cache, wanted = self.rows, self.cache, self._wanted()
+        ends = wanted.starts + np.minimum(wanted.need, self.settings.chunk)
+        covered = cache.covers(wanted.rows, ends)
+        (lacking,) = (~covered).nonzero()
+        if not len(lacking):
+            return wanted, False
+        active, ends = wanted.rows[lacking], ends[lacking]
+        if cache.lack_a_page(active, ends) and cache.grow_by_page(active):
+            return wanted, False
         preempted = False
         for row, end in zip(active.tolist(), ends.tolist(), strict=True):
             start = int(rows.scheduled[row])
@@ -205,21 +209,28 @@ class Scheduler:
                     break  # pages come back when the step in flight retires: this row sits out one step
                 self._running.preempt(max(self._running.idle(), key=rows.order.item, default=int(rows.active()[-1])))
                 preempted = True
-        return preempted
+        wanted = self._wanted()
+        ends = wanted.starts + np.minimum(wanted.need, self.settings.chunk)
+        wanted.covered = cache.covers(wanted.rows, ends)
+        return wanted, preempted
 
-    def _wants(self) -> tuple[Index, Index, Index]:
-        """Rows that have tokens to compute, from which position on, and how many."""
+    def _wanted(self) -> Wanted:
         rows = self.rows
         active = rows.active()
-        need = np.minimum(rows.length, rows.goal - 1)[active] - rows.scheduled[active]
-        active, need = active[need > 0], need[need > 0]
-        return active, rows.scheduled[active], need
+        starts = rows.scheduled[active]
+        need = np.minimum(rows.length[active], rows.goal[active] - 1) - starts
+        some = need > 0
+        if np.count_nonzero(some) < len(need):
+            active, starts, need = active[some], starts[some], need[some]
+        return Wanted(active, starts, need)
 
-    def _running_slices(self) -> Slices:
+    def _running_slices(self, wanted: Wanted) -> Slices:
         """Work for the rows that run: decodes first, then prefills in order while the budget lasts."""
-        slices = Slices(self.settings)
-        active, starts, need = self._wants()
-        covered = self.cache.covers(active, starts + np.minimum(need, self.settings.chunk))
+        slices, active, starts, need = Slices(self.settings), wanted.rows, wanted.starts, wanted.need
+        if wanted.covered is None and not np.count_nonzero(need != 1):
+            slices.decodes(active, starts)
+            return slices
+        covered = True if wanted.covered is None else wanted.covered
         decodes = covered & (need == 1)
         slices.decodes(active[decodes], starts[decodes])
         for i in np.flatnonzero(covered & (need > 1)).tolist():
@@ -303,19 +314,24 @@ class Scheduler:
     def _plan(self, now: float, work: Index) -> StepPlan:
         rows, step, running = self.rows, self._steps, self._running
         which, starts, counts = work.T
-        self._tally.recomputed += int(np.maximum(np.minimum(rows.lost[which], starts + counts) - starts, 0).sum())
-        rows.scheduled[which] += counts
+        ends, length, lost = starts + counts, rows.length[which], rows.lost[which]
+        if np.count_nonzero(lost):
+            self._tally.recomputed += int(np.maximum(np.minimum(lost, ends) - starts, 0).sum())
+        rows.scheduled[which] = ends
         rows.last_step[which] = step
-        draws = np.flatnonzero((rows.scheduled[which] == rows.length[which]) & (rows.length[which] < rows.goal[which]))
-        logits = np.stack((np.cumsum(counts)[draws] - 1, which[draws]), axis=1).astype(np.int32)
-        logits = np.concatenate((logits, self._fork(logits)))
+        (draws,) = ((ends == length) & (length < rows.goal[which])).nonzero()
+        logits = np.empty((len(draws), 2), np.int32)
+        logits[:, 0], logits[:, 1] = np.cumsum(counts)[draws] - 1, which[draws]
+        logits = self._forked(logits)
         drawing = logits[:, 1]
-        rows.length[drawing[~rows.searches[drawing]]] += 1
+        rows.length[drawing[~rows.searches[drawing]] if running.beams else drawing] += 1
         leaves, running.leaves = np.array(running.leaves, np.int32), []
         joins, running.joins = tuple(running.joins), []
         changes = self.cache.pool.take_changes()
         outs, ins = changes.swap_outs(), changes.swap_ins()
-        self._in_flight.append(InFlight(step, now, work, drawing, rows.serial.copy(), len(outs) + len(ins)))
+        self._in_flight.append(
+            InFlight(step, now, work, drawing, rows.serial.copy(), rows.departures, len(outs) + len(ins))
+        )
         self._steps += 1
         self._tally.peak = max(self._tally.peak, self.cache.pool.total - self.cache.pool.free)
         return StepPlan(
@@ -332,15 +348,17 @@ class Scheduler:
             running.take_given(),
         )
 
-    def _fork(self, logits: Index) -> Index:
-        """Rows of these that have computed a prompt for others too: each of those gets a row, and draws from the same
-        logits. [n, 2] as in the plan.
+    def _forked(self, logits: Index) -> Index:
+        """[n, 2] as in the plan. Rows of these that have computed a prompt for others too: each of those gets a row,
+        and draws from the same logits.
         """
         rows, draws = self.rows, list[tuple[int, int]]()
+        if not np.count_nonzero(rows.siblings):
+            return logits
         forked = (rows.siblings[logits[:, 1]] > 0) & ~rows.searches[logits[:, 1]]
         for offset, row in logits[forked].tolist():
             draws += [(offset, self._running.fork(row, sibling)) for sibling in rows.take_siblings(row)]
-        return np.array(draws, np.int32).reshape(-1, 2)
+        return np.concatenate((logits, np.array(draws, np.int32).reshape(-1, 2)))
 
     # Results
 

@@ -1,9 +1,24 @@
 """The work of a step as it is planned."""
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.rows import Index
 from scheduler.settings import SchedulerSettings
+
+
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """Running rows that have tokens to compute, first come first. rows, starts, need: [n] from which position on, and
+    how many. covered: [n] whether each has the pages for it; None where all have.
+    """
+
+    rows: Index
+    starts: Index
+    need: Index
+    covered: NDArray[np.bool_] | None = None
 
 
 class Slices:
@@ -16,7 +31,9 @@ class Slices:
 
     def decodes(self, rows: Index, starts: Index) -> None:
         """One token of each of these rows; there are never more rows than budget."""
-        self._parts.append(np.stack((rows, starts, np.ones_like(rows)), axis=1))
+        part = np.empty((len(rows), 3), np.int32)
+        part[:, 0], part[:, 1], part[:, 2] = rows, starts, 1
+        self._parts.append(part)
         self.budget -= len(rows)
 
     def fits(self, start: int, whole: int) -> bool:
@@ -31,4 +48,4 @@ class Slices:
             self.budget -= count
 
     def array(self) -> Index:
-        return np.concatenate(self._parts)
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)

@@ -27,7 +27,6 @@ class Tally:
 
     def stats(self, rows: Rows, queue: Queue, cache: CacheManager) -> EngineStats:
         pool, prefix, tier = cache.pool, cache.prefix, cache.pool.tier
-        active = rows.active()
         return EngineStats(
             running=rows.used,
             waiting=len(queue),
@@ -36,7 +35,7 @@ class Tally:
             pages_total=pool.total,
             pages_cached=prefix.cached,
             pages_shared=cache.allocator.shared,
-            slots_unused=cache.slots_unused(active, rows.scheduled[active]),
+            slots_unused=cache.slots_unused(int(rows.scheduled[rows.active()].sum())),
             steps=self.steps,
             computed_tokens=self.computed,
             recomputed_tokens=self.recomputed,

@@ -190,6 +190,14 @@ def page_is_published_before_it_is_computed(real):
     return publish
 
 
+@fault(PrefixIndex, "add_each")
+def the_next_page_comes_after_the_one_before_its_parent(real):
+    def add_each(self, parents, named, pages, now):
+        return real(self, [self.parent[parent] for parent in parents], named, pages, now)
+
+    return add_each
+
+
 @fault(CacheManager, "_take_over")
 def page_is_taken_over_where_a_fork_shares_it(real):
     def take_over(self, row, index, node, after_step):

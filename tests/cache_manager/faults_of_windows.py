@@ -271,9 +271,17 @@ def of_the_first_group(real):
     return answer
 
 
-for question in ("covers", "lack_a_page", "slots_unused"):
+for question in ("covers", "lack_a_page"):
     of_the_first_group.__name__ = f"{question}_of_the_first_group_alone"
     fault(CacheManager, question, "windows")(of_the_first_group)
+
+
+@fault(CacheManager, "slots_unused", "windows")
+def slots_unused_of_the_first_group_alone(real):
+    def slots_unused(self, scheduled):
+        return int(self.tables.held[0].sum()) * self.layout.page_size - scheduled
+
+    return slots_unused
 
 
 @fault(CacheManager, "needed", "windows")

@@ -146,7 +146,9 @@ class World(Sequences):
         story = self.story(row)
         self._name(story, computed)
         named = len(self.manager.prefix.index)
-        self.manager.publish(row, computed, self.after(story))
+        full = computed // self.size
+        if full <= self.manager.named[row] or self.manager.publish_next(*np.array([[row], [full]], np.int32)):
+            self.manager.publish(row, computed, self.after(story))
         assert not story.silent or len(self.manager.prefix.index) == named, f"row {row} was to publish no more"
         now = tables(self.manager, row)
         for group, (before, after) in enumerate(zip(story.table, now, strict=True)):
@@ -260,8 +262,7 @@ class World(Sequences):
 
     def _check_slots(self) -> None:
         rows = self.running()
-        scheduled = [self.story(row).scheduled for row in rows]
-        unused = self.manager.slots_unused(np.array(rows, np.int32), np.array(scheduled, np.int32))
+        unused = self.manager.slots_unused(sum(self.story(row).scheduled for row in rows))
         ends = [table.end * self.size - self.story(row).scheduled for row in rows for table in self.story(row).table]
         assert unused == sum(ends), f"{unused} slots are said to be unused, {sum(ends)} are"
 

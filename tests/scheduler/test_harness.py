@@ -43,7 +43,16 @@ class Anything:
 
 @fault(module, "InFlight")
 def results_of_former_tenants_count(real):
-    return lambda step, now, slices, drawing, serials, swapped: real(step, now, slices, drawing, Anything(), swapped)
+    return lambda step, now, slices, drawing, _, *rest: real(step, now, slices, drawing, Anything(), *rest)
+
+
+@fault(Rows, "remove")
+def departures_are_not_counted(real):
+    def remove(self, row):
+        real(self, row)
+        self.departures -= 1
+
+    return remove
 
 
 @fault(Rows, "add")
@@ -276,14 +285,9 @@ def those_behind_one_that_waits_are_held_up(real):
     return in_order
 
 
-@fault(Running, "start")
+@fault(Slices, "prefill")
 def cached_tokens_are_computed_all_the_same(real):
-    def start(self, sequence, match):
-        row = real(self, sequence, match)
-        self.rows.scheduled[row] = 0
-        return row
-
-    return start
+    return lambda self, row, start, need, whole=0: real(self, row, 0, start + need, whole)
 
 
 @fault(Scheduler, "_start", resumed=True)
@@ -332,6 +336,16 @@ def output_is_named_as_something_else(real):
         self._outputs = outputs
 
     return name_pages
+
+
+@fault(Rows, "name_next")
+def the_next_page_is_named_as_something_else(real):
+    def name_next(self, rows, full, page_size):
+        outputs, self._outputs = self._outputs, np.roll(self._outputs, 1, axis=1)
+        real(self, rows, full, page_size)
+        self._outputs = outputs
+
+    return name_next
 
 
 @fault(PageNamer, "chain")

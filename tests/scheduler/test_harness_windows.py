@@ -190,8 +190,8 @@ def all_of_a_prompt_must_find_room(real):
 
 @fault(CacheManager, "slots_unused")
 def slots_out_of_sight_count_as_unused(real):
-    def slots_unused(self, rows, scheduled):
-        return real(self, rows, scheduled) + int(self.tables.first[:, rows].sum()) * self.layout.page_size
+    def slots_unused(self, scheduled):
+        return real(self, scheduled) + int(self.tables.first.sum()) * self.layout.page_size
 
     return slots_unused
 
