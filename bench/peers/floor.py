@@ -1,0 +1,80 @@
+"""What a workload cannot be faster than on this machine, whatever runs it."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from bench.peers.workloads import Workload
+from bench.roofline import MODELS, PRODUCT, READ, product, reader, tensor_shapes
+
+TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes a second that all threads together read in sequence; operations a second of torch's best product."""
+
+    read: float
+    multiply: float
+
+
+class Machine:
+    def __init__(self) -> None:
+        self._read, self._multiply = reader(), product()
+
+    @torch.inference_mode()
+    def rates(self) -> Rates:
+        """The best of a few tries: what comes in between only makes them slower."""
+        times = [[_seconds(work) for work in (self._read, self._multiply)] for _ in range(TRIES)]
+        read, multiply = (min(column) for column in zip(*times, strict=True))
+        return Rates(READ / read, PRODUCT / multiply)
+
+    def floor(self, model: str, workload: Workload, rates: Rates) -> float:
+        """Seconds. All prompts are computed first, what they share once; then those that run take a token each a step,
+        and the next one starts where one ends.
+        """
+        weights, token = bytes_of(model)
+        layers, head, attention = operations_of(model)
+        prompts = sum(len(asked.prompt) - workload.shared for asked in workload.requests) + workload.shared
+        pairs = sum(_pairs(workload.shared, len(asked.prompt)) for asked in workload.requests)
+        pairs += _pairs(0, workload.shared)
+        first = prompts * layers + len(workload.requests) * head + pairs * attention
+        seconds = first / rates.multiply
+        waiting = [(len(asked.prompt), asked.tokens - 1) for asked in workload.requests][::-1]
+        running: list[tuple[int, int]] = []
+        while waiting or running:
+            while waiting and len(running) < workload.together:
+                running.append(waiting.pop())
+            context = sum(before for before, _ in running)
+            read = (weights + context * token) / rates.read
+            multiply = (len(running) * (layers + head) + context * attention) / rates.multiply
+            seconds += max(read, multiply)
+            running = [(before + 1, left - 1) for before, left in running if left > 1]
+        return seconds
+
+
+def _pairs(start: int, end: int) -> float:
+    """Of queries and the keys that they see, for positions start .. end - 1."""
+    return (end - start) * (end + start) / 2
+
+
+def _seconds(work: object) -> float:
+    began = time.perf_counter()
+    work()  # type: ignore[operator]
+    return time.perf_counter() - began
+
+
+def bytes_of(model: str) -> tuple[int, int]:
+    """Of all weights, and of one token's keys and values, in bfloat16."""
+    shape = MODELS[model]
+    weights = sum(2 * size[0] * size[1] for _, size in tensor_shapes(shape) if len(size) == 2)
+    return weights, 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+
+
+def operations_of(model: str) -> tuple[int, int, int]:
+    """Of a token in the layers, in the head, and with one key."""
+    shape = MODELS[model]
+    matrices = [size for name, size in tensor_shapes(shape) if len(size) == 2 and ".layers." in name]
+    attention = 4 * shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
+    return sum(2 * a * b for a, b in matrices), 2 * shape["vocab_size"] * shape["hidden_size"], attention

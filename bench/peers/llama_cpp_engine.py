@@ -1,0 +1,132 @@
+"""llama.cpp through llama-cpp-python's low-level interface, in a batching loop as its server has: in each turn the next
+token of every sequence, and as much of waiting prompts as fits. What a prompt has in common with that of a running
+sequence is copied from it.
+
+python -m bench.peers.llama_cpp_engine MODEL.gguf
+"""
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bench.peers.worker import serve
+from bench.peers.workloads import Workload
+
+BATCH, SEQUENCES, CONTEXT = 2048, 32, 40_960
+LEAST_SHARED = 64  # tokens that are worth a copy
+
+
+@dataclass
+class Running:
+    """done: tokens that are computed. next: the token that it goes on with, None while its prompt is computed."""
+
+    request: int
+    prompt: list[int]
+    done: int
+    next: int | None = None
+    times: list[float] = field(default_factory=list)
+
+
+class LlamaCpp:
+    def __init__(self, model: str) -> None:
+        import llama_cpp as lib
+
+        self._lib, self.version = lib, lib.__version__
+        self._silent = lib.llama_log_callback(lambda *_: None)
+        lib.llama_log_set(self._silent, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        options = lib.llama_model_default_params()
+        options.n_gpu_layers = 0
+        self._model = lib.llama_model_load_from_file(model.encode(), options)
+        settings = lib.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = CONTEXT, BATCH, 512, SEQUENCES
+        settings.n_threads = settings.n_threads_batch = os.cpu_count() or 1
+        settings.kv_unified, settings.flash_attn_type = True, 1
+        self._context = lib.llama_init_from_model(self._model, settings)
+        if not self._context:
+            raise RuntimeError(f"{model} cannot be loaded")
+        self._vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        self._memory = lib.llama_get_memory(self._context)
+        self._batch = lib.llama_batch_init(BATCH, 0, 1)
+
+    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
+        lib, requests = self._lib, workload.requests
+        lib.llama_memory_clear(self._memory, True)
+        waiting, free = list(range(len(requests)))[::-1], list(range(workload.together))[::-1]
+        running: dict[int, Running] = {}
+        times: list[list[float]] = [[] for _ in requests]
+        while waiting or running:
+            while waiting and free:
+                prompt = requests[waiting[-1]].prompt
+                found = self._shared(prompt, running)
+                if found is None:
+                    break
+                slot, (source, shared) = free.pop(), found
+                if shared:
+                    lib.llama_memory_seq_cp(self._memory, source, slot, 0, shared)
+                running[slot] = Running(waiting.pop(), prompt, shared)
+            drawn = self._step(running)
+            moment = time.perf_counter()
+            for slot, token in drawn:
+                one = running[slot]
+                one.next = token
+                times[one.request].append(moment)
+                if len(times[one.request]) == requests[one.request].tokens:
+                    lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+                    del running[slot]
+                    free.append(slot)
+        return times
+
+    @staticmethod
+    def _shared(prompt: list[int], running: dict[int, Running]) -> tuple[int, int] | None:
+        """The sequence that has most of this prompt, and how much; None while that is being computed."""
+        best = (0, 0)
+        for slot, one in running.items():
+            pairs = zip(prompt[:-1], one.prompt, strict=False)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prompt) - 1, len(one.prompt)))
+            if same >= LEAST_SHARED and one.done < same:
+                return None
+            if same >= max(LEAST_SHARED, best[1] + 1):
+                best = (slot, same)
+        return best
+
+    def _step(self, running: dict[int, Running]) -> list[tuple[int, int]]:
+        """One batch. Returns sequences and what they have drawn."""
+        wanted, used = list[tuple[int, int]](), 0
+        for slot, one in running.items():
+            if one.next is not None:
+                wanted.append((slot, used))
+                used = self._put(used, [one.next], one, slot, last=True)
+        for slot, one in running.items():
+            if one.next is None and used < BATCH:
+                tokens = one.prompt[one.done : one.done + BATCH - used]
+                last = one.done + len(tokens) == len(one.prompt)
+                used = self._put(used, tokens, one, slot, last)
+                if last:
+                    wanted.append((slot, used - 1))
+        self._batch.n_tokens = used
+        if self._lib.llama_decode(self._context, self._batch):
+            raise RuntimeError("llama_decode failed")
+        return [(slot, self._drawn(at)) for slot, at in wanted]
+
+    def _put(self, used: int, tokens: list[int], one: Running, slot: int, last: bool) -> int:
+        batch: Any = self._batch
+        for i, token in enumerate(tokens, used):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, one.done, 1, slot
+            batch.logits[i] = last and i == used + len(tokens) - 1
+            one.done += 1
+        return used + len(tokens)
+
+    def _drawn(self, at: int) -> int:
+        logits = self._lib.llama_get_logits_ith(self._context, at)
+        return int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())
+
+
+if __name__ == "__main__":
+    serve(lambda: LlamaCpp(*sys.argv[1:]))

@@ -1,0 +1,30 @@
+"""Makes the checkpoints that all engines run: shapes of real models, random weights, a tokenizer of words for ids.
+
+python -m bench.peers.models DIRECTORY [MODEL ...]
+"""
+
+import sys
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from bench.roofline import MODELS, write_model
+
+
+def make(directory: Path, name: str) -> Path:
+    """directory / name. One that is there is left as it is."""
+    place = directory / name
+    if not (place / "model.safetensors").exists():
+        place.mkdir(parents=True, exist_ok=True)
+        vocabulary = MODELS[name]["vocab_size"]
+        tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocabulary)}, "w0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer.decoder = decoders.WordPiece(prefix="##")
+        tokenizer.save(str(place / "tokenizer.json"))
+        write_model(place, MODELS[name])  # last: what is there is whole
+    return place
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[2:] or MODELS:
+        print(make(Path(sys.argv[1]), chosen))

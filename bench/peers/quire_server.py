@@ -1,0 +1,51 @@
+"""Quire as its users run it: `quire serve`, and a client over gRPC with a stream a request, one token a message.
+
+python -m bench.peers.quire_server MODEL
+"""
+
+import asyncio
+import importlib.metadata
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from grpc import aio
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+from bench.peers.worker import serve
+from bench.peers.workloads import Asked, Workload
+from bench.serving import started
+
+
+class QuireServer:
+    def __init__(self, model: str) -> None:
+        self.version = importlib.metadata.version("quire")
+        self._life = ExitStack()
+        flags = ("--max-batched-tokens", "2048", "--max-sequences", "32", "--max-queue-time", "600")
+        self._address = self._life.enter_context(started("--model", model, *flags)).address
+
+    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
+        return asyncio.run(self._run(workload.requests))
+
+    async def _run(self, requests: list[Asked]) -> list[list[float]]:
+        async with aio.insecure_channel(self._address) as channel:
+            stub = pb_grpc.GenerationServiceStub(channel)
+            return list(await asyncio.gather(*(self._one(stub, asked) for asked in requests)))
+
+    async def _one(self, stub: pb_grpc.GenerationServiceStub, asked: Asked) -> list[float]:
+        spec = pb.GenerationSpec(
+            token_ids=pb.TokenIds(ids=asked.prompt),
+            sampling=pb.SamplingParameters(temperature=0.0),
+            stopping=pb.StoppingCriteria(max_tokens=asked.tokens, ignore_eos=True),
+            output=pb.OutputOptions(token_ids=True),
+        )
+        times: list[float] = []
+        async for message in stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec)):
+            times += [time.perf_counter()] * sum(len(delta.token_ids) for delta in message.deltas)
+        return times
+
+
+if __name__ == "__main__":
+    serve(lambda: QuireServer(*sys.argv[1:]))

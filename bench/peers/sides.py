@@ -1,0 +1,155 @@
+"""Engines in processes of their own, one of which runs at a time."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.peers.floor import Machine
+from bench.peers.report import Row
+from bench.peers.workloads import Workload
+
+START_SECONDS, RUN_SECONDS = 600, 600
+
+# By engine: the virtual environment ("" for Quire's own), the module, and what comes after the model.
+ENGINES = {
+    "quire": ("", "quire_engine", ()),
+    "quire int8": ("", "quire_engine", ("int8",)),
+    "quire over gRPC": ("", "quire_server", ()),
+    "vLLM eager": ("vllm", "vllm_engine", ("eager",)),
+    "vLLM compiled + zentorch": ("vllm", "vllm_engine", ("compile",)),
+    "llama.cpp bf16": ("llama", "llama_cpp_engine", ()),
+    "llama.cpp q8_0": ("llama", "llama_cpp_engine", ()),
+    "transformers": ("vllm", "transformers_engine", ()),
+}
+
+
+def start_all(names: list[str], peers: Path, model: Path) -> list["Side"]:
+    """Those that are there and start, each stopped once it has given a first token."""
+    machine, sides = Machine(), list[Side]()
+    for name in names:
+        environment, module, rest = ENGINES[name]
+        python = peers / environment / "bin" / "python" if environment else Path(sys.executable)
+        if not python.exists():
+            print(f"{name}: there is no {python}", file=sys.stderr)
+            continue
+        given = as_gguf(peers, model, name.split()[1]) if environment == "llama" else model
+        command = [str(python), "-m", f"bench.peers.{module}", str(given), *rest]
+        log = peers / f"{name.replace(' ', '-')}.log"
+        try:
+            side = Side(name, command, _environment(peers, name), machine, log)
+        except RuntimeError as error:
+            print(f"{error}: see {log}", file=sys.stderr)
+            continue
+        sides.append(side)
+        print(f"{name} {side.version}: first token after {side.started:.1f} s", file=sys.stderr, flush=True)
+    return sides
+
+
+def as_gguf(peers: Path, model: Path, kind: str) -> Path:
+    out = model.with_name(f"{model.name}.{kind}.gguf")
+    if not out.exists():
+        python = peers / "vllm" / "bin" / "python"
+        subprocess.run([python, "-m", "bench.peers.as_gguf", model, kind, out], check=True)
+    return out
+
+
+def _environment(peers: Path, name: str) -> dict[str, str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    if ENGINES[name][0] != "vllm":
+        return environment
+    found = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), peers / "vllm" / "lib" / "libiomp5.so"]
+    environment |= {"LD_PRELOAD": ":".join(str(file) for file in found if file.exists()), "KMP_BLOCKTIME": "1"}
+    if name.endswith("zentorch"):
+        environment["PYTHONPATH"] += f":{peers / 'zentorch'}"
+    return environment
+
+
+class Side:
+    """One engine. version: its own word. started: seconds from its process's start to its first token. log: where what
+    it prints goes. Raises RuntimeError where it does not start.
+    """
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], machine: Machine, log: Path) -> None:
+        self.name, self._machine = name, machine
+        began = time.monotonic()
+        with log.open("w") as printed:
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=printed, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            self.version = self._answer(START_SECONDS)["version"]
+            self.started = time.monotonic() - began
+            self._ask("warm 0", RUN_SECONDS)
+        except RuntimeError:
+            self.close()
+            raise
+        self.memory = 0
+        self._signal(signal.SIGSTOP)
+
+    def turn(self, workload: Workload, asked: str, model: str) -> Row:
+        """Raises RuntimeError where no answer comes."""
+        rates = self._machine.rates()
+        floor = self._machine.floor(model, workload, rates)
+        self._signal(signal.SIGCONT)
+        before, everyone, began = self._spent(), _busy(), time.monotonic()
+        answer = self._ask(asked, RUN_SECONDS)
+        share = (_busy() - everyone - (self._spent() - before)) / (time.monotonic() - began) / (os.cpu_count() or 1)
+        self.memory = max(self.memory, sum(p.memory_full_info().pss for p in self._tree()))
+        self._signal(signal.SIGSTOP)
+        return Row.of(self.name, workload, answer["seconds"], answer["times"], floor, rates, max(0.0, share))
+
+    def close(self) -> None:
+        processes = self._tree()
+        self._signal(signal.SIGCONT)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        for process in processes:
+            if process.is_running():
+                process.kill()
+
+    def _ask(self, line: str, seconds: float) -> dict[str, Any]:
+        if self._process.stdin is None:
+            raise RuntimeError("no pipe")
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._answer(seconds)
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        out = self._process.stdout
+        ready = out is not None and select.select([out], [], [], seconds)[0]
+        line = out.readline() if out is not None and ready else ""
+        if not line:
+            raise RuntimeError(f"{self.name}: no answer within {seconds} s, or it has died")
+        return json.loads(line)
+
+    def _tree(self) -> list[psutil.Process]:
+        if self._process.poll() is not None:
+            return []
+        process = psutil.Process(self._process.pid)
+        return [process, *process.children(recursive=True)]
+
+    def _spent(self) -> float:
+        """Processor seconds of its processes."""
+        return sum(sum(process.cpu_times()[:2]) for process in self._tree())
+
+    def _signal(self, number: int) -> None:
+        for process in self._tree():
+            process.send_signal(number)
+
+
+def _busy() -> float:
+    """Processor seconds of all processes of the machine."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq

@@ -1,0 +1,63 @@
+"""transformers' generate over batches of up to 16 requests, padded on the left.
+
+python -m bench.peers.transformers_engine MODEL
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from bench.peers.worker import serve
+from bench.peers.workloads import Asked, Workload
+
+BATCH = 16
+
+
+class Transformers:
+    def __init__(self, model: str) -> None:
+        import torch
+        import transformers
+
+        torch.set_num_threads(os.cpu_count() or 1)
+        transformers.logging.set_verbosity_error()
+        self.version, self._torch = transformers.__version__, torch
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
+        self._model = loaded.eval()
+
+    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
+        requests, times = workload.requests, list[list[float]]()
+        for start in range(0, len(requests), BATCH):
+            times += self._batch(requests[start : start + BATCH])
+        return times
+
+    def _batch(self, requests: list[Asked]) -> list[list[float]]:
+        torch, moments = self._torch, list[float]()
+        width, tokens = max(len(asked.prompt) for asked in requests), max(asked.tokens for asked in requests)
+        ids, mask = (torch.zeros(len(requests), width, dtype=torch.long) for _ in range(2))
+        for row, asked in enumerate(requests):
+            ids[row, -len(asked.prompt) :] = torch.tensor(asked.prompt)
+            mask[row, -len(asked.prompt) :] = 1
+
+        def note(ids: object, scores: object, **rest: object) -> object:  # noqa: ARG001 - as transformers calls it
+            moments.append(time.perf_counter())
+            return torch.zeros(len(requests), dtype=torch.bool)
+
+        with torch.inference_mode():
+            self._model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+                stopping_criteria=[note],
+            )
+        return [moments[: asked.tokens] for asked in requests]
+
+
+if __name__ == "__main__":
+    serve(lambda: Transformers(*sys.argv[1:]))

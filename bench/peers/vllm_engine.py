@@ -1,0 +1,55 @@
+"""vLLM for CPUs through LLMEngine, token ids in and out. python -m bench.peers.vllm_engine MODEL eager|compile"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from bench.peers.worker import serve
+from bench.peers.workloads import Workload
+
+
+class Vllm:
+    def __init__(self, model: str, mode: str) -> None:
+        os.environ |= {
+            "VLLM_CPU_KVCACHE_SPACE": "4",
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        import vllm
+        from vllm.sampling_params import RequestOutputKind
+
+        self.version = vllm.__version__
+        self._sampling = vllm.SamplingParams
+        self._kind = RequestOutputKind.DELTA
+        self._engine = vllm.LLM(
+            model,
+            dtype="bfloat16",
+            max_model_len=4096,
+            max_num_seqs=32,
+            enforce_eager=mode == "eager",
+            enable_prefix_caching=True,
+            skip_tokenizer_init=True,
+        ).llm_engine
+        self._asked = 0
+
+    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
+        times: dict[str, list[float]] = {}
+        for asked in workload.requests:
+            name, self._asked = str(self._asked), self._asked + 1
+            times[name] = []
+            sampling = self._sampling(
+                temperature=0.0, ignore_eos=True, max_tokens=asked.tokens, detokenize=False, output_kind=self._kind
+            )
+            self._engine.add_request(name, {"prompt_token_ids": asked.prompt}, sampling)
+        while self._engine.has_unfinished_requests():
+            outputs = self._engine.step()
+            moment = time.perf_counter()
+            for output in outputs:
+                times[output.request_id] += [moment] * len(output.outputs[0].token_ids)
+        return list(times.values())
+
+
+if __name__ == "__main__":
+    serve(lambda: Vllm(*sys.argv[1:]))

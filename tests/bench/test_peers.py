@@ -1,0 +1,69 @@
+"""The peers' bench: what it asks, what it takes for the floor, and an engine behind its pipe."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from bench import roofline
+from bench.peers.floor import Machine, Rates, bytes_of, operations_of
+from bench.peers.models import make
+from bench.peers.report import Row, report
+from bench.peers.workloads import Asked, Workload, build
+
+TINY = roofline.MODELS["llama-135m"] | {
+    "vocab_size": 16_384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4"])
+def test_a_seed_says_what_is_asked(name: str) -> None:
+    assert build(name, 1) == build(name, 1)
+    assert build(name, 1).requests[0].prompt != build(name, 2).requests[0].prompt, "a cache would answer it"
+
+
+def test_the_floor_of_one_request_is_its_prompt_and_a_reading_of_all_weights_a_token(monkeypatch) -> None:
+    monkeypatch.setitem(roofline.MODELS, "tiny", TINY)
+    weights, token = bytes_of("tiny")
+    assert (weights, token) == (2 * (16_384 * 32 + 32 * (32 + 16 + 16 + 32) + 3 * 32 * 64), 2 * 2 * 16)
+    layers, head, attention = operations_of("tiny")
+    machine = Machine.__new__(Machine)
+    seconds = machine.floor("tiny", Workload("", "", [Asked([1] * 8, 3)], 1), Rates(read=1.0, multiply=1e12))
+    prompt = (8 * layers + head + 32 * attention) / 1e12
+    assert seconds == pytest.approx(prompt + 2 * weights + (8 + 9) * token)
+
+
+def test_what_is_shared_counts_once_and_those_that_wait_start_where_one_ends(monkeypatch) -> None:
+    monkeypatch.setitem(roofline.MODELS, "tiny", TINY)
+    machine, endless = Machine.__new__(Machine), Rates(read=1.0, multiply=1e30)
+    weights, _ = bytes_of("tiny")
+    alone = machine.floor("tiny", Workload("", "", [Asked([1] * 8, 3)] * 3, 1), endless)
+    together = machine.floor("tiny", Workload("", "", [Asked([1] * 8, 3)] * 3, 3), endless)
+    assert alone - together == pytest.approx(4 * weights)
+    shared, own = (
+        machine.floor("tiny", Workload("", "", [Asked([1] * 8, 1)] * 4, 4, part), Rates(1e30, 1.0)) for part in (6, 0)
+    )
+    layers, _, attention = operations_of("tiny")
+    assert own - shared == pytest.approx(3 * (6 * layers + 18 * attention))
+
+
+def test_an_engine_answers_when_each_token_was_there(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(roofline.MODELS, "tiny", TINY)
+    command = [sys.executable, "-m", "bench.peers.quire_engine", str(make(tmp_path, "tiny"))]
+    run = subprocess.run(command, input="W2 1\nwarm 3\n", capture_output=True, text=True, timeout=120)
+    hello, single, warm = map(json.loads, run.stdout.splitlines())
+    assert hello["version"]
+    (times,) = single["times"]
+    assert len(times) == 128
+    assert sorted(times) == times
+    assert 0 < times[0] <= times[-1] <= single["seconds"]
+    assert [len(one) for one in warm["times"]] == [8] * 6
+
+
+def test_medians_are_told() -> None:
+    rows = [Row("quire", "W2", tokens, 0.5, 10.0, 1.0, 40.0, 300.0, 0.01) for tokens in (90.0, 100.0, 170.0)]
+    side = SimpleNamespace(name="quire", started=2.5, memory=3 * 2**20)
+    assert "| quire | 100.0 (50%) | 2.5 | 3 |" in report(rows, [side])
