@@ -157,9 +157,8 @@ class Runner:
         for prompt in prompts:
             mine, logits = logits[: len(prompt.tokens)], logits[len(prompt.tokens) :]
             wanted = np.maximum(self._mirror.controls.top_logprobs[[prompt.row]], 0).repeat(len(mine))
-            tokens = self._to_device(prompt.tokens.astype(np.int64))
-            normal = self._ops.summary(mine).normal
-            parts.append((prompt.row, prompt.start, logprobs_of(mine, tokens, wanted, normal)))
+            tokens = prompt.tokens.astype(np.int64)
+            parts.append((prompt.row, prompt.start, logprobs_of(mine, tokens, wanted, self._ops.summary(mine))))
         return parts
 
     def _logits(

@@ -27,10 +27,10 @@ LONGS = ir.VectorType(INT64, LANES)
 
 def write_summary(code: Code) -> None:
     """Arguments: rows, logits (float32), their stride, how many there are in a row, the largest (float32), its token
-    id (int32), the sum of e^(logit - largest) (float32; NaN where a logit is), each as the cell that holds it.
+    id (int64), the log of the sum of e^logit (float32; NaN where a logit is), each as the cell that holds it.
     """
     count, *cells = code.arguments(7)
-    logits, stride, vocabulary, best, token, total = map(code.held, cells)
+    logits, stride, vocabulary, best, token, normal = map(code.held, cells)
     with shared_rows(code, count) as row:
         source = logits + row * stride
         highest, place = _first_largest(code, source, vocabulary, lambda x, _: x)
@@ -40,9 +40,10 @@ def write_summary(code: Code) -> None:
             sums.set(sums.value + code.select(x >= x, math.exp(code, x - offset), x))  # only NaN is not >= itself
 
         _each(code, source, vocabulary, add)
+        total = code.splat(code.summed(sums.value))
         code.store(highest, best + row * 4)
-        code.store(place, token + row * 4)
-        code.store(code.summed(sums.value), total + row * 4)
+        code.store(code.widened(place, INT64), token + row * 8)
+        code.store(code.lane(code.select(total >= total, offset + math.log(code, total), total), 0), normal + row * 4)
 
 
 def write_draw(code: Code) -> None:
@@ -164,32 +165,32 @@ class KernelOps:
 
     def summary(self, logits: Tensor) -> Summary:
         logits, rows = _readable(logits), len(logits)
-        best, total, tokens = torch.empty(rows), torch.empty(rows), torch.empty(rows, dtype=torch.int32)
+        best, normal, tokens = np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(rows, np.int64)
         self._cells[:7] = (
-            rows, logits.data_ptr(), logits.stride(0) * 4, logits.shape[1], best.data_ptr(), tokens.data_ptr(),
-            total.data_ptr(),
+            rows, logits.data_ptr(), logits.stride(0) * 4, logits.shape[1], best.ctypes.data, tokens.ctypes.data,
+            normal.ctypes.data,
         )  # fmt: skip
         self._summary.run()
-        return Summary(best, tokens.long(), (best + total.log())[:, None])
+        return Summary(best, tokens, normal)
 
-    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+    def draw(self, logits: Tensor, draws: Draws) -> Ints:
         columns = _Columns.of(logits, draws)
-        keys, tokens = np.ascontiguousarray(draws.keys), torch.empty(len(draws.rows), dtype=torch.int32)
-        self._cells[:10] = *columns.words(), keys.ctypes.data, tokens.data_ptr()
+        keys, tokens = np.ascontiguousarray(draws.keys), np.empty(len(draws.rows), np.int32)
+        self._cells[:10] = *columns.words(), keys.ctypes.data, tokens.ctypes.data
         self._draw.run()
-        return tokens.long()
+        return tokens.astype(np.int64)
 
-    def draw_from_top(self, logits: Tensor, draws: Draws) -> Tensor:
+    def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
         """Among candidates near the largest logit: more of them where they are too few, all where they are too many,
         which takes a sort of all.
         """
-        tokens = torch.empty(len(draws.rows), dtype=torch.int64)
+        tokens = np.empty(len(draws.rows), np.int64)
         left, reach, sort = np.arange(len(tokens)), REACH, list[int]()
         for _ in range(TRIES):
             found = self._candidates(logits, draws.of(left), reach)
             enough = found.enough(draws.of(left), logits.shape[1])
             if enough.any():
-                tokens[torch.from_numpy(left[enough])] = found.draw(enough, draws.of(left))
+                tokens[left[enough]] = found.draw(enough, draws.of(left)).numpy()
             few = ~enough & (found.counts <= MOST)
             sort += left[~enough & ~few].tolist()
             left, reach = left[few], reach * FURTHER
@@ -197,7 +198,7 @@ class KernelOps:
                 break
         rest = np.array([*sort, *left.tolist()], np.int64)
         if len(rest):
-            tokens[torch.from_numpy(rest)] = TORCH_OPS.draw_from_top(logits, draws.of(rest))
+            tokens[rest] = TORCH_OPS.draw_from_top(logits, draws.of(rest))
         return tokens
 
     def _candidates(self, logits: Tensor, draws: Draws, reach: float) -> "_Candidates":

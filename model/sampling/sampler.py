@@ -6,7 +6,7 @@ left and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -61,13 +61,13 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
-    """Of the logits of n rows. best: [n] the largest. tokens: int64 [n], its id, the lowest where several have it.
-    normal: [n, 1], log of the sum of e^logit; NaN where a logit is.
+    """Of the logits of n rows, on the host. best: [n] the largest. tokens: [n], its id, the lowest where several have
+    it. normal: [n], log of the sum of e^logit; NaN where a logit is.
     """
 
-    best: Tensor
-    tokens: Tensor
-    normal: Tensor
+    best: NDArray[np.float32]
+    tokens: Ints
+    normal: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,10 +98,10 @@ class LogitOps(Protocol):
 
     def summary(self, logits: Tensor) -> Summary: ...
 
-    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
-        """Token ids, int64 [draws], without a look at top_k and top_p."""
+    def draw(self, logits: Tensor, draws: Draws) -> Ints:
+        """Token ids, [draws], without a look at top_k and top_p."""
 
-    def draw_from_top(self, logits: Tensor, draws: Draws) -> Tensor:
+    def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
         """The same from what top_k and top_p leave."""
 
 
@@ -109,15 +109,17 @@ class TorchOps:
     """`LogitOps` on any device. Draws are in float64."""
 
     def summary(self, logits: Tensor) -> Summary:
-        return Summary(*logits.max(-1), torch.logsumexp(logits, -1, keepdim=True))
+        best, tokens = logits.max(-1)
+        return Summary(_host(best), _host(tokens), _host(torch.logsumexp(logits, -1)))
 
-    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+    def draw(self, logits: Tensor, draws: Draws) -> Ints:
         noise = gumbel(_to(logits, draws.keys), torch.arange(logits.shape[1], device=logits.device))
-        return torch.argmax(_scaled(logits, draws) + noise, -1)
+        return _host(torch.argmax(_scaled(logits, draws) + noise, -1))
 
-    def draw_from_top(self, logits: Tensor, draws: Draws) -> Tensor:
+    def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
         scaled = _scaled(logits, draws)
-        return draw_among(scaled, torch.arange(logits.shape[1], device=logits.device).expand_as(scaled), draws)
+        ids = torch.arange(logits.shape[1], device=logits.device).expand_as(scaled)
+        return _host(draw_among(scaled, ids, draws))
 
 
 TORCH_OPS = TorchOps()
@@ -132,9 +134,10 @@ def sample(
 ) -> Drawn:
     """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn."""
     adjusted, summary = controls.adjusted.apply(logits, rows, positions), ops.summary(logits)
-    best, tokens = (summary.best, summary.tokens) if adjusted is logits else adjusted.max(-1)
+    best, tokens = (summary.best, summary.tokens) if adjusted is logits else map(_host, adjusted.max(-1))
     random = np.flatnonzero(controls.temperature[rows] > 0)
     if len(random):
+        tokens = tokens.copy()
         which = rows[random]
         draws = Draws(
             random,
@@ -146,12 +149,16 @@ def sample(
         )
         for part, draw in ((~draws.cut, ops.draw), (draws.cut, ops.draw_from_top)):
             if part.any():
-                tokens[_to(logits, random[part])] = draw(adjusted, draws.of(part))
-    logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows], summary.normal)
-    return Drawn(tokens.masked_fill(best == -torch.inf, NO_TOKEN).cpu().numpy().astype(np.int32), logprobs)
+                tokens[random[part]] = draw(adjusted, draws.of(part))
+    logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows], summary)
+    return Drawn(np.where(best == -np.inf, NO_TOKEN, tokens).astype(np.int32), logprobs)
 
 
-def _to(logits: Tensor, values: Ints | Floats) -> Tensor:
+def _host(values: Tensor) -> Any:
+    return values.cpu().numpy()
+
+
+def _to(logits: Tensor, values: NDArray) -> Tensor:
     """On the device of the logits."""
     return torch.from_numpy(values).to(logits.device)
 
@@ -186,19 +193,18 @@ def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None 
     return ids.gather(1, torch.argmax(ordered + noise, -1, keepdim=True))[:, 0]
 
 
-def logprobs_of(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64], normal: Tensor) -> Logprobs:
-    """wanted: alternatives of each row; -1 where it asked for no logprobs (its `chosen` still counts for the score).
-    normal: as in `Summary`.
-    """
-    picked = logits.gather(1, tokens[:, None])
-    chosen = (picked - normal)[:, 0].cpu().numpy()
-    n, k = len(wanted), int(wanted.max(initial=0))
-    if not (wanted >= 0).any():
+def logprobs_of(logits: Tensor, tokens: Ints, wanted: Ints, summary: Summary) -> Logprobs:
+    """wanted: alternatives of each row; -1 where it asked for no logprobs (its `chosen` still counts for the score)."""
+    picked = summary.best
+    if tokens is not summary.tokens:
+        picked = _host(logits.gather(1, _to(logits, tokens)[:, None]))[:, 0]
+    chosen, n, k = picked - summary.normal, len(wanted), int(wanted.max(initial=-1))
+    if k < 0:
         return Logprobs(chosen, np.zeros(n, np.int32), np.empty((n, 0), np.int32), np.empty((n, 0), np.float32))
-    rank = (logits > picked).sum(-1, dtype=torch.int32) + 1
+    rank = (logits > _to(logits, picked)[:, None]).sum(-1, dtype=torch.int32) + 1
     ids = _largest(logits, min(k, logits.shape[1]))
-    top = logits.gather(1, ids) - normal
-    return Logprobs(chosen, rank.cpu().numpy(), ids.int().cpu().numpy(), top.cpu().numpy())
+    top = logits.gather(1, ids) - _to(logits, summary.normal)[:, None]
+    return Logprobs(chosen, _host(rank), _host(ids.int()), _host(top))
 
 
 def _largest(logits: Tensor, k: int) -> Tensor:
