@@ -147,19 +147,21 @@ class Mirror:
             self._tables = np.pad(self._tables, ((0, 0), (0, 0), (0, room)))
 
     def pack(self, work: Work) -> Packed:
-        row, start, count = work.slices.astype(np.int64).T
+        row, start, count = np.ascontiguousarray(work.slices.T, np.int64)  # kernels read each as it lies
         first = np.cumsum(count) - count
-        owner = np.repeat(np.arange(len(row)), count)
-        positions = np.arange(len(owner)) - (first - start)[owner]
-        tokens = self.last[row[owner]]
-        for i in np.flatnonzero(start < self._known_count[row]).tolist():
+        positions, row_of = start, row
+        if np.count_nonzero(count != 1):
+            owner = np.repeat(np.arange(len(row)), count)
+            positions, row_of = np.arange(len(owner)) - (first - start)[owner], row[owner]
+        tokens = self.last[row_of]
+        for i in (start < self._known_count[row]).nonzero()[0].tolist():
             known = self._known[row[i]]
             if known is not None:
                 tokens[first[i] : first[i] + count[i]] = known[start[i] : start[i] + count[i]]
-        pages = self._tables[:, row[owner], positions // self._page_size].astype(np.int64)
-        slots = pages * self._page_size + positions % self._page_size
-        slice_of, within, _, rows = work.draws.T
-        wanted = first[slice_of] + within
+        index, within = np.divmod(positions, self._page_size)
+        slots = self._tables[:, row_of, index].astype(np.int64) * self._page_size + within
+        slice_of, offset, _, rows = work.draws.T
+        wanted = first[slice_of] + offset
         shape = StepShape(work.slices, positions, slots, self._tables, self._whole[row])
         drawn = positions[wanted] + 1 - self._prompt_count[rows]
         prompts, offsets = self._prompt_slices(row, start, count, first)
@@ -185,6 +187,8 @@ class Mirror:
         """What slices compute of prompts whose logprobs are wanted, and packed offsets of their logits; the logits at a
         position are of the token after it. first: packed offset of each slice's first token.
         """
+        if not np.count_nonzero(self.controls.prompt_logprobs):
+            return [], []
         last = np.minimum(start + count, self._prompt_count[row] - 1)
         # Once a row has drawn, its prompt was told (and is only computed again, without a cache).
         due = self.controls.prompt_logprobs[row] & (start < last) & (self.last[row] < 0)
