@@ -12,6 +12,8 @@ from model.kernels.heads import BLOCK
 
 Ints = NDArray[np.int64]
 
+NO_PIECES, NOT_DIVIDED = np.empty((0, len(PIECE)), np.int64), np.empty((0, 3), np.int64)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
@@ -54,10 +56,11 @@ def divide(shape: StepShape, seen: Seen, table: NDArray[np.int32], kv_heads: int
     row, _, count = shape.slices.astype(np.int64).T
     packed = np.cumsum(count) - count  # of each slice's first token
     address = table.ctypes.data + row * table.strides[0]
-    alone = count == 1
-    single = _pieces(address[alone], packed[alone], np.ones_like(packed[alone]), seen, kv_heads)
-    several = _tiles(address[~alone], packed[~alone], count[~alone], seen, tokens)
-    several = _by_heads(several, kv_heads)
+    alone, several = count == 1, NO_PIECES
+    if np.count_nonzero(alone) < len(alone):
+        several = _by_heads(_tiles(address[~alone], packed[~alone], count[~alone], seen, tokens), kv_heads)
+        address, packed = address[alone], packed[alone]
+    single = _pieces(address, packed, np.ones_like(packed), seen, kv_heads)
     wanted = 2 * threads
     few = len(single) + len(several) < wanted
     share = 0 if few else (int(single[:, 6].sum()) + int(several[:, 6].sum()) // kv_heads) // wanted  # in blocks
@@ -100,6 +103,8 @@ def _by_chunks(pieces: Ints, share: int) -> tuple[Ints, Ints]:
     first, end = pieces[:, 5] // CHUNK, -(-(pieces[:, 5] + pieces[:, 6]) // CHUNK)
     chunks = end - first
     long = (chunks > 1) & (pieces[:, 6] > share)
+    if not np.count_nonzero(long):
+        return pieces, NOT_DIVIDED
     made, divided, parts = [pieces[~long]], [], 0
     for piece, start, n in zip(pieces[long], first[long].tolist(), chunks[long].tolist(), strict=True):
         cut = piece[None].repeat(n, axis=0)
@@ -112,4 +117,4 @@ def _by_chunks(pieces: Ints, share: int) -> tuple[Ints, Ints]:
 
 
 def _longest_first(pieces: Ints) -> Ints:
-    return np.ascontiguousarray(pieces[np.argsort(-pieces[:, 6], kind="stable")])
+    return pieces if len(pieces) < 2 else pieces[np.argsort(-pieces[:, 6], kind="stable")]
