@@ -91,10 +91,12 @@ class CpuBackend:
 
         return KernelOps(self.machine)
 
-    def maker(self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool) -> "KernelLinear":
+    def maker(
+        self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool, quantized: bool
+    ) -> "KernelLinear":
         from model.kernels.product import KernelLinear
 
-        return KernelLinear(self.machine, weights, bias, dtype, gated)
+        return KernelLinear(self.machine, weights, bias, dtype, gated, quantized)
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> "CpuAttention":
         from model.attention.cpu import CpuAttention
@@ -131,8 +133,6 @@ def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype:
     """Raises NoKernels."""
     if settings.device not in ("auto", "cpu"):
         raise NoKernels(f"the device is {settings.device}")
-    if settings.quantization is not None:
-        raise NoKernels(f"there are none for --quantization {settings.quantization}")
     if kv_dtype != dtype:
         raise NoKernels(f"there are none for a KV cache in {kv_dtype} beside weights in {dtype}")
     try:
@@ -153,7 +153,7 @@ def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype:
         raise NoKernels(str(error)) from None
     backend = CpuBackend(machine, kv_dtype)
     try:
-        shape = shape_of(config, getattr(torch, dtype), backend.maker)
+        shape = shape_of(config, getattr(torch, dtype), settings.quantization, backend.maker)
         check_compiled(shape, backend.attention(config, layout, 1))
     except NotCompiled as error:
         raise NoKernels(str(error)) from None

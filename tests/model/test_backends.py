@@ -37,7 +37,6 @@ def test_kernels_where_they_can(tiny: Path) -> None:
 
 
 REASONS = [
-    ({"quantization": "int8"}, "there are none for --quantization int8"),
     ({"kv_cache_dtype": "int8"}, "there are none for a KV cache in int8 beside weights in float32"),
     ({"kv_cache_dtype": "bfloat16"}, "there are none for a KV cache in bfloat16 beside weights in float32"),
     ({"dtype": "float16"}, "there are none for float16"),
@@ -51,6 +50,12 @@ def test_why_not(tiny: Path, caplog: pytest.LogCaptureFixture, settings: dict[st
     assert f"The CPU's kernels are not used: {reason}" in caplog.text
     with pytest.raises(ValueError, match=f"--backend is 'cpu': {reason}"):
         loaded(tiny, backend="cpu", **settings)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_in_8_bits_run_on_kernels(tiny: Path, dtype: str) -> None:
+    runner = loaded(tiny, backend="cpu", quantization="int8", dtype=dtype).runner
+    assert type(runner._model) is CompiledDecoder
 
 
 def test_models_that_kernels_do_not_know_are_found_out_before_their_weights_are_read(

@@ -19,6 +19,7 @@ from model.kernels.heads import Heads, write_heads
 from model.kernels.linear import Ending, write_linear
 from model.kernels.logits import write_draw, write_summary
 from model.kernels.native import Compiler
+from model.kernels.panels import Int8, Plain
 from model.kernels.program import Call, Machine
 from model.kernels.rows import Norm, write_norm
 from model.kernels.team import Team
@@ -129,7 +130,8 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
     heads = Heads(6, 2, 32, BFLOAT)
     kernels = {
         "attention": write_attention(Shape(heads, 8, capped=True)),
-        "linear": write_linear(BFLOAT, Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
+        "linear": write_linear(Plain(BFLOAT), Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
+        "int8": write_linear(Int8(BFLOAT), Ending(BFLOAT, scaled=True)),
         "heads": write_heads(BFLOAT, Norm(), rows=True),
         "norm": write_norm(Norm(centred=True, bias=True), BFLOAT),
         "draw": write_draw,
