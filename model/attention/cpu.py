@@ -12,10 +12,9 @@ from model.attention.backend import StepShape
 from model.attention.pieces import Pieces, Seen, divide
 from model.kernels.attention import CHUNK, SUMS, Shape, part_bytes, write_attention, write_join
 from model.kernels.element import ELEMENTS
-from model.kernels.heads import BLOCK, MOST_DIM, Heads, write_heads
+from model.kernels.heads import BLOCK, MOST_DIM, HeadNorm, Heads, write_heads
 from model.kernels.memory import huge_zeros
 from model.kernels.program import Call, Machine
-from model.kernels.rows import Norm
 from model.kernels.values import LANES
 
 SINGLE, SEVERAL = 0, 1
@@ -129,7 +128,7 @@ class CpuAttention:
         for cells, group in zip(self.cells, plan.groups, strict=True):
             cells.set(group)
 
-    def heads_name(self, norm: Norm | None) -> str:
+    def heads_name(self, norm: HeadNorm | None) -> str:
         """Of the kernel that writes a layer's KV."""
         return f"heads_{self.heads.element.name}{'_rows' if self.heads.rows else ''}{'_' + norm.name if norm else ''}"
 
@@ -174,7 +173,7 @@ class CpuAttention:
         h, slots, pool = self.heads, self.slots(layer), self.pool_of(layer)
         both = torch.cat((keys, values), 1).flatten(1).float()
         arguments = (self.rows, slots, slots, both, both.stride(0) * 4, 0, pool, 0, h.kv_heads, h.dim)
-        nothing = (0,) * 6  # neither turned nor normalised
+        nothing = (0,) * 8  # neither turned nor normalised
         call = Call(self.heads_name(None), write_heads(h.element, None, h.rows), (*arguments, *nothing))
         self._run(plan, [call])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MixtralConfig
+from transformers import MixtralConfig, Olmo2Config, OPTConfig, PhiConfig
 
 from model.attention.cpu import CpuAttention
 from model.attention.reference import ReferenceAttention
@@ -56,6 +56,20 @@ def test_why_not(tiny: Path, caplog: pytest.LogCaptureFixture, settings: dict[st
 def test_weights_in_8_bits_run_on_kernels(tiny: Path, dtype: str) -> None:
     runner = loaded(tiny, backend="cpu", quantization="int8", dtype=dtype).runner
     assert type(runner._model) is CompiledDecoder
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (Olmo2Config, {}),
+        (OPTConfig, {"ffn_dim": 96, "word_embed_proj_dim": 32}),
+        (OPTConfig, {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+        (OPTConfig, {"ffn_dim": 96, "do_layer_norm_before": False}),
+        (PhiConfig, {"qk_layernorm": True}),
+    ],
+)
+def test_models_that_run_on_kernels(tmp_path: Path, kind: type, changes: dict[str, object]) -> None:
+    assert type(loaded(write(kind, tmp_path, **changes), backend="cpu").runner._model) is CompiledDecoder
 
 
 def test_models_that_kernels_do_not_know_are_found_out_before_their_weights_are_read(

@@ -15,7 +15,7 @@ from llvmlite.binding import FeatureMap
 from model.kernels.attention import Shape, write_attention, write_join
 from model.kernels.code import Code
 from model.kernels.element import BFLOAT
-from model.kernels.heads import Heads, write_heads
+from model.kernels.heads import HeadNorm, Heads, write_heads
 from model.kernels.linear import Ending, write_linear
 from model.kernels.logits import write_draw, write_summary
 from model.kernels.native import Compiler
@@ -132,7 +132,7 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
         "attention": write_attention(Shape(heads, 8, capped=True)),
         "linear": write_linear(Plain(BFLOAT), Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
         "int8": write_linear(Int8(BFLOAT), Ending(BFLOAT, scaled=True)),
-        "heads": write_heads(BFLOAT, Norm(), rows=True),
+        "heads": write_heads(BFLOAT, HeadNorm(Norm()), rows=True),
         "norm": write_norm(Norm(centred=True, bias=True), BFLOAT),
         "draw": write_draw,
         "summary": write_summary,
