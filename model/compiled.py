@@ -16,12 +16,13 @@ from torch import Tensor
 from model import layers
 from model.attention.backend import AttentionBackend
 from model.attention.cpu import CpuAttention
-from model.blocks import MLP, Chain, GatedMLP, Parallel, PostNorm, PreNorm, Sandwich, SelfAttention, Together
+from model.blocks import MLP, Chain, Experts, GatedMLP, Parallel, PostNorm, PreNorm, Sandwich, SelfAttention, Together
 from model.decoder import Decoder, ImageFeatures
 from model.kernels.buffer import Buffer
 from model.kernels.element import ELEMENTS, FLOAT, Element
+from model.kernels.experts import MOST_EXPERTS, Routes, write_choice, write_jobs, write_mixed
 from model.kernels.heads import HeadNorm, write_heads
-from model.kernels.product import KernelLinear, NotCompiled
+from model.kernels.product import KernelLinear, NotCompiled, experts_call
 from model.kernels.program import Argument, Call, Machine, Program
 from model.kernels.rows import Norm, write_embedding, write_norm, write_rounded
 from model.kernels.values import LANES
@@ -134,6 +135,7 @@ class _Writer:
         self._element = ELEMENTS[table.dtype]
         self._calls: list[Call] = []
         self._buffers: dict[tuple[str, int], Buffer] = {}
+        self._routes: dict[tuple[int, int], Routes] = {}
         self._turns: dict[int, tuple[Tensor, Tensor]] = {}
         self.cells = Cells()
         width = table.shape[1] if projection is None else _kernel(projection).outputs
@@ -154,10 +156,10 @@ class _Writer:
     def _call(self, name: str, write: Callable, *arguments: Argument) -> None:
         self._calls.append(Call(name, write, arguments))
 
-    def _buffer(self, name: str, width: int, element: Element | None = None) -> Buffer:
-        """One of this name and width for all layers."""
+    def _buffer(self, name: str, width: int, element: Element | None = None, times: int = 1) -> Buffer:
+        """One of this name and width for all layers. times: rows for each token."""
         if (name, width) not in self._buffers:
-            self._buffers[name, width] = Buffer.of(self._tokens, width, element or self._element)
+            self._buffers[name, width] = Buffer.of(self._tokens * times, width, element or self._element)
         return self._buffers[name, width]
 
     @staticmethod
@@ -299,14 +301,47 @@ class _Writer:
                     raise NotCompiled("its gates were not loaded as such (gated=True)")
             case MLP():
                 first, width = mlp.up, _kernel(mlp.up).outputs
+            case Experts():
+                self._experts(mlp, x, y, add)
+                return
             case _:
                 raise NotCompiled(f"there are no kernels for {type(mlp).__name__}")
-        self._check_width("the inner size", width)
         if mlp.activation not in ACTIVATIONS:
             raise NotCompiled("there is no kernel for its activation")
         inner = self._buffer("inner", width)
         self._linear(first, x, inner, activation=ACTIVATIONS[mlp.activation])
         self._linear(mlp.down, inner, y, add=add)
+
+    def _experts(self, mlp: Experts, x: Buffer, y: Buffer, add: bool) -> None:
+        rows, experts, used = self.cells.at("rows"), len(mlp.experts), mlp.used
+        parts = [part for part in mlp.experts if isinstance(part, GatedMLP)]
+        if len(parts) < experts or any(part.activation not in ACTIVATIONS for part in parts):
+            raise NotCompiled("there are no kernels for its experts")
+        if experts > MOST_EXPERTS:
+            raise NotCompiled(f"there are {experts} experts, more than {MOST_EXPERTS}")
+        gates, downs = [_kernel(part.gate_up) for part in parts], [_kernel(part.down) for part in parts]
+        if (experts, used) not in self._routes:
+            self._routes[experts, used] = Routes.of(self._tokens, experts, used)
+        routes = self._routes[experts, used]
+        logits = self._buffer("logits of experts", experts, FLOAT)
+        inner = self._buffer("inner of experts", downs[0].inputs, times=used)
+        made = self._buffer("made by experts", self._hidden, FLOAT, used)
+        self._linear(mlp.router, x, logits)
+        self._call(
+            f"choice{'_normalised' if mlp.normalised else ''}", write_choice(mlp.normalised),
+            rows, logits.tensor, logits.stride, experts, used, routes.chosen, routes.weights,
+        )  # fmt: skip
+        self._call(
+            "jobs", write_jobs,
+            rows, used, experts, routes.chosen, routes.order, routes.jobs, routes.count,
+        )  # fmt: skip
+        activation = ACTIVATIONS[parts[0].activation]
+        self._calls.append(experts_call(gates, routes, x, inner, gather=True, activation=activation))
+        self._calls.append(experts_call(downs, routes, inner, made, gather=False))
+        self._call(
+            f"mixed{'_add' if add else ''}", write_mixed(add),
+            rows, used, routes.weights, made.tensor, made.stride, y.tensor, y.stride, self._hidden,
+        )  # fmt: skip
 
     def _linear(
         self,

@@ -89,28 +89,35 @@ def write_linear(weights: Panels, ending: Ending) -> Callable[[Code], None]:
     def write(code: Code) -> None:
         count, x, x_stride, places, panels, steps, y, y_stride, bias, scales = code.arguments(10)
         rows, sums = code.held(count), code.room(MOST_ROWS * PANEL * 4)
-        sides = _Sides(x, x_stride, y, y_stride, sums)
+        sides = Sides(x, x_stride, y, y_stride, sums)
         block = (code.integer(BLOCK_BYTES) // x_stride // TILE + 1) * TILE
         block = code.smaller(block, code.integer(MOST_ROWS))
         first, last = code.share((rows + block - 1) // block * panels)
         with code.loop(first, last) as item:
             number, start = item % panels, item // panels * block
             here, outputs = code.smaller(rows - start, block), number * (PANEL * 4)
-            panel = _Panel(number, places + number * steps * weights.step, steps, bias + outputs, scales + outputs)
-            for size in range(1, TILE + 1):
-                with code.when(here.equals(size)):
-                    part = _Part(weights, panel.weights, steps, panel.weights + AHEAD, weights.step)
-                    _add(code, part, size, sides.inputs(start, size), sums, fresh=True)
-            with code.when(here > TILE):
-                _by_parts(code, weights, start, here, sides, panel)
-            _end_rows(code, ending, start, here, sides, panel)
+            panel = Panel(number, places + number * steps * weights.step, steps, bias + outputs, scales + outputs)
+            multiply(code, weights, ending, start, here, sides, panel)
 
     return write
 
 
+def multiply(
+    code: Code, weights: Panels, ending: Ending, start: Value, count: Value, sides: "Sides", panel: "Panel"
+) -> None:
+    """So many rows from `start` on, MOST_ROWS at most, with one panel."""
+    for size in range(1, TILE + 1):
+        with code.when(count.equals(size)):
+            part = _Part(weights, panel.weights, panel.steps, panel.weights + AHEAD, weights.step)
+            _add(code, part, size, sides.inputs(start, size), sides.sums, fresh=True)
+    with code.when(count > TILE):
+        _by_parts(code, weights, start, count, sides, panel)
+    _end_rows(code, ending, start, count, sides, panel)
+
+
 @dataclass(frozen=True, slots=True)
-class _Sides:
-    """Where rows come from and go to. sums: room for those of a panel."""
+class Sides:
+    """Where rows come from and go to. sums: room for those of a panel, float32 [MOST_ROWS, 32]."""
 
     x: Value
     x_stride: Value
@@ -122,9 +129,15 @@ class _Sides:
         """Where so many rows begin."""
         return [self.x + (row + r) * self.x_stride for r in range(size)]
 
+    def output(self, row: Value) -> Value:
+        """Where what is made of a row begins."""
+        return self.y + row * self.y_stride
+
 
 @dataclass(frozen=True, slots=True)
-class _Panel:
+class Panel:
+    """number: of the panel. bias, scales: where its own are."""
+
     number: Value
     weights: Value
     steps: Value
@@ -175,7 +188,7 @@ def _add(code: Code, part: _Part, size: int, inputs: list[Value], sums: Value, f
             code.store(total.value, sums, place)
 
 
-def _by_parts(code: Code, weights: Panels, start: Value, count: Value, sides: _Sides, panel: _Panel) -> None:
+def _by_parts(code: Code, weights: Panels, start: Value, count: Value, sides: Sides, panel: Panel) -> None:
     """The sums of many rows. While they go through a part of the panel, the next one is fetched."""
     with code.loop(0, count * 2) as vector:
         code.store(code.floats(0.0), sides.sums + vector * (LANES * 4))
@@ -196,7 +209,7 @@ def _by_parts(code: Code, weights: Panels, start: Value, count: Value, sides: _S
         _each_tile(code, start, count, tile)
 
 
-def _end_rows(code: Code, ending: Ending, row: Value, count: Operand, sides: _Sides, panel: _Panel) -> None:
+def _end_rows(code: Code, ending: Ending, row: Value, count: Operand, sides: Sides, panel: Panel) -> None:
     """Of so many rows from `row` on, whose sums are in the room."""
     column = panel.number * ending.panel * ending.out.size
     with code.loop(0, count) as number:
@@ -205,7 +218,7 @@ def _end_rows(code: Code, ending: Ending, row: Value, count: Operand, sides: _Si
             made = [total * code.load(panel.scales, FLOATS, LANES * 4 * half) for half, total in enumerate(made)]
         if ending.bias:
             made = [total + code.load(panel.bias, FLOATS, LANES * 4 * half) for half, total in enumerate(made)]
-        _end(code, ending, made, sides.y + (row + number) * sides.y_stride + column)
+        _end(code, ending, made, sides.output(row + number) + column)
 
 
 def _end(code: Code, ending: Ending, made: list[Value], place: Value) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model.kernels.buffer import Buffer
 from model.kernels.element import ELEMENTS, FLOAT
+from model.kernels.experts import Routes, write_experts
 from model.kernels.linear import Ending, pack, write_linear
 from model.kernels.panels import PANEL, Int8, Panels, Plain
 from model.kernels.program import Call, Machine
@@ -72,6 +73,28 @@ class KernelLinear:
         count = torch.tensor([len(x)])
         self._machine.program([self.call(count.data_ptr(), source, out)]).run()
         return out.tensor[: len(x), : self.outputs].to(x.dtype)
+
+
+def experts_call(
+    products: Sequence[KernelLinear], routes: Routes, x: Buffer, y: Buffer, gather: bool, activation: str | None = None
+) -> Call:
+    """One product of each expert, all of the same shape and without biases, see `write_experts`."""
+    shapes = {(product.outputs, product.inputs, product.gated, product._bias is None) for product in products}
+    first = products[0]
+    if len(shapes) > 1 or first._bias is not None:
+        raise NotCompiled("its experts have biases or differ in shape")
+    kind, scaled = first._kind, first._scales is not None
+    ending = Ending(y.element, gated=first.gated, activation=activation, scaled=scaled)
+    panels = torch.tensor([product._panels.data_ptr() for product in products])
+    scales = torch.tensor([product._scales.data_ptr() for product in products if product._scales is not None])
+    return Call(
+        f"experts_{kind.name}_{ending.name}_{'gather' if gather else 'scatter'}",
+        write_experts(kind, ending, gather),
+        (
+            routes.jobs, routes.count, routes.order, routes.used, x.tensor, x.stride, panels,
+            first._panels.shape[0], first._panels.shape[1], y.tensor, y.stride, scales,
+        ),
+    )  # fmt: skip
 
 
 def _beside(outputs: Tensor, gated: bool) -> Tensor:

@@ -15,6 +15,7 @@ from llvmlite.binding import FeatureMap
 from model.kernels.attention import Shape, write_attention, write_join
 from model.kernels.code import Code
 from model.kernels.element import BFLOAT
+from model.kernels.experts import write_choice, write_experts, write_jobs, write_mixed
 from model.kernels.heads import HeadNorm, Heads, write_heads
 from model.kernels.linear import Ending, write_linear
 from model.kernels.logits import write_draw, write_summary
@@ -132,6 +133,10 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
         "attention": write_attention(Shape(heads, 8, capped=True)),
         "linear": write_linear(Plain(BFLOAT), Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
         "int8": write_linear(Int8(BFLOAT), Ending(BFLOAT, scaled=True)),
+        "experts": write_experts(Int8(BFLOAT), Ending(BFLOAT, gated=True, activation="silu", scaled=True), gather=True),
+        "choice": write_choice(normalised=True),
+        "jobs": write_jobs,
+        "mixed": write_mixed(add=True),
         "heads": write_heads(BFLOAT, HeadNorm(Norm()), rows=True),
         "norm": write_norm(Norm(centred=True, bias=True), BFLOAT),
         "draw": write_draw,
