@@ -21,7 +21,7 @@ from model.decoder import Decoder, ImageFeatures
 from model.kernels.buffer import Buffer
 from model.kernels.element import ELEMENTS, FLOAT, Element
 from model.kernels.experts import MOST_EXPERTS, Routes, write_choice, write_jobs, write_mixed
-from model.kernels.heads import HeadNorm, write_heads
+from model.kernels.heads import HeadNorm
 from model.kernels.product import KernelLinear, NotCompiled, experts_call
 from model.kernels.program import Argument, Call, Machine, Program
 from model.kernels.rows import Norm, write_embedding, write_norm, write_rounded
@@ -262,7 +262,7 @@ class _Writer:
         pairs, cosines, sines = self._angles(a.rope)
         self._call(
             self._attention.heads_name(norm),
-            write_heads(h.element, norm, h.rows),
+            self._attention.heads_writer(norm),
             self.cells.at("rows"), self._attention.slots(a.number), self.cells.at("positions"), qkv.tensor, qkv.stride,
             queries.tensor, self._attention.pool_of(a.number), h.heads, h.kv_heads, h.dim, pairs, cosines, sines,
             *norms,

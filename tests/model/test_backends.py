@@ -37,7 +37,6 @@ def test_kernels_where_they_can(tiny: Path) -> None:
 
 
 REASONS = [
-    ({"kv_cache_dtype": "int8"}, "there are none for a KV cache in int8 beside weights in float32"),
     ({"kv_cache_dtype": "bfloat16"}, "there are none for a KV cache in bfloat16 beside weights in float32"),
     ({"dtype": "float16"}, "there are none for float16"),
 ]
@@ -50,6 +49,11 @@ def test_why_not(tiny: Path, caplog: pytest.LogCaptureFixture, settings: dict[st
     assert f"The CPU's kernels are not used: {reason}" in caplog.text
     with pytest.raises(ValueError, match=f"--backend is 'cpu': {reason}"):
         loaded(tiny, backend="cpu", **settings)
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_kv_in_8_bits_runs_on_kernels(tiny: Path, kv: str) -> None:
+    assert type(loaded(tiny, backend="cpu", kv_cache_dtype=kv).runner._attention) is CpuAttention
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

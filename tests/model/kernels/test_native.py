@@ -16,7 +16,8 @@ from model.kernels.attention import Shape, write_attention, write_join
 from model.kernels.code import Code
 from model.kernels.element import BFLOAT
 from model.kernels.experts import write_choice, write_experts, write_jobs, write_mixed
-from model.kernels.heads import HeadNorm, Heads, write_heads
+from model.kernels.heads import HeadNorm, write_heads
+from model.kernels.kv import Heads
 from model.kernels.linear import Ending, write_linear
 from model.kernels.logits import write_draw, write_summary
 from model.kernels.native import Compiler
