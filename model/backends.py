@@ -19,6 +19,7 @@ from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.footprint import shape_of
+from model.kv_pool import EIGHT_BIT
 from model.sampling.sampler import TORCH_OPS, LogitOps
 from model.settings import ModelSettings
 from model.tensors import ProductMaker
@@ -76,9 +77,10 @@ class TorchBackend:
 
 @dataclass(frozen=True, slots=True)
 class CpuBackend:
-    """All layers in one program of kernels."""
+    """All layers in one program of kernels. kv_dtype: the dtype, or 8 bits."""
 
     machine: "Machine"
+    dtype: str
     kv_dtype: str
 
     @property
@@ -91,17 +93,21 @@ class CpuBackend:
 
         return KernelOps(self.machine)
 
-    def maker(self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool) -> "KernelLinear":
+    def maker(
+        self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool, quantized: bool
+    ) -> "KernelLinear":
         from model.kernels.product import KernelLinear
 
-        return KernelLinear(self.machine, weights, bias, dtype, gated)
+        return KernelLinear(self.machine, weights, bias, dtype, gated, quantized)
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> "CpuAttention":
         from model.attention.cpu import CpuAttention
 
+        eight_bit = None if self.kv_dtype == self.dtype else self.kv_dtype
         return CpuAttention(
-            self.machine, layout, pages, config.heads, self.kv_dtype, config.context, config.scale, config.soft_cap
-        )
+            self.machine, layout, pages, config.heads, self.dtype, config.context, config.scale, config.soft_cap,
+            eight_bit,
+        )  # fmt: skip
 
     def model(self, decoder: Decoder) -> Model:
         from model.compiled import CompiledDecoder
@@ -131,9 +137,7 @@ def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype:
     """Raises NoKernels."""
     if settings.device not in ("auto", "cpu"):
         raise NoKernels(f"the device is {settings.device}")
-    if settings.quantization is not None:
-        raise NoKernels(f"there are none for --quantization {settings.quantization}")
-    if kv_dtype != dtype:
+    if kv_dtype not in (dtype, *EIGHT_BIT):
         raise NoKernels(f"there are none for a KV cache in {kv_dtype} beside weights in {dtype}")
     try:
         from model.attention.cpu import why_not as why_not_attention
@@ -151,9 +155,9 @@ def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype:
         machine = open_machine(_cache(settings.kernel_cache))
     except OSError as error:
         raise NoKernels(str(error)) from None
-    backend = CpuBackend(machine, kv_dtype)
+    backend = CpuBackend(machine, dtype, kv_dtype)
     try:
-        shape = shape_of(config, getattr(torch, dtype), backend.maker)
+        shape = shape_of(config, getattr(torch, dtype), settings.quantization, backend.maker)
         check_compiled(shape, backend.attention(config, layout, 1))
     except NotCompiled as error:
         raise NoKernels(str(error)) from None

@@ -30,6 +30,28 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Together:
+    """A norm of all heads of a token as one row. x: [tokens, heads, head_dim]."""
+
+    norm: Norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(1)).view(x.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """Parts one after the other; none changes nothing."""
+
+    parts: Sequence[Part]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SelfAttention:
     """Causal attention of layer `number`. qkv: one product for queries, keys and values, in this order. query_norm,
     key_norm: of [tokens, heads, head_dim], before the rotation.

@@ -16,12 +16,13 @@ from torch import Tensor
 from model import layers
 from model.attention.backend import AttentionBackend
 from model.attention.cpu import CpuAttention
-from model.blocks import MLP, GatedMLP, Parallel, PostNorm, PreNorm, Sandwich, SelfAttention
+from model.blocks import MLP, Chain, Experts, GatedMLP, Parallel, PostNorm, PreNorm, Sandwich, SelfAttention, Together
 from model.decoder import Decoder, ImageFeatures
 from model.kernels.buffer import Buffer
 from model.kernels.element import ELEMENTS, FLOAT, Element
-from model.kernels.heads import write_heads
-from model.kernels.product import KernelLinear, NotCompiled
+from model.kernels.experts import MOST_EXPERTS, Routes, write_choice, write_jobs, write_mixed
+from model.kernels.heads import HeadNorm
+from model.kernels.product import KernelLinear, NotCompiled, experts_call
 from model.kernels.program import Argument, Call, Machine, Program
 from model.kernels.rows import Norm, write_embedding, write_norm, write_rounded
 from model.kernels.values import LANES
@@ -130,13 +131,14 @@ class _Writer:
 
     def __init__(self, decoder: Decoder, attention: CpuAttention, tokens: int, wanted: int) -> None:
         self._decoder, self._attention, self._tokens, self._wanted = decoder, attention, tokens, wanted
-        table = decoder.embedding.tokens
+        table, projection = decoder.embedding.tokens, decoder.embedding.projection
         self._element = ELEMENTS[table.dtype]
         self._calls: list[Call] = []
         self._buffers: dict[tuple[str, int], Buffer] = {}
+        self._routes: dict[tuple[int, int], Routes] = {}
         self._turns: dict[int, tuple[Tensor, Tensor]] = {}
         self.cells = Cells()
-        width = table.shape[1]
+        width = table.shape[1] if projection is None else _kernel(projection).outputs
         self._check_width("the hidden size", width)
         self.stream = Buffer.of(tokens, width, FLOAT)
         self._hidden = width
@@ -148,18 +150,16 @@ class _Writer:
         embedding, self._calls = self._calls, []
         for layer in self._decoder.layers:
             self._layer(layer)
-        last = Buffer.of(self._wanted, self._hidden, self._element)
-        self._norm(self._decoder.norm, self.stream, last, rows="wanteds", chosen=True)
-        self._linear(self._decoder.head, last, self.logits, rows="wanteds")
+        self._linear(self._decoder.head, self._last(self._decoder.norm), self.logits, rows="wanteds")
         return embedding, self._calls
 
     def _call(self, name: str, write: Callable, *arguments: Argument) -> None:
         self._calls.append(Call(name, write, arguments))
 
-    def _buffer(self, name: str, width: int, element: Element | None = None) -> Buffer:
-        """One of this name and width for all layers."""
+    def _buffer(self, name: str, width: int, element: Element | None = None, times: int = 1) -> Buffer:
+        """One of this name and width for all layers. times: rows for each token."""
         if (name, width) not in self._buffers:
-            self._buffers[name, width] = Buffer.of(self._tokens, width, element or self._element)
+            self._buffers[name, width] = Buffer.of(self._tokens * times, width, element or self._element)
         return self._buffers[name, width]
 
     @staticmethod
@@ -171,18 +171,46 @@ class _Writer:
 
     def _embed(self) -> None:
         e = self._decoder.embedding
-        if e.projection is not None:
-            raise NotCompiled("the embedding is projected")
         if e.positions is not None and self._decoder.vision is not None:
             raise NotCompiled("images stand among learned positions")
         scale = 1.0 if e.scale is None else float(torch.tensor(e.scale, dtype=e.tokens.dtype))
-        learned = 0 if e.positions is None else e.positions[e.offset :]
+        learned = None if e.positions is None else e.positions[e.offset :]
+        if e.projection is None:
+            self._look_up("tokens", e.tokens, self.stream, scale, learned)
+            return
+        if self._decoder.vision is not None:
+            raise NotCompiled("images stand among embeddings that are projected")
+        narrow = e.tokens.shape[1]
+        self._check_width("the width of the embedding", narrow)
+        found, rounded = self._buffer("found", narrow, FLOAT), self._buffer("rounded", narrow)
+        self._look_up("tokens", e.tokens, found, scale)
+        self._round(found, rounded, narrow)
+        if learned is not None:
+            self._look_up("positions", learned, self.stream)
+        self._linear(e.projection, rounded, self.stream, add=learned is not None)
+
+    def _look_up(self, what: str, table: Tensor, y: Buffer, scale: float = 1.0, learned: Tensor | None = None) -> None:
+        """what: the cell of the numbers of rows of the table. learned: a table of positions, which are added."""
         self._call(
-            f"embedding_{self._element.name}{'' if e.positions is None else '_positions'}",
-            write_embedding(self._element, e.positions is not None),
-            self.cells.at("rows"), self.cells.at("tokens"), self.cells.at("positions"), e.tokens, learned,
-            self.stream.tensor, self.stream.stride, self._hidden, scale,
+            f"embedding_{self._element.name}{'' if learned is None else '_positions'}",
+            write_embedding(self._element, learned is not None),
+            self.cells.at("rows"), self.cells.at(what), self.cells.at("positions"), table,
+            0 if learned is None else learned, y.tensor, y.stride, table.shape[1], scale,
         )  # fmt: skip
+
+    def _last(self, norm: object) -> Buffer:
+        """What the output layer reads."""
+        first, *parts = norm.parts if isinstance(norm, Chain) and norm.parts else (norm,)
+        y = Buffer.of(self._wanted, self._hidden, self._element)
+        if isinstance(first, KernelLinear | Chain):
+            self._round(self.stream, y, self._hidden, rows="wanteds", chosen=True)
+            parts = [] if isinstance(first, Chain) else [first, *parts]
+        else:
+            self._norm(first, self.stream, y, rows="wanteds", chosen=True)
+        for part in parts:
+            x, y = y, Buffer.of(self._wanted, _kernel(part).outputs, self._element)
+            self._linear(part, x, y, rows="wanteds")
+        return y
 
     def _layer(self, layer: object) -> None:
         x, normal = self.stream, self._buffer("normal", self._hidden)
@@ -193,10 +221,10 @@ class _Writer:
                 self._norm(layer.mlp_norm, x, normal)
                 self._mlp(layer.mlp, normal, x)
             case PostNorm():
-                self._round(x, normal)
+                self._round(x, normal, self._hidden)
                 self._attend(layer.attention, normal, x)
                 self._norm(layer.attention_norm, x, x)
-                self._round(x, normal)
+                self._round(x, normal, self._hidden)
                 self._mlp(layer.mlp, normal, x)
                 self._norm(layer.mlp_norm, x, x)
             case Parallel():
@@ -214,7 +242,7 @@ class _Writer:
                     (layer.before_mlp, layer.mlp, layer.mlp_norm),
                 ):
                     if before is None:
-                        self._round(x, normal)
+                        self._round(x, normal, self._hidden)
                     else:
                         self._norm(before, x, normal)
                     if isinstance(part, SelfAttention):
@@ -230,27 +258,30 @@ class _Writer:
         qkv = self._buffer("qkv", (h.heads + 2 * h.kv_heads) * h.dim, FLOAT)
         queries, mixed = (self._buffer(name, h.heads * h.dim, h.element) for name in ("queries", "mixed"))
         self._linear(a.qkv, x, qkv)
-        norm, query_weights, key_weights, eps = self._head_norms(a)
+        norm, *norms = self._head_norms(a)
         pairs, cosines, sines = self._angles(a.rope)
         self._call(
             self._attention.heads_name(norm),
-            write_heads(h.element, norm, h.rows),
+            self._attention.heads_writer(norm),
             self.cells.at("rows"), self._attention.slots(a.number), self.cells.at("positions"), qkv.tensor, qkv.stride,
             queries.tensor, self._attention.pool_of(a.number), h.heads, h.kv_heads, h.dim, pairs, cosines, sines,
-            query_weights, key_weights, eps,
+            *norms,
         )  # fmt: skip
         self._calls += self._attention.calls(a.number, queries.tensor, mixed.tensor)
         self._linear(a.output, mixed, y, add=add)
 
     @staticmethod
-    def _head_norms(a: SelfAttention) -> tuple[Norm | None, Argument, Argument, float]:
-        """Kind, weights of queries and of keys, epsilon."""
+    def _head_norms(a: SelfAttention) -> tuple[HeadNorm | None, float, Argument, Argument, Argument, Argument]:
+        """Kind, epsilon, weights of that of queries and of that of keys, their biases."""
         queries, keys = a.query_norm, a.key_norm
         if queries is None or keys is None:
-            return None, 0, 0, 0.0
-        if not (isinstance(queries, RMSNorm) and isinstance(keys, RMSNorm) and queries.eps == keys.eps):
+            return None, 0.0, 0, 0, 0, 0
+        together = isinstance(queries, Together)
+        queries, keys = (norm.norm if isinstance(norm, Together) else norm for norm in (queries, keys))
+        if not isinstance(queries, RMSNorm | LayerNorm) or type(queries) is not type(keys) or queries.eps != keys.eps:
             raise NotCompiled("there is no kernel for its norms of queries and keys")
-        return Norm(), queries.weight.float(), keys.weight.float(), queries.eps
+        kind = HeadNorm(_kind(queries), together)
+        return kind, queries.eps, queries.weight.float(), keys.weight.float(), _bias(queries), _bias(keys)
 
     def _angles(self, rope: Rope | None) -> tuple[int, Argument, Argument]:
         """Pairs that are turned, and tables that may be read past their end."""
@@ -270,14 +301,47 @@ class _Writer:
                     raise NotCompiled("its gates were not loaded as such (gated=True)")
             case MLP():
                 first, width = mlp.up, _kernel(mlp.up).outputs
+            case Experts():
+                self._experts(mlp, x, y, add)
+                return
             case _:
                 raise NotCompiled(f"there are no kernels for {type(mlp).__name__}")
-        self._check_width("the inner size", width)
         if mlp.activation not in ACTIVATIONS:
             raise NotCompiled("there is no kernel for its activation")
         inner = self._buffer("inner", width)
         self._linear(first, x, inner, activation=ACTIVATIONS[mlp.activation])
         self._linear(mlp.down, inner, y, add=add)
+
+    def _experts(self, mlp: Experts, x: Buffer, y: Buffer, add: bool) -> None:
+        rows, experts, used = self.cells.at("rows"), len(mlp.experts), mlp.used
+        parts = [part for part in mlp.experts if isinstance(part, GatedMLP)]
+        if len(parts) < experts or any(part.activation not in ACTIVATIONS for part in parts):
+            raise NotCompiled("there are no kernels for its experts")
+        if experts > MOST_EXPERTS:
+            raise NotCompiled(f"there are {experts} experts, more than {MOST_EXPERTS}")
+        gates, downs = [_kernel(part.gate_up) for part in parts], [_kernel(part.down) for part in parts]
+        if (experts, used) not in self._routes:
+            self._routes[experts, used] = Routes.of(self._tokens, experts, used)
+        routes = self._routes[experts, used]
+        logits = self._buffer("logits of experts", experts, FLOAT)
+        inner = self._buffer("inner of experts", downs[0].inputs, times=used)
+        made = self._buffer("made by experts", self._hidden, FLOAT, used)
+        self._linear(mlp.router, x, logits)
+        self._call(
+            f"choice{'_normalised' if mlp.normalised else ''}", write_choice(mlp.normalised),
+            rows, logits.tensor, logits.stride, experts, used, routes.chosen, routes.weights,
+        )  # fmt: skip
+        self._call(
+            "jobs", write_jobs,
+            rows, used, experts, routes.chosen, routes.order, routes.jobs, routes.count,
+        )  # fmt: skip
+        activation = ACTIVATIONS[parts[0].activation]
+        self._calls.append(experts_call(gates, routes, x, inner, gather=True, activation=activation))
+        self._calls.append(experts_call(downs, routes, inner, made, gather=False))
+        self._call(
+            f"mixed{'_add' if add else ''}", write_mixed(add),
+            rows, used, routes.weights, made.tensor, made.stride, y.tensor, y.stride, self._hidden,
+        )  # fmt: skip
 
     def _linear(
         self,
@@ -295,21 +359,28 @@ class _Writer:
     ) -> None:
         if not isinstance(norm, RMSNorm | LayerNorm):
             raise NotCompiled("there is no kernel for one of its norms")
-        given = norm.bias if isinstance(norm, LayerNorm) else None
-        kind = Norm(isinstance(norm, LayerNorm), given is not None)
+        kind = _kind(norm)
         name = f"{kind.name}_{y.element.name}{'_add' if add else ''}{'_chosen' if chosen else ''}"
         self._call(
             name,
             write_norm(kind, y.element, add, chosen),
             self.cells.at(rows), self.cells.at("wanted"), x.tensor, x.stride, norm.weight.float(),
-            0 if given is None else given.float(), y.tensor, y.stride, len(norm.weight), norm.eps,
+            _bias(norm), y.tensor, y.stride, len(norm.weight), norm.eps,
         )  # fmt: skip
 
-    def _round(self, x: Buffer, y: Buffer) -> None:
+    def _round(self, x: Buffer, y: Buffer, width: int, rows: str = "rows", chosen: bool = False) -> None:
         self._call(
-            f"rounded_{y.element.name}", write_rounded(y.element),
-            self.cells.at("rows"), x.tensor, x.stride, y.tensor, y.stride, self._hidden,
+            f"rounded_{y.element.name}{'_chosen' if chosen else ''}", write_rounded(y.element, chosen),
+            self.cells.at(rows), self.cells.at("wanted"), x.tensor, x.stride, y.tensor, y.stride, width,
         )  # fmt: skip
+
+
+def _kind(norm: RMSNorm | LayerNorm) -> Norm:
+    return Norm(isinstance(norm, LayerNorm), isinstance(norm, LayerNorm) and norm.bias is not None)
+
+
+def _bias(norm: RMSNorm | LayerNorm) -> Argument:
+    return norm.bias.float() if isinstance(norm, LayerNorm) and norm.bias is not None else 0
 
 
 def _kernel(product: object) -> KernelLinear:

@@ -27,10 +27,12 @@ class _Shapes:
         """Nothing is left over."""
 
 
-def shape_of(config: ModelConfig, dtype: torch.dtype, maker: ProductMaker | None = None) -> Decoder:
+def shape_of(
+    config: ModelConfig, dtype: torch.dtype, quantization: str | None = None, maker: ProductMaker | None = None
+) -> Decoder:
     """The model without its numbers. maker: as in `Tensors`. Raises CheckpointError as `build_model`."""
     with torch.inference_mode():
-        return build_model(config, Tensors(_Shapes(), dtype, torch.device("meta"), maker=maker))
+        return build_model(config, Tensors(_Shapes(), dtype, torch.device("meta"), quantization is not None, maker))
 
 
 def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = None) -> int:

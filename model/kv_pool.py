@@ -75,7 +75,7 @@ class KVPool:
             for pair in (*self._elements, *self._scales)
             for store in pair
         ]
-        return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
+        return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=1)
 
     def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
         """content: as `export` made it."""

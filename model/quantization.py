@@ -30,6 +30,21 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scale[:, None]).round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scale
 
 
+def quantized_blocks(weights: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """weights: [out, in] each, one below the other, in any float dtype, on any device. As `quantize`, block by block,
+    so that no more than one is there in float32.
+    """
+    out, width = sum(map(len, weights)), weights[0].shape[1]
+    values = torch.empty(out, width, dtype=torch.int8, device=device)
+    scales = torch.empty(out, dtype=torch.float32, device=device)
+    start, count = 0, max(1, BLOCK // width)
+    for rows in (block for weight in weights for block in weight.split(count)):
+        part = slice(start, start + len(rows))
+        values[part], scales[part] = quantize(rows.to(device).float())
+        start += len(rows)
+    return values, scales
+
+
 class Scratch:
     """Room for one block of weights in the dtype of the product. All layers of a model share it: one runs at a time.
 
@@ -61,18 +76,12 @@ class Int8Linear:
     """
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None, scratch: Scratch, device: torch.device) -> None:
-        """weights: [out, in] each, one below the other, in any float dtype, on any device."""
-        out, width = sum(map(len, weights)), weights[0].shape[1]
-        self._values = torch.empty(out, width, dtype=torch.int8, device=device)
-        self._scale = torch.empty(out, dtype=torch.float32, device=device)
+        """weights: as in `quantized_blocks`."""
+        self._values, self._scale = quantized_blocks(weights, device)
         self._bias, self._scratch = bias, scratch
+        out, width = self._values.shape
         self._block = max(1, BLOCK // width)
         scratch.reserve(min(out, self._block) * width)
-        start = 0
-        for rows in (block for weight in weights for block in weight.split(self._block)):
-            part = slice(start, start + len(rows))
-            self._values[part], self._scale[part] = quantize(rows.to(device).float())
-            start += len(rows)
         self._on_cpu = device.type == "cpu"
 
     @property

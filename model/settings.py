@@ -74,7 +74,7 @@ class ModelSettings:
         default=None,
         metadata={
             "help": "int8: keep the weights of linear layers in 8 bits with a scale for each output, made while the "
-            "checkpoint is loaded. A half or a quarter of the memory, but slower on a CPU: see the README. Unset: none."
+            "checkpoint is loaded. A half or a quarter of the memory, at a small loss: see the README. Unset: none."
         },
     )
 

@@ -69,10 +69,12 @@ class MadeProduct(Protocol):
 
 
 class ProductMaker(Protocol):
-    """Of weights [out, in] each, one below the other, in this dtype. gated: as in `Tensors.product`."""
+    """Of weights [out, in] each, one below the other, in this dtype. gated: as in `Tensors.product`. quantized: the
+    weights are kept in 8 bits.
+    """
 
     def __call__(
-        self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool, /
+        self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool, quantized: bool, /
     ) -> MadeProduct: ...
 
 
@@ -124,6 +126,12 @@ class Tensors:
         other._scratch = other._maker = None
         return other
 
+    def unquantized(self) -> "Tensors":
+        """The same, but with products of weights as they are."""
+        other = copy(self)
+        other._scratch = None
+        return other
+
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.checkpoint
 
@@ -142,7 +150,7 @@ class Tensors:
         `GatedMLP`.
         """
         if self._maker is not None:
-            made = self._maker(weights, bias, self.dtype, gated)
+            made = self._maker(weights, bias, self.dtype, gated, self._scratch is not None)
             self.held.bytes += made.nbytes
             return made
         if self._scratch is not None:
@@ -184,7 +192,7 @@ class Tensors:
         self.ignore(re.escape(f"{self.prefix}{name}.weight"))
         biases = self(f"{name}.bias", vocabulary) if bias else None
         if self._maker is not None:
-            return self.product([embedding], biases)
+            return self.unquantized().product([embedding], biases)
         if self.device.type != "cuda" and self.dtype in PACKED_DTYPES:
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, biases)

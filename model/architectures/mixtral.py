@@ -63,13 +63,16 @@ def _load_experts(
 
     def expert(number: int) -> GatedMLP:
         one = at.under(f"experts.{number}.")
-        gate_up = one.linear([(gate, width), (up, width)], config.hidden)
+        gate_up = one.linear([(gate, width), (up, width)], config.hidden, gated=True)
         return GatedMLP(gate_up, one.linear(down, width, config.hidden), activation)
 
-    router = at.plain().linear("gate", config.hidden, experts)
+    router = at.unquantized().linear("gate", config.hidden, experts)
     if "experts.gate_up_proj" in at:  # all in one, as transformers 5 has them in memory
         gates = at.stored("experts.gate_up_proj", experts, 2 * width, config.hidden)
         downs = at.stored("experts.down_proj", experts, config.hidden, width)
-        parts = [GatedMLP(at.product([g]), at.product([d]), activation) for g, d in zip(gates, downs, strict=True)]
+        parts = [
+            GatedMLP(at.product([g], gated=True), at.product([d]), activation)
+            for g, d in zip(gates, downs, strict=True)
+        ]
         return Experts(router, parts, used, normalised)
     return Experts(router, [expert(number) for number in range(experts)], used, normalised)

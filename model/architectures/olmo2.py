@@ -2,10 +2,8 @@
 of a token together.
 """
 
-from torch import Tensor
-
 from model.architectures.llama import load_attention, load_decoder, load_mlp, load_rope, norm_eps
-from model.blocks import Norm, Sandwich
+from model.blocks import Norm, Sandwich, Together
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.tensors import Tensors
@@ -18,13 +16,7 @@ def load_olmo2(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     def over_all_heads(at: Tensors, name: str) -> Norm:
         heads = c.heads if name.endswith("q_norm") else c.kv_heads
-        norm = at.rms_norm(name, heads * c.head_dim, norm_eps(c))
-
-        def normalised(x: Tensor) -> Tensor:
-            """x: [tokens, heads, head_dim]."""
-            return norm(x.flatten(1)).view(x.shape)
-
-        return normalised
+        return Together(at.rms_norm(name, heads * c.head_dim, norm_eps(c)))
 
     def layer(number: int) -> Sandwich:
         at = tensors.under(f"model.layers.{number}.")

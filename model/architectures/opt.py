@@ -2,9 +2,7 @@
 an embedding narrower than its layers.
 """
 
-from torch import Tensor
-
-from model.blocks import MLP, Norm, PostNorm, PreNorm, SelfAttention
+from model.blocks import MLP, Chain, Part, PostNorm, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder, Embedding
 from model.layers import read_activation
@@ -45,20 +43,11 @@ def load_opt(config: ModelConfig, tensors: Tensors) -> Decoder:
     return Decoder(embedding, layers, _last_norm(config, root, before, narrow), head)
 
 
-def _last_norm(config: ModelConfig, root: Tensors, before: bool, narrow: int) -> Norm:
+def _last_norm(config: ModelConfig, root: Tensors, before: bool, narrow: int) -> Chain:
     """What stands between the layers and the output: a norm, a projection, both or nothing."""
-    parts: list[Norm] = []
+    parts: list[Part] = []
     if before and not config.fields.flag("_remove_final_layer_norm"):
         parts.append(root.layer_norm("final_layer_norm", config.hidden, EPS))
     if narrow != config.hidden:
         parts.append(root.linear("project_out", config.hidden, narrow))
-
-    if len(parts) == 1:
-        return parts[0]
-
-    def norm(x: Tensor) -> Tensor:
-        for part in parts:
-            x = part(x)
-        return x
-
-    return norm
+    return Chain(parts)

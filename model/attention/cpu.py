@@ -9,13 +9,16 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
+from model.attention.pages import Pages
 from model.attention.pieces import Pieces, Seen, divide
 from model.kernels.attention import CHUNK, SUMS, Shape, part_bytes, write_attention, write_join
+from model.kernels.eight_bit import EIGHT_BITS
 from model.kernels.element import ELEMENTS
-from model.kernels.heads import BLOCK, MOST_DIM, Heads, write_heads
+from model.kernels.heads import MOST_DIM, HeadNorm, write_heads
+from model.kernels.kv import BLOCK, Heads
 from model.kernels.memory import huge_zeros
 from model.kernels.program import Call, Machine
-from model.kernels.rows import Norm
+from model.kernels.rows import Writer
 from model.kernels.values import LANES
 
 SINGLE, SEVERAL = 0, 1
@@ -70,8 +73,9 @@ def why_not(layout: KVLayout, dtype: str) -> str | None:
 
 
 class CpuAttention:
-    """`AttentionBackend`, see `ReferenceAttention`; `why_not` says for which pages. dtype: float32 or bfloat16.
-    context: tokens of a sequence, at most.
+    """`AttentionBackend`, see `ReferenceAttention`; `why_not` says for which pages. dtype: of queries and products,
+    float32 or bfloat16. context: tokens of a sequence, at most. eight_bit: what the KV is in, int8 or fp8; None where
+    it is in the dtype too.
     """
 
     name = "cpu"
@@ -86,15 +90,17 @@ class CpuAttention:
         context: int,
         scale: float | None = None,
         soft_cap: float | None = None,
+        eight_bit: str | None = None,
     ) -> None:
-        element = ELEMENTS[getattr(torch, dtype)]
-        rows = layout.page_size % BLOCK != 0
-        self.machine, self.heads = machine, Heads(heads, layout.kv_heads, layout.head_dim, element, rows)
+        element, rows = ELEMENTS[getattr(torch, dtype)], layout.page_size % BLOCK != 0
+        kind = EIGHT_BITS[eight_bit] if eight_bit is not None else None
+        self.machine = machine
+        self.heads = Heads(heads, layout.kv_heads, layout.head_dim, element, rows, kind)
         self._windows = [layout.window(group) for group in range(len(layout.groups))]
         self._place = {layer: (g, i) for g, layers in enumerate(layout.groups) for i, layer in enumerate(layers)}
         self._page_size = layout.page_size
         self.pool = [huge_zeros(pages * layout.page_size * self.heads.row_bytes) for _ in layout.groups[0]]
-        self._contents = [part.view(element.dtype).view(pages, -1) for part in self.pool]
+        self._pages = Pages(self.heads, layout.page_size, [part.view(pages, -1) for part in self.pool])
         self._shapes = tuple(Shape(self.heads, n, soft_cap is not None) for n in (1, max(1, SUMS // self.heads.shared)))
         self._scaling = (scale or layout.head_dim**-0.5, soft_cap or 0.0)
         self.rows = np.zeros(1, np.int64)
@@ -129,9 +135,12 @@ class CpuAttention:
         for cells, group in zip(self.cells, plan.groups, strict=True):
             cells.set(group)
 
-    def heads_name(self, norm: Norm | None) -> str:
+    def heads_name(self, norm: HeadNorm | None) -> str:
         """Of the kernel that writes a layer's KV."""
-        return f"heads_{self.heads.element.name}{'_rows' if self.heads.rows else ''}{'_' + norm.name if norm else ''}"
+        return f"heads_{self.heads.stored}{'_' + norm.name if norm else ''}"
+
+    def heads_writer(self, norm: HeadNorm | None) -> Writer:
+        return write_heads(self.heads.element, norm, self.heads.rows, self.heads.eight_bit)
 
     def slots(self, layer: int) -> int:
         """The cell that holds where the slots of the step's tokens stand."""
@@ -174,8 +183,8 @@ class CpuAttention:
         h, slots, pool = self.heads, self.slots(layer), self.pool_of(layer)
         both = torch.cat((keys, values), 1).flatten(1).float()
         arguments = (self.rows, slots, slots, both, both.stride(0) * 4, 0, pool, 0, h.kv_heads, h.dim)
-        nothing = (0,) * 6  # neither turned nor normalised
-        call = Call(self.heads_name(None), write_heads(h.element, None, h.rows), (*arguments, *nothing))
+        nothing = (0,) * 8  # neither turned nor normalised
+        call = Call(self.heads_name(None), self.heads_writer(None), (*arguments, *nothing))
         self._run(plan, [call])
 
     def attend(self, layer: int, queries: Tensor, plan: CpuPlan) -> Tensor:
@@ -191,41 +200,13 @@ class CpuAttention:
     # Pages
 
     def copy(self, pages: NDArray[np.int32]) -> None:
-        sources, targets = (torch.from_numpy(column.astype(np.int64)) for column in pages.T)
-        for content in self._contents:
-            content.index_copy_(0, targets, content.index_select(0, sources))
+        self._pages.copy(pages)
 
     def export(self, pages: NDArray[np.int32]) -> Tensor:
-        chosen = torch.from_numpy(pages.astype(np.int64))
-        parts = []
-        for content in self._contents:
-            parts += [part.reshape(len(pages), -1) for part in self._token_by_token(content.index_select(0, chosen))]
-        return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
+        return self._pages.export(pages)
 
     def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
-        h, n = self.heads, len(pages)
-        chosen = torch.from_numpy(pages.astype(np.int64))
-        for pool, part in zip(self._contents, content.chunk(len(self._contents), 1), strict=True):
-            given = part.contiguous().view(h.element.dtype).view(n, 2, self._page_size, h.kv_heads, h.dim)
-            own = torch.empty((n, pool.shape[1]), dtype=h.element.dtype)
-            for to, source in zip(self._token_by_token(own), given.unbind(1), strict=True):
-                to.copy_(source.view(to.shape))
-            pool.index_copy_(0, chosen, own)
-
-    def _token_by_token(self, content: Tensor) -> tuple[Tensor, Tensor]:
-        """content: pages as they lie in memory. Views of their keys and values: first all tokens of a page, then heads,
-        then the elements of a head, each in one or more dimensions.
-        """
-        h, n, packed = self.heads, len(content), self.heads.element.packed
-        if h.rows:
-            keys, values = content.view(n, self._page_size, h.kv_heads, 2, h.dim).unbind(3)
-            return keys, values
-        blocks = content.view(n, self._page_size // BLOCK, h.kv_heads, 2, -1)
-        keys = blocks[:, :, :, 0].unflatten(-1, (h.dim // packed, BLOCK, packed)).permute(0, 1, 4, 2, 3, 5)
-        values = blocks[:, :, :, 1].unflatten(-1, (BLOCK // packed, h.dim, packed)).permute(0, 1, 3, 5, 2, 4)
-        return keys, values
+        self._pages.import_pages(pages, content)
 
     def poison(self, pages: NDArray[np.int32]) -> None:
-        chosen = torch.from_numpy(pages.astype(np.int64))
-        for content in self._contents:
-            content.index_fill_(0, chosen, torch.nan)
+        self._pages.poison(pages)

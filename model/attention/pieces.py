@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from cache_manager.layout import MOST_TOKENS
 from model.attention.backend import StepShape
 from model.kernels.attention import CHUNK, PIECE
-from model.kernels.heads import BLOCK
+from model.kernels.kv import BLOCK
 
 Ints = NDArray[np.int64]
 

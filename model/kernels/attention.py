@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from model.kernels import math
 from model.kernels.code import Code
-from model.kernels.element import FLOAT
-from model.kernels.heads import BLOCK, Heads, put_key, put_value
+from model.kernels.kv import BLOCK, Heads, gather_row
 from model.kernels.rows import Writer
 from model.kernels.values import FLOATS, INT32, INT64, INTS, LANES, Value
 
@@ -42,8 +41,7 @@ class Shape:
     @property
     def name(self) -> str:
         h = self.heads
-        flags = ("_capped" if self.capped else "") + ("_rows" if h.rows else "")
-        return f"{h.heads}_{h.kv_heads}_{h.dim}_{h.element.name}_{self.tokens}{flags}"
+        return f"{h.heads}_{h.kv_heads}_{h.dim}_{h.stored}_{self.tokens}{'_capped' if self.capped else ''}"
 
     @property
     def shared(self) -> int:
@@ -202,11 +200,12 @@ def _block(
             _gather(code, s, piece, keys, block, head)
         mine = state.row(head * s.rows, h.dim)
         _scores(code, s, piece, head, keys, here + part, after + part, scores)
-        _softmax(code, s, piece, block, mine, scores, weights)
         values = code.variable(here + part + h.part_bytes)
-        with code.when((block + 1) * BLOCK > end):
-            _zero_after(code, h, values.value, tail, end - block * BLOCK)
-            values.set(tail)
+        _softmax(code, s, piece, block, mine, scores, weights, values.value + h.number_bytes)
+        if not h.eight_bit:  # whose numbers are finite, and whose scales only count where a query sees them
+            with code.when((block + 1) * BLOCK > end):
+                _zero_after(code, h, values.value, tail, end - block * BLOCK)
+                values.set(tail)
         _mix(code, s, mine, values.value, after + part + h.part_bytes, weights)
 
 
@@ -219,7 +218,6 @@ def _slot(code: Code, piece: "_Piece", keys: _Keys, position: Value) -> Value:
 def _gather(code: Code, s: Shape, piece: "_Piece", keys: _Keys, block: Value, head: Value) -> None:
     """Puts a block of one head together in the tile; zeros stand for tokens that no query of the piece sees."""
     h = s.heads
-    room = code.room(h.dim * 4)
     with code.loop(0, 2 * h.part_bytes, LANES * 4) as offset:
         code.store(code.floats(0.0), keys.tile + offset)
     first = code.widened(piece.first_of(0), INT64)
@@ -227,11 +225,8 @@ def _gather(code: Code, s: Shape, piece: "_Piece", keys: _Keys, block: Value, he
     start = block * BLOCK
     with code.loop(code.larger(start, first), code.smaller(start + BLOCK, last)) as position:
         row = keys.pool + _slot(code, piece, keys, position) * h.row_bytes
-        row = row + (piece.head + head) * (2 * h.dim * h.element.size)
-        for part, put in ((0, put_key), (1, put_value)):
-            for i in range(0, h.dim, LANES):
-                FLOAT.store(code, h.element.load(code, row, (part * h.dim + i) * h.element.size), room, i * 4)
-            put(code, h.element, room, keys.tile + part * h.part_bytes, position - start, h.dim)
+        row = row + (piece.head + head) * (h.row_bytes // h.kv_heads)
+        gather_row(code, h, row, keys.tile, position - start)
 
 
 def _scores(
@@ -245,27 +240,41 @@ def _scores(
         rows = range(start, min(start + SUMS, s.rows))
         sums = [code.variable(zero) for _ in rows]
         with code.loop(0, h.dim // h.element.packed) as i:
-            key = code.load(here + i * (LANES * 4), INTS)
+            key = h.key_words(code, here, i)
             if s.tokens == 1:
-                code.prefetch(after + i * (LANES * 4))
+                code.prefetch(after + i * h.word_bytes)
             for total, row in zip(sums, rows, strict=True):
                 query = h.element.everywhere(code, queries[row] + i * 4)
                 total.set(h.element.dot(code, total.value, key, query))
         for total, row in zip(sums, rows, strict=True):
             score = total.value * keys.scale
+            if h.eight_bit:
+                score = score * code.load(here, FLOATS, h.number_bytes)
             if s.capped:
                 score = math.tanh(code, score / keys.cap) * keys.cap
             code.store(score * math.LOG2E, scores, row * LANES * 4)
 
 
-def _softmax(code: Code, s: Shape, piece: _Piece, block: Value, state: _State, scores: Value, weights: Value) -> None:
-    """Scores become weights; what was summed up is scaled where a score is far above what it is relative to."""
+def _softmax(
+    code: Code,
+    s: Shape,
+    piece: _Piece,
+    block: Value,
+    state: _State,
+    scores: Value,
+    weights: Value,
+    scales: Value,
+) -> None:
+    """Scores become weights; what was summed up is scaled where a score is far above what it is relative to. scales: of
+    values in 8 bits, which then go with the weights.
+    """
     h = s.heads
     keys = code.lane_numbers() + code.splat(code.narrowed(block * BLOCK, INT32))
     with code.loop(0, s.rows) as row:
         here = state.row(row, h.dim)
         score = code.load(scores + row * (LANES * 4), FLOATS)
-        score = code.select(piece.sees(row // s.shared, keys), score, code.floats(HIDDEN))
+        seen = piece.sees(row // s.shared, keys)
+        score = code.select(seen, score, code.floats(HIDDEN))
         top = code.variable(code.load(here.top, FLOATS))
         with code.when(code.any(score > top.value + SLACK)):
             new = code.maximum(code.splat(code.largest(score)), top.value)
@@ -277,6 +286,8 @@ def _softmax(code: Code, s: Shape, piece: _Piece, block: Value, state: _State, s
             top.set(new)
         weight = math.exp2(code, score - top.value)
         code.store(code.load(here.total, FLOATS) + weight, here.total)
+        if h.eight_bit:
+            weight = code.select(seen, weight * code.load(scales, FLOATS), code.floats(0.0))
         h.element.store(code, weight, weights + row * (LANES * h.element.size))
 
 
@@ -304,11 +315,12 @@ def _mix(code: Code, s: Shape, state: _State, values: Value, after: Value, weigh
             [code.variable(code.load(mixed, FLOATS, (r * h.dim + i) * 4)) for i in vectors] for r in range(together)
         ]
         with code.loop(0, LANES // h.element.packed) as token:
-            row = values + token * (h.dim * 4)
-            parts = [code.load(row, INTS, i * 4) for i in vectors]
+            row_bytes = h.dim // LANES * h.word_bytes
+            row = values + token * row_bytes
+            parts = [h.value_words(code, row, i) for i in vectors]
             if s.tokens == 1:
-                for i in vectors:
-                    code.prefetch(after + token * (h.dim * 4), i * 4)
+                for line in range(0, row_bytes, LANES * 4):
+                    code.prefetch(after + token * row_bytes, line)
             for r in range(together):
                 weight = h.element.everywhere(code, given + token * 4, r * LANES * h.element.size)
                 for total, part in zip(sums[r], parts, strict=True):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model.kernels.element import Element
-from model.kernels.linear import PANEL
 from model.kernels.memory import huge_zeros
+from model.kernels.panels import PANEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)

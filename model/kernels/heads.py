@@ -2,86 +2,70 @@
 
 from dataclasses import dataclass
 
-from llvmlite import ir
-
 from model.kernels.code import Code
+from model.kernels.eight_bit import EightBit
 from model.kernels.element import FLOAT, Element
+from model.kernels.kv import BLOCK, SCALE_BYTES, copy_rounded, put_bytes, put_key, put_value
 from model.kernels.rows import Norm, Normed, Writer, shared_rows
-from model.kernels.values import INT16, INT32, INT64, LANES, Value
+from model.kernels.values import INT64, LANES, Value
 
-BLOCK = LANES  # tokens that attention looks at together
 MOST_DIM = 1024  # of a head
+EPS = 13  # the argument
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """Of one attention layer. A page of whole blocks holds, block by block, for each KV head, keys [dim / packed, 16
-    tokens, packed] and values [16 / packed, dim, packed]. rows: a page of any other size holds, token by token, for
-    each KV head, its key and its value; attention then puts blocks together as it goes.
-    """
+class HeadNorm:
+    """Of queries and of keys. together: of all heads of a token as one row, where it is not of each."""
 
-    heads: int
-    kv_heads: int
-    dim: int
-    element: Element
-    rows: bool = False
+    norm: Norm
+    together: bool = False
 
     @property
-    def shared(self) -> int:
-        """Query heads of a KV head."""
-        return self.heads // self.kv_heads
-
-    @property
-    def part_bytes(self) -> int:
-        """Keys of a head, or values, in a block."""
-        return BLOCK * self.dim * self.element.size
-
-    @property
-    def block_bytes(self) -> int:
-        return 2 * self.kv_heads * self.part_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """Of one token."""
-        return self.block_bytes // BLOCK
+    def name(self) -> str:
+        return self.norm.name + ("_together" if self.together else "")
 
 
-def write_heads(element: Element, norm: Norm | None, rows: bool) -> Writer:
-    """norm: of queries and of keys, if there is one. rows: as in `Heads`.
+def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: EightBit | None = None) -> Writer:
+    """norm: None where there is none. rows, eight_bit: as in `Heads`.
 
     Arguments: rows, slots (int64), positions (int64), each as the cell that holds it; qkv (float32), its stride,
     queries (of the element), KV pool of the layer, heads, KV heads, elements of a head, how many pairs of them are
-    turned (element i with element i + that), cosines and sines (float32 [context, pairs]), weights of the norms
-    (float32), epsilon.
+    turned (element i with element i + that), cosines and sines (float32 [context, pairs]), epsilon of the norms, then
+    the weights of that of queries and of that of keys, and their biases (float32).
     """
 
     def write(code: Code) -> None:
-        count, slots, places, qkv, stride, queries, pool, heads, kv_heads, dim, pairs, *tables = code.arguments(15)
-        cosines, sines, query_weights, key_weights = tables
+        count, slots, places, qkv, stride, queries, pool, heads, kv_heads, dim, pairs, *tables = code.arguments(18)
+        cosines, sines, _, query_weights, key_weights, query_bias, key_bias = tables
         slots, places = code.held(slots), code.held(places)
-        part_bytes = dim * (BLOCK * element.size)
+        token_bytes = dim + SCALE_BYTES if eight_bit else dim * element.size  # of a head's key, or of its value
+        part_bytes = token_bytes * BLOCK
         room = code.room((MOST_DIM + LANES) * 4)
         with shared_rows(code, count) as row:
             source = qkv + row * stride
             angle = code.load(places + row * 8, INT64) * pairs * 4
             slot = code.load(slots + row * 8, INT64)
             block, token = pool + (slot >> 4) * kv_heads * part_bytes * 2, slot & (BLOCK - 1)
-            own = pool + slot * kv_heads * dim * (2 * element.size)
+            own = pool + slot * kv_heads * token_bytes * 2
 
-            def turned(head: Value, weights: Value) -> None:
+            def turned(source: Value) -> None:
                 """Into the room."""
-                at = _normed(code, norm, source + head * dim * 4, dim, weights)
-                _turn(code, at, room, dim, pairs, cosines + angle, sines + angle)
+                _turn(code, source, room, dim, pairs, cosines + angle, sines + angle)
 
+            own_queries = _Normed(code, norm, source, heads, dim, query_weights, query_bias)
+            own_keys = _Normed(code, norm, source + heads * dim * 4, kv_heads, dim, key_weights, key_bias)
             with code.loop(0, heads) as head:
-                turned(head, query_weights)
+                turned(own_queries.of(head))
                 place = queries + (row * heads + head) * dim * element.size
                 copy_rounded(code, element, room, place, dim)
             with code.loop(0, kv_heads) as head:
-                turned(heads + head, key_weights)
+                turned(own_keys.of(head))
                 values = source + (heads + kv_heads + head) * dim * 4
-                if rows:
-                    place = own + head * dim * (2 * element.size)
+                if eight_bit is not None:
+                    place = own + head * token_bytes * 2 if rows else block + head * part_bytes * 2
+                    put_bytes(code, eight_bit, room, values, place, None if rows else token, dim)
+                elif rows:
+                    place = own + head * token_bytes * 2
                     copy_rounded(code, element, room, place, dim)
                     copy_rounded(code, element, values, place + dim * element.size, dim)
                 else:
@@ -92,15 +76,33 @@ def write_heads(element: Element, norm: Norm | None, rows: bool) -> Writer:
     return write
 
 
-def _normed(code: Code, norm: Norm | None, source: Value, dim: Value, weights: Value) -> Value:
-    """Where the head stands after its norm."""
-    if norm is None:
-        return source
-    room = code.room((MOST_DIM + LANES) * 4)
-    normed = Normed.of(code, norm, source, dim, code.real(15), weights, weights)
-    with code.loop(0, dim, LANES) as i:
-        FLOAT.store(code, normed(FLOAT.load(code, source + i * 4), i), room + i * 4)
-    return room
+class _Normed:
+    """Heads of one token, normalised if there is a norm. weights, bias: of one head, or of all where that is how they
+    are normalised.
+    """
+
+    def __init__(
+        self, code: Code, norm: HeadNorm | None, source: Value, heads: Value, dim: Value, weights: Value, bias: Value
+    ) -> None:
+        self._code, self._norm, self._source, self._dim = code, norm, source, dim
+        self._weights, self._bias, self._eps = weights, bias, code.real(EPS)
+        self._room = code.room((MOST_DIM + LANES) * 4)
+        self._all = self._at(norm.norm, source, heads * dim) if norm is not None and norm.together else None
+
+    def _at(self, norm: Norm, source: Value, width: Value) -> Normed:
+        return Normed.of(self._code, norm, source, width, self._eps, self._weights, self._bias)
+
+    def of(self, head: Value) -> Value:
+        """Where this one stands then."""
+        first = head * self._dim
+        source = self._source + first * 4
+        if self._norm is None:
+            return source
+        normed = self._all or self._at(self._norm.norm, source, self._dim)
+        with self._code.loop(0, self._dim, LANES) as i:
+            value = FLOAT.load(self._code, source + i * 4)
+            FLOAT.store(self._code, normed(value, i + first if self._all else i), self._room + i * 4)
+        return self._room
 
 
 def _turn(code: Code, source: Value, room: Value, dim: Value, pairs: Value, cosines: Value, sines: Value) -> None:
@@ -115,33 +117,3 @@ def _turn(code: Code, source: Value, room: Value, dim: Value, pairs: Value, cosi
             FLOAT.store(code, turned, room + (pairs * half + i) * 4)
     with code.loop(pairs * 2, dim, LANES) as i:
         FLOAT.store(code, FLOAT.load(code, source + i * 4), room + i * 4)
-
-
-def copy_rounded(code: Code, element: Element, source: Value, place: Value, dim: Value | int) -> None:
-    """float32 to elements."""
-    with code.loop(0, dim, LANES) as i:
-        element.store(code, FLOAT.load(code, source + i * 4), place + i * element.size)
-
-
-def put_key(code: Code, element: Element, source: Value, place: Value, token: Value, dim: Value | int) -> None:
-    """[dim / packed, 16, packed]: 32 bits of this token, then those of 15 others."""
-    words = LANES // element.packed
-    with code.loop(0, dim, LANES) as i:
-        packed = code.cast(element.short(code, FLOAT.load(code, source + i * 4)), ir.VectorType(INT32, words))
-        at = place + token * 4 + i // element.packed * (BLOCK * 4)
-        for j in range(words):
-            code.store(code.lane(packed, j), at, j * BLOCK * 4)
-
-
-def put_value(code: Code, element: Element, source: Value, place: Value, token: Value, dim: Value | int) -> None:
-    """[16 / packed, dim, packed]: with two in 32 bits, two tokens share a row."""
-    packed = element.packed
-    row = place + token // packed * dim * 4 + token % packed * element.size
-    with code.loop(0, dim, LANES) as i:
-        values = element.short(code, FLOAT.load(code, source + i * 4))
-        if packed == 1:
-            code.store(values, row + i * 4)
-        else:
-            halves = code.cast(values, ir.VectorType(INT16, LANES))
-            for j in range(LANES):
-                code.store(code.lane(halves, j), row + i * 4, j * 4)

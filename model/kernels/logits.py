@@ -33,7 +33,7 @@ def write_summary(code: Code) -> None:
     logits, stride, vocabulary, best, token, normal = map(code.held, cells)
     with shared_rows(code, count) as row:
         source = logits + row * stride
-        highest, place = _first_largest(code, source, vocabulary, lambda x, _: x)
+        highest, place = first_largest(code, source, vocabulary, lambda x, _: x)
         sums, offset = code.variable(code.floats(0.0)), code.splat(highest)
 
         def add(x: Value, _: Value) -> None:
@@ -65,7 +65,7 @@ def write_draw(code: Code) -> None:
             noisy = scaled + gumbel(code, key ^ code.widened(ids, LONGS))
             return code.select(scaled >= lowest, noisy, code.floats(-np.inf))
 
-        _, place = _first_largest(code, source, vocabulary, score)
+        _, place = first_largest(code, source, vocabulary, score)
         code.store(place, token + draw * 4)
 
 
@@ -124,7 +124,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _first_largest(
+def first_largest(
     code: Code, source: Value, count: Value, score: Callable[[Value, Value], Value]
 ) -> tuple[Value, Value]:
     """The largest of what `score` makes of each number and its place, and the first place that has it, in 32 bits."""

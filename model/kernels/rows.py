@@ -110,12 +110,17 @@ def write_norm(norm: Norm, out: Element, add: bool = False, chosen: bool = False
     return write
 
 
-def write_rounded(out: Element) -> Writer:
-    """Arguments: rows, as the cell that holds it; x (float32), its stride, y, its stride, the width."""
+def write_rounded(out: Element, chosen: bool = False) -> Writer:
+    """Arguments: rows and, with `chosen`, which of x's (int64) become them, each as the cell that holds it; x
+    (float32), its stride, y, its stride, the width.
+    """
 
     def write(code: Code) -> None:
-        count, x, x_stride, y, y_stride, width = code.arguments(6)
-        with shared_rows(code, count) as row, code.loop(0, width, LANES) as i:
-            out.store(code, FLOAT.load(code, x + row * x_stride + i * 4), y + row * y_stride + i * out.size)
+        count, which, x, x_stride, y, y_stride, width = code.arguments(7)
+        which = code.held(which) if chosen else which
+        with shared_rows(code, count) as row:
+            source = x + (code.load(which + row * 8, INT64) if chosen else row) * x_stride
+            with code.loop(0, width, LANES) as i:
+                out.store(code, FLOAT.load(code, source + i * 4), y + row * y_stride + i * out.size)
 
     return write

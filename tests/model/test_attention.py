@@ -14,6 +14,8 @@ from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend, StepShape
 from model.attention.cpu import CpuAttention
 from model.attention.reference import ReferenceAttention
+from model.kv_pool import EIGHT_BIT
+from model.kv_pool import _to_eight_bit as to_eight_bit
 from tests.support.kernels import the_machine
 
 Floats = NDArray[np.float64]
@@ -23,7 +25,7 @@ LAYERS = 2
 @dataclass(frozen=True)
 class Case:
     """lengths: (tokens already in the cache, tokens of the step) of each sequence. windows: of each layer; () makes one
-    group of all layers. kernels: of the CPU, not the reference.
+    group of all layers. kernels: of the CPU, not the reference. kv: int8 or fp8; None is as dtype.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -35,6 +37,7 @@ class Case:
     seed: int = 0
     windows: tuple[int | None, ...] = ()
     kernels: bool = False
+    kv: str | None = None
 
     @property
     def layout(self) -> KVLayout:
@@ -54,9 +57,9 @@ class Pool:
         pages = sum(needed) * groups + 5
         self.heads = case.kv_heads * case.group
         self.attention: AttentionBackend = (
-            CpuAttention(the_machine(), layout, pages, self.heads, case.dtype, context=4096)
+            CpuAttention(the_machine(), layout, pages, self.heads, case.dtype, context=4096, eight_bit=case.kv)
             if case.kernels
-            else ReferenceAttention(layout, pages, self.heads, case.dtype, torch.device("cpu"))
+            else ReferenceAttention(layout, pages, self.heads, case.kv or case.dtype, torch.device("cpu"))
         )
         self.attention.poison(np.arange(pages, dtype=np.int32))
         shuffled = self.rng.permutation(pages).astype(np.int32)
@@ -75,6 +78,16 @@ class Pool:
 
     def _random(self, tokens: int, heads: int) -> Tensor:
         return torch.from_numpy(self.rng.normal(size=(tokens, heads, self.case.head_dim)) * 1.5).to(self.dtype)
+
+    def stored(self, sequence: int) -> tuple[Floats, Floats]:
+        """Its keys and values, as their dtype in the pool lets them be."""
+        keys, values = (part[sequence] for part in (self.keys, self.values))
+        if self.case.kv is None:
+            return keys.double().numpy(), values.double().numpy()
+        kind = EIGHT_BIT[self.case.kv]
+        made = [(numbers.view(kind), scale) for numbers, scale in (to_eight_bit(p, kind) for p in (keys, values))]
+        keys, values = (numbers.double() * scale for numbers, scale in made)
+        return keys.numpy(), values.numpy()
 
     def shape(self, slices: list[tuple[int, int, int]]) -> StepShape:
         """slices: (sequence, start, count)."""
@@ -134,7 +147,14 @@ def plain_attention(
 
 
 def cases_of(
-    *, kernels: bool, groups: list[int], dims: list[int], pages: list[int], dtypes: list[str], long: list[int]
+    *,
+    kernels: bool,
+    groups: list[int],
+    dims: list[int],
+    pages: list[int],
+    dtypes: list[str],
+    long: list[int],
+    kvs: list[str | None],
 ) -> st.SearchStrategy[Case]:
     """long: tokens that may be in the cache beside the usual numbers."""
     before = st.sampled_from([0, 0, 1, 15, 16, 40, 127, 128, 200, *long])
@@ -151,6 +171,7 @@ def cases_of(
         seed=st.integers(0, 2**32 - 1),
         windows=st.sampled_from([(), (), (None, 5), (130, 33), (1, 1), (129, None), (16, 128)]),
         kernels=st.just(kernels),
+        kv=st.sampled_from(kvs),
     )
 
 
@@ -161,6 +182,7 @@ cases = cases_of(
     pages=[1, 2, 7, 16, 64],
     dtypes=["float32", "bfloat16", "float16"],
     long=[],
+    kvs=[None, "int8"],
 ) | cases_of(
     kernels=True,  # few shapes: each is compiled
     groups=[1, 3, 20],
@@ -168,6 +190,7 @@ cases = cases_of(
     pages=[1, 7, 16, 64],
     dtypes=["float32", "bfloat16"],
     long=[511, 512, 600],
+    kvs=[None, None, "int8", "fp8"],
 )
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 3e-3}
 
@@ -180,6 +203,10 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 3e-3}
 @example(Case(((600, 1), (1500, 1), (530, 30)), group=3, kv_heads=1, head_dim=16, kernels=True))
 @example(Case(((1500, 1),), group=3, kv_heads=3, head_dim=48, page_size=64, windows=(700, None), kernels=True))
 @example(Case(((0, 400), (300, 1), (260, 90)), group=2, page_size=7, windows=(120, 3)))
+@example(
+    Case(((600, 1), (530, 30)), group=3, head_dim=48, windows=(33, None), dtype="bfloat16", kernels=True, kv="fp8")
+)
+@example(Case(((600, 1), (530, 30)), group=3, head_dim=48, page_size=7, windows=(33, None), kernels=True, kv="int8"))
 def test_equals_plain_attention(case: Case) -> None:
     pool = Pool(case)
     for layer in range(LAYERS):
@@ -193,8 +220,7 @@ def test_equals_plain_attention(case: Case) -> None:
         for i, ((before, now), output) in enumerate(zip(case.lengths, outputs, strict=True)):
             expected = plain_attention(
                 pool.queries[i][before : before + now].double().numpy(),
-                pool.keys[i].double().numpy(),
-                pool.values[i].double().numpy(),
+                *pool.stored(i),
                 before,
                 case.windows[layer] if case.windows else None,
             )
@@ -222,7 +248,8 @@ def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.Data
             assert torch.equal(again, outputs[0][cached:])
         rest = pool.step([(0, end, length - end)], layer) if end < length else []
         expected = plain_attention(
-            *(part[0].double().numpy() for part in (pool.queries, pool.keys, pool.values)),
+            pool.queries[0].double().numpy(),
+            *pool.stored(0),
             0,
             case.windows[layer] if case.windows else None,
             whole,
@@ -297,23 +324,23 @@ def stores_of(attention: ReferenceAttention) -> tuple[list[Tensor], list[Tensor]
     return list(keys), list(values)
 
 
-def kernel_pool(dtype: str, page_size: int) -> CpuAttention:
-    layout = KVLayout(((0, 1), (2, 3)), 3, 16, 4, page_size)
-    return CpuAttention(the_machine(), layout, 7, 6, dtype, context=64)
+KV_KINDS = [("float32", None), ("bfloat16", None), ("float32", "int8"), ("bfloat16", "int8"), ("bfloat16", "fp8")]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "kv"), KV_KINDS)
 @pytest.mark.parametrize("page_size", [1, 7, 16, 48])
-def test_kernels_pages_have_the_canonical_form_of_the_reference(dtype: str, page_size: int) -> None:
+def test_kernels_pages_have_the_canonical_form_of_the_reference(dtype: str, kv: str | None, page_size: int) -> None:
     """What one back end exports the other imports; copies and poison touch exactly their pages."""
-    kernels = kernel_pool(dtype, page_size)
     layout = KVLayout(((0, 1), (2, 3)), 3, 16, 4, page_size)
-    reference = ReferenceAttention(layout, 7, 6, dtype, torch.device("cpu"))
+    kernels = CpuAttention(the_machine(), layout, 7, 6, dtype, context=64, eight_bit=kv)
+    reference = ReferenceAttention(layout, 7, 6, kv or dtype, torch.device("cpu"))
     rng = np.random.default_rng(0)
     pages = np.arange(7, dtype=np.int32)
     slots = rng.permutation(7 * page_size)
     for layer in range(4):
-        keys, values = (torch.from_numpy(rng.normal(size=(len(slots), 3, 16))).float() for _ in range(2))
+        sizes = 10.0 ** rng.uniform(-5, 1, (2, len(slots), 3, 16))  # some below the smallest normal number of fp8
+        keys, values = (torch.from_numpy(rng.normal(size=part.shape) * part).float() for part in sizes)
+        keys[0], values[0, 1], keys[0, 2, 3] = 0.0, 1e-30, -3e4
         shape = StepShape(
             np.array([[0, 0, len(slots)]], np.int32),
             np.arange(len(slots)),
@@ -329,8 +356,9 @@ def test_kernels_pages_have_the_canonical_form_of_the_reference(dtype: str, page
     assert torch.equal(kernels.export(pages), everything[[5, 1, 2, 3, 4, 5, 3]])
     kernels.import_pages(np.array([6, 0], np.int32), everything[[6, 0]])
     assert torch.equal(kernels.export(pages), everything)
-    kernels.poison(np.array([2], np.int32))
-    assert kernels.export(np.array([2], np.int32)).view(getattr(torch, dtype)).isnan().all()
+    for attention in (kernels, reference):
+        attention.poison(np.array([2], np.int32))
+    assert torch.equal(kernels.export(np.array([2], np.int32)), reference.export(np.array([2], np.int32)))
     others = np.array([0, 1, 3, 4, 5, 6], np.int32)
     assert torch.equal(kernels.export(others), everything[others])
 
@@ -371,7 +399,11 @@ def test_copy_copies_exactly_the_given_pages(page_size: int, dtype: str) -> None
     attention.copy(np.empty((0, 2), np.int32))
 
 
-@pytest.mark.parametrize("case", [Case((), 2, page_size=4), Case((), 3, head_dim=16, kernels=True)])
+@pytest.mark.parametrize(
+    "case",
+    [Case((), 2, page_size=4), Case((), 3, head_dim=16, kernels=True)]
+    + [Case((), 3, head_dim=16, kernels=True, kv=kv, page_size=size) for kv in EIGHT_BIT for size in (7, 16)],
+)
 @pytest.mark.parametrize("parts", ["keys", "values", "both"])
 def test_nan_of_one_sequence_stays_in_it(case: Case, parts: str) -> None:
     pool = Pool(replace(case, lengths=((0, 20), (0, 33), (0, 5))))

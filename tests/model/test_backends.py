@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MixtralConfig
+from transformers import GPT2Config, MixtralConfig, Olmo2Config, OPTConfig, PhiConfig, Qwen3MoeConfig
 
 from model.attention.cpu import CpuAttention
 from model.attention.reference import ReferenceAttention
@@ -37,8 +37,6 @@ def test_kernels_where_they_can(tiny: Path) -> None:
 
 
 REASONS = [
-    ({"quantization": "int8"}, "there are none for --quantization int8"),
-    ({"kv_cache_dtype": "int8"}, "there are none for a KV cache in int8 beside weights in float32"),
     ({"kv_cache_dtype": "bfloat16"}, "there are none for a KV cache in bfloat16 beside weights in float32"),
     ({"dtype": "float16"}, "there are none for float16"),
 ]
@@ -53,17 +51,45 @@ def test_why_not(tiny: Path, caplog: pytest.LogCaptureFixture, settings: dict[st
         loaded(tiny, backend="cpu", **settings)
 
 
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_kv_in_8_bits_runs_on_kernels(tiny: Path, kv: str) -> None:
+    assert type(loaded(tiny, backend="cpu", kv_cache_dtype=kv).runner._attention) is CpuAttention
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_in_8_bits_run_on_kernels(tiny: Path, dtype: str) -> None:
+    runner = loaded(tiny, backend="cpu", quantization="int8", dtype=dtype).runner
+    assert type(runner._model) is CompiledDecoder
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (Olmo2Config, {}),
+        (OPTConfig, {"ffn_dim": 96, "word_embed_proj_dim": 32}),
+        (OPTConfig, {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+        (OPTConfig, {"ffn_dim": 96, "do_layer_norm_before": False}),
+        (PhiConfig, {"qk_layernorm": True}),
+        (GPT2Config, {"n_inner": 101}),
+        (MixtralConfig, {"num_local_experts": 4}),
+        (Qwen3MoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16}),
+    ],
+)
+def test_models_that_run_on_kernels(tmp_path: Path, kind: type, changes: dict[str, object]) -> None:
+    assert type(loaded(write(kind, tmp_path, **changes), backend="cpu").runner._model) is CompiledDecoder
+
+
 def test_models_that_kernels_do_not_know_are_found_out_before_their_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experts = write(MixtralConfig, tmp_path / "experts", num_local_experts=4)
     narrow = write_llama(tmp_path / "narrow", num_attention_heads=8)
-    uneven = write_llama(tmp_path / "uneven", intermediate_size=100)
+    uneven = write_llama(tmp_path / "uneven", hidden_size=72, head_dim=16)
+    odd = write_llama(tmp_path / "odd", intermediate_size=99, dtype="bfloat16")
     monkeypatch.setattr("model.loading._load_weights", lambda *_: pytest.fail("weights were read"))
     for directory, reason in (
-        (experts, "there are no kernels for Experts"),
         (narrow, "a head has 8 elements, no multiple of 16"),
-        (uneven, "the inner size is 100, no multiple of 16"),
+        (uneven, "the hidden size is 72, no multiple of 16"),
+        (odd, "99 inputs of a product are no multiple of 2"),
     ):
         with pytest.raises(ValueError, match=reason):
             loaded(directory, backend="cpu")

@@ -11,6 +11,9 @@ from model.config import KV_BYTES, read_config
 from model.kv_pool import EIGHT_BIT, KVPool
 from model.settings import KV_DTYPES, ModelSettings
 from scheduler.request import Sampling, Stopping
+from scheduler.settings import SchedulerSettings
+from tests.model.test_parity import ENDLESS, random_prompts
+from tests.support.engines import make_request, make_rig
 
 CPU = torch.device("cpu")
 LAYOUT = KVLayout(((0, 1),), kv_heads=3, head_dim=8, element_bytes=4, page_size=4)
@@ -111,6 +114,49 @@ def test_eight_bits_hold_nearly_twice_the_tokens() -> None:
 def test_a_dtype_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="--kv-cache-dtype is 'int4', must be one of auto"):
         ModelSettings(kv_cache_dtype="int4")
+
+
+NARROW = SchedulerSettings(max_sequences=8, max_batched_tokens=27, prefill_chunk=13, steps_in_flight=2)
+
+
+@pytest.mark.parametrize("kv", EIGHT_BIT)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_no_schedule_changes_a_bit(kv: str, dtype: str, backend: str, tiny: Path) -> None:
+    """At once with pages of 16, in chunks under preemption with pages of 7, one after the other with pages of 1."""
+    prompts = random_prompts([40, 3, 33, 16, 1, 71], seed=3)
+    found = []
+    for page_size, tokens, scheduling, together in (
+        (16, 2048, SchedulerSettings(), True), (7, 112, NARROW, True), (1, 2048, SchedulerSettings(), False),
+    ):  # fmt: skip
+        rig = make_rig(
+            tiny, page_size, tokens, scheduling, True, dtype=dtype, queue=ENDLESS, prefix_cache=False, backend=backend,
+            kv_dtype=kv,
+        )  # fmt: skip
+        requests = {i: make_request(rig, prompt, 20) for i, prompt in enumerate(prompts)}
+        for batch in [requests] if together else [{i: request} for i, request in requests.items()]:
+            rig.run(batch)
+        found.append([(rig.results[i].tokens, rig.logits_of(i)) for i in requests])
+    assert found[0] == found[1]
+    assert found[0] == found[2]
+
+
+@pytest.mark.parametrize("kv", EIGHT_BIT)
+def test_kernels_give_the_tokens_of_the_reference(kv: str, tiny: Path) -> None:
+    prompts = random_prompts([40, 3, 33], seed=3)
+    found = []
+    for backend in ("cpu", "reference"):
+        rig = make_rig(tiny, dtype="float32", backend=backend, kv_dtype=kv, record_logits=True)
+        rig.run({i: make_request(rig, prompt, 20) for i, prompt in enumerate(prompts)})
+        found.append([rig.results[i].tokens for i in range(3)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("page_size", [1, 3])
+def test_pages_of_any_size_are_exported(page_size: int) -> None:
+    layout = KVLayout(((0,),), 3, 8, 1, page_size, 4)
+    pool = KVPool(layout, 2, "int8", CPU)
+    assert pool.export(np.array([1, 0], np.int32)).shape == (2, layout.page_bytes)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BIT)

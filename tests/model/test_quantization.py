@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,9 @@ from model.architectures.registry import build_model
 from model.config import read_config
 from model.errors import CheckpointError
 from model.footprint import weight_bytes
+from model.kernels import product
 from model.layers import Linear
-from model.quantization import Int8Linear, Scratch, quantize
+from model.quantization import Int8Linear, Scratch, quantize, quantized_blocks
 from model.settings import ModelSettings
 from model.tensors import Tensors
 from model.weights import Checkpoint
@@ -211,10 +212,11 @@ def expected(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_tokens_are_those_of_transformers_with_these_weights(
-    name: str, shelf: Shelf, expected: Callable[[str], reference.Reference]
+    name: str, backend: str, shelf: Shelf, expected: Callable[[str], reference.Reference]
 ) -> None:
-    compare(ask(shelf.checkpoint(BY_NAME[name]), PLACES, "int8"), expected(name))
+    compare(ask(shelf.checkpoint(BY_NAME[name]), PLACES, "int8", backend), expected(name))
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gpt2"])
@@ -252,17 +254,23 @@ def no_scale(layer: Int8Linear, x: Tensor, part: slice) -> Tensor:
     return x @ layer._values[part].to(x.dtype).T / 127 + (0 if layer._bias is None else layer._bias[part])
 
 
+def scales_of_neighbours(weights: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    values, scales = quantized_blocks(weights, device)
+    return values, scales.roll(1)
+
+
 def neighbours_scale(layer: Int8Linear, x: Tensor, part: slice) -> Tensor:
     y = x @ layer._values[part].to(x.dtype).T * layer._scale[part].roll(1)
     return y if layer._bias is None else y + layer._bias[part]
 
 
 FAULTS = {
-    "scales of columns": (quantization, "quantize", scales_of_columns),
-    "truncation in place of rounding": (quantization, "quantize", truncated),
-    "the bias scaled too": (Int8Linear, "_product", scaled_bias),
-    "no scale": (Int8Linear, "_product", no_scale),
-    "the scale of another row": (Int8Linear, "_product", neighbours_scale),
+    "scales of columns": (quantization, "quantize", scales_of_columns, "auto"),
+    "truncation in place of rounding": (quantization, "quantize", truncated, "auto"),
+    "the scale of another row": (product, "quantized_blocks", scales_of_neighbours, "auto"),
+    "the bias scaled too": (Int8Linear, "_product", scaled_bias, "reference"),
+    "no scale": (Int8Linear, "_product", no_scale, "reference"),
+    "the scale of another row, in torch": (Int8Linear, "_product", neighbours_scale, "reference"),
 }
 
 
@@ -270,9 +278,10 @@ FAULTS = {
 def test_a_planted_fault_is_noticed(
     fault: str, shelf: Shelf, expected: Callable[[str], reference.Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(*FAULTS[fault])
+    *planted, backend = FAULTS[fault]
+    monkeypatch.setattr(*planted)
     with pytest.raises(Mismatch):
-        compare(ask(shelf.checkpoint(BY_NAME["llama-biases"]), PLACES, "int8"), expected("llama-biases"))
+        compare(ask(shelf.checkpoint(BY_NAME["llama-biases"]), PLACES, "int8", backend), expected("llama-biases"))
 
 
 def bits(directory: Path, dtype: str, settings: SchedulerSettings, page_size: int, at_once: bool) -> list[object]:

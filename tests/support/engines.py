@@ -141,15 +141,17 @@ def make_rig(
     host_pages: int = 0,
     quantization: str | None = None,
     backend: str = "auto",
+    kv_dtype: str = "auto",
 ) -> Rig:
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
-    layout = config.kv_layout(page_size, config.dtype if dtype == "auto" else dtype)
+    weights = config.dtype if dtype == "auto" else dtype
+    layout = config.kv_layout(page_size, weights if kv_dtype == "auto" else kv_dtype)
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
     host = host_pages * layout.page_bytes or None
     model_settings = ModelSettings(
         str(directory), None, dtype, "cpu", page_size, memory, poison, host_cache_memory=host,
-        quantization=quantization, backend=backend,
+        quantization=quantization, backend=backend, kv_cache_dtype=kv_dtype,
     )  # fmt: skip
     recompute = settings.recompute
     loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits(), recompute)

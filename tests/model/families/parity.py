@@ -32,12 +32,15 @@ class Answer:
     top: NDArray[np.float32]
 
 
-def ask(directory: Path, places: Sequence[int] = EVERY, quantization: str | None = None) -> Answer:
+def ask(
+    directory: Path, places: Sequence[int] = EVERY, quantization: str | None = None, backend: str = "auto"
+) -> Answer:
     """All at once; the prefix cache is on, as it is when serving."""
     settings = SchedulerSettings(max_sequences=128)
     rig = make_rig(
-        directory, 16, 4096, settings, record_logits=True, dtype="float32", queue=ENDLESS, quantization=quantization
-    )
+        directory, 16, 4096, settings, record_logits=True, dtype="float32", queue=ENDLESS, quantization=quantization,
+        backend=backend,
+    )  # fmt: skip
     top_ids = np.full((len(places), TOP), -1, np.int32)
     top = np.full((len(places), TOP), np.nan, np.float32)
     events = []

@@ -14,11 +14,15 @@ from llvmlite.binding import FeatureMap
 
 from model.kernels.attention import Shape, write_attention, write_join
 from model.kernels.code import Code
+from model.kernels.eight_bit import EIGHT_BITS
 from model.kernels.element import BFLOAT
-from model.kernels.heads import Heads, write_heads
+from model.kernels.experts import write_choice, write_experts, write_jobs, write_mixed
+from model.kernels.heads import HeadNorm, write_heads
+from model.kernels.kv import Heads
 from model.kernels.linear import Ending, write_linear
 from model.kernels.logits import write_draw, write_summary
 from model.kernels.native import Compiler
+from model.kernels.panels import Int8, Plain
 from model.kernels.program import Call, Machine
 from model.kernels.rows import Norm, write_norm
 from model.kernels.team import Team
@@ -129,8 +133,18 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
     heads = Heads(6, 2, 32, BFLOAT)
     kernels = {
         "attention": write_attention(Shape(heads, 8, capped=True)),
-        "linear": write_linear(BFLOAT, Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
-        "heads": write_heads(BFLOAT, Norm(), rows=True),
+        "attention in 8 bits": write_attention(
+            Shape(Heads(6, 2, 32, BFLOAT, True, EIGHT_BITS["fp8"]), 1, capped=False)
+        ),
+        "linear": write_linear(Plain(BFLOAT), Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
+        "int8": write_linear(Int8(BFLOAT), Ending(BFLOAT, scaled=True)),
+        "experts": write_experts(Int8(BFLOAT), Ending(BFLOAT, gated=True, activation="silu", scaled=True), gather=True),
+        "choice": write_choice(normalised=True),
+        "jobs": write_jobs,
+        "mixed": write_mixed(add=True),
+        "heads": write_heads(BFLOAT, HeadNorm(Norm()), rows=True),
+        "int8 heads": write_heads(BFLOAT, None, rows=False, eight_bit=EIGHT_BITS["int8"]),
+        "fp8 heads": write_heads(BFLOAT, None, rows=True, eight_bit=EIGHT_BITS["fp8"]),
         "norm": write_norm(Norm(centred=True, bias=True), BFLOAT),
         "draw": write_draw,
         "summary": write_summary,

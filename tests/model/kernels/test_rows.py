@@ -10,7 +10,7 @@ from cache_manager.layout import KVLayout
 from model.attention.cpu import CpuAttention, why_not
 from model.kernels.buffer import Buffer
 from model.kernels.element import BFLOAT, FLOAT, Element
-from model.kernels.heads import write_heads
+from model.kernels.heads import HeadNorm, write_heads
 from model.kernels.program import Call, Machine
 from model.kernels.rows import Norm, write_embedding, write_norm, write_rounded
 from model.rope import Rope, frequencies, rotate
@@ -74,16 +74,41 @@ def test_rounded_to_the_even_one(machine: Machine) -> None:
     x = torch.cat((random(3, 64), torch.full((1, 64), 1 + 2**-8), torch.full((1, 64), 1 + 3 * 2**-8)))
     x[0, :4] = torch.tensor([torch.inf, -torch.inf, 3.4e38, -0.0])
     source, y, cells = Buffer.copy_of(x, FLOAT), Buffer.of(ROWS, 64, BFLOAT), Cells(ROWS)
-    arguments = (cells[0], source.tensor, source.stride, y.tensor, y.stride, 64)
+    arguments = (cells[0], 0, source.tensor, source.stride, y.tensor, y.stride, 64)
     machine.program([Call("rounded_bf16", write_rounded(BFLOAT), arguments)]).run()
     assert torch.equal(y.tensor[:ROWS, :64], x.bfloat16())
 
 
 @elements
+def test_chosen_rows_are_rounded(machine: Machine, element: Element) -> None:
+    x, which = random(ROWS, 48), torch.tensor([3, 0, 3])
+    source, y, cells = Buffer.copy_of(x, FLOAT), Buffer.of(ROWS, 48, element), Cells(3, which.data_ptr())
+    arguments = (cells[0], cells[1], source.tensor, source.stride, y.tensor, y.stride, 48)
+    machine.program([Call(f"rounded_{element.name}_chosen", write_rounded(element, chosen=True), arguments)]).run()
+    assert torch.equal(y.tensor[:3, :48], x[which].to(element.dtype))
+    assert not y.tensor[3:].any()
+
+
+HEAD_NORMS = [
+    HeadNorm(Norm()), HeadNorm(Norm(), together=True), HeadNorm(Norm(centred=True, bias=True)),
+    HeadNorm(Norm(centred=True), together=True),
+]  # fmt: skip
+
+
+def normed(kind: HeadNorm, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x: [tokens, heads, dim]."""
+    row = x.flatten(1) if kind.together else x
+    width = row.shape[-1:]
+    if kind.norm.centred:
+        return F.layer_norm(row, width, weight, bias if kind.norm.bias else None, eps).view(x.shape)
+    return F.rms_norm(row, width, weight, eps).view(x.shape)
+
+
+@elements
 @pytest.mark.parametrize(("dim", "pairs"), [(16, 8), (16, 0), (48, 5), (64, 32), (80, 24)])
 @pytest.mark.parametrize("page_size", [16, 3])
-@pytest.mark.parametrize("normed", [False, True])
-def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_size: int, normed: bool) -> None:
+@pytest.mark.parametrize("kind", [None, *HEAD_NORMS], ids=lambda kind: kind.name if kind else "no norm")
+def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_size: int, kind: HeadNorm | None) -> None:
     """Queries, and what the pool then has of keys and values, beside the functions of the torch models."""
     heads, kv_heads, eps = 4, 2, 1e-3
     layout = KVLayout(((0,),), kv_heads, dim, element.size, page_size)
@@ -91,8 +116,9 @@ def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_si
     attention = CpuAttention(machine, layout, 40, heads, dtype, context=64)
     qkv = random(ROWS, (heads + 2 * kv_heads) * dim)
     positions, slots = np.array([5, 6, 0, 40, 63]), np.array([1, 17, 33, 16, 2])
-    weights = random(dim, seed=1), random(dim, seed=2)
-    norm = Norm() if normed else None
+    together = kind is not None and kind.together
+    widths = (heads * dim, kv_heads * dim) if together else (dim, dim)
+    weights, biases = ([random(width, seed=seed + i) for i, width in enumerate(widths)] for seed in (1, 3))
     rope = Rope(frequencies(2 * pairs, 1e4), 64, torch.float32, torch.device("cpu")) if pairs else None
     tables = tuple(F.pad(table, (0, 0, 0, 16)) for table in rope.tables) if rope else (0, 0)
     source, queries, cells = (
@@ -101,13 +127,13 @@ def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_si
     )  # fmt: skip
     arguments = (
         cells[0], cells[1], cells[2], source.tensor, source.stride, queries, attention.pool_of(0), heads, kv_heads, dim,
-        pairs, *tables, *weights, eps,
+        pairs, *tables, eps, *weights, *biases,
     )  # fmt: skip
-    write = write_heads(element, norm, attention.heads.rows)
-    machine.program([Call(attention.heads_name(norm), write, arguments)]).run()
+    write = write_heads(element, kind, attention.heads.rows)
+    machine.program([Call(attention.heads_name(kind), write, arguments)]).run()
     q, k, v = qkv.view(ROWS, -1, dim).split((heads, kv_heads, kv_heads), 1)
-    if normed:
-        q, k = (F.rms_norm(part, (dim,), weight, eps) for part, weight in ((q, weights[0]), (k, weights[1])))
+    if kind is not None:
+        q, k = (normed(kind, part, *given, eps) for part, *given in zip((q, k), weights, biases, strict=True))
     if rope is not None:
         cos, sin = rope.at(torch.from_numpy(positions))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
