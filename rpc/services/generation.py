@@ -11,7 +11,8 @@ from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.frontend.errors import RequestFailed, invalid
-from rpc.frontend.frontend import Frontend, Live
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.live import Live
 from rpc.services import convert
 from rpc.services.errors import as_failure, failures_to, status_of
 from scheduler.request import InvalidRequest, Spec

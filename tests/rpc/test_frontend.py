@@ -9,7 +9,8 @@ import pytest
 from cache_manager.page_names import Scope
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
-from rpc.frontend.frontend import Frontend, Live
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.live import Live
 from rpc.frontend.stream import FinishReason
 from rpc.services import convert
 from scheduler.events import EndReason
