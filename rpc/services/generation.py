@@ -15,6 +15,7 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
 from rpc.services import convert
 from rpc.services.errors import as_failure, failures_to, status_of
+from rpc.services.writer import Writer
 from scheduler.request import InvalidRequest, Spec
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -40,9 +41,12 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         async with failures_to(context):
             request_id = await self._accept(request.request_id, context)
             spec, grouping = self._spec(request.spec), self._grouping(request.stream_options)
-            async with self._frontend.open(spec, request_id, context.time_remaining()) as live:
+            async with (
+                self._frontend.open(spec, request_id, context.time_remaining()) as live,
+                Writer(context, self._frontend.settings.write_stall) as writer,
+            ):
                 async for message in _messages(live, grouping):
-                    await self._write(context, message)
+                    await writer.write(message)
                 if live.stream.failure is not None:
                     raise live.stream.failure
 
@@ -62,8 +66,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 for position, entry in enumerate(request.requests)
             ]
             try:
-                for done in asyncio.as_completed(entries):
-                    await self._write(context, await done)
+                async with Writer(context, self._frontend.settings.write_stall) as writer:
+                    for done in asyncio.as_completed(entries):
+                        await writer.write(await done)
             finally:
                 for entry in entries:
                     entry.cancel()
@@ -139,16 +144,6 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             yield
         finally:
             place.release()
-
-    async def _write(self, context: aio.ServicerContext, message: object) -> None:
-        """Raises RequestFailed where the client does not read."""
-        stall = self._frontend.settings.write_stall
-        try:
-            async with asyncio.timeout(stall):
-                await context.write(message)
-        except TimeoutError:
-            message_text = f"the client read nothing for {stall:.0f} s"
-            raise RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message_text) from None
 
 
 async def _messages(live: Live, grouping: convert.Grouping) -> AsyncIterator[pb.StreamGenerateResponse]:
