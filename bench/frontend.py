@@ -108,14 +108,15 @@ class Machine:
         return max(0.0, theirs) / (time.monotonic() - self._began) / (psutil.cpu_count() or 1)
 
 
-def request() -> bytes:
-    """Text alone, a stop string that never comes, and no end before the context's."""
+def request(group: int) -> bytes:
+    """Text alone, a stop string that never comes, and no end before the context's. group: least tokens a message."""
     spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=[1, 2, 3, 4]), stopping=pb.StoppingCriteria(ignore_eos=True))
     spec.stopping.stop.append("\nqqqq")
-    return pb.StreamGenerateRequest(spec=spec).SerializeToString()
+    options = pb.StreamOptions(min_tokens_per_message=group)
+    return pb.StreamGenerateRequest(spec=spec, stream_options=options).SerializeToString()
 
 
-async def measure(mode: str, streams: int, rate: float, seconds: float) -> Window:
+async def measure(mode: str, streams: int, rate: float, seconds: float, group: int = 1) -> Window:
     """Raises RuntimeError where a stream ends."""
     with running(mode, rate) as server:
         async with AsyncExitStack() as stack:
@@ -124,20 +125,20 @@ async def measure(mode: str, streams: int, rate: float, seconds: float) -> Windo
                 await stack.enter_async_context(aio.insecure_channel(server.address, options))
                 for _ in range(-(-streams // STREAMS_A_CONNECTION))
             ]
-            return await _measure(server, Readers(mode, channels, streams), seconds)
+            return await _measure(server, Readers(mode, channels, streams, request(group)), seconds)
 
 
 class Readers:
     """Clients that count their messages."""
 
-    def __init__(self, mode: str, channels: list[aio.Channel], streams: int) -> None:
-        self.messages = 0
+    def __init__(self, mode: str, channels: list[aio.Channel], streams: int, request: bytes) -> None:
+        self.messages, self._request = 0, request
         method = FLOOR if mode == "floor" else STREAM
         calls = [channels[i // STREAMS_A_CONNECTION].unary_stream(method, None, None) for i in range(streams)]
         self._tasks = [asyncio.create_task(self._read(call)) for call in calls]
 
     async def _read(self, call: aio.UnaryStreamMultiCallable) -> None:
-        async for _ in call(request()):
+        async for _ in call(self._request):
             self.messages += 1
 
     async def leave(self) -> None:
@@ -181,17 +182,20 @@ def report(windows: dict[str, list[Window]]) -> dict[str, float]:
 def main(
     streams: Annotated[list[int] | None, typer.Option(min=1, help="Concurrent streams; may be given again.")] = None,
     rate: Annotated[float, typer.Option(min=0, help="Steps a second; 0: the next once all tokens are taken.")] = 0,
+    group: Annotated[int, typer.Option(min=1, help="Tokens that a message waits for; above 1 with a rate.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each mode; medians are reported.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of a window.")] = 3.0,
     json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Measure the frontend's own cost: 1, 16, 64 and 256 streams, one token a message."""
+    if group > 1 and not rate:
+        raise typer.BadParameter("--group above 1 needs a --rate: a step would wait for tokens that wait for it")
     rows: dict[int, dict[str, Any]] = {}
     for count in streams or (1, 16, 64, 256):
         windows: dict[str, list[Window]] = {mode: [] for mode in MODES}
         for _ in range(rounds):
             for mode in MODES:
-                windows[mode].append(asyncio.run(measure(mode, count, rate, seconds)))
+                windows[mode].append(asyncio.run(measure(mode, count, rate, seconds, group)))
         rows[count] = report(windows)
     if json_output:
         print(json.dumps(rows))

@@ -194,7 +194,7 @@ class Frontend:
         most = self.settings.request_time
         seconds = most if spec.max_time is None else min(spec.max_time, most)
         if stream.ended:  # its output prefix has a stop string
-            live.news.set()
+            live.tell()
             return live
         live.timer = self._loop.call_later(max(0.0, seconds - spent), self._time_is_up, live)
         self._live[stream.attempt] = live
@@ -250,7 +250,7 @@ class Frontend:
         with self._contained(live):
             live.stream.close(Finish(FinishReason.DEADLINE))
         self._forget(live)
-        live.news.set()
+        live.tell()
 
     def _close(self, live: Live, failure: RequestFailed | None) -> None:
         """The caller is done with the request, served or not. failure: what the caller failed with."""
@@ -299,7 +299,7 @@ class Frontend:
                 with self._contained(live):
                     live.stream.end(end)
                 if live.streaming or live.stream.ended:
-                    live.news.set()
+                    live.tell()
         self._look_at_engine()
 
     @contextmanager
@@ -318,7 +318,7 @@ class Frontend:
     def _cut_off(self, live: Live, failure: RequestFailed) -> None:
         live.stream.fail(failure)
         self._forget(live)
-        live.news.set()
+        live.tell()
 
     def _accept_all(self, step: StepTokens, now: float) -> None:
         arrivals = Arrivals(now)
@@ -344,7 +344,7 @@ class Frontend:
             if sequence.pending_tokens > self.settings.backlog_tokens and stream.request.beam is None:
                 message = f"more than {self.settings.backlog_tokens} tokens wait for this client to read them"
                 self._cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
-            live.news.set()
+            live.tell_tokens()
 
     def _stopped(self, live: Live, index: int) -> None:
         """A stop string has ended a sequence before the engine did."""
@@ -353,7 +353,7 @@ class Frontend:
         elif self._engine is not None:
             self._engine.send([events.Finish(live.stream.attempt, index)])
         if live.streaming or live.stream.ended:
-            live.news.set()
+            live.tell()
 
     def shutdown(self) -> None:
         """Nothing is prepared any more."""
