@@ -45,10 +45,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 self._frontend.open(spec, request_id, context.time_remaining()) as live,
                 Writer(context, self._frontend.settings.write_stall) as writer,
             ):
-                async for message in _messages(live, grouping):
-                    await writer.write(message)
-                if live.stream.failure is not None:
-                    raise live.stream.failure
+                await _send(live, grouping, writer)
 
     async def BatchGenerate(  # noqa: N802
         self, request: pb.BatchGenerateRequest, context: aio.ServicerContext
@@ -146,22 +143,23 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             place.release()
 
 
-async def _messages(live: Live, grouping: convert.Grouping) -> AsyncIterator[pb.StreamGenerateResponse]:
-    """Deltas as they come, grouped as asked; the first comes with the first token, the last has the usage."""
-    stream, first = live.stream, True
-    while True:
+async def _send(live: Live, grouping: convert.Grouping, writer: Writer) -> None:
+    """Deltas as they come, grouped as asked; the first comes with the first token, the last has the usage. What comes
+    while a message is written goes into the next one. Raises the stream's failure.
+    """
+    stream, first, last = live.stream, True, False
+    while not last:
         await live.wait(1 if first else grouping.tokens, grouping.delay)
         if stream.failure is not None:
-            return
+            raise stream.failure
         last = stream.ended  # asked before the message is sent: the end may come while it is being written
-        ids = stream.spec.output.token_ids
-        message = pb.StreamGenerateResponse(deltas=[convert.delta_message(delta, ids) for delta in stream.take()])
+        message = pb.StreamGenerateResponse()
+        for delta in stream.take():
+            convert.add_delta(message, delta, stream.spec.output.token_ids)
         if first:
             message.request_id = live.request_id
             message.prompt_info.CopyFrom(convert.prompt_info(stream))
+            first = False
         if last or grouping.usage:
             message.usage.CopyFrom(convert.usage(stream))
-        first = False
-        yield message
-        if last:
-            return
+        await writer.write(message)
