@@ -200,6 +200,31 @@ def test_failed_ends_become_failures(tokenizer: Tokenizer, reason: EndReason, co
     run(test())
 
 
+@pytest.mark.parametrize("last", ["token", "end", "delay"])
+def test_reader_who_wants_several_tokens_sleeps_until_they_are_there(tokenizer: Tokenizer, last: str) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        async with frontend.open(Spec("cat"), "a", None) as live:
+            (attempt,) = engine.submitted()
+            reading = asyncio.create_task(live.wait(3, 0.2 if last == "delay" else None))
+            for position in range(2):
+                frontend._deliver(outputs([(attempt, position, 70)]))
+                await asyncio.sleep(0.01)
+            assert not reading.done()
+            if last != "delay":
+                ends = [(attempt, EndReason.LENGTH)] if last == "end" else []
+                frontend._deliver(outputs([(attempt, 2, 70)] if last == "token" else [], ends))
+            await reading
+            assert live.stream.pending_tokens == (3 if last == "token" else 2)
+            live.stream.take()
+            if last != "end":  # and the next reader is content with one
+                frontend._deliver(outputs([(attempt, 3 if last == "token" else 2, 70)]))
+                await live.wait()
+                assert live.stream.pending_tokens == 1
+
+    run(test())
+
+
 def test_reader_that_falls_behind_is_cut_off_but_a_unary_call_is_not(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         frontend, engine, _ = make_frontend(tokenizer, backlog_tokens=10)
