@@ -13,7 +13,7 @@ from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.frontend.errors import RequestFailed, invalid
-from rpc.frontend.output import Finish, SequenceOutput, TokenLogprob
+from rpc.frontend.output import Finish, SequenceOutput, StepTokens, TokenLogprob
 from rpc.frontend.prepare import load_preparer
 from rpc.frontend.stream import RequestStream
 from rpc.image_files import ImageFile, read_image
@@ -216,10 +216,11 @@ class LLM:
         for part in outputs.prompt_parts:
             if part.attempt in running:
                 running[part.attempt].accept_prompt(part)
-        for i, attempt in enumerate(outputs.attempts.tolist()):
+        step = StepTokens.of(outputs)
+        for i, attempt in enumerate(step.attempts):
             stream = running.get(attempt)
-            if stream is not None and stream.accept(outputs, i):
-                self._engine.send([FinishAttempt(attempt, int(outputs.indices[i]))])
+            if stream is not None and stream.accept(step, i):
+                self._engine.send([FinishAttempt(attempt, step.indices[i])])
                 if stream.ended:
                     del running[attempt]
         for end in outputs.ends:

@@ -10,13 +10,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TypeVar
 
 from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal, invalid
-from rpc.frontend.output import Finish, FinishReason
+from rpc.frontend.live import Arrivals, Live
+from rpc.frontend.output import Finish, FinishReason, StepTokens
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.questions import Questions
 from rpc.frontend.settings import FrontendSettings
@@ -40,42 +41,6 @@ class Work(Enum):
     TEXT = "text"
     CHAT = "chat"
     IMAGES = "images"
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """A request between its submission and its end. news: set when the stream has something to take. last_tokens: when
-    the newest one of each sequence came.
-    """
-
-    stream: RequestStream
-    request_id: str
-    started: float
-    streaming: bool
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    last_tokens: dict[int, float] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
-
-    def since_last_token(self, index: int, now: float) -> float | None:
-        """Seconds from the token before to one of this sequence that came now; from the start for the request's first.
-        None for the first ones of other sequences, and for all that a beam search has found, which come at once.
-        """
-        if not self.last_tokens:
-            return now - self.started
-        if index not in self.last_tokens or self.stream.request.beam is not None:
-            return None
-        return now - self.last_tokens[index]
-
-    async def wait(self, tokens: int = 1, delay: float | None = None) -> None:
-        """Until the stream ended or so many tokens wait; no longer than `delay` seconds after the first of them."""
-        await self.news.wait()
-        if tokens > 1:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    while not self.stream.ended and self.stream.pending_tokens < tokens:
-                        self.news.clear()
-                        await self.news.wait()
-        self.news.clear()
 
 
 class Frontend:
@@ -229,7 +194,7 @@ class Frontend:
         most = self.settings.request_time
         seconds = most if spec.max_time is None else min(spec.max_time, most)
         if stream.ended:  # its output prefix has a stop string
-            live.news.set()
+            live.tell()
             return live
         live.timer = self._loop.call_later(max(0.0, seconds - spent), self._time_is_up, live)
         self._live[stream.attempt] = live
@@ -285,7 +250,7 @@ class Frontend:
         with self._contained(live):
             live.stream.close(Finish(FinishReason.DEADLINE))
         self._forget(live)
-        live.news.set()
+        live.tell()
 
     def _close(self, live: Live, failure: RequestFailed | None) -> None:
         """The caller is done with the request, served or not. failure: what the caller failed with."""
@@ -326,18 +291,15 @@ class Frontend:
             if live is not None:
                 with self._contained(live):
                     live.stream.accept_prompt(part)
-        for i, attempt in enumerate(outputs.attempts.tolist()):
-            live = self._live.get(attempt)
-            if live is not None:
-                with self._contained(live):
-                    self._accept(live, outputs, i, now)
+        if len(outputs.attempts):
+            self._accept_all(StepTokens.of(outputs), now)
         for end in outputs.ends:
             live = self._live.get(end.attempt) if end.more else self._live.pop(end.attempt, None)
             if live is not None:
                 with self._contained(live):
                     live.stream.end(end)
                 if live.streaming or live.stream.ended:
-                    live.news.set()
+                    live.tell()
         self._look_at_engine()
 
     @contextmanager
@@ -346,31 +308,52 @@ class Frontend:
         try:
             yield
         except Exception:
-            log.exception("the output of request %s cannot be read", live.request_id)
-            self._cut_off(live, internal())
+            self._unreadable(live)
+
+    def _unreadable(self, live: Live) -> None:
+        """In the handler of what its stream raised."""
+        log.exception("the output of request %s cannot be read", live.request_id)
+        self._cut_off(live, internal())
 
     def _cut_off(self, live: Live, failure: RequestFailed) -> None:
         live.stream.fail(failure)
         self._forget(live)
-        live.news.set()
+        live.tell()
 
-    def _accept(self, live: Live, outputs: events.StepOutputs, i: int, now: float) -> None:
-        stream, index = live.stream, int(outputs.indices[i])
-        sequence, searched = stream.sequences[index], stream.request.beam is not None
+    def _accept_all(self, step: StepTokens, now: float) -> None:
+        arrivals = Arrivals(now)
+        for i, attempt in enumerate(step.attempts):
+            live = self._live.get(attempt)
+            if live is not None:
+                try:
+                    self._accept(live, step, i, arrivals)
+                except Exception:
+                    self._unreadable(live)
+        self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps)
+
+    def _accept(self, live: Live, step: StepTokens, i: int, arrivals: Arrivals) -> None:
+        stream, index = live.stream, step.indices[i]
+        sequence = stream.sequences[index]
         before = sequence.token_count
-        stopped = stream.accept(outputs, i)
+        stopped = stream.accept(step, i)
         if sequence.token_count > before:
-            self._metrics.token(live.since_last_token(index, now), first=not live.last_tokens)
-            live.last_tokens[index] = now
-        if stream.ended:
+            arrivals.add(live, index)
+        if stopped:  # nothing else that a token does ends a sequence
+            self._stopped(live, index)
+        elif live.streaming:
+            if sequence.pending_tokens > self.settings.backlog_tokens and stream.request.beam is None:
+                message = f"more than {self.settings.backlog_tokens} tokens wait for this client to read them"
+                self._cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
+            live.tell_tokens()
+
+    def _stopped(self, live: Live, index: int) -> None:
+        """A stop string has ended a sequence before the engine did."""
+        if live.stream.ended:
             self._forget(live)
-        elif stopped and self._engine is not None:
-            self._engine.send([events.Finish(stream.attempt, index)])
-        elif live.streaming and not searched and sequence.pending_tokens > self.settings.backlog_tokens:
-            message = f"more than {self.settings.backlog_tokens} tokens wait for this client to read them"
-            self._cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
-        if live.streaming or stream.ended:
-            live.news.set()
+        elif self._engine is not None:
+            self._engine.send([events.Finish(live.stream.attempt, index)])
+        if live.streaming or live.stream.ended:
+            live.tell()
 
     def shutdown(self) -> None:
         """Nothing is prepared any more."""

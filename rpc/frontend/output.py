@@ -54,6 +54,31 @@ class Delta:
         return not (self.text or self.token_ids or self.finish)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTokens:
+    """The new tokens of a step: see `StepOutputs`. Lists, made once: to read a number from an array costs ten times as
+    much as from a list. chosen: of the logprobs.
+    """
+
+    attempts: list[int]
+    indices: list[int]
+    positions: list[int]
+    tokens: list[int]
+    chosen: list[float]
+    logprobs: Logprobs
+
+    @staticmethod
+    def of(outputs: StepOutputs) -> "StepTokens":
+        return StepTokens(
+            outputs.attempts.tolist(),
+            outputs.indices.tolist(),
+            outputs.positions.tolist(),
+            outputs.tokens.tolist(),
+            outputs.logprobs.chosen.tolist(),
+            outputs.logprobs,
+        )
+
+
 class OutputGap(ValueError):
     """Tokens are missing before one that came."""
 
@@ -92,22 +117,22 @@ class SequenceOutput:
         """Tokens that wait to be taken."""
         return len(self._pending.token_ids)
 
-    def accept(self, outputs: StepOutputs, i: int) -> bool:
+    def accept(self, step: StepTokens, i: int) -> bool:
         """Takes the i-th new token of a step. True if a stop string ended the sequence with it.
 
         A token that was there before, or comes after the end, is ignored. Raises OutputGap.
         """
-        position = int(outputs.positions[i])
+        position = step.positions[i]
         if self.finish is not None or position < self.token_count:
             return False
         if position > self.token_count:
             raise OutputGap(f"token {position} of sequence {self.index} came where {self.token_count} was due")
-        token = int(outputs.tokens[i])
+        token = step.tokens[i]
         self.token_count += 1
-        self.total += float(outputs.logprobs.chosen[i])
+        self.total += step.chosen[i]
         self._pending.token_ids.append(token)
         if self._top_logprobs >= 0:
-            self._pending.logprobs.append(logprobs_at(outputs.logprobs, i, token, self._top_logprobs))
+            self._pending.logprobs.append(logprobs_at(step.logprobs, i, token, self._top_logprobs))
         return self._read_token(token)
 
     def _read_token(self, token: int) -> bool:

@@ -2,8 +2,8 @@
 
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed, failed_end
-from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, TokenLogprob, logprobs_at
-from scheduler.events import End, EndReason, PromptPart, StepOutputs
+from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, StepTokens, TokenLogprob, logprobs_at
+from scheduler.events import End, EndReason, PromptPart
 from scheduler.request import Request, Spec
 
 
@@ -38,9 +38,9 @@ class RequestStream:
         """Tokens that wait to be taken."""
         return sum(sequence.pending_tokens for sequence in self.sequences)
 
-    def accept(self, outputs: StepOutputs, i: int) -> bool:
+    def accept(self, step: StepTokens, i: int) -> bool:
         """Takes the i-th new token of a step. True if a stop string ended its sequence with it. Raises OutputGap."""
-        return self.failure is None and self.sequences[outputs.indices[i]].accept(outputs, i)
+        return self.failure is None and self.sequences[step.indices[i]].accept(step, i)
 
     def accept_prompt(self, part: PromptPart) -> None:
         """Takes logprobs of the prompt; what was there before is ignored. Raises ValueError where some are missing."""

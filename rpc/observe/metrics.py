@@ -4,13 +4,12 @@ Delivered tokens, latencies and outcomes come from request streams; pages, queue
 Nothing here can raise into a step: it runs on the frontend's loop.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.registry import Collector
 
 from cache_manager.cached import LIFETIMES, Cause
+from rpc.observe.histogram import CountedHistogram
 from scheduler.events import EngineStats, StepOutputs
 
 TTFT = (
@@ -32,31 +31,6 @@ OUTCOMES = (
 )  # fmt: skip
 
 
-class Lifetimes(Collector):
-    """How long ago evicted pages had been published: the engine counts, this shows."""
-
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self._counts = [0] * (len(LIFETIMES) + 1)
-        self._seconds = 0.0
-
-    def add(self, now: EngineStats, before: EngineStats) -> None:
-        none = (0,) * len(self._counts)  # of an engine that has just come
-        for i, (new, old) in enumerate(zip(now.lifetimes or none, before.lifetimes or none, strict=True)):
-            self._counts[i] += max(0, new - old)
-        self._seconds += max(0.0, now.lifetime_seconds - before.lifetime_seconds)
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        text = "From a page's publication until its place was needed."
-        family = HistogramMetricFamily("quire_kv_page_lifetime_seconds", text, labels=["model_name"])
-        total, buckets = 0, list[tuple[str, float]]()
-        for bound, count in zip((*LIFETIMES, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
-        family.add_metric([self._model_name], buckets, self._seconds)
-        yield family
-
-
 class Metrics:
     """All of a server's metrics, with the label model_name."""
 
@@ -75,46 +49,61 @@ class Metrics:
             made = Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
             return made.labels(model_name)
 
-        self._running = gauge("quire_num_requests_running", "Requests that have a batch row.")
-        self._waiting = gauge("quire_num_requests_waiting", "Requests in the queue.")
-        self._waiting_tokens = gauge("quire_num_tokens_waiting", "Prompt tokens in the queue.")
-        self._pages_used = gauge("quire_kv_pages_used", "KV pages held by sequences and steps in flight.")
-        self._pages_peak = gauge("quire_kv_pages_used_peak", "Most KV pages held at once since the engine started.")
-        self._pages_total = gauge("quire_kv_pages_total", "KV pages in the pool.")
-        self._page_bytes = gauge("quire_kv_page_bytes", "Bytes of one KV page.")
+        def counted(name: str, text: str, bounds: tuple[float, ...]) -> CountedHistogram:
+            made = CountedHistogram(name, text, bounds, model_name)
+            self.registry.register(made)
+            return made
+
+        # By field of EngineStats.
+        self._gauges = {
+            "running": gauge("quire_num_requests_running", "Requests that have a batch row."),
+            "waiting": gauge("quire_num_requests_waiting", "Requests in the queue."),
+            "waiting_tokens": gauge("quire_num_tokens_waiting", "Prompt tokens in the queue."),
+            "pages_used": gauge("quire_kv_pages_used", "KV pages held by sequences and steps in flight."),
+            "pages_peak": gauge("quire_kv_pages_used_peak", "Most KV pages held at once since the engine started."),
+            "pages_total": gauge("quire_kv_pages_total", "KV pages in the pool."),
+            "page_bytes": gauge("quire_kv_page_bytes", "Bytes of one KV page."),
+            "pages_cached": gauge(
+                "quire_kv_pages_cached", "KV pages that nobody holds, kept for prompts that start alike."
+            ),
+            "pages_shared": gauge("quire_kv_pages_shared", "KV pages that several sequences hold."),
+            "pages_if_copied": gauge(
+                "quire_kv_pages_if_copied",
+                "KV pages that sequences would hold if each had copies of those that it shares.",
+            ),
+            "slots_unused": gauge(
+                "quire_kv_slots_unused", "Places for tokens in running sequences' pages that hold none yet."
+            ),
+            "host_slots": gauge("quire_kv_host_pages_total", "KV pages that fit in the host tier."),
+            "host_slots_used": gauge("quire_kv_host_pages_used", "KV pages that have a copy in the host tier."),
+        }
         self._usage = gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.")
-        self._pages_cached = gauge(
-            "quire_kv_pages_cached", "KV pages that nobody holds, kept for prompts that start alike."
-        )
-        self._pages_shared = gauge("quire_kv_pages_shared", "KV pages that several sequences hold.")
-        self._if_copied = gauge(
-            "quire_kv_pages_if_copied", "KV pages that sequences would hold if each had copies of those that it shares."
-        )
-        self._unused = gauge(
-            "quire_kv_slots_unused", "Places for tokens in running sequences' pages that hold none yet."
-        )
-        self._queries = counter("quire_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self._hits = counter("quire_prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         evicted = Counter(
             "quire_kv_pages_evicted", "Cached KV pages given up, by cause.", ["model_name", "cause"],
             registry=self.registry,
         )  # fmt: skip
-        self._evicted = {cause: evicted.labels(model_name, cause.value) for cause in Cause}
-        self._host_slots = gauge("quire_kv_host_pages_total", "KV pages that fit in the host tier.")
-        self._host_used = gauge("quire_kv_host_pages_used", "KV pages that have a copy in the host tier.")
-        self._swapped_out = counter("quire_kv_pages_swapped_out", "KV pages copied to the host tier.")
-        self._swapped_in = counter("quire_kv_pages_swapped_in", "KV pages copied back from the host tier.")
-        self._swap_lost = counter(
-            "quire_kv_pages_swap_lost", "Those of them that were not what had been put there, and were computed anew."
+        self._counters = {
+            "prefix_queries": counter("quire_prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+            "prefix_hits": counter("quire_prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+            **{f"evicted_{cause.value}": evicted.labels(model_name, cause.value) for cause in Cause},
+            "swapped_out": counter("quire_kv_pages_swapped_out", "KV pages copied to the host tier."),
+            "swapped_in": counter("quire_kv_pages_swapped_in", "KV pages copied back from the host tier."),
+            "swap_lost": counter(
+                "quire_kv_pages_swap_lost",
+                "Those of them that were not what had been put there, and were computed anew.",
+            ),
+            "imbalances": counter("quire_kv_ledger_imbalances", "KV pages whose books were wrong; they are set aside."),
+            "steps": counter("quire_engine_steps", "Steps that the engine has finished."),
+            "computed_tokens": counter(
+                "quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included."
+            ),
+            "recomputed_tokens": counter("quire_recomputed_tokens", "Tokens whose KV a preemption threw away."),
+            "preemptions": counter("quire_num_preemptions", "Sequences that lost their pages to an older one."),
+            "images_encoded": counter("quire_images_encoded", "Calls of the image encoder; one for each content."),
+        }
+        self._lifetimes = counted(
+            "quire_kv_page_lifetime_seconds", "From a page's publication until its place was needed.", LIFETIMES
         )
-        self._imbalances = counter("quire_kv_ledger_imbalances", "KV pages whose books were wrong; they are set aside.")
-        self._lifetimes = Lifetimes(model_name)
-        self.registry.register(self._lifetimes)
-        self._steps = counter("quire_engine_steps", "Steps that the engine has finished.")
-        self._computed = counter("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included.")
-        self._recomputed = counter("quire_recomputed_tokens", "Tokens whose KV a preemption threw away.")
-        self._preemptions = counter("quire_num_preemptions", "Sequences that lost their pages to an older one.")
-        self._images = counter("quire_images_encoded", "Calls of the image encoder; one for each content.")
         self._engines = counter("quire_engine_starts", "Engines that became ready: the first one, and its successors.")
         self._prompt_tokens = counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
         self._cached_tokens = counter("quire_prompt_tokens_cached", "Those of them that the prefix cache had.")
@@ -124,7 +113,7 @@ class Metrics:
             "quire_step_overhead_seconds", "Of a step: planning it, packing it, taking in what came of it.", OVERHEAD
         )
         self._ttft = histogram("quire_time_to_first_token_seconds", "From arrival to the first token.", TTFT)
-        self._itl = histogram("quire_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL)
+        self._itl = counted("quire_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL)
         self._queue_time = histogram("quire_request_queue_time_seconds", "From arrival to a batch row.", QUEUE)
         self.request_time = histogram("quire_e2e_request_latency_seconds", "From arrival to the end.", PHASES)
         self._prompt_lengths = histogram("quire_request_prompt_tokens", "Prompt length.", TOKENS)
@@ -140,11 +129,15 @@ class Metrics:
         self._prompt_lengths.observe(prompt_tokens)
         self._queue_time.observe(waited)
 
-    def token(self, seconds: float | None, first: bool) -> None:
-        """seconds: since the token before, or since the request came for the first one; None where that is no time."""
-        self._generation_tokens.inc()
-        if seconds is not None:
-            (self._ttft if first else self._itl).observe(seconds)
+    def tokens(self, count: int, firsts: Sequence[float], gaps: Mapping[float, int]) -> None:
+        """So many came. firsts: seconds from a request to its first one. gaps: how many of the others came so many
+        seconds after the one before.
+        """
+        self._generation_tokens.inc(count)
+        for seconds in firsts:
+            self._ttft.observe(seconds)
+        for seconds, times in gaps.items():
+            self._itl.observe(seconds, times)
 
     def request_ended(self, outcome: str) -> None:
         self._outcomes.get(outcome, self._outcomes["internal"]).inc()
@@ -164,35 +157,14 @@ class Metrics:
     def engine_stats(self, stats: EngineStats) -> None:
         """Gauges as given; counters by what was added since the last call."""
         before, self._counted = self._counted, stats
-        self._running.set(stats.running)
-        self._waiting.set(stats.waiting)
-        self._waiting_tokens.set(stats.waiting_tokens)
-        self._pages_used.set(stats.pages_used)
-        self._pages_peak.set(stats.pages_peak)
-        self._pages_total.set(stats.pages_total)
-        self._page_bytes.set(stats.page_bytes)
+        for name, gauge in self._gauges.items():
+            if (now := getattr(stats, name)) != getattr(before, name):
+                gauge.set(now)
+        for name, counter in self._counters.items():
+            if (more := getattr(stats, name) - getattr(before, name)) > 0:
+                counter.inc(more)
         self._usage.set(stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
-        self._pages_cached.set(stats.pages_cached)
-        self._pages_shared.set(stats.pages_shared)
-        self._if_copied.set(stats.pages_if_copied)
-        self._unused.set(stats.slots_unused)
-        self._host_slots.set(stats.host_slots)
-        self._host_used.set(stats.host_slots_used)
-        self._lifetimes.add(stats, before)
-        for counter, now, then in (
-            (self._queries, stats.prefix_queries, before.prefix_queries),
-            (self._hits, stats.prefix_hits, before.prefix_hits),
-            (self._evicted[Cause.CAPACITY], stats.evicted_capacity, before.evicted_capacity),
-            (self._evicted[Cause.RESET], stats.evicted_reset, before.evicted_reset),
-            (self._evicted[Cause.FAULT], stats.evicted_fault, before.evicted_fault),
-            (self._swapped_out, stats.swapped_out, before.swapped_out),
-            (self._swapped_in, stats.swapped_in, before.swapped_in),
-            (self._swap_lost, stats.swap_lost, before.swap_lost),
-            (self._imbalances, stats.imbalances, before.imbalances),
-            (self._steps, stats.steps, before.steps),
-            (self._computed, stats.computed_tokens, before.computed_tokens),
-            (self._recomputed, stats.recomputed_tokens, before.recomputed_tokens),
-            (self._preemptions, stats.preemptions, before.preemptions),
-            (self._images, stats.images_encoded, before.images_encoded),
-        ):
-            counter.inc(max(0, now - then))
+        if stats.lifetimes != before.lifetimes and stats.lifetimes:  # else of an engine that has just come
+            old = before.lifetimes or (0,) * len(stats.lifetimes)
+            more_lived = [max(0, n - m) for n, m in zip(stats.lifetimes, old, strict=True)]
+            self._lifetimes.add(more_lived, max(0.0, stats.lifetime_seconds - before.lifetime_seconds))

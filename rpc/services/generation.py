@@ -11,9 +11,11 @@ from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.frontend.errors import RequestFailed, invalid
-from rpc.frontend.frontend import Frontend, Live
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.live import Live
 from rpc.services import convert
 from rpc.services.errors import as_failure, failures_to, status_of
+from rpc.services.writer import Writer
 from scheduler.request import InvalidRequest, Spec
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -39,11 +41,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         async with failures_to(context):
             request_id = await self._accept(request.request_id, context)
             spec, grouping = self._spec(request.spec), self._grouping(request.stream_options)
-            async with self._frontend.open(spec, request_id, context.time_remaining()) as live:
-                async for message in _messages(live, grouping):
-                    await self._write(context, message)
-                if live.stream.failure is not None:
-                    raise live.stream.failure
+            async with (
+                self._frontend.open(spec, request_id, context.time_remaining()) as live,
+                Writer(context, self._frontend.settings.write_stall) as writer,
+            ):
+                await _send(live, grouping, writer)
 
     async def BatchGenerate(  # noqa: N802
         self, request: pb.BatchGenerateRequest, context: aio.ServicerContext
@@ -61,8 +63,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 for position, entry in enumerate(request.requests)
             ]
             try:
-                for done in asyncio.as_completed(entries):
-                    await self._write(context, await done)
+                async with Writer(context, self._frontend.settings.write_stall) as writer:
+                    for done in asyncio.as_completed(entries):
+                        await writer.write(await done)
             finally:
                 for entry in entries:
                     entry.cancel()
@@ -139,33 +142,24 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         finally:
             place.release()
 
-    async def _write(self, context: aio.ServicerContext, message: object) -> None:
-        """Raises RequestFailed where the client does not read."""
-        stall = self._frontend.settings.write_stall
-        try:
-            async with asyncio.timeout(stall):
-                await context.write(message)
-        except TimeoutError:
-            message_text = f"the client read nothing for {stall:.0f} s"
-            raise RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message_text) from None
 
-
-async def _messages(live: Live, grouping: convert.Grouping) -> AsyncIterator[pb.StreamGenerateResponse]:
-    """Deltas as they come, grouped as asked; the first comes with the first token, the last has the usage."""
-    stream, first = live.stream, True
-    while True:
+async def _send(live: Live, grouping: convert.Grouping, writer: Writer) -> None:
+    """Deltas as they come, grouped as asked; the first comes with the first token, the last has the usage. What comes
+    while a message is written goes into the next one. Raises the stream's failure.
+    """
+    stream, first, last = live.stream, True, False
+    while not last:
         await live.wait(1 if first else grouping.tokens, grouping.delay)
         if stream.failure is not None:
-            return
+            raise stream.failure
         last = stream.ended  # asked before the message is sent: the end may come while it is being written
-        ids = stream.spec.output.token_ids
-        message = pb.StreamGenerateResponse(deltas=[convert.delta_message(delta, ids) for delta in stream.take()])
+        message = pb.StreamGenerateResponse()
+        for delta in stream.take():
+            convert.add_delta(message, delta, stream.spec.output.token_ids)
         if first:
             message.request_id = live.request_id
             message.prompt_info.CopyFrom(convert.prompt_info(stream))
+            first = False
         if last or grouping.usage:
             message.usage.CopyFrom(convert.usage(stream))
-        first = False
-        yield message
-        if last:
-            return
+        await writer.write(message)

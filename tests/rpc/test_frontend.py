@@ -9,7 +9,8 @@ import pytest
 from cache_manager.page_names import Scope
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
-from rpc.frontend.frontend import Frontend, Live
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.live import Live
 from rpc.frontend.stream import FinishReason
 from rpc.services import convert
 from scheduler.events import EndReason
@@ -195,6 +196,31 @@ def test_failed_ends_become_failures(tokenizer: Tokenizer, reason: EndReason, co
             assert live.stream.failure.code == code
         counted = {"model_name": "m", "outcome": live.stream.failure.reason.lower()}
         assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
+
+    run(test())
+
+
+@pytest.mark.parametrize("last", ["token", "end", "delay"])
+def test_reader_who_wants_several_tokens_sleeps_until_they_are_there(tokenizer: Tokenizer, last: str) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        async with frontend.open(Spec("cat"), "a", None) as live:
+            (attempt,) = engine.submitted()
+            reading = asyncio.create_task(live.wait(3, 0.2 if last == "delay" else None))
+            for position in range(2):
+                frontend._deliver(outputs([(attempt, position, 70)]))
+                await asyncio.sleep(0.01)
+            assert not reading.done()
+            if last != "delay":
+                ends = [(attempt, EndReason.LENGTH)] if last == "end" else []
+                frontend._deliver(outputs([(attempt, 2, 70)] if last == "token" else [], ends))
+            await reading
+            assert live.stream.pending_tokens == (3 if last == "token" else 2)
+            live.stream.take()
+            if last != "end":  # and the next reader is content with one
+                frontend._deliver(outputs([(attempt, 3 if last == "token" else 2, 70)]))
+                await live.wait()
+                assert live.stream.pending_tokens == 1
 
     run(test())
 

@@ -11,10 +11,12 @@ from tests.support.frontends import PuppetEngine, make_frontend, outputs
 
 
 class SlowContext:
-    """Enough of grpc.aio's ServicerContext; the step that ends the stream comes while the first message is written."""
+    """Enough of grpc.aio's ServicerContext; so many steps come while the first message is written, the last of them
+    ends the stream.
+    """
 
-    def __init__(self, engine: PuppetEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: PuppetEngine, steps: int = 1) -> None:
+        self.engine, self.steps = engine, steps
         self.messages: list[pb.StreamGenerateResponse] = []
         self.frontend = None
 
@@ -36,19 +38,34 @@ class SlowContext:
         self.messages.append(message)
         if len(self.messages) == 1:
             attempt = self.engine.submitted()[0]
-            self.frontend._deliver(outputs([(attempt, 1, 71)], [(attempt, EndReason.LENGTH)]))
+            for position in range(1, self.steps + 1):
+                ends = [(attempt, EndReason.LENGTH)] if position == self.steps else []
+                self.frontend._deliver(outputs([(attempt, position, 70 + position)], ends))
+                await asyncio.sleep(0)
 
 
-def test_end_that_comes_during_a_write_is_still_sent(tokenizer: Tokenizer) -> None:
+def stream(tokenizer: Tokenizer, steps: int) -> list[pb.StreamGenerateResponse]:
     async def test() -> list[pb.StreamGenerateResponse]:
         frontend, engine, _ = make_frontend(tokenizer)
-        context = SlowContext(engine)
+        context = SlowContext(engine, steps)
         context.frontend = frontend
         request = pb.StreamGenerateRequest(spec=pb.GenerationSpec(text="cat"))
         await GenerationService(frontend).StreamGenerate(request, context)
         return context.messages
 
-    messages = asyncio.run(asyncio.wait_for(test(), 30))
+    return asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_tokens_that_come_during_a_write_go_into_one_message(tokenizer: Tokenizer) -> None:
+    first, rest = stream(tokenizer, 5)
+    assert (first.deltas[0].first_position, first.deltas[0].token_count) == (0, 1)
+    assert (rest.deltas[0].first_position, rest.deltas[0].token_count) == (1, 5)
+    assert first.deltas[0].text + rest.deltas[0].text == tokenizer.decode(list(range(70, 76)), True)
+    assert rest.usage.completion_tokens == 6
+
+
+def test_end_that_comes_during_a_write_is_still_sent(tokenizer: Tokenizer) -> None:
+    messages = stream(tokenizer, 1)
     assert [m.deltas[0].token_count for m in messages] == [1, 1]
     assert messages[-1].deltas[0].finish_reason == pb.FINISH_REASON_LENGTH
     assert messages[-1].usage.completion_tokens == 2

@@ -17,7 +17,7 @@ from scheduler.events import End, EndReason, EngineStats
 def test_page_parses_and_follows_the_naming_rules() -> None:
     metrics = Metrics("demo")
     metrics.engine_stats(EngineStats(running=3, waiting=2, pages_used=5, pages_total=10, steps=7, preemptions=1))
-    metrics.token(0.02, True)
+    metrics.tokens(4, [0.02], {0.004: 2, 0.5: 1})
     server, thread = start_http_server(0, "127.0.0.1", registry=metrics.registry)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
@@ -39,6 +39,9 @@ def test_page_parses_and_follows_the_naming_rules() -> None:
     assert value["quire_engine_steps_total"] == 7
     assert value["quire_num_preemptions_total"] == 1
     assert value["quire_time_to_first_token_seconds_count"] == 1
+    assert value["quire_generation_tokens_total"] == 4
+    assert value["quire_inter_token_latency_seconds_count"] == 3
+    assert value["quire_inter_token_latency_seconds_sum"] == 0.508
 
 
 def test_counters_add_what_is_new_and_survive_an_engine_that_starts_again() -> None:

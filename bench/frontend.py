@@ -1,0 +1,228 @@
+"""What a token costs in the frontend: the real service over an engine that computes nothing, one token a message.
+
+One run, interleaved: `floor`, a bare grpc.aio servicer that writes ready-made bytes of the same size, and `served`, the
+public service with its streams, detokenizer, stop strings and metrics over a stub engine. The server runs on one core,
+the clients on the others (on Linux). Its processor time a token is that of its whole process but for the stub's thread,
+and holds whoever else uses the machine; what happens in a second of the clock is true of a quiet one alone. The loop
+wakes up once for the engine's step, and once for each message that gRPC has written.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated
+
+import psutil
+import typer
+from grpc import aio
+from quire.v1 import generation_service_pb2 as pb
+from rich.console import Console
+from rich.table import Table
+
+from bench.stub_engine import FLOOR
+
+MODES = ("floor", "served")
+WARM_UP = 1.0  # seconds
+STREAMS_A_CONNECTION = 64
+STREAM = f"/{pb.DESCRIPTOR.services_by_name['GenerationService'].full_name}/StreamGenerate"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One window of one mode. messages: that the clients got. counts: of the server (see `bench.stub_engine`). others:
+    share of the machine that other processes used.
+    """
+
+    seconds: float
+    messages: int
+    counts: dict[str, float]
+    others: float
+
+    @property
+    def us(self) -> float:
+        """Microseconds of processor time a token."""
+        return 1e6 * self.counts["cpu"] / max(1, self.counts["tokens"])
+
+
+class Served:
+    """A server of `bench.stub_engine`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None  # noqa: S101 - pipes were asked for
+        assert process.stdout is not None  # noqa: S101
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self.address = self._stdout.readline().strip()
+
+    def counts(self) -> dict[str, float]:
+        self._stdin.write("\n")
+        self._stdin.flush()
+        return json.loads(self._stdout.readline())
+
+
+@contextmanager
+def running(mode: str, rate: float) -> Iterator[Served]:
+    command = [sys.executable, "-m", "bench.stub_engine", mode, str(rate)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        with apart_from(process.pid):
+            yield Served(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def apart_from(pid: int) -> Iterator[None]:
+    """The other process on the first core, this one on the rest, where there are several and the system can do it."""
+    if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
+        yield
+        return
+    os.sched_setaffinity(pid, cores[:1])
+    os.sched_setaffinity(0, cores[1:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+class Machine:
+    """What other processes use."""
+
+    def __init__(self) -> None:
+        self._began, self._before = time.monotonic(), self._busy()
+
+    def _busy(self) -> float:
+        machine = psutil.cpu_times()
+        return sum(machine) - machine.idle - machine.iowait - time.process_time()
+
+    def others(self, counts: dict[str, float]) -> float:
+        """Their share since the beginning. counts: of the server in this time."""
+        theirs = self._busy() - self._before - counts["cpu"] - counts["stub"]
+        return max(0.0, theirs) / (time.monotonic() - self._began) / (psutil.cpu_count() or 1)
+
+
+def request(group: int) -> bytes:
+    """Text alone, a stop string that never comes, and no end before the context's. group: least tokens a message."""
+    spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=[1, 2, 3, 4]), stopping=pb.StoppingCriteria(ignore_eos=True))
+    spec.stopping.stop.append("\nqqqq")
+    options = pb.StreamOptions(min_tokens_per_message=group)
+    return pb.StreamGenerateRequest(spec=spec, stream_options=options).SerializeToString()
+
+
+async def measure(mode: str, streams: int, rate: float, seconds: float, group: int = 1) -> Window:
+    """Raises RuntimeError where a stream ends."""
+    with running(mode, rate) as server:
+        async with AsyncExitStack() as stack:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channels = [
+                await stack.enter_async_context(aio.insecure_channel(server.address, options))
+                for _ in range(-(-streams // STREAMS_A_CONNECTION))
+            ]
+            return await _measure(server, Readers(mode, channels, streams, request(group)), seconds)
+
+
+async def measure_all(
+    streams: Sequence[int], rate: float, group: int, rounds: int, seconds: float
+) -> dict[int, dict[str, float]]:
+    """By number of streams, what `report` says."""
+    # On one loop: grpc.aio goes on telling the loops of earlier runs what comes.
+    rows = {}
+    for count in streams:
+        windows: dict[str, list[Window]] = {mode: [] for mode in MODES}
+        for _ in range(rounds):
+            for mode in MODES:
+                windows[mode].append(await measure(mode, count, rate, seconds, group))
+        rows[count] = report(windows)
+    return rows
+
+
+class Readers:
+    """Clients that count their messages."""
+
+    def __init__(self, mode: str, channels: list[aio.Channel], streams: int, request: bytes) -> None:
+        self.messages, self._request = 0, request
+        method = FLOOR if mode == "floor" else STREAM
+        calls = [channels[i // STREAMS_A_CONNECTION].unary_stream(method, None, None) for i in range(streams)]
+        self._tasks = [asyncio.create_task(self._read(call)) for call in calls]
+
+    async def _read(self, call: aio.UnaryStreamMultiCallable) -> None:
+        async for _ in call(self._request):
+            self.messages += 1
+
+    async def leave(self) -> None:
+        """Raises RuntimeError where a stream has ended."""
+        ended = [task for task in self._tasks if task.done()]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if ended:
+            raise RuntimeError(f"{len(ended)} of {len(self._tasks)} streams ended: {ended[0].exception()}")
+
+
+async def _measure(server: Served, readers: Readers, seconds: float) -> Window:
+    await asyncio.sleep(WARM_UP)
+    machine, began, before, first = Machine(), time.monotonic(), server.counts(), readers.messages
+    await asyncio.sleep(seconds)
+    took, after, messages = time.monotonic() - began, server.counts(), readers.messages - first
+    counts = {key: after[key] - before[key] for key in after}
+    window = Window(took, messages, counts, machine.others(counts))
+    await readers.leave()
+    return window
+
+
+def report(windows: dict[str, list[Window]]) -> dict[str, float]:
+    floor, ours = windows["floor"], windows["served"]
+    us, bare = median(w.us for w in ours), median(w.us for w in floor)
+    return {
+        "floor_us_per_message": bare,
+        "us_per_token": us,
+        "ratio": us / bare,
+        "tokens_per_core_second": 1e6 / us,
+        "tokens_per_second": median(w.counts["tokens"] / w.seconds for w in ours),
+        "messages_per_second": median(w.messages / w.seconds for w in ours),
+        "tokens_per_message": median(w.counts["tokens"] / max(1, w.messages) for w in ours),
+        "loop_turns_per_step": median(w.counts["turns"] / max(1, w.counts["steps"]) for w in ours),
+        "wakeups_per_step": median(w.counts["sleeps"] / max(1, w.counts["steps"]) for w in ours),
+        "others_share_of_machine": median(w.others for w in floor + ours),
+    }
+
+
+def main(
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="Concurrent streams; may be given again.")] = None,
+    rate: Annotated[float, typer.Option(min=0, help="Steps a second; 0: the next once all tokens are taken.")] = 0,
+    group: Annotated[int, typer.Option(min=1, help="Tokens that a message waits for; above 1 with a rate.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Windows of each mode; medians are reported.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a window.")] = 3.0,
+    json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Measure the frontend's own cost: 1, 16, 64 and 256 streams, one token a message."""
+    if group > 1 and not rate:
+        raise typer.BadParameter("--group above 1 needs a --rate: a step would wait for tokens that wait for it")
+    rows = asyncio.run(measure_all(streams or [1, 16, 64, 256], rate, group, rounds, seconds))
+    if json_output:
+        print(json.dumps(rows))
+        return
+    pace = f"{rate:g} steps/s" if rate else "a step as soon as all tokens are taken"
+    table = Table(
+        title=f"Frontend: {pace}, medians of {rounds}",
+        caption="us are of processor time; what is per second is true of a quiet machine alone",
+    )
+    for heading in ("streams", *map(str, rows)):
+        table.add_column(heading, justify="right" if heading != "streams" else "left")
+    for key in next(iter(rows.values())):
+        table.add_row(
+            key.replace("_", " "),
+            *(f"{row[key]:,.0f}" if row[key] >= 1000 else f"{row[key]:.3g}" for row in rows.values()),
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,84 @@
+"""A request that is being served, and what came for all of them with a step."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from rpc.frontend.stream import RequestStream
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request between its submission and its end. One task reads it; `tell` and `tell_tokens` wake it. last_tokens:
+    when the newest one of each sequence came.
+    """
+
+    stream: RequestStream
+    request_id: str
+    started: float
+    streaming: bool
+    last_tokens: dict[int, float] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+    _news: bool = False
+    _wanted: int = 1  # tokens that wake the reader
+    _reader: asyncio.Future[None] | None = None
+
+    def tell(self) -> None:
+        """There is something to take, or the stream has ended."""
+        self._news = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def tell_tokens(self) -> None:
+        """There are more tokens; a reader who waits for several sleeps on until they are there."""
+        if self._wanted == 1 or self.stream.pending_tokens >= self._wanted:
+            self.tell()
+
+    async def wait(self, tokens: int = 1, delay: float | None = None) -> None:
+        """Until the stream ended or so many tokens wait; no longer than `delay` seconds after the first of them."""
+        await self._told()
+        if tokens > 1:
+            self._wanted = tokens
+            try:
+                async with asyncio.timeout(delay):
+                    while not self.stream.ended and self.stream.pending_tokens < tokens:
+                        await self._told()
+            except TimeoutError:
+                pass  # what there is, is sent
+            finally:
+                self._wanted = 1
+
+    async def _told(self) -> None:
+        # An `asyncio.Event` does the same for several readers.
+        if not self._news:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        self._news = False
+
+
+@dataclass(slots=True, eq=False)
+class Arrivals:
+    """Tokens that came at the time `now`. firsts: seconds from a request to its first one, gaps: how many of the others
+    came so many seconds after the one before in their sequence.
+
+    The first tokens of a request's other sequences have neither, nor has what a beam search found, which comes at once.
+    """
+
+    now: float
+    tokens: int = 0
+    firsts: list[float] = field(default_factory=list)
+    gaps: dict[float, int] = field(default_factory=dict)
+
+    def add(self, live: Live, index: int) -> None:
+        """One token of this sequence."""
+        self.tokens += 1
+        last = live.last_tokens.get(index)
+        if last is None:
+            if not live.last_tokens:
+                self.firsts.append(self.now - live.started)
+        elif live.stream.request.beam is None:
+            gap = self.now - last
+            self.gaps[gap] = self.gaps.get(gap, 0) + 1
+        live.last_tokens[index] = self.now

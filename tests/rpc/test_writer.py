@@ -1,0 +1,67 @@
+"""A message may wait for its reader for so long, however many went before it."""
+
+import asyncio
+import time
+
+import pytest
+
+from rpc.frontend.errors import RequestFailed
+from rpc.services.writer import Writer
+
+STALL = 0.5
+
+
+class Client:
+    """Enough of grpc.aio's ServicerContext: reads each message after so many seconds."""
+
+    def __init__(self, *delays: float) -> None:
+        self._delays = iter(delays)
+        self.read: list[object] = []
+
+    async def write(self, message: object) -> None:
+        delay = next(self._delays, None)
+        if delay is None:
+            raise ConnectionError("the client has left")
+        await asyncio.sleep(delay)
+        self.read.append(message)
+
+
+async def write(client: Client, messages: int, pause: float = 0.0) -> None:
+    async with Writer(client, STALL) as writer:
+        for i in range(messages):
+            await writer.write(i)
+            await asyncio.sleep(pause)
+
+
+def test_slow_messages_and_long_pauses_are_no_stall() -> None:
+    slow, seldom = Client(*[0.6 * STALL] * 4), Client(0, 0)
+
+    async def both() -> None:
+        await asyncio.gather(write(slow, 4), write(seldom, 2, 1.5 * STALL))
+
+    asyncio.run(both())
+    assert (slow.read, seldom.read) == ([0, 1, 2, 3], [0, 1])
+
+
+@pytest.mark.parametrize("before", [[], [0.0], [0.9 * STALL], [0.0, 0.5 * STALL, 0.0]])
+def test_message_that_nobody_reads_ends_the_call_after_its_own_time(before: list[float]) -> None:
+    client = Client(*before, 60)
+    began = time.monotonic()
+    with pytest.raises(RequestFailed) as failed:
+        asyncio.run(write(client, len(before) + 1))
+    assert failed.value.reason == "SLOW_READER"
+    assert len(client.read) == len(before)
+    assert sum(before) + STALL <= time.monotonic() - began < sum(before) + STALL + 1
+
+
+def test_cancel_and_errors_of_the_block_stay_what_they_are() -> None:
+    async def cancelled() -> bool:
+        task = asyncio.create_task(write(Client(60), 1))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return task.cancelled()
+
+    assert asyncio.run(cancelled())
+    with pytest.raises(ConnectionError):
+        asyncio.run(write(Client(), 1))
