@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
-from model.attention.pieces import Pieces, Seen, divide
+from model.attention.pieces import Pieces, divide
+from model.attention.seen import Seen
 from model.kernels.attention import CHUNK, SUMS, Shape, part_bytes, write_attention, write_join
 from model.kernels.element import ELEMENTS
 from model.kernels.heads import BLOCK, MOST_DIM, Heads, write_heads
