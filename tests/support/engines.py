@@ -141,6 +141,7 @@ def make_rig(
     host_pages: int = 0,
     quantization: str | None = None,
     backend: str = "auto",
+    device: str = "cpu",
 ) -> Rig:
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
@@ -148,7 +149,7 @@ def make_rig(
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
     host = host_pages * layout.page_bytes or None
     model_settings = ModelSettings(
-        str(directory), None, dtype, "cpu", page_size, memory, poison, host_cache_memory=host,
+        str(directory), None, dtype, device, page_size, memory, poison, host_cache_memory=host,
         quantization=quantization, backend=backend,
     )  # fmt: skip
     recompute = settings.recompute
