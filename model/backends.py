@@ -131,7 +131,9 @@ class TritonBackend:
 
     @property
     def logit_ops(self) -> LogitOps:
-        return TORCH_OPS
+        from model.gpu.sampler import GpuOps
+
+        return GpuOps()
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> "TritonAttention":
         from model.attention.triton import TritonAttention

@@ -14,6 +14,7 @@ from model.gpu import formats
 from model.gpu.attention import attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
+from model.gpu.sampler import BLOCK, draw_blocks, join_draws, join_summaries, summarise_blocks
 from model.gpu.tuning import ELEMENTS, Sizes, tuning_for
 from tests.model.gpu.ahead import Compiled, compile_for
 
@@ -153,3 +154,34 @@ def test_gates() -> None:
     made = compile_for(90, gate_rows, {"gate_up": "*bf16", "out": "*bf16", "width": "i32"}, {"BLOCK": 1024}, ("width",))
     check(made, 90)
     assert "ld.global.v4" in made.assembly
+
+
+BLOCKS = {"tops": "*fp32", "tokens": "*i32", "stride": "i32", "vocabulary": "i32"}
+
+
+def test_summaries_of_logits() -> None:
+    """A vocabulary is a multiple of 16 more often than not; what begins at 16 bytes is read in whole ones then."""
+    types = BLOCKS | {"logits": "*fp32", "totals": "*fp32"}
+    made = compile_for(90, summarise_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
+    check(made, 90)
+    assert "ld.global.v4" in made.assembly
+    types = {
+        "tops": "*fp32", "tokens": "*i32", "totals": "*fp32", "best": "*fp32", "token": "*i64", "normal": "*fp32",
+        "blocks": "i32",
+    }  # fmt: skip
+    check(compile_for(90, join_summaries, types, {"WIDE": 64}), 90)
+
+
+def test_draws() -> None:
+    types = BLOCKS | {
+        "logits": "*fp32", "rows": "*i64", "best": "*fp32", "keys": "*i64", "temperatures": "*fp32", "least": "*fp32",
+    }  # fmt: skip
+    made = compile_for(90, draw_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
+    check(made, 90)
+    assert "ld.global.v4" in made.assembly
+    check(
+        compile_for(
+            90, join_draws, {"tops": "*fp32", "tokens": "*i32", "token": "*i64", "blocks": "i32"}, {"WIDE": 64}
+        ),
+        90,
+    )

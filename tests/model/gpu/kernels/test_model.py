@@ -10,6 +10,7 @@ from model.attention.triton import TritonAttention
 from model.backends import TorchBackend
 from model.config import ModelConfig
 from model.gpu.parts import with_kernels
+from model.gpu.sampler import GpuOps
 from model.gpu.tuning import Sizes, Tuning
 from scheduler.settings import SchedulerSettings
 from tests.model.gpu.kernels.device import DEVICE, compute_in
@@ -49,6 +50,7 @@ def test_tokens_and_logits_are_those_of_the_reference(
     directory = write_ministral(tmp_path, 9, "fs")
     expected = run(directory, page_size)
     monkeypatch.setattr(TorchBackend, "attention", on_kernels)
+    monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
     monkeypatch.setattr(TorchBackend, "model", lambda _, decoder: with_kernels(decoder))
     found = run(directory, page_size)
     assert type(found.loaded.runner._attention) is TritonAttention
