@@ -138,9 +138,11 @@ class TritonBackend:
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> "TritonAttention":
         from model.attention.triton import TritonAttention
 
-        return TritonAttention(
+        made = TritonAttention(
             layout, pages, config.heads, self.kv_dtype, self.device, self.dtype, config.scale, config.soft_cap
         )
+        made.prepare()
+        return made
 
     def model(self, decoder: Decoder) -> Model:
         from model.gpu.parts import with_kernels

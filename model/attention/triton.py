@@ -7,6 +7,7 @@ copies only; and page size, canonical form, scales and poison stay those of the 
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,13 +45,16 @@ def why_not(layout: KVLayout) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """Pieces of one kind, on the device. parts, sums: room for what `join_parts` joins, None where there is nothing."""
+    """Pieces of one kind, on the device. divided: whether its keys may be. parts, sums: room for what `join_parts`
+    joins.
+    """
 
     sizes: Sizes
+    divided: bool
     pieces: Tensor
     joins: Tensor
-    parts: Tensor | None
-    sums: Tensor | None
+    parts: Tensor
+    sums: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +69,7 @@ class GroupPlan:
 
 
 TritonPlan = tuple[GroupPlan, ...]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class TritonAttention:
@@ -98,7 +103,7 @@ class TritonAttention:
         self._format = format_of(self.pool.eight_bit, capability)
         elements = "float32" if compute == "float32" else "eight" if self._format else "half"
         self.tuning = tuning_for(name, capability, layout.head_dim, elements)
-        self._compute = COMPUTE[compute]
+        self._compute, self._dtype = COMPUTE[compute], getattr(torch, compute)
         # With their scales, weights can be too small for float16.
         self._mix = tl.bfloat16 if elements == "eight" else self._compute
         scale = scale or layout.head_dim**-0.5
@@ -141,47 +146,77 @@ class TritonAttention:
         return kinds
 
     def _work(self, sizes: Sizes, kind: Pieces, pieces: Tensor, joins: Tensor) -> Work:
-        if not kind.parts:
-            return Work(sizes, pieces, joins, None, None)
         parts, sums = (
             torch.empty((kind.parts, self._heads, width), dtype=torch.float32, device=self._device)
             for width in (self._layout.head_dim, 2)
         )
-        return Work(sizes, pieces, joins, parts, sums)
+        return Work(sizes, kind.divided, pieces, joins, parts, sums)
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: TritonPlan) -> None:
         group, place = self._place[layer]
-        keys, values = _readable(keys), _readable(values)
-        layout, (stores, scales) = self._layout, self._read(place)
-        write_slots[(len(keys),)](
-            keys, values, *stores, *scales, plan[group].slots, keys.stride(0), keys.stride(1), values.stride(0),
-            values.stride(1), self._slots, HEADS=layout.kv_heads, ROOM=_power_of_two(layout.kv_heads),
-            DIM=layout.head_dim, WIDE=self._wide, FORMAT=self._format,
-        )  # fmt: skip
+        given, options = self._to_write(place, _readable(keys), _readable(values), plan[group].slots)
+        write_slots[(len(keys),)](*given, **options)
 
     def attend(self, layer: int, queries: Tensor, plan: TritonPlan) -> Tensor:
         group, place = self._place[layer]
         queries = _readable(queries)
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for work in plan[group].work:
-            self._attend(place, queries, out, plan[group], work)
+            given, options = self._to_attend(place, queries, out, plan[group], work)
+            attend_pieces[(len(work.pieces), self._layout.kv_heads * self._shares)](*given, **options)
+            if len(work.joins):
+                given, options = self._to_join(out, work)
+                join_parts[(len(work.joins), self._heads)](*given, **options)
         return out
 
-    def _attend(self, place: int, queries: Tensor, out: Tensor, plan: GroupPlan, work: Work) -> None:
-        layout, sizes, (stores, scales) = self._layout, work.sizes, self._read(place)
-        divided = work.parts is not None
-        attend_pieces[(len(work.pieces), layout.kv_heads * self._shares)](
-            out, queries, *stores, *scales, plan.table, plan.first, plan.last, work.pieces,
-            work.parts if divided else out, work.sums if divided else out, self._scale, self._cap, queries.stride(0),
-            queries.stride(1), self._slots, plan.table.shape[1], GROUP=self._group, ROOM=self._room,
-            SHARES=self._shares, TOKENS=sizes.tokens(self._room), DIM=layout.head_dim, WIDE=self._wide,
-            TILE=sizes.tile, PAGE=layout.page_size, FORMAT=self._format, CAPPED=self._capped, DIVIDED=divided,
-            COMPUTE=self._compute, MIX=self._mix, num_warps=sizes.warps, num_stages=sizes.stages,
+    def prepare(self) -> None:
+        """Compiles all that a step can need, so that no request waits for a compiler. Only on a GPU."""
+        layout, few, many = self._layout, self.tuning.few, self.tuning.many
+        none = torch.empty(0, dtype=torch.int32, device=self._device)
+        queries, keys = (
+            torch.empty((0, heads, layout.head_dim), dtype=self._dtype, device=self._device)
+            for heads in (self._heads, layout.kv_heads)
+        )
+        parts = torch.empty(0, dtype=torch.float32, device=self._device)
+        given, options = self._to_write(0, keys, keys, none)
+        write_slots.warmup(*given, grid=(1,), **options)
+        plan = GroupPlan(none, none.view(0, ALIGNED), none, none, ())
+        for sizes, divided in ((few, True), (many, True), (many, False)):
+            work = Work(sizes, divided, none, none, parts, parts)
+            given, options = self._to_attend(0, queries, queries, plan, work)
+            attend_pieces.warmup(*given, grid=(1, 1), **options)
+            given, options = self._to_join(queries, work)
+            join_parts.warmup(*given, grid=(1, 1), **options)
+
+    # What kernels are given, and compiled with
+
+    def _to_write(self, place: int, keys: Tensor, values: Tensor, slots: Tensor) -> Call:
+        layout, (stores, scales) = self._layout, self._read(place)
+        given = (
+            keys, values, *stores, *scales, slots, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+            self._slots,
         )  # fmt: skip
-        if divided:
-            join_parts[(len(work.joins), self._heads)](
-                out, work.parts, work.sums, work.joins, DIM=layout.head_dim, WIDE=self._wide, AT_ONCE=AT_ONCE
-            )
+        return given, {
+            "HEADS": layout.kv_heads, "ROOM": _power_of_two(layout.kv_heads), "DIM": layout.head_dim,
+            "WIDE": self._wide, "FORMAT": self._format,
+        }  # fmt: skip
+
+    def _to_attend(self, place: int, queries: Tensor, out: Tensor, plan: GroupPlan, work: Work) -> Call:
+        layout, sizes, (stores, scales) = self._layout, work.sizes, self._read(place)
+        given = (
+            out, queries, *stores, *scales, plan.table, plan.first, plan.last, work.pieces, work.parts, work.sums,
+            self._scale, self._cap, queries.stride(0), queries.stride(1), self._slots, plan.table.shape[1],
+        )  # fmt: skip
+        return given, {
+            "GROUP": self._group, "ROOM": self._room, "SHARES": self._shares, "TOKENS": sizes.tokens(self._room),
+            "DIM": layout.head_dim, "WIDE": self._wide, "TILE": sizes.tile, "PAGE": layout.page_size,
+            "FORMAT": self._format, "CAPPED": self._capped, "DIVIDED": work.divided, "COMPUTE": self._compute,
+            "MIX": self._mix, "num_warps": sizes.warps, "num_stages": sizes.stages,
+        }  # fmt: skip
+
+    def _to_join(self, out: Tensor, work: Work) -> Call:
+        given = (out, work.parts, work.sums, work.joins)
+        return given, {"DIM": self._layout.head_dim, "WIDE": self._wide, "AT_ONCE": AT_ONCE}
 
     def _read(self, place: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Elements and scales of K and V; what stands for scales where there are none is not looked at."""

@@ -29,7 +29,7 @@ JOIN_FIELDS = tl.constexpr(4)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["slots", "table_width"])
 def attend_pieces(
     out,
     queries,

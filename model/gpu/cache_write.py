@@ -6,7 +6,7 @@ import triton.language as tl
 from model.gpu.formats import PLAIN, quantised
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["store_slots"])
 def write_slots(
     keys,
     values,

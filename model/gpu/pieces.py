@@ -14,12 +14,13 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
     """pieces: int64 [n, FIELDS] and joins: int64 [m, JOIN_FIELDS], as `attend_pieces` and `join_parts` have them.
-    parts: how many there are.
+    parts: how many there are. divided: whether keys were to be.
     """
 
     pieces: Ints
     joins: Ints
     parts: int
+    divided: bool
 
 
 def divide(slices: Ints, seen: Seen, tokens: int, chunk: int | None) -> Pieces:
@@ -50,7 +51,7 @@ def divide(slices: Ints, seen: Seen, tokens: int, chunk: int | None) -> Pieces:
     made[:, 5] = np.where(chunks[piece] > 1, base[piece] + nth, -1)
     made[:, 6] = chunks[piece]
     longest_first = np.argsort(made[:, 3] - made[:, 4], kind="stable")
-    return Pieces(made[longest_first], _joins(first, here, chunks, base), int(parts_of.sum()))
+    return Pieces(made[longest_first], _joins(first, here, chunks, base), int(parts_of.sum()), chunk is not None)
 
 
 def _joins(first: Ints, here: Ints, chunks: Ints, base: Ints) -> Ints:

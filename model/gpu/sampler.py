@@ -156,9 +156,10 @@ class GpuOps:
 
 
 def _parts(logits: Tensor, rows: int, blocks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What each block leaves: the largest, a sum, a token id."""
-    floats = logits.new_empty((2, rows, blocks))
-    return floats[0], floats[1], torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
+    """What each block leaves: the largest, a sum, a token id. Each array begins where memory is aligned."""
+    kinds = (torch.float32, torch.float32, torch.int32)
+    tops, totals, tokens = (torch.empty((rows, blocks), dtype=kind, device=logits.device) for kind in kinds)
+    return tops, totals, tokens
 
 
 def _readable(logits: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> N
     }  # fmt: skip
     room = 1 << (heads - 1).bit_length()
     constants = {"HEADS": heads, "ROOM": room, "DIM": dim, "WIDE": dim, "FORMAT": format_.value}
-    aligned = ("key_stride", "key_head_stride", "value_stride", "value_head_stride", "store_slots")
+    aligned = ("key_stride", "key_head_stride", "value_stride", "value_head_stride")
     made = compile_for(capability, write_slots, types, constants, aligned)
     check(made, capability)
     assert "ld.global.v" in made.assembly
