@@ -127,9 +127,8 @@ class GpuOps:
         blocks = triton.cdiv(logits.shape[1], BLOCK)
         tops, totals, tokens = _parts(logits, n, blocks)
         best, normal, token = logits.new_empty(n), logits.new_empty(n), tokens.new_empty(n, dtype=torch.int64)
-        if n:
-            summarise_blocks[(n, blocks)](logits, tops, tokens, totals, logits.stride(0), logits.shape[1], BLOCK=BLOCK)
-            join_summaries[(n,)](tops, tokens, totals, best, token, normal, blocks, WIDE=triton.next_power_of_2(blocks))
+        summarise_blocks[(n, blocks)](logits, tops, tokens, totals, logits.stride(0), logits.shape[1], BLOCK=BLOCK)
+        join_summaries[(n,)](tops, tokens, totals, best, token, normal, blocks, WIDE=triton.next_power_of_2(blocks))
         return Summary(best, token, normal[:, None])
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:

@@ -51,7 +51,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
     run = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        assert all(size > 0 for size in grid), "an empty grid is refused by the device"
         return run(kernel, *args, grid=grid, warmup=True, **options)
 
     monkeypatch.setattr(runtime.driver, "_active", Driver())
