@@ -1,6 +1,6 @@
-"""Which code computes a model: torch, anywhere, or the kernels of the CPU, where they can.
+"""Which code computes a model: torch, anywhere, or the kernels of the CPU or of a GPU, where they can.
 
-The kernels are imported when they are asked for: without their compiler, llvmlite, everything else works.
+Kernels are imported when they are asked for: without their compilers, llvmlite and Triton, everything else works.
 """
 
 import logging
@@ -26,10 +26,13 @@ from model.tensors import ProductMaker
 
 if TYPE_CHECKING:
     from model.attention.cpu import CpuAttention
+    from model.attention.triton import TritonAttention
     from model.kernels.product import KernelLinear
     from model.kernels.program import Machine
 
 log = logging.getLogger("quire.model")
+
+LEAST_CAPABILITY = 8  # of a GPU: asynchronous copies, bfloat16
 
 
 class Backend(Protocol):
@@ -115,17 +118,59 @@ class CpuBackend:
         return CompiledDecoder(self.machine, decoder)
 
 
+@dataclass(frozen=True, slots=True)
+class TritonBackend:
+    """Layer by layer on a GPU: attention and what is small by kernels, large products by torch. dtype: of the weights.
+    kv_dtype: as in `KVPool`.
+    """
+
+    dtype: str
+    kv_dtype: str
+    device: torch.device
+    maker: None = None
+
+    @property
+    def numerics(self) -> str:
+        import triton
+
+        return f"triton {triton.__version__} {torch.cuda.get_device_name(self.device)}"
+
+    @property
+    def logit_ops(self) -> LogitOps:
+        from model.gpu.sampler import GpuOps
+
+        return GpuOps()
+
+    def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> "TritonAttention":
+        from model.attention.triton import TritonAttention
+
+        made = TritonAttention(
+            layout, pages, config.heads, self.kv_dtype, self.device, self.dtype, config.scale, config.soft_cap
+        )
+        made.prepare()
+        return made
+
+    def model(self, decoder: Decoder) -> Model:
+        from model.gpu.parts import with_kernels
+
+        return with_kernels(decoder)
+
+
 def choose_backend(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> Backend:
     """dtype: of the weights. Raises ValueError where the settings insist on kernels that there are not."""
     plain = TorchBackend(kv_dtype, torch.device(device))
-    if settings.backend == "reference" or (settings.backend == "auto" and device != "cpu"):
+    if settings.backend == "reference":
         return plain
+    insisting = settings.backend != "auto"
+    gpu = settings.backend == "triton" or (not insisting and device != "cpu")
     try:
+        if gpu:
+            return _gpu_kernels(config, settings, dtype, kv_dtype, device)
         return _kernels(config, settings, dtype, kv_dtype)
     except NoKernels as reason:
-        if settings.backend == "cpu":
-            raise ValueError(f"--backend is 'cpu': {reason}") from None
-        log.info("The CPU's kernels are not used: %s", reason)
+        if insisting:
+            raise ValueError(f"--backend is {settings.backend!r}: {reason}") from None
+        log.info("The %s's kernels are not used: %s", "GPU" if gpu else "CPU", reason)
         return plain
 
 
@@ -162,6 +207,25 @@ def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype:
     except NotCompiled as error:
         raise NoKernels(str(error)) from None
     return backend
+
+
+def _gpu_kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> TritonBackend:
+    """Raises NoKernels."""
+    if device != "cuda":
+        raise NoKernels("they need --device cuda" if settings.device == "cpu" else "there is no CUDA device")
+    if torch.version.hip is not None:
+        raise NoKernels("they are for NVIDIA's devices")
+    major, minor = torch.cuda.get_device_capability()
+    if major < LEAST_CAPABILITY:
+        raise NoKernels(f"the device has compute capability {major}.{minor}, below {LEAST_CAPABILITY}.0")
+    try:
+        from model.attention.triton import why_not
+    except ImportError as error:
+        raise NoKernels(f"{error.name} is not installed") from None
+    if reason := why_not(config.kv_layout(settings.page_size, kv_dtype)):
+        raise NoKernels(reason)
+    log.info("attention: Triton's kernels on %s, compute capability %d.%d", torch.cuda.get_device_name(), major, minor)
+    return TritonBackend(dtype, kv_dtype, torch.device(device))
 
 
 def _cache(place: str | None) -> Path | None:

@@ -37,6 +37,19 @@ class KVPool:
         self._elements = zeros(layout.head_dim, stored)
         self._scales = zeros(1, torch.float32) if self._eight_bit is not None else []
 
+    @property
+    def eight_bit(self) -> torch.dtype | None:
+        """Of the elements, where they have 8 bits."""
+        return self._eight_bit
+
+    def elements(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V, [kv_heads, slots, head_dim]; bytes where they have 8 bits."""
+        return self._elements[layer]
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Of K and V, float32 [kv_heads, slots, 1]; None where there are none."""
+        return self._scales[layer] if self._scales else None
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """keys, values: [tokens, kv_heads, head_dim], into these slots [tokens]."""
         for which, rows in enumerate((keys, values)):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8",)
 KV_DTYPES = (*DTYPES, "int8", "fp8")
-BACKENDS = ("auto", "cpu", "reference")
+BACKENDS = ("auto", "cpu", "triton", "reference")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -81,8 +81,8 @@ class ModelSettings:
     backend: str = field(
         default="auto",
         metadata={
-            "help": "What computes: cpu (the CPU's own kernels), reference (torch, anything anywhere), or auto: the "
-            "kernels where they can run the model."
+            "help": "What computes: cpu (the CPU's own kernels), triton (attention by kernels for GPUs), reference "
+            "(torch, anything anywhere), or auto: the device's kernels where they can run the model."
         },
     )
     kernel_cache: str | None = field(

@@ -10,7 +10,8 @@ from torch import Tensor
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
 from model.attention.pages import Pages
-from model.attention.pieces import Pieces, Seen, divide
+from model.attention.pieces import Pieces, divide
+from model.attention.seen import Seen
 from model.kernels.attention import CHUNK, SUMS, Shape, part_bytes, write_attention, write_join
 from model.kernels.eight_bit import EIGHT_BITS
 from model.kernels.element import ELEMENTS

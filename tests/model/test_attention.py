@@ -56,11 +56,7 @@ class Pool:
         needed = [layout.pages_for(before + now) // groups for before, now in case.lengths]
         pages = sum(needed) * groups + 5
         self.heads = case.kv_heads * case.group
-        self.attention: AttentionBackend = (
-            CpuAttention(the_machine(), layout, pages, self.heads, case.dtype, context=4096, eight_bit=case.kv)
-            if case.kernels
-            else ReferenceAttention(layout, pages, self.heads, case.kv or case.dtype, torch.device("cpu"))
-        )
+        self.attention = self._backend(layout, pages)
         self.attention.poison(np.arange(pages, dtype=np.int32))
         shuffled = self.rng.permutation(pages).astype(np.int32)
         # What stands in a table past a sequence's pages is meaningless: here the id of a page that nobody owns.
@@ -75,6 +71,15 @@ class Pool:
         self.keys, self.values = ([self._random(sum(n), case.kv_heads) for n in case.lengths] for _ in range(2))
         self.queries = [self._random(sum(n), self.heads) for n in case.lengths]
         self.whole: dict[int, int] = {}
+
+    def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
+        if self.case.kernels:
+            eight_bit = self.case.kv
+            return CpuAttention(
+                the_machine(), layout, pages, self.heads, self.case.dtype, context=4096, eight_bit=eight_bit
+            )
+        dtype = self.case.kv or self.case.dtype
+        return ReferenceAttention(layout, pages, self.heads, dtype, torch.device("cpu"))
 
     def _random(self, tokens: int, heads: int) -> Tensor:
         return torch.from_numpy(self.rng.normal(size=(tokens, heads, self.case.head_dim)) * 1.5).to(self.dtype)

@@ -11,7 +11,9 @@ from transformers import GPT2Config, MixtralConfig, Olmo2Config, OPTConfig, PhiC
 
 from model.attention.cpu import CpuAttention
 from model.attention.reference import ReferenceAttention
+from model.backends import Backend, TorchBackend, TritonBackend, choose_backend
 from model.compiled import CompiledDecoder
+from model.config import read_config
 from model.decoder import Decoder
 from model.loading import LoadedModel, load
 from model.settings import ModelSettings
@@ -93,6 +95,68 @@ def test_models_that_kernels_do_not_know_are_found_out_before_their_weights_are_
     ):
         with pytest.raises(ValueError, match=reason):
             loaded(directory, backend="cpu")
+
+
+def test_kernels_for_gpus_need_one(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="--backend is 'triton': there is no CUDA device"):
+        loaded(tiny, backend="triton")
+    with pytest.raises(ValueError, match="--backend is 'triton': they need --device cuda"):
+        loaded(tiny, backend="triton", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("capability", "changes", "reason"),
+    [
+        ((8, 0), {}, None),
+        ((9, 0), {"kv_cache_dtype": "fp8"}, None),
+        ((7, 5), {}, "the device has compute capability 7.5, below 8.0"),
+        ((9, 0), {"narrow": True}, "a head has 8 elements, no multiple of 16 up to 256"),
+    ],
+)
+def test_on_a_gpu_its_kernels_where_they_can(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capability: tuple[int, int],
+    changes: dict[str, str | bool],
+    reason: str | None,
+) -> None:
+    """A GPU that says what it is, and nothing else."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    config = read_config(write_llama(tmp_path, num_attention_heads=8) if changes.pop("narrow", False) else tiny)
+
+    def chosen(backend: str) -> Backend:
+        settings = ModelSettings(backend=backend, **changes)  # type: ignore[arg-type]
+        return choose_backend(config, settings, "float32", str(changes.get("kv_cache_dtype", "float32")), "cuda")
+
+    assert type(chosen("reference")) is TorchBackend
+    with caplog.at_level(logging.INFO):
+        found = chosen("auto")
+    if reason is None:
+        assert type(found) is TritonBackend
+        assert found.numerics != chosen("reference").numerics
+        assert f"Triton's kernels on a GPU, compute capability {capability[0]}.{capability[1]}" in caplog.text
+        return
+    assert type(found) is TorchBackend
+    assert f"The GPU's kernels are not used: {reason}" in caplog.text
+    with pytest.raises(ValueError, match=f"--backend is 'triton': {reason}"):
+        chosen("triton")
+
+
+def test_without_a_gpu_its_kernels_are_not_imported(tiny: Path) -> None:
+    """Nor is Triton when an engine's code is; torch imports it on its own account, when it loads its own compiler."""
+    program = f"""
+import sys
+from rpc.offline import LLM
+print("triton" in sys.modules)
+with LLM({str(tiny)!r}, kv_cache_memory=2**20, device="cpu"):
+    print([name for name in sys.modules if name.startswith("model.gpu") or name == "model.attention.triton"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n[]\n", done.stderr
 
 
 def test_without_a_compiler_torch_computes(tiny: Path) -> None:

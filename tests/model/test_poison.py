@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from model.attention.cpu import CpuAttention
-from model.attention.pieces import Seen
 from model.attention.reference import ReferenceAttention
+from model.attention.seen import Seen
 from model.batch import Mirror
 from model.runner import Runner
 from scheduler.events import EndReason

@@ -142,6 +142,7 @@ def make_rig(
     quantization: str | None = None,
     backend: str = "auto",
     kv_dtype: str = "auto",
+    device: str = "cpu",
 ) -> Rig:
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
@@ -150,7 +151,7 @@ def make_rig(
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
     host = host_pages * layout.page_bytes or None
     model_settings = ModelSettings(
-        str(directory), None, dtype, "cpu", page_size, memory, poison, host_cache_memory=host,
+        str(directory), None, dtype, device, page_size, memory, poison, host_cache_memory=host,
         quantization=quantization, backend=backend, kv_cache_dtype=kv_dtype,
     )  # fmt: skip
     recompute = settings.recompute

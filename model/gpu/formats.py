@@ -1,0 +1,70 @@
+"""How kernels read and write the elements of a KV page, for each dtype that `model.kv_pool` has.
+
+8-bit floats go through their bits, on all devices and in Triton's interpreter alike, where a device has no instruction
+for them (below compute capability 8.9).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+PLAIN, INT8, FP8, FP8_BITS = (tl.constexpr(i) for i in range(4))
+"""Formats: floats as they are; int8; e4m3 that the device converts; e4m3 converted here."""
+
+NATIVE_FP8 = (8, 9)  # compute capability that converts e4m3
+
+
+def format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
+    """kind: of the 8-bit elements, None for others."""
+    if kind is None:
+        return PLAIN.value
+    if kind is torch.int8:
+        return INT8.value
+    return (FP8 if capability >= NATIVE_FP8 else FP8_BITS).value
+
+
+@triton.jit
+def decoded(x, FORMAT: tl.constexpr, TO: tl.constexpr):
+    """Elements of a page, bytes where they have 8 bits, without their scale as TO; exact in 16 bits and more."""
+    if FORMAT == FP8_BITS:
+        # The bits of e4m3 stand in those of float16 with an exponent that is 8 too small.
+        bits = x.to(tl.uint16)
+        bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        return (bits.to(tl.float16, bitcast=True) * 256.0).to(TO)
+    if FORMAT == FP8:
+        return x.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(TO)
+    if FORMAT == INT8:
+        return x.to(tl.int8, bitcast=True).to(TO)
+    return x.to(TO)
+
+
+@triton.jit
+def quantised(x, FORMAT: tl.constexpr):
+    """float32 rows [rows, dims] -> their elements as bytes, and float32 scales [rows]: the rule of `model.kv_pool`, bit
+    by bit where all are finite; where not, what is read back is not finite either.
+    """
+    LARGEST: tl.constexpr = 127.0 if FORMAT == INT8 else 448.0
+    scale = tl.math.div_rn(tl.max(tl.abs(x), 1), tl.full((x.shape[0],), LARGEST, tl.float32))
+    scale = tl.where(scale == 0, 1.0, scale)
+    # A maximum leaves NaN out.
+    scale = tl.where(tl.max((x != x).to(tl.int32), 1) > 0, float("nan"), scale)
+    scaled = tl.math.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+    if FORMAT == INT8:
+        # Rounded half to even by adding what leaves no bits for a fraction; NaN is 0, its scale says enough.
+        rounded = (scaled + 12582912.0) - 12582912.0
+        return tl.where(rounded == rounded, rounded, 0.0).to(tl.int8).to(tl.uint8, bitcast=True), scale
+    return _e4m3(scaled), scale
+
+
+@triton.jit
+def _e4m3(x):
+    """The bits of e4m3 nearest to float32 numbers within -448 .. 448, half to even."""
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    size = bits & 0x7FFFFFFF
+    # Below 2^-6 elements are multiples of 2^-9, the last bit of 2^14: the sum rounds to them.
+    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) & 0xFF
+    # Else: an exponent that is 120 less, and 20 bits rounded off.
+    large = (size - 0x3C000000 + 0x7FFFF + ((size >> 20) & 1)) >> 20
+    return (sign | tl.where(size < 0x3C800000, small, large)).to(tl.uint8)

@@ -1,0 +1,118 @@
+"""The parts of a layer that kernels compute otherwise than torch does: one pass over memory where it takes several."""
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+import triton
+from torch import Tensor
+
+from model.blocks import GatedMLP, PreNorm, SelfAttention, Step
+from model.decoder import Decoder
+from model.gpu.rows import gate_rows, norm_rows, rotate_rows
+from model.layers import RMSNorm, silu
+
+GATE_BLOCK = 1024
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelNorm:
+    """`RMSNorm`."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [tokens, width] or [tokens, heads, width]."""
+        return self._run(x, None)[0]
+
+    def of_sum(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """x, added: [tokens, width]. The norm of their sum, and the sum."""
+        return self._run(x, added)
+
+    def _run(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        inner, width = (x.shape[1] if x.dim() == 3 else 1), x.shape[-1]
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        summed = out if added is None else torch.empty_like(out)
+        wide = triton.next_power_of_2(width)
+        norm_rows[(len(x) * inner,)](
+            x, x if added is None else added.contiguous(), self.weight, out, summed, inner, x.stride(0),
+            x.stride(1) if x.dim() == 3 else 0, self.eps, WIDTH=width, WIDE=wide, ADDED=added is not None,
+            num_warps=min(max(wide // 512, 1), 16),
+        )  # fmt: skip
+        return out, summed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelGatedMLP(GatedMLP):
+    """With silu."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate_up = self.gate_up(x).contiguous()
+        width = gate_up.shape[1] // 2
+        out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
+        gate_rows[(len(x), -(-width // GATE_BLOCK))](gate_up, out, width, BLOCK=GATE_BLOCK)
+        return self.down(out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelSelfAttention(SelfAttention):
+    """Queries and keys are rotated where they lie."""
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+        queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys = self.query_norm(queries), self.key_norm(keys)
+            self._rotate(queries, step)
+            self._rotate(keys, step)
+        else:
+            self._rotate(qkv[:, : self.heads + self.kv_heads], step)  # side by side, in one go
+        step.attention.write(self.number, keys, values, step.plan)
+        return self.output(step.attention.attend(self.number, queries, step.plan).flatten(1))
+
+    def _rotate(self, x: Tensor, step: Step) -> None:
+        if self.rope is None:
+            return
+        cos, sin = self.rope.tables
+        heads, pairs = x.shape[1], cos.shape[1]
+        rotate_rows[(len(x),)](
+            x, step.positions, cos, sin, x.stride(0), x.stride(1), HEADS=heads, ROOM=triton.next_power_of_2(heads),
+            PAIRS=pairs, WIDE=triton.next_power_of_2(pairs),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelPreNorm(PreNorm):
+    """What attention gives is added and normalised in one go."""
+
+    mlp_norm: KernelNorm
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        normal, x = self.mlp_norm.of_sum(x, self.attention(self.attention_norm(x), step))
+        return x + self.mlp(normal)
+
+
+def with_kernels(decoder: Decoder) -> Decoder:
+    """The same, with kernels for the parts that they are for."""
+    return replace(decoder, layers=[_changed(layer) for layer in decoder.layers], norm=_changed(decoder.norm))
+
+
+def _changed(part: Any) -> Any:
+    if isinstance(part, list | tuple):
+        return [_changed(one) for one in part]
+    if type(part) is RMSNorm:
+        return KernelNorm(part.weight, part.eps)
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    inner = {field.name: _changed(getattr(part, field.name)) for field in fields(part)}
+    if type(part) is GatedMLP and part.activation is silu:
+        return KernelGatedMLP(**inner)
+    if type(part) is SelfAttention:
+        return KernelSelfAttention(**inner)
+    if type(part) is PreNorm and isinstance(inner["mlp_norm"], KernelNorm):
+        return KernelPreNorm(**inner)
+    return type(part)(**inner)

@@ -1,0 +1,64 @@
+"""What layers do with each token by itself: norms, rotation, gates. In float32, rounded once."""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["inner"])
+def norm_rows(
+    x, added, weight, out, summed, inner, stride, inner_stride, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr,
+    ADDED: tl.constexpr,
+):  # fmt: skip
+    """RMSNorm. Grid: (rows,).
+
+    x: [rows / inner, inner, WIDTH] with these strides. added, out, summed: [rows, WIDTH]; where ADDED, `added` is added
+    to x first, and `summed` is the sum. WIDE: a power of two not below WIDTH.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, WIDE)
+    there = place < WIDTH
+    line = tl.load(x + row // inner * stride + row % inner * inner_stride + place, mask=there, other=0.0).to(tl.float32)
+    if ADDED:
+        line += tl.load(added + row * WIDTH + place, mask=there, other=0.0).to(tl.float32)
+        rounded = line.to(summed.dtype.element_ty)
+        tl.store(summed + row * WIDTH + place, rounded, mask=there)
+        line = rounded.to(tl.float32)  # what is normalised is what the next part adds to
+    size = tl.math.rsqrt(tl.sum(line * line, 0) / WIDTH + eps)
+    factors = tl.load(weight + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + place, (line * size * factors).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def rotate_rows(
+    x, positions, cos, sin, stride, head_stride, HEADS: tl.constexpr, ROOM: tl.constexpr, PAIRS: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """`model.rope.rotate`, in place. Grid: (tokens,). x: [tokens, HEADS, head_dim] with these strides. positions: int64
+    [tokens]. cos, sin: [context, PAIRS]. ROOM, WIDE: powers of two not below HEADS and PAIRS.
+    """
+    token = tl.program_id(0)
+    head = tl.arange(0, ROOM)
+    pair = tl.arange(0, WIDE)
+    turned = tl.load(positions + token) * PAIRS + pair
+    c = tl.load(cos + turned, mask=pair < PAIRS, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + turned, mask=pair < PAIRS, other=0.0).to(tl.float32)[None, :]
+    at = x + token.to(tl.int64) * stride + head[:, None] * head_stride + pair[None, :]
+    there = (head < HEADS)[:, None] & (pair < PAIRS)[None, :]
+    low = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    high = tl.load(at + PAIRS, mask=there, other=0.0).to(tl.float32)
+    tl.store(at, (low * c - high * s).to(x.dtype.element_ty), mask=there)
+    tl.store(at + PAIRS, (high * c + low * s).to(x.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def gate_rows(gate_up, out, width, BLOCK: tl.constexpr):
+    """silu(gate) x up. Grid: (rows, width in BLOCKs). gate_up: [rows, 2 x width]. out: [rows, width]."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = place < width
+    gate = tl.load(gate_up + row * 2 * width + place, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (row * 2 + 1) * width + place, mask=there, other=0.0).to(tl.float32)
+    made = gate / (1.0 + tl.exp2(-gate * LOG2E)) * up
+    tl.store(out + row * width + place, made.to(out.dtype.element_ty), mask=there)

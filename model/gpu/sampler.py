@@ -1,0 +1,165 @@
+"""What goes through whole rows of logits: the largest, the sum that probabilities are divided by, a draw. Rows are read
+in blocks, each by a program of its own, and what these found is joined; block by block from the first, whatever else is
+in the batch.
+"""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model.sampling import random
+from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary
+
+BLOCK = 4096
+GOLDEN = tl.constexpr(random.GOLDEN)
+SHIFT_1, FACTOR_1 = (tl.constexpr(number) for number in random.MIXERS[0])
+SHIFT_2, FACTOR_2 = (tl.constexpr(number) for number in random.MIXERS[1])
+LAST = tl.constexpr(2**31 - 1)
+"""No token id is larger."""
+
+
+@triton.jit
+def summarise_blocks(logits, tops, tokens, totals, stride, vocabulary, BLOCK: tl.constexpr):
+    """Grid: (rows, blocks). logits: float32 [rows, vocabulary] with this stride. tops, totals: float32 [rows, blocks],
+    the largest and the sum of e^(logit - largest), NaN where a logit is. tokens: int32, likewise, the first that has
+    the largest.
+    """
+    x, ids, there = _block_of(logits, tl.program_id(0), stride, vocabulary, BLOCK)
+    top = tl.max(x, 0)
+    finite = tl.where(top == float("-inf"), 0.0, top)
+    at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(tops + at, top)
+    tl.store(tokens + at, tl.min(tl.where(there & (x == top), ids, LAST), 0))
+    # A sum keeps NaN, a maximum leaves it out.
+    tl.store(totals + at, tl.sum(tl.exp(x - finite), 0))
+
+
+@triton.jit
+def join_summaries(tops, tokens, totals, best, token, normal, blocks, WIDE: tl.constexpr):
+    """Grid: (rows,). best, normal: float32 [rows]; token: int64 [rows]; see `model.sampling.sampler.Summary`. WIDE: a
+    power of two not below the blocks.
+    """
+    row = tl.program_id(0)
+    number = tl.arange(0, WIDE)
+    there = number < blocks
+    each = tl.load(tops + row * blocks + number, mask=there, other=float("-inf"))
+    total = tl.load(totals + row * blocks + number, mask=there, other=0.0)
+    first = tl.load(tokens + row * blocks + number, mask=there, other=LAST)
+    top = tl.max(each, 0)
+    finite = tl.where(top == float("-inf"), 0.0, top)
+    tl.store(best + row, top)
+    least = tl.min(tl.where(each == top, first, LAST), 0)
+    tl.store(token + row, tl.where(least == LAST, 0, least).to(tl.int64))  # of NaN alone, none is the largest
+    tl.store(normal + row, top + tl.log(tl.sum(total * tl.exp(each - finite), 0)))
+
+
+@triton.jit
+def draw_blocks(
+    logits, rows, best, keys, temperatures, least, tops, tokens, stride, vocabulary, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Grid: (draws, blocks). rows: int64 [draws], of the logits. best, temperatures, least: float32 [draws], the
+    largest logit of each, above 0, and the log of min_p. keys: int64 [draws]. tops, tokens: [draws, blocks], the
+    largest of scaled logits with noise, see `model.sampling.random.gumbel`, and the first token that has it.
+    """
+    draw = tl.program_id(0)
+    x, ids, _ = _block_of(logits, tl.load(rows + draw), stride, vocabulary, BLOCK)
+    scaled = tl.math.div_rn(x - tl.load(best + draw), tl.zeros_like(x) + tl.load(temperatures + draw))
+    key = tl.load(keys + draw).to(tl.uint64, bitcast=True)
+    noisy = scaled + gumbel(mixed_bits(key ^ ids.to(tl.uint64)))
+    noisy = tl.where(scaled >= tl.load(least + draw), noisy, float("-inf"))
+    top = tl.max(noisy, 0)
+    at = draw * tl.num_programs(1) + tl.program_id(1)
+    tl.store(tops + at, top)
+    tl.store(tokens + at, tl.min(tl.where(noisy == top, ids, LAST), 0))
+
+
+@triton.jit
+def join_draws(tops, tokens, token, blocks, WIDE: tl.constexpr):
+    """Grid: (draws,). token: int64 [draws]. Others as in `join_summaries`."""
+    draw = tl.program_id(0)
+    number = tl.arange(0, WIDE)
+    there = number < blocks
+    each = tl.load(tops + draw * blocks + number, mask=there, other=float("-inf"))
+    first = tl.load(tokens + draw * blocks + number, mask=there, other=LAST)
+    tl.store(token + draw, tl.min(tl.where(each == tl.max(each, 0), first, LAST), 0).to(tl.int64))
+
+
+@triton.jit
+def _block_of(logits, row, stride, vocabulary, BLOCK: tl.constexpr):
+    """Of a row: numbers, -inf where there are no more; their token ids; where there are some."""
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = ids < vocabulary
+    return tl.load(logits + row.to(tl.int64) * stride + ids, mask=there, other=float("-inf")), ids, there
+
+
+@triton.jit
+def mixed_bits(x):
+    """SplitMix64, as `model.sampling.random` has it. x: uint64."""
+    z = x + GOLDEN
+    z = (z ^ (z >> SHIFT_1)) * FACTOR_1
+    z = (z ^ (z >> SHIFT_2)) * FACTOR_2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def gumbel(bits):
+    """`model.sampling.random.gumbel` of mixed bits, within float32.
+
+    Where it is large, and decides, the uniform number is near 1: there its distance from 1 is what counts.
+    """
+    uniform = (bits.to(tl.float32) + 0.5) * 5.421010862427522e-20  # 2^-64
+    distance = ((~bits).to(tl.float32) + 0.5) * 5.421010862427522e-20
+    series = distance * (1 / 6) + 1 / 5
+    series = series * distance + 1 / 4
+    series = series * distance + 1 / 3
+    series = series * distance + 1 / 2
+    series = series * distance + 1.0
+    return -tl.log(tl.where(distance < 0.015625, series * distance, -tl.log(uniform)))
+
+
+class GpuOps:
+    """`model.sampling.sampler.LogitOps` by kernels. The draw is in float32."""
+
+    def summary(self, logits: Tensor) -> Summary:
+        logits, n = _readable(logits), len(logits)
+        blocks = triton.cdiv(logits.shape[1], BLOCK)
+        tops, totals, tokens = _parts(logits, n, blocks)
+        best, normal, token = logits.new_empty(n), logits.new_empty(n), tokens.new_empty(n, dtype=torch.int64)
+        summarise_blocks[(n, blocks)](logits, tops, tokens, totals, logits.stride(0), logits.shape[1], BLOCK=BLOCK)
+        join_summaries[(n,)](tops, tokens, totals, best, token, normal, blocks, WIDE=triton.next_power_of_2(blocks))
+        return Summary(*(part.cpu().numpy() for part in (best, token, normal)))
+
+    def draw(self, logits: Tensor, draws: Draws) -> Ints:
+        logits, n = _readable(logits), len(draws.rows)
+        blocks = triton.cdiv(logits.shape[1], BLOCK)
+        tops, _, tokens = _parts(logits, n, blocks)
+        token = tokens.new_empty(n, dtype=torch.int64)
+        with np.errstate(divide="ignore"):
+            least = np.log(draws.min_p).astype(np.float32)
+        temperature = np.maximum(draws.temperature.astype(np.float32), np.finfo(np.float32).tiny)  # above 0 still
+        rows, keys, warmth, lowest = (
+            torch.from_numpy(np.ascontiguousarray(column)).to(logits.device)
+            for column in (draws.rows, draws.keys, temperature, least)
+        )
+        best = logits.amax(-1)[rows]
+        draw_blocks[(n, blocks)](
+            logits, rows, best, keys, warmth, lowest, tops, tokens, logits.stride(0), logits.shape[1], BLOCK=BLOCK
+        )
+        join_draws[(n,)](tops, tokens, token, blocks, WIDE=triton.next_power_of_2(blocks))
+        return token.cpu().numpy()
+
+    def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
+        return TORCH_OPS.draw_from_top(logits, draws)
+
+
+def _parts(logits: Tensor, rows: int, blocks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What each block leaves: the largest, a sum, a token id. Each array begins where memory is aligned."""
+    kinds = (torch.float32, torch.float32, torch.int32)
+    tops, totals, tokens = (torch.empty((rows, blocks), dtype=kind, device=logits.device) for kind in kinds)
+    return tops, totals, tokens
+
+
+def _readable(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 else logits.contiguous()

@@ -1,0 +1,264 @@
+"""`TritonAttention` against plain float64 attention and the reference, on ragged slices, random pages and a pool that
+is NaN everywhere else; its bits, which depend on the sequence alone; its pages.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cache_manager.layout import KVLayout
+from model.attention.backend import AttentionBackend, StepShape
+from model.attention.reference import ReferenceAttention
+from model.attention.triton import TritonAttention
+from model.gpu.attention import join_parts
+from model.gpu.tuning import Sizes, Tuning
+from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
+from tests.model.test_attention import LAYERS, TOLERANCE, Case, Pool, plain_attention
+
+SMALL = Tuning(few=Sizes(16, 16, 32, 4, 2), many=Sizes(32, 16, 64, 4, 2))
+"""Of which a short sequence has many parts."""
+
+Slices = list[tuple[int, int, int]]
+
+
+class TritonPool(Pool):
+    """kv: dtype of the pages, if not the case's. soft_cap: of the scores. tuning: None for the table's."""
+
+    def __init__(
+        self, case: Case, kv: str | None = None, soft_cap: float | None = None, tuning: Tuning | None = SMALL
+    ) -> None:
+        self.kv, self.soft_cap, self.tuning = kv or case.dtype, soft_cap, tuning
+        super().__init__(case)
+
+    def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
+        compute = compute_in(self.case.dtype)
+        made = TritonAttention(layout, pages, self.heads, self.kv, DEVICE, compute, soft_cap=self.soft_cap)
+        made.tuning = self.tuning or made.tuning
+        self.reference = ReferenceAttention(layout, pages, self.heads, self.kv, DEVICE, soft_cap=self.soft_cap)
+        self.reference.poison(np.arange(pages, dtype=np.int32))
+        return made
+
+    def _random(self, tokens: int, heads: int) -> Tensor:
+        return super()._random(tokens, heads).to(DEVICE)
+
+    def slide(self, sequence: int, computed: int) -> None:
+        tables = self.tables.copy()
+        super().slide(sequence, computed)
+        attention, self.attention, self.tables = self.attention, self.reference, tables
+        super().slide(sequence, computed)
+        self.attention = attention
+
+    def remember(self, slices: Slices, layer: int = 0) -> None:
+        """Writes only."""
+        for attention in (self.attention, self.reference):
+            attention.write(
+                layer,
+                *(self._of(part, slices) for part in (self.keys, self.values)),
+                attention.plan(self.shape(slices)),
+            )
+
+    def as_reference(self, slices: Slices, layer: int = 0) -> list[Tensor]:
+        attention, self.attention = self.attention, self.reference
+        try:
+            return self.step(slices, layer)
+        finally:
+            self.attention = attention
+
+    def _of(self, tensors: list[Tensor], slices: Slices) -> Tensor:
+        return torch.cat([tensors[sequence][start : start + count] for sequence, start, count in slices])
+
+
+RAGGED = ((0, 17), (15, 1), (16, 1), (0, 1), (33, 5), (70, 1))
+CASES = [
+    Case(RAGGED, group=3, head_dim=64),
+    Case(RAGGED[1:], group=1, head_dim=16, page_size=1, kv_heads=3, windows=(None, 20)),
+    Case(RAGGED[2:], group=2, head_dim=80, page_size=7, dtype="float16", windows=(1, 33)),
+    Case(RAGGED[3:6], group=8, head_dim=128, page_size=32, dtype="float16"),
+    Case(RAGGED[3:6], group=20, head_dim=48, kv_heads=1, dtype="bfloat16"),
+    Case(((0, 45), (50, 20)), group=4, head_dim=32, kv_heads=1),
+]
+
+
+@pytest.fixture(autouse=True)
+def few_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.attention.triton.SOME", 40)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_plain_attention_and_the_reference(case: Case) -> None:
+    pool = TritonPool(case)
+    now = [(i, before, count) for i, (before, count) in enumerate(case.lengths)]
+    for layer in range(LAYERS) if case.windows else (1,):
+        pool.remember([(i, 0, before) for i, before, _ in now if before], layer)
+        if layer == LAYERS - 1:
+            for i, before, _ in now:
+                pool.slide(i, before)
+        outputs, others = pool.step(now, layer), pool.as_reference(now, layer)
+        for (i, before, count), output, other in zip(now, outputs, others, strict=True):
+            expected = plain_attention(
+                *(part.double().cpu().numpy() for part in (pool.queries[i][before:], pool.keys[i], pool.values[i])),
+                before,
+                case.windows[layer] if case.windows else None,
+            )
+            assert len(output) == count
+            for found in (output, other):
+                np.testing.assert_allclose(
+                    found.double().cpu().numpy(), expected, atol=1.5 * TOLERANCE[case.dtype], rtol=0
+                )
+
+
+def test_equals_the_reference_with_the_sizes_of_the_table() -> None:
+    case = Case(((0, 18), (300, 1), (290, 12)), group=3, kv_heads=1, head_dim=96)
+    pool = TritonPool(case, tuning=None)
+    now = [(i, before, count) for i, (before, count) in enumerate(case.lengths)]
+    pool.remember([(i, 0, before) for i, before, _ in now if before])
+    for output, other in zip(pool.step(now), pool.as_reference(now), strict=True):
+        torch.testing.assert_close(output, other, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_soft_cap(cap: float) -> None:
+    pool = TritonPool(Case(((20, 1), (0, 19)), group=2, head_dim=16), soft_cap=cap)
+    pool.remember([(0, 0, 20)])
+    now = [(0, 20, 1), (1, 0, 19)]
+    for output, other in zip(pool.step(now), pool.as_reference(now), strict=True):
+        torch.testing.assert_close(output, other, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kv", "page_size"), [("int8", 16), ("fp8", 5), ("float16", 5)])
+def test_pages_in_another_dtype(kv: str, page_size: int) -> None:
+    pool = TritonPool(Case(((40, 1), (0, 17), (20, 3)), group=2, head_dim=48, page_size=page_size), kv)
+    now = [(0, 40, 1), (1, 0, 17), (2, 20, 3)]
+    pool.remember([(0, 0, 40), (2, 0, 20)])
+    for output, other in zip(pool.step(now), pool.as_reference(now), strict=True):
+        torch.testing.assert_close(output, other, atol=5e-5, rtol=0)
+    every = np.arange(pool.tables.max() + 1, dtype=np.int32)
+    assert torch.equal(pool.attention.export(every), pool.reference.export(every)), "other bytes are stored"
+
+
+@pytest.mark.parametrize("windows", [(), (None, 9)])
+def test_tokens_that_see_each_other_in_both_directions(windows: tuple[int | None, ...]) -> None:
+    case = Case(((0, 30), (0, 25)), group=2, head_dim=16, windows=windows)
+    pool, layer = TritonPool(case), LAYERS - 1
+    pool.whole[0] = 21
+    first, other = pool.step([(0, 0, 24), (1, 0, 25)], layer)
+    (again,), (rest,) = pool.step([(0, 7, 17)], layer), pool.step([(0, 24, 6)], layer)
+    (causal,) = pool.step([(1, 0, 25)], layer)
+    expected = plain_attention(
+        *(part[0].double().cpu().numpy() for part in (pool.queries, pool.keys, pool.values)),
+        0,
+        windows[layer] if windows else None,
+        21,
+    )
+    np.testing.assert_allclose(torch.cat((first, rest)).cpu().numpy(), expected, atol=2e-5, rtol=0)
+    np.testing.assert_allclose(again.cpu().numpy(), expected[7:24], atol=2e-5, rtol=0)
+    assert torch.equal(other, causal)
+
+
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_bits_depend_on_the_sequence_alone(group: int) -> None:
+    """Of one kind of slices, see `model.gpu.tuning`: alone on pages of 16, then among others, on other pages."""
+    case = Case(((70, 3), (10, 1), (0, 18)), group, head_dim=32, page_size=7)
+    together = TritonPool(case)
+    alone = TritonPool(replace(case, lengths=case.lengths[:1], page_size=16, seed=1))
+    alone.keys[0], alone.values[0], alone.queries[0] = together.keys[0], together.values[0], together.queries[0]
+    for pool in (alone, together):
+        pool.remember([(0, 0, 70)])
+    together.remember([(1, 0, 10)])
+    decoded = [alone.step([(0, 70 + i, 1)])[0] for i in range(3)]
+    others: list[Slices] = [[(1, 10, 1)], [(2, 0, 18)], []]
+    for i, (expected, beside) in enumerate(zip(decoded, others, strict=True)):
+        assert torch.equal(together.step([*beside, (0, 70 + i, 1)])[-1], expected)
+
+
+def test_bits_do_not_depend_on_how_a_prompt_is_cut() -> None:
+    """Into slices of one kind, at any token. (NumPy's product, which the interpreter uses, gives a row other bits in
+    another place of a matrix: there only whole pieces are cut off.)
+    """
+    case = Case(((0, 90), (3, 4)), group=2, head_dim=32)
+    (expected,) = TritonPool(case).step([(0, 0, 39)])
+    pool = TritonPool(case)
+    at = 16 if INTERPRETED else 22
+    pool.remember([(1, 0, 3)])
+    _, first = pool.step([(1, 3, 4), (0, 0, at)])
+    (second,) = pool.step([(0, at, 39 - at)])
+    assert torch.equal(torch.cat((first, second)), expected)
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 40])
+def test_any_number_of_parts_is_joined(count: int) -> None:
+    """Some of which have seen nothing: the first 16 that a program takes at once, and the last."""
+    made = torch.Generator().manual_seed(count)
+    tops, totals = 20 * torch.randn((count + 3, 2), generator=made), 1 + torch.rand((count + 3, 2), generator=made)
+    parts = torch.randn((count + 3, 2, 24), generator=made)
+    unseen = torch.zeros(count + 3, dtype=torch.bool)
+    unseen[3:19] = unseen[-1] = count > 17
+    tops[unseen], totals[unseen], parts[unseen] = -torch.inf, 0.0, 0.0
+    out = torch.full((5, 2, 24), torch.nan, device=DEVICE)
+    sums, joins = torch.stack((tops, totals), -1), torch.tensor([[4, 3, count, 0]], dtype=torch.int32)
+    join_parts[(1, 2)](out, *(x.to(DEVICE) for x in (parts, sums, joins)), DIM=24, WIDE=32, AT_ONCE=16)
+    weights = torch.exp2(tops[3:].double() - tops[3:].double().amax(0))[..., None]
+    expected = (weights * parts[3:]).sum(0) / (weights[..., 0] * totals[3:]).sum(0)[:, None]
+    torch.testing.assert_close(out[4].cpu().double(), expected, atol=1e-5, rtol=1e-5)
+    assert out[:4].isnan().all()
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_every_eight_bit_number_and_what_is_between_two_is_stored_as_the_reference_does(kv: str) -> None:
+    layout = KVLayout(((0,),), 2, 256, 1, 16, 4)
+    if kv == "fp8":
+        numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(448.0)
+    else:
+        numbers = torch.arange(-127.0, 129.0).clamp(max=127)
+    ordered = numbers.sort().values
+    between = torch.cat(((ordered[1:] + ordered[:-1]) / 2, ordered[-1:]))
+    between[0] = ordered[0]
+    edge = torch.full((256,), torch.inf)
+    edge[1:] = between[1:]
+    rows = torch.stack((numbers, between, between * 3.7e-5, torch.zeros(256), between * (1 + 1e-6), numbers * 1e30))
+    keys = rows.view(3, 2, 256).to(DEVICE)
+    broken = torch.stack((edge, edge.neg(), edge.nan_to_num(torch.nan, torch.nan), between, between, edge)).view(
+        3, 2, 256
+    )
+    slots = np.array([[3, 17, 31]])
+    shape = StepShape(
+        np.array([[0, 0, 3]], np.int32), np.arange(3), slots, np.zeros((1, 1, 1), np.int32), np.zeros(1, int)
+    )
+    one = TritonAttention(layout, 2, 2, kv, DEVICE, "float32")
+    other = ReferenceAttention(layout, 2, 2, kv, DEVICE)
+    for attention in (one, other):
+        attention.write(0, keys, keys.flip(0), attention.plan(shape))
+    pages = np.arange(2, dtype=np.int32)
+    assert torch.equal(one.export(pages), other.export(pages))
+    for attention in (one, other):
+        attention.write(0, keys, broken.to(DEVICE), attention.plan(shape))
+    where = torch.from_numpy(slots[0]).to(DEVICE)
+    found, expected = one.pool.read(0, where)[1], other.pool.read(0, where)[1]
+    finite = expected.isfinite().all(-1)
+    assert torch.equal(found.isfinite().all(-1), finite)
+    assert torch.equal(found[finite], expected[finite])
+    assert finite.tolist() == [[False, False, True], [False, True, False]]
+
+
+def test_pages_move_between_back_ends() -> None:
+    layout = KVLayout(((0, 1),), 2, 16, 4, 7)
+    one = TritonAttention(layout, 5, 4, "float32", DEVICE, "float32")
+    other = ReferenceAttention(layout, 5, 4, "float32", DEVICE)
+    slots = np.random.default_rng(0).permutation(35)
+    shape = StepShape(
+        np.array([[0, 0, 35]], np.int32), np.arange(35), slots[None], np.zeros((1, 1, 9), np.int32), np.zeros(1, int)
+    )
+    plan = one.plan(shape)
+    for layer in range(2):
+        one.write(layer, *torch.randn((2, 35, 2, 16), device=DEVICE), plan)
+    pages = np.array([3, 1], np.int32)
+    content = one.export(pages)
+    other.import_pages(np.array([0, 2], np.int32), content)
+    assert torch.equal(other.export(np.array([0, 2], np.int32)), content)
+    one.copy(np.array([[3, 4]], np.int32))
+    one.poison(pages)
+    assert one.export(pages).view(torch.float32).isnan().all()
+    assert torch.equal(one.export(np.array([4], np.int32)), content[:1])

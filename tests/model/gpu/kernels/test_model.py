@@ -1,0 +1,60 @@
+"""A model that runs on the kernels, through the scheduler, beside one on the reference."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache_manager.layout import KVLayout
+from model.attention.triton import TritonAttention
+from model.backends import TorchBackend
+from model.config import ModelConfig
+from model.gpu.parts import with_kernels
+from model.gpu.sampler import GpuOps
+from model.gpu.tuning import Sizes, Tuning
+from scheduler.settings import SchedulerSettings
+from tests.model.gpu.kernels.device import DEVICE, compute_in
+from tests.model.test_parity import ENDLESS, random_prompts
+from tests.support.checkpoints import write_ministral
+from tests.support.engines import Rig, make_request, make_rig
+
+NEW = 5
+
+
+def run(directory: Path, page_size: int) -> Rig:
+    """Few pages, so that one sequence is preempted; freed ones are filled with NaN."""
+    scheduling = SchedulerSettings(max_sequences=3, max_batched_tokens=32, prefill_chunk=13, steps_in_flight=2)
+    rig = make_rig(
+        directory, page_size, 80, scheduling, record_logits=True, poison=True, queue=ENDLESS,
+        backend="reference", device=DEVICE.type,
+    )  # fmt: skip
+    prompts = random_prompts([20, 3, 33, 16], seed=6)
+    rig.run({i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
+    return rig
+
+
+def on_kernels(backend: TorchBackend, config: ModelConfig, layout: KVLayout, pages: int) -> TritonAttention:
+    made = TritonAttention(
+        layout, pages, config.heads, backend.kv_dtype, backend.device, compute_in(config.dtype), config.scale,
+        config.soft_cap,
+    )  # fmt: skip
+    made.tuning = Tuning(few=Sizes(16, 16, 16, 4, 2), many=Sizes(16, 16, 32, 4, 2))
+    return made
+
+
+@pytest.mark.parametrize("page_size", [16, 5])
+def test_tokens_and_logits_are_those_of_the_reference(
+    page_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some layers have a window."""
+    directory = write_ministral(tmp_path, 9, "fs")
+    expected = run(directory, page_size)
+    monkeypatch.setattr(TorchBackend, "attention", on_kernels)
+    monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
+    monkeypatch.setattr(TorchBackend, "model", lambda _, decoder: with_kernels(decoder))
+    found = run(directory, page_size)
+    assert type(found.loaded.runner._attention) is TritonAttention
+    assert {i: r.tokens for i, r in found.results.items()} == {i: r.tokens for i, r in expected.results.items()}
+    assert found.logits.keys() == expected.logits.keys()
+    for place, logits in expected.logits.items():
+        np.testing.assert_allclose(found.logits[place], logits, atol=1e-4, rtol=0)

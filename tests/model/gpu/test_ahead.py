@@ -1,0 +1,187 @@
+"""Every kernel that ships, compiled for GPUs that are not here: nothing is spilled, memory is read in whole 16 bytes,
+matrix products are those of the device, and what a program needs is there.
+
+Without an assembler's word on it a kernel can be correct and many times too slow.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import triton.language as tl
+
+from model.gpu import formats
+from model.gpu.attention import attend_pieces, join_parts
+from model.gpu.cache_write import write_slots
+from model.gpu.rows import gate_rows, norm_rows, rotate_rows
+from model.gpu.sampler import BLOCK, draw_blocks, join_draws, join_summaries, summarise_blocks
+from model.gpu.tuning import ELEMENTS, Sizes, tuning_for
+from tests.model.gpu.ahead import Compiled, compile_for
+
+pytestmark = pytest.mark.slow
+
+CAPABILITIES = (80, 90, 100)
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Bytes that a program can have."""
+
+FLOATS = {"float32": ("*fp32", tl.float32), "half": ("*bf16", tl.bfloat16), "eight": ("*bf16", tl.bfloat16)}
+
+
+def attention(
+    capability: int, elements: str, dim: int, sizes: Sizes, divided: bool, group: int = 4, capped: bool = False,
+    page: int = 16, fp8: bool = True,
+) -> Compiled:  # fmt: skip
+    floats, compute = FLOATS[elements]
+    pages, format_ = floats, formats.PLAIN.value
+    if elements == "eight":
+        pages = "*u8"
+        format_ = formats.INT8.value
+        if fp8:
+            format_ = (formats.FP8 if capability >= 89 else formats.FP8_BITS).value
+    types = {
+        "out": floats, "queries": floats, "keys": pages, "values": pages, "key_scales": "*fp32",
+        "value_scales": "*fp32", "table": "*i32", "first": "*i32", "last": "*i32", "pieces": "*i32", "parts": "*fp32",
+        "sums": "*fp32", "scale": "fp32", "cap": "fp32", "query_stride": "i32", "query_head_stride": "i32",
+        "slots": "i32", "table_width": "i32",
+    }  # fmt: skip
+    room = min(16, 1 << (group - 1).bit_length())
+    constants = {
+        "GROUP": group, "ROOM": room, "SHARES": -(-group // room), "TOKENS": sizes.tokens(room), "DIM": dim,
+        "WIDE": 1 << (dim - 1).bit_length(), "TILE": sizes.tile, "PAGE": page, "FORMAT": format_, "CAPPED": capped,
+        "DIVIDED": divided, "COMPUTE": compute, "MIX": compute,
+    }  # fmt: skip
+    aligned = ("query_stride", "query_head_stride")
+    return compile_for(capability, attend_pieces, types, constants, aligned, sizes.warps, sizes.stages)
+
+
+def check(made: Compiled, capability: int) -> None:
+    assert made.spilled == 0, f"{made.spilled} bytes, {made.registers} registers"
+    assert made.shared <= SHARED[capability]
+
+
+def check_attention(made: Compiled, capability: int, elements: str, sizes: Sizes) -> None:
+    check(made, capability)
+    assert "cp.async.cg.shared.global" in made.assembly, "keys and values are not copied asynchronously, 16 bytes each"
+    if elements == "float32":
+        return
+    if capability == 90 and sizes.rows >= 64:
+        assert "wgmma.mma_async" in made.assembly
+    elif capability == 100 and sizes.rows >= 64:
+        assert "tcgen05.mma" in made.assembly
+    else:
+        assert "mma.sync" in made.assembly
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("elements", ELEMENTS)
+def test_attention(capability: int, dim: int, elements: str) -> None:
+    tuning = tuning_for("an unknown device", (capability // 10, 0), dim, elements)
+    for sizes, divided in ((tuning.few, True), (tuning.many, False), (tuning.many, True)):
+        check_attention(attention(capability, elements, dim, sizes, divided), capability, elements, sizes)
+
+
+@pytest.mark.parametrize(
+    "change", [{"group": 1}, {"group": 3, "page": 7}, {"group": 71}, {"capped": True}], ids=lambda change: str(change)
+)
+@pytest.mark.parametrize("dim", [80, 128])
+def test_attention_of_other_shapes(dim: int, change: Mapping[str, Any]) -> None:
+    tuning = tuning_for("an unknown device", (9, 0), dim, "half")
+    for sizes in (tuning.few, tuning.many):
+        check_attention(attention(90, "half", dim, sizes, True, **change), 90, "half", sizes)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_attention_over_int8(capability: int) -> None:
+    tuning = tuning_for("an unknown device", (capability // 10, 0), 128, "eight")
+    for sizes in (tuning.few, tuning.many):
+        check_attention(attention(capability, "eight", 128, sizes, True, fp8=False), capability, "eight", sizes)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dim", [64, 256])
+def test_joining_parts(capability: int, dim: int) -> None:
+    types = {"out": "*bf16", "parts": "*fp32", "sums": "*fp32", "joins": "*i32"}
+    made = compile_for(capability, join_parts, types, {"DIM": dim, "WIDE": dim, "AT_ONCE": 16})
+    check(made, capability)
+    assert "ld.global.v4" in made.assembly
+
+
+@pytest.mark.parametrize(
+    ("capability", "heads", "dim"),
+    [(80, 8, 128), (90, 8, 128), (100, 8, 128), (90, 32, 128), (90, 71, 64), (90, 2, 256)],
+)
+@pytest.mark.parametrize("format_", [formats.PLAIN, formats.INT8, formats.FP8])
+def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> None:
+    pages = "*bf16" if format_ == formats.PLAIN else "*u8"
+    types = {
+        "keys": "*bf16", "values": "*bf16", "key_store": pages, "value_store": pages, "key_scales": "*fp32",
+        "value_scales": "*fp32", "slots": "*i32", "key_stride": "i32", "key_head_stride": "i32", "value_stride": "i32",
+        "value_head_stride": "i32", "store_slots": "i32",
+    }  # fmt: skip
+    room = 1 << (heads - 1).bit_length()
+    constants = {"HEADS": heads, "ROOM": room, "DIM": dim, "WIDE": dim, "FORMAT": format_.value}
+    aligned = ("key_stride", "key_head_stride", "value_stride", "value_head_stride")
+    made = compile_for(capability, write_slots, types, constants, aligned)
+    check(made, capability)
+    assert "ld.global.v" in made.assembly
+
+
+@pytest.mark.parametrize("width", [576, 4096, 16384])
+def test_norms(width: int) -> None:
+    types = {
+        "x": "*bf16", "added": "*bf16", "weight": "*bf16", "out": "*bf16", "summed": "*bf16", "inner": "i32",
+        "stride": "i32", "inner_stride": "i32", "eps": "fp32",
+    }  # fmt: skip
+    wide = 1 << (width - 1).bit_length()
+    constants = {"WIDTH": width, "WIDE": wide, "ADDED": True}
+    warps = min(max(wide // 512, 1), 16)
+    made = compile_for(90, norm_rows, types, constants, ("stride", "inner_stride"), warps)
+    check(made, 90)
+    assert "ld.global.v4" in made.assembly
+
+
+@pytest.mark.parametrize(("heads", "pairs"), [(40, 64), (12, 32), (72, 32)])
+def test_rotation(heads: int, pairs: int) -> None:
+    types = {"x": "*bf16", "positions": "*i64", "cos": "*bf16", "sin": "*bf16", "stride": "i32", "head_stride": "i32"}
+    constants = {"HEADS": heads, "ROOM": 1 << (heads - 1).bit_length(), "PAIRS": pairs, "WIDE": pairs}
+    made = compile_for(90, rotate_rows, types, constants, ("stride", "head_stride"))
+    check(made, 90)
+    assert "ld.global.v" in made.assembly
+
+
+def test_gates() -> None:
+    made = compile_for(90, gate_rows, {"gate_up": "*bf16", "out": "*bf16", "width": "i32"}, {"BLOCK": 1024}, ("width",))
+    check(made, 90)
+    assert "ld.global.v4" in made.assembly
+
+
+BLOCKS = {"tops": "*fp32", "tokens": "*i32", "stride": "i32", "vocabulary": "i32"}
+
+
+def test_summaries_of_logits() -> None:
+    """A vocabulary is a multiple of 16 more often than not; what begins at 16 bytes is read in whole ones then."""
+    types = BLOCKS | {"logits": "*fp32", "totals": "*fp32"}
+    made = compile_for(90, summarise_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
+    check(made, 90)
+    assert "ld.global.v4" in made.assembly
+    types = {
+        "tops": "*fp32", "tokens": "*i32", "totals": "*fp32", "best": "*fp32", "token": "*i64", "normal": "*fp32",
+        "blocks": "i32",
+    }  # fmt: skip
+    check(compile_for(90, join_summaries, types, {"WIDE": 64}), 90)
+
+
+def test_draws() -> None:
+    types = BLOCKS | {
+        "logits": "*fp32", "rows": "*i64", "best": "*fp32", "keys": "*i64", "temperatures": "*fp32", "least": "*fp32",
+    }  # fmt: skip
+    made = compile_for(90, draw_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
+    check(made, 90)
+    assert "ld.global.v4" in made.assembly
+    check(
+        compile_for(
+            90, join_draws, {"tops": "*fp32", "tokens": "*i32", "token": "*i64", "blocks": "i32"}, {"WIDE": 64}
+        ),
+        90,
+    )

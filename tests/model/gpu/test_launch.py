@@ -1,0 +1,124 @@
+"""What a launch hands to Triton, up to the point where a GPU would have to be there: kernels compile for what they are
+really given, and are not compiled again because a batch has another shape.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from triton import runtime
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from cache_manager.layout import KVLayout
+from model.attention.triton import TritonAttention
+from model.gpu.attention import attend_pieces, join_parts
+from model.gpu.cache_write import write_slots
+from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
+from model.gpu.rows import gate_rows, norm_rows, rotate_rows
+from model.gpu.sampler import GpuOps, draw_blocks, join_draws, join_summaries, summarise_blocks
+from model.layers import silu
+from model.rope import Rope, frequencies
+from tests.model.gpu.kernels.test_sampler import draws_of
+from tests.model.test_attention import Case, Pool
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU"),
+]
+
+CPU = torch.device("cpu")
+DTYPE = "bfloat16"
+
+
+class Driver:
+    """Of a GPU that does nothing."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
+    """How many variants of a kernel there are. Launches compile, and launch nothing."""
+    run = JITFunction.run
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(kernel, *args, grid=grid, warmup=True, **options)
+
+    monkeypatch.setattr(runtime.driver, "_active", Driver())
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    for kernel in (
+        attend_pieces,
+        join_parts,
+        write_slots,
+        gate_rows,
+        norm_rows,
+        rotate_rows,
+        draw_blocks,
+        join_draws,
+        join_summaries,
+        summarise_blocks,
+    ):
+        kernel.device_caches.clear()
+    return lambda kernel: len(kernel.device_caches[0][0])
+
+
+class DryPool(Pool):
+    def __init__(self, case: Case, kv: str = DTYPE) -> None:
+        self.kv = kv
+        super().__init__(case)
+
+    attention: TritonAttention
+
+    def _backend(self, layout: KVLayout, pages: int) -> TritonAttention:
+        return TritonAttention(layout, pages, self.heads, self.kv, CPU, DTYPE)
+
+
+@pytest.mark.parametrize("page_size", [16, 7])
+def test_attention_is_compiled_once_for_each_kind(compiled: Callable[[Any], int], page_size: int) -> None:
+    pool = DryPool(Case(((700, 1), (3, 700), (600, 40), (0, 2)), 4, head_dim=64, page_size=page_size, dtype=DTYPE))
+    pool.attention.prepare()
+    ready = [compiled(kernel) for kernel in (write_slots, join_parts, attend_pieces)]
+    assert ready == [1, 1, 3], "few, some, many"
+    for slices in (
+        [(0, 700, 1), (1, 3, 600), (2, 600, 40)],
+        [(0, 699, 1)],
+        [(3, 0, 2), (0, 80, 1), (1, 3, 333)],
+        [(2, 512, 37)],
+        [(1, 3, 1), (0, 700, 1)],
+    ):
+        pool.step(slices)
+    assert [compiled(kernel) for kernel in (write_slots, join_parts, attend_pieces)] == ready
+
+
+def test_parts_and_sampler_are_compiled_once(compiled: Callable[[Any], int]) -> None:
+    rope = Rope(frequencies(64, 100.0), 40, torch.bfloat16, CPU)
+    attention = KernelSelfAttention(0, 4, 2, 64, None, None, rope)  # type: ignore[arg-type]
+    norm, ops = KernelNorm(torch.ones(512, dtype=torch.bfloat16), 1e-6), GpuOps()
+    for rows in (1, 2, 17, 64):
+        x = torch.randn(rows, 512, dtype=torch.bfloat16)
+        norm.of_sum(x, x)
+        KernelGatedMLP(lambda x: x, lambda x: x, silu)(x)
+        step = type("Step", (), {"positions": torch.arange(rows)})()
+        attention._rotate(x.view(rows, 8, 64)[:, :6], step)
+        logits = torch.randn(rows, 9000)
+        ops.summary(logits)
+        ops.draw(logits, draws_of(list(range(rows)), 1.0))
+    for kernel in (norm_rows, gate_rows, rotate_rows, summarise_blocks, join_summaries, draw_blocks, join_draws):
+        assert compiled(kernel) == 1, kernel
+
+
+def test_pages_in_eight_bits_are_one_variant_each(compiled: Callable[[Any], int]) -> None:
+    for kv in ("int8", "fp8"):
+        pool = DryPool(Case(((0, 20), (700, 1)), 4, head_dim=64, dtype=DTYPE), kv)
+        pool.step([(0, 0, 20)])
+        pool.step([(0, 0, 17)])
+    assert (compiled(write_slots), compiled(attend_pieces)) == (2, 2)
