@@ -42,7 +42,7 @@ $(VENV)/.quire-dev: pyproject.toml $(VENV)/.torch
 serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 	$(BIN)/quire serve $(ARGS)
 
-test: setup-dev lint check-proto ## Lint, types, all tests (about 12 minutes on 2 cores, once installed)
+test: setup-dev lint check-proto ## Lint, types, all tests (about 15 minutes on 2 cores, once installed)
 	$(BIN)/pytest -n 2 --dist loadfile
 
 test-fast: setup-dev ## Tests without the slow ones
