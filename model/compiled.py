@@ -134,7 +134,7 @@ class _Writer:
         table, projection = decoder.embedding.tokens, decoder.embedding.projection
         self._element = ELEMENTS[table.dtype]
         self._calls: list[Call] = []
-        self._buffers: dict[tuple[str, int], Buffer] = {}
+        self._buffers: dict[tuple[str, int, int], Buffer] = {}
         self._routes: dict[tuple[int, int], Routes] = {}
         self._turns: dict[int, tuple[Tensor, Tensor]] = {}
         self.cells = Cells()
@@ -158,9 +158,10 @@ class _Writer:
 
     def _buffer(self, name: str, width: int, element: Element | None = None, times: int = 1) -> Buffer:
         """One of this name and width for all layers. times: rows for each token."""
-        if (name, width) not in self._buffers:
-            self._buffers[name, width] = Buffer.of(self._tokens * times, width, element or self._element)
-        return self._buffers[name, width]
+        key = name, width, times
+        if key not in self._buffers:
+            self._buffers[key] = Buffer.of(self._tokens * times, width, element or self._element)
+        return self._buffers[key]
 
     @staticmethod
     def _check_width(what: str, width: int) -> None:
@@ -277,9 +278,12 @@ class _Writer:
         if queries is None or keys is None:
             return None, 0.0, 0, 0, 0, 0
         together = isinstance(queries, Together)
+        alike = together == isinstance(keys, Together)
         queries, keys = (norm.norm if isinstance(norm, Together) else norm for norm in (queries, keys))
         if not isinstance(queries, RMSNorm | LayerNorm) or type(queries) is not type(keys) or queries.eps != keys.eps:
             raise NotCompiled("there is no kernel for its norms of queries and keys")
+        if not alike or _kind(queries) != _kind(keys):
+            raise NotCompiled("its norms of queries and of keys are not alike")
         kind = HeadNorm(_kind(queries), together)
         return kind, queries.eps, queries.weight.float(), keys.weight.float(), _bias(queries), _bias(keys)
 
@@ -320,6 +324,8 @@ class _Writer:
         if experts > MOST_EXPERTS:
             raise NotCompiled(f"there are {experts} experts, more than {MOST_EXPERTS}")
         gates, downs = [_kernel(part.gate_up) for part in parts], [_kernel(part.down) for part in parts]
+        if not all(gate.gated for gate in gates) or len({part.activation for part in parts}) > 1:
+            raise NotCompiled("its experts' gates were not loaded as such (gated=True), or their activations differ")
         if (experts, used) not in self._routes:
             self._routes[experts, used] = Routes.of(self._tokens, experts, used)
         routes = self._routes[experts, used]

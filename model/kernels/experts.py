@@ -121,8 +121,8 @@ def write_jobs(code: Code) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Ordered(Sides):
-    """Sides of which one has a row for each place in order of the experts. order: of this job's rows on. used: of the
-    other side, 0 where it has a row for each place: it is what is written.
+    """Sides of which one has a row for each place in order of the experts. order: the rows in this order, of all jobs.
+    used: of the other side, None where it has a row for each place: it is what is written.
     """
 
     code: Code

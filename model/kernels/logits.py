@@ -160,7 +160,8 @@ class KernelOps:
         self._cells = np.zeros(13, np.int64)
         cells = [self._cells.ctypes.data + 8 * i for i in range(13)]
         self._summary = machine.program([Call("summary", write_summary, tuple(cells[:7]))])
-        self._draw = machine.program([Call("draw", write_draw, tuple(cells[:10]))])
+        noise = "_".join(f"{number:x}" for number in (GOLDEN, *(n for mixer in MIXERS for n in mixer)))
+        self._draw = machine.program([Call(f"draw_{noise}", write_draw, tuple(cells[:10]))])
         self._near = machine.program([Call("candidates", write_candidates, tuple(cells))])
 
     def summary(self, logits: Tensor) -> Summary:

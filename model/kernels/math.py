@@ -50,7 +50,8 @@ def log(code: Code, x: Value) -> Value:
 
 def sigmoid(code: Code, x: Value) -> Value:
     made = 1.0 / (exp(code, code.minimum(-1.0 * x, 88.0)) + 1.0)
-    return code.select(x < -88.0, x * 0.0, made)
+    made = code.select(x < -88.0, x * 0.0, made)
+    return code.select(x >= x, made, x)  # a minimum leaves NaN out
 
 
 def tanh(code: Code, x: Value) -> Value:
