@@ -46,6 +46,7 @@ class Live:
                 pass  # what there is, is sent
             finally:
                 self._wanted = 1
+        self._news = False  # a token may have come in the moment in which the delay ran out
 
     async def _told(self) -> None:
         # An `asyncio.Event` does the same for several readers.

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 
 import pytest
@@ -223,6 +224,30 @@ def test_reader_who_wants_several_tokens_sleeps_until_they_are_there(tokenizer: 
                 assert live.stream.pending_tokens == 1
 
     run(test())
+
+
+def test_a_token_in_the_moment_when_the_delay_runs_out_is_no_news_once_taken(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, engine, _ = make_frontend(tokenizer)
+        async with frontend.open(Spec("cat"), "a", None) as live:
+            (attempt,) = engine.submitted()
+            frontend._deliver(outputs([(attempt, 0, 70)]))
+            reading = asyncio.create_task(live.wait(3, 0.01))
+            await asyncio.sleep(0)  # it waits for more
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.02, frontend._deliver, outputs([(attempt, 1, 70), (attempt, 2, 70)]))
+            time.sleep(0.03)  # the loop stands still: both are due in its next turn
+            await reading
+            assert live.stream.pending_tokens == 3
+            live.stream.take()
+            waiting = asyncio.create_task(live.wait())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not waiting.done(), "woken by what was taken"
+            frontend._deliver(outputs([(attempt, 3, 70)]))
+            await waiting
+
+    asyncio.run(test())
 
 
 def test_reader_that_falls_behind_is_cut_off_but_a_unary_call_is_not(tokenizer: Tokenizer) -> None:
