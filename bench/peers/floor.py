@@ -32,7 +32,7 @@ class Machine:
 
     def floor(self, model: str, workload: Workload, rates: Rates) -> float:
         """Seconds. All prompts are computed first, what they share once; then those that run take a token each a step,
-        and the next one starts where one ends.
+        and the next one starts where one ends. What they share is read once a step.
         """
         weights, token = bytes_of(model)
         layers, head, attention = operations_of(model)
@@ -47,7 +47,7 @@ class Machine:
             while waiting and len(running) < workload.together:
                 running.append(waiting.pop())
             context = sum(before for before, _ in running)
-            read = (weights + context * token) / rates.read
+            read = (weights + (context - (len(running) - 1) * workload.shared) * token) / rates.read
             multiply = (len(running) * (layers + head) + context * attention) / rates.multiply
             seconds += max(read, multiply)
             running = [(before + 1, left - 1) for before, left in running if left > 1]

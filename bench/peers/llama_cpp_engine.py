@@ -44,20 +44,36 @@ class LlamaCpp:
         options = lib.llama_model_default_params()
         options.n_gpu_layers = 0
         self._model = lib.llama_model_load_from_file(model.encode(), options)
+        self._vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        self._batch = lib.llama_batch_init(BATCH, 0, 1)
+        self._context: Any = None
+        self._memory: Any = None
+        self._unified = False
+        self._open(unified=False)
+
+    def _open(self, unified: bool) -> None:
+        """unified: sequences may share what they have in common; but then each looks at the places of all, which took
+        twice as long with W1.
+        """
+        lib = self._lib
+        if self._context is not None:
+            lib.llama_free(self._context)
         settings = lib.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = CONTEXT, BATCH, 512, SEQUENCES
         settings.n_threads = settings.n_threads_batch = os.cpu_count() or 1
-        settings.kv_unified, settings.flash_attn_type = True, 1
-        self._context = lib.llama_init_from_model(self._model, settings)
+        settings.kv_unified, settings.flash_attn_type = unified, 1
+        self._context, self._unified = lib.llama_init_from_model(self._model, settings), unified
         if not self._context:
-            raise RuntimeError(f"{model} cannot be loaded")
-        self._vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+            raise RuntimeError("llama.cpp has no context for this model")
         self._memory = lib.llama_get_memory(self._context)
-        self._batch = lib.llama_batch_init(BATCH, 0, 1)
+
+    def prepare(self, workload: Workload) -> None:
+        if self._unified != bool(workload.shared):
+            self._open(unified=bool(workload.shared))
 
     def run(self, workload: Workload) -> Sequence[Sequence[float]]:
         lib, requests = self._lib, workload.requests
-        lib.llama_memory_clear(self._memory, True)
+        lib.llama_memory_clear(self._memory, False)
         waiting, free = list(range(len(requests)))[::-1], list(range(workload.together))[::-1]
         running: dict[int, Running] = {}
         times: list[list[float]] = [[] for _ in requests]

@@ -14,7 +14,7 @@ from bench.peers.workloads import Asked, Workload, build
 
 
 class Engine(Protocol):
-    """Made with its model loaded."""
+    """Made with its model loaded. One that has a `prepare` is told of each workload before its time runs."""
 
     version: str
 
@@ -32,6 +32,8 @@ def serve(make: Any) -> None:
     for line in sys.stdin:
         name, seed = line.split()
         workload = build(name, int(seed))
+        if hasattr(engine, "prepare"):
+            engine.prepare(workload)
         began = time.perf_counter()
         times = engine.run(workload)
         ended = time.perf_counter()
