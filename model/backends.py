@@ -166,7 +166,7 @@ def choose_backend(config: ModelConfig, settings: ModelSettings, dtype: str, kv_
     try:
         if gpu:
             return _gpu_kernels(config, settings, dtype, kv_dtype, device)
-        return _kernels(config, settings, dtype, kv_dtype)
+        return _kernels(config, settings, dtype, kv_dtype, device)
     except NoKernels as reason:
         if insisting:
             raise ValueError(f"--backend is {settings.backend!r}: {reason}") from None
@@ -178,10 +178,10 @@ class NoKernels(Exception):
     """Why a model cannot be run by the kernels here."""
 
 
-def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str) -> CpuBackend:
+def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> CpuBackend:
     """Raises NoKernels."""
-    if settings.device not in ("auto", "cpu"):
-        raise NoKernels(f"the device is {settings.device}")
+    if device != "cpu":
+        raise NoKernels(f"the device is {device}")
     if kv_dtype not in (dtype, *EIGHT_BIT):
         raise NoKernels(f"there are none for a KV cache in {kv_dtype} beside weights in {dtype}")
     try:
@@ -222,10 +222,16 @@ def _gpu_kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dt
         from model.attention.triton import why_not
     except ImportError as error:
         raise NoKernels(f"{error.name} is not installed") from None
-    if reason := why_not(config.kv_layout(settings.page_size, kv_dtype)):
+    layout = config.kv_layout(settings.page_size, kv_dtype)
+    if reason := why_not(layout):
         raise NoKernels(reason)
+    backend = TritonBackend(dtype, kv_dtype, torch.device(device))
+    try:
+        backend.attention(config, layout, 1)
+    except Exception as error:  # Triton wants a C compiler, a place to write to, an assembler that knows the device
+        raise NoKernels(f"Triton cannot compile them: {type(error).__name__}: {error}") from error
     log.info("attention: Triton's kernels on %s, compute capability %d.%d", torch.cuda.get_device_name(), major, minor)
-    return TritonBackend(dtype, kv_dtype, torch.device(device))
+    return backend
 
 
 def _cache(place: str | None) -> Path | None:

@@ -124,6 +124,7 @@ def test_on_a_gpu_its_kernels_where_they_can(
     reason: str | None,
 ) -> None:
     """A GPU that says what it is, and nothing else."""
+    monkeypatch.setattr(TritonBackend, "attention", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
     config = read_config(write_llama(tmp_path, num_attention_heads=8) if changes.pop("narrow", False) else tiny)
@@ -144,6 +145,28 @@ def test_on_a_gpu_its_kernels_where_they_can(
     assert f"The GPU's kernels are not used: {reason}" in caplog.text
     with pytest.raises(ValueError, match=f"--backend is 'triton': {reason}"):
         chosen("triton")
+
+
+def test_a_gpu_for_which_triton_cannot_compile_runs_torch(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def attention(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(TritonBackend, "attention", attention)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    with caplog.at_level(logging.INFO):
+        found = choose_backend(read_config(tiny), ModelSettings(), "float32", "float32", "cuda")
+    assert type(found) is TorchBackend
+    reason = "Triton cannot compile them: RuntimeError: Failed to find C compiler"
+    assert f"The GPU's kernels are not used: {reason}" in caplog.text
+    with pytest.raises(ValueError, match=f"--backend is 'triton': {reason}"):
+        choose_backend(read_config(tiny), ModelSettings(backend="triton"), "float32", "float32", "cuda")
+
+
+def test_kernels_of_the_cpu_are_for_the_cpu(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="--backend is 'cpu': the device is cuda"):
+        choose_backend(read_config(tiny), ModelSettings(backend="cpu"), "float32", "float32", "cuda")
 
 
 def test_without_a_gpu_its_kernels_are_not_imported(tiny: Path) -> None:
