@@ -81,7 +81,7 @@ class ModelSettings:
     backend: str = field(
         default="auto",
         metadata={
-            "help": "What computes: cpu (the CPU's own kernels), triton (attention by kernels for GPUs), reference "
+            "help": "What computes: cpu (the CPU's own kernels), triton (kernels for NVIDIA's GPUs), reference "
             "(torch, anything anywhere), or auto: the device's kernels where they can run the model."
         },
     )

@@ -154,7 +154,7 @@ def _each(code: Code, source: Value, count: Value, visit: Callable[[Value, Value
 
 
 class KernelOps:
-    """`model.sampling.sampler.LogitOps` by kernels. The draw is in float32."""
+    """`model.sampling.sampler.LogitOps` by kernels. `draw` is in float32, `draw_from_top` in float64."""
 
     def __init__(self, machine: Machine) -> None:
         self._cells = np.zeros(13, np.int64)
