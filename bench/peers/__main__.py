@@ -3,9 +3,11 @@
 python -m bench.peers --peers DIRECTORY [--model llama-135m] [--workloads W2 W4 W3 W1] [--rounds 3]
 
 Every engine is started once and kept; then each workload runs on each of them in turn, round after round, while the
-others are stopped. Medians over the rounds. The floor of a workload is the time in which all threads of this machine
-together read what its steps must read, or multiply at torch's best rate, whichever takes longer in each step; both
-rates are measured before each turn. Memory is the proportional set size of an engine's processes after a run, at most.
+others are stopped; one that dies is left out from then on. Medians over the rounds. W1 to W4 ask for everything at
+once, and a first token's time counts from there; W5@RATE asks for so many requests a second. The floor of a workload is
+the time in which all threads of this machine together read what its steps must read, or multiply at torch's best rate,
+whichever takes longer in each step; both rates are measured before each turn. Memory is the proportional set size of an
+engine's processes after a run, at most.
 
 DIRECTORY holds the virtual environments `vllm` and `llama` of those that are to be compared, and the models, which are
 made at the first run. Without it Quire runs alone.
@@ -21,6 +23,7 @@ install --no-deps --target); without it "vLLM compiled + zentorch" is vLLM compi
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.peers.models import make
@@ -36,31 +39,38 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["W2", "W4", "W3", "W1"])
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, metavar="ENGINE")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write every run here, a line each")
+    parser.add_argument("--json", type=Path, help="also add every run to this file, a line each")
     args = parser.parse_args()
     model = make(args.peers / "models", args.model)
     sides = start_all(args.engines, args.peers, model)
     if not sides:
         sys.exit("none of the engines has started")
+    rows = []
     try:
-        rows = [row for number in range(args.rounds) for row in turns(sides, args.workloads, args.model, number)]
+        for number, row in turns(sides, args.workloads, args.model, args.rounds):
+            rows.append(row)
+            print(f"round {number} {row.line()}", file=sys.stderr, flush=True)
+            if args.json:
+                with args.json.open("a") as file:
+                    file.write(json.dumps(row.as_dict()) + "\n")
     finally:
         for side in sides:
             side.close()
-    if args.json:
-        args.json.write_text("".join(json.dumps(row.as_dict()) + "\n" for row in rows))
     print(report(rows, sides))
 
 
-def turns(sides: list[Side], workloads: list[str], model: str, number: int) -> list[Row]:
+def turns(sides: list[Side], workloads: list[str], model: str, rounds: int) -> Iterator[tuple[int, Row]]:
     """Every other round goes the other way round."""
-    rows = []
-    for name in workloads:
-        for side in sides if number % 2 == 0 else sides[::-1]:
-            row = side.turn(build(name, number + 1), f"{name} {number + 1}", model)
-            rows.append(row)
-            print(f"round {number + 1} {row.line()}", file=sys.stderr, flush=True)
-    return rows
+    alive = list(sides)
+    for number in range(1, rounds + 1):
+        for name in workloads:
+            for side in alive[:: 1 if number % 2 else -1]:
+                try:
+                    yield number, side.turn(build(name, number), f"{name} {number}", model)
+                except (RuntimeError, OSError) as error:
+                    print(f"{error}: left out from here on", file=sys.stderr)
+                    side.close()
+                    alive.remove(side)
 
 
 if __name__ == "__main__":

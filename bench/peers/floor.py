@@ -32,7 +32,7 @@ class Machine:
 
     def floor(self, model: str, workload: Workload, rates: Rates) -> float:
         """Seconds. All prompts are computed first, what they share once; then those that run take a token each a step,
-        and the next one starts where one ends. What they share is read once a step.
+        and the next one starts where one ends. What they share is read once a step. No sooner than the last arrives.
         """
         weights, token = bytes_of(model)
         layers, head, attention = operations_of(model)
@@ -51,7 +51,7 @@ class Machine:
             multiply = (len(running) * (layers + head) + context * attention) / rates.multiply
             seconds += max(read, multiply)
             running = [(before + 1, left - 1) for before, left in running if left > 1]
-        return seconds
+        return max(seconds, workload.requests[-1].arrives)
 
 
 def _pairs(start: int, end: int) -> float:

@@ -10,12 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bench.peers.worker import serve
+from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Workload
 
 BATCH, SEQUENCES, CONTEXT = 2048, 32, 40_960
@@ -30,7 +30,6 @@ class Running:
     prompt: list[int]
     done: int
     next: int | None = None
-    times: list[float] = field(default_factory=list)
 
 
 class LlamaCpp:
@@ -71,14 +70,18 @@ class LlamaCpp:
         if self._unified != bool(workload.shared):
             self._open(unified=bool(workload.shared))
 
-    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
+    def run(self, workload: Workload) -> Sequence[Trace]:
+        began = time.perf_counter()
         lib, requests = self._lib, workload.requests
         lib.llama_memory_clear(self._memory, False)
         waiting, free = list(range(len(requests)))[::-1], list(range(workload.together))[::-1]
         running: dict[int, Running] = {}
-        times: list[list[float]] = [[] for _ in requests]
+        traces = [Trace() for _ in requests]
         while waiting or running:
-            while waiting and free:
+            now = time.perf_counter() - began
+            if not running:
+                time.sleep(max(0.0, requests[waiting[-1]].arrives - now))
+            while waiting and free and requests[waiting[-1]].arrives <= time.perf_counter() - began:
                 prompt = requests[waiting[-1]].prompt
                 found = self._shared(prompt, running)
                 if found is None:
@@ -92,12 +95,12 @@ class LlamaCpp:
             for slot, token in drawn:
                 one = running[slot]
                 one.next = token
-                times[one.request].append(moment)
-                if len(times[one.request]) == requests[one.request].tokens:
+                traces[one.request].add(moment, (token,))
+                if len(traces[one.request].times) == requests[one.request].tokens:
                     lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
                     del running[slot]
                     free.append(slot)
-        return times
+        return traces
 
     @staticmethod
     def _shared(prompt: list[int], running: dict[int, Running]) -> tuple[int, int] | None:

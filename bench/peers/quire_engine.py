@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.peers.worker import serve
+from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Workload
 from model.settings import ModelSettings
 from rpc.assembly import assemble
@@ -32,23 +32,30 @@ class Quire:
         self._engine.start()
         self._attempts = 0
 
-    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
+    def run(self, workload: Workload) -> Sequence[Trace]:
+        began = time.perf_counter()
         greedy = Controls(0.0, 1.0, 0, 0.0, 0)
         first, self._attempts = self._attempts, self._attempts + len(workload.requests)
-        self._engine.send(
-            [
-                Submit(i, Request(np.array(asked.prompt, np.int32), asked.tokens, (), greedy))
-                for i, asked in enumerate(workload.requests, first)
-            ]
-        )
-        times: list[list[float]] = [[] for _ in workload.requests]
-        left = len(times)
+        waiting = [
+            (asked.arrives, Submit(i, Request(np.array(asked.prompt, np.int32), asked.tokens, (), greedy)))
+            for i, asked in enumerate(workload.requests, first)
+        ]
+        traces = [Trace() for _ in workload.requests]
+        left = len(traces)
         while left:
-            moment, outputs = self._outputs.get()
-            for attempt in outputs.attempts.tolist():
-                times[attempt - first].append(moment)
+            now = time.perf_counter() - began
+            here = [submit for arrives, submit in waiting if arrives <= now]
+            if here:
+                self._engine.send(here)
+                waiting = waiting[len(here) :]
+            try:
+                moment, outputs = self._outputs.get(timeout=waiting[0][0] - now if waiting else None)
+            except queue.Empty:
+                continue
+            for attempt, token in zip(outputs.attempts.tolist(), outputs.tokens.tolist(), strict=True):
+                traces[attempt - first].add(moment, (token,))
             left -= len(outputs.ends)
-        return times
+        return traces
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from bench.peers.worker import serve
+from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Asked, Workload
 from bench.serving import started
 
@@ -26,25 +26,27 @@ class QuireServer:
         flags = ("--max-batched-tokens", "2048", "--max-sequences", "32", "--max-queue-time", "600")
         self._address = self._life.enter_context(started("--model", model, *flags)).address
 
-    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
+    def run(self, workload: Workload) -> Sequence[Trace]:
         return asyncio.run(self._run(workload.requests))
 
-    async def _run(self, requests: list[Asked]) -> list[list[float]]:
+    async def _run(self, requests: list[Asked]) -> list[Trace]:
         async with aio.insecure_channel(self._address) as channel:
             stub = pb_grpc.GenerationServiceStub(channel)
             return list(await asyncio.gather(*(self._one(stub, asked) for asked in requests)))
 
-    async def _one(self, stub: pb_grpc.GenerationServiceStub, asked: Asked) -> list[float]:
+    async def _one(self, stub: pb_grpc.GenerationServiceStub, asked: Asked) -> Trace:
+        await asyncio.sleep(asked.arrives)
         spec = pb.GenerationSpec(
             token_ids=pb.TokenIds(ids=asked.prompt),
             sampling=pb.SamplingParameters(temperature=0.0),
             stopping=pb.StoppingCriteria(max_tokens=asked.tokens, ignore_eos=True),
             output=pb.OutputOptions(token_ids=True),
         )
-        times: list[float] = []
+        trace = Trace()
         async for message in stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec)):
-            times += [time.perf_counter()] * sum(len(delta.token_ids) for delta in message.deltas)
-        return times
+            for delta in message.deltas:
+                trace.add(time.perf_counter(), delta.token_ids)
+        return trace
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Runs, and the tables that they make."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run. tokens: a second, of outputs. floor: the part of the floor's speed that this is. first, between:
-    milliseconds to a request's first token and from one to the next, medians. read, multiply: see `floor.Rates`, in GB
-    and GFLOP a second. others: share of the machine that others used.
+    """One run. tokens: a second, of outputs. floor: the part of the floor's speed that this is. first, late, between:
+    milliseconds from a request's arrival to its first token, median and 90th percentile, and from one token to the
+    next, median. read, multiply: see `floor.Rates`, in GB and GFLOP a second. others: share of the machine that others
+    used. firsts: each request's first token.
     """
 
     engine: str
@@ -24,21 +26,25 @@ class Row:
     tokens: float
     floor: float
     first: float
+    late: float
     between: float
     read: float
     multiply: float
     others: float
+    firsts: tuple[int, ...]
 
     @staticmethod
     def of(
-        engine: str, workload: Workload, seconds: float, times: list[list[float]], floor: float, rates: Any,
-        others: float,
+        engine: str, workload: Workload, answer: dict[str, Any], floor: float, rates: Any, others: float
     ) -> "Row":  # fmt: skip
-        tokens = sum(map(len, times))
+        """answer: see `worker.serve`."""
+        seconds, times = answer["seconds"], answer["times"]
+        first = [1e3 * (one[0] - asked.arrives) for one, asked in zip(times, workload.requests, strict=True)]
         between = [later - earlier for one in times for earlier, later in itertools.pairwise(one)]
         return Row(
-            engine, workload.name, tokens / seconds, floor / seconds, 1e3 * statistics.median(one[0] for one in times),
-            1e3 * statistics.median(between), rates.read / 1e9, rates.multiply / 1e9, others,
+            engine, workload.name, sum(map(len, times)) / seconds, floor / seconds, statistics.median(first),
+            sorted(first)[len(first) * 9 // 10], 1e3 * statistics.median(between), rates.read / 1e9,
+            rates.multiply / 1e9, others, tuple(answer["firsts"]),
         )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,7 +58,9 @@ class Row:
 
 
 def report(rows: Sequence[Row], sides: Sequence["Side"]) -> str:
-    """Markdown: output tokens a second (and the part of the floor's), then times to the first token."""
+    """Markdown: output tokens a second (and the part of the floor's), then times to the first token, median and 90th
+    percentile, and what part of first tokens is that of the first engine.
+    """
     workloads = list(dict.fromkeys(row.workload for row in rows))
     lines = [f"| | {' | '.join(workloads)} | start s | memory MiB |", "|---" * (len(workloads) + 3) + "|"]
     for side in sides:
@@ -61,10 +69,13 @@ def report(rows: Sequence[Row], sides: Sequence["Side"]) -> str:
             tokens, floor = (_median(rows, side.name, name, field) for field in ("tokens", "floor"))
             cells.append(f"{tokens:,.1f} ({floor:.0%})")
         lines.append(f"| {side.name} | {' | '.join(cells)} | {side.started:.1f} | {side.memory / 2**20:,.0f} |")
-    lines += ["", f"| first token, ms | {' | '.join(workloads)} |", "|---" * (len(workloads) + 1) + "|"]
+    lines += ["", f"| first token, ms | {' | '.join(workloads)} | alike |", "|---" * (len(workloads) + 2) + "|"]
     for side in sides:
-        cells = [f"{_median(rows, side.name, name, 'first'):,.0f}" for name in workloads]
-        lines.append(f"| {side.name} | {' | '.join(cells)} |")
+        cells = []
+        for name in workloads:
+            first, late = (_median(rows, side.name, name, field) for field in ("first", "late"))
+            cells.append(f"{first:,.0f} ({late:,.0f})")
+        lines.append(f"| {side.name} | {' | '.join(cells)} | {_alike(rows, sides[0].name, side.name):.0%} |")
     shares = sorted(row.others for row in rows)
     lines += ["", f"others' share of the machine: median {shares[len(shares) // 2]:.0%}, most {shares[-1]:.0%}; "
               f"memory {min(r.read for r in rows):.0f}-{max(r.read for r in rows):.0f} GB/s, "
@@ -72,5 +83,20 @@ def report(rows: Sequence[Row], sides: Sequence["Side"]) -> str:
     return "\n".join(lines)
 
 
+def _alike(rows: Sequence[Row], one: str, other: str) -> float:
+    """Runs of a workload are in the order of their seeds."""
+    pairs = [
+        pair
+        for name in {row.workload for row in rows}
+        for ours, theirs in zip(_runs(rows, one, name), _runs(rows, other, name), strict=False)
+        for pair in zip(ours.firsts, theirs.firsts, strict=True)
+    ]
+    return sum(a == b for a, b in pairs) / max(1, len(pairs))
+
+
+def _runs(rows: Sequence[Row], engine: str, workload: str) -> list[Row]:
+    return [row for row in rows if (row.engine, row.workload) == (engine, workload)]
+
+
 def _median(rows: Sequence[Row], engine: str, workload: str, field: str) -> float:
-    return statistics.median(getattr(row, field) for row in rows if (row.engine, row.workload) == (engine, workload))
+    return statistics.median([getattr(row, field) for row in _runs(rows, engine, workload)] or [math.nan])

@@ -108,7 +108,7 @@ class Side:
         share = (_busy() - everyone - (self._spent() - before)) / (time.monotonic() - began) / (os.cpu_count() or 1)
         self.memory = max(self.memory, sum(p.memory_full_info().pss for p in self._tree()))
         self._signal(signal.SIGSTOP)
-        return Row.of(self.name, workload, answer["seconds"], answer["times"], floor, rates, max(0.0, share))
+        return Row.of(self.name, workload, answer, floor, rates, max(0.0, share))
 
     def close(self) -> None:
         processes = self._tree()

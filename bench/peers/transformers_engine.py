@@ -7,8 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from bench.peers.worker import serve
+from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Asked, Workload
 
 BATCH = 16
@@ -27,22 +28,26 @@ class Transformers:
         )
         self._model = loaded.eval()
 
-    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
-        requests, times = workload.requests, list[list[float]]()
+    def run(self, workload: Workload) -> Sequence[Trace]:
+        """What arrives later is not for it: it has no queue."""
+        requests, traces = workload.requests, list[Trace]()
+        if requests[-1].arrives:
+            raise RuntimeError(f"{workload.name}: generate takes what is there at once")
         for start in range(0, len(requests), BATCH):
-            times += self._batch(requests[start : start + BATCH])
-        return times
+            traces += self._batch(requests[start : start + BATCH])
+        return traces
 
-    def _batch(self, requests: list[Asked]) -> list[list[float]]:
-        torch, moments = self._torch, list[float]()
+    def _batch(self, requests: list[Asked]) -> list[Trace]:
+        torch, moments, drawn = self._torch, list[float](), list[list[int]]()
         width, tokens = max(len(asked.prompt) for asked in requests), max(asked.tokens for asked in requests)
         ids, mask = (torch.zeros(len(requests), width, dtype=torch.long) for _ in range(2))
         for row, asked in enumerate(requests):
             ids[row, -len(asked.prompt) :] = torch.tensor(asked.prompt)
             mask[row, -len(asked.prompt) :] = 1
 
-        def note(ids: object, scores: object, **rest: object) -> object:  # noqa: ARG001 - as transformers calls it
+        def note(ids: Any, scores: object, **rest: object) -> object:  # noqa: ARG001 - as transformers calls it
             moments.append(time.perf_counter())
+            drawn.append(ids[:, -1].tolist())
             return torch.zeros(len(requests), dtype=torch.bool)
 
         with torch.inference_mode():
@@ -56,7 +61,7 @@ class Transformers:
                 pad_token_id=0,
                 stopping_criteria=[note],
             )
-        return [moments[: asked.tokens] for asked in requests]
+        return [Trace(moments[: asked.tokens], drawn[0][row]) for row, asked in enumerate(requests)]
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from bench.peers.worker import serve
-from bench.peers.workloads import Workload
+from bench.peers.worker import Trace, serve
+from bench.peers.workloads import Asked, Workload
 
 
 class Vllm:
@@ -28,27 +28,35 @@ class Vllm:
             dtype="bfloat16",
             max_model_len=4096,
             max_num_seqs=32,
+            max_num_batched_tokens=2048,
             enforce_eager=mode == "eager",
             enable_prefix_caching=True,
             skip_tokenizer_init=True,
         ).llm_engine
         self._asked = 0
 
-    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
-        times: dict[str, list[float]] = {}
-        for asked in workload.requests:
-            name, self._asked = str(self._asked), self._asked + 1
-            times[name] = []
-            sampling = self._sampling(
-                temperature=0.0, ignore_eos=True, max_tokens=asked.tokens, detokenize=False, output_kind=self._kind
-            )
-            self._engine.add_request(name, {"prompt_token_ids": asked.prompt}, sampling)
-        while self._engine.has_unfinished_requests():
+    def run(self, workload: Workload) -> Sequence[Trace]:
+        began = time.perf_counter()
+        traces, waiting = dict[str, Trace](), workload.requests[::-1]
+        while waiting or self._engine.has_unfinished_requests():
+            while waiting and waiting[-1].arrives <= time.perf_counter() - began:
+                traces[self._add(waiting.pop())] = Trace()
+            if not self._engine.has_unfinished_requests():
+                time.sleep(max(0.0, waiting[-1].arrives - (time.perf_counter() - began)))
+                continue
             outputs = self._engine.step()
             moment = time.perf_counter()
             for output in outputs:
-                times[output.request_id] += [moment] * len(output.outputs[0].token_ids)
-        return list(times.values())
+                traces[output.request_id].add(moment, output.outputs[0].token_ids)
+        return list(traces.values())
+
+    def _add(self, asked: Asked) -> str:
+        name, self._asked = str(self._asked), self._asked + 1
+        sampling = self._sampling(
+            temperature=0.0, ignore_eos=True, max_tokens=asked.tokens, detokenize=False, output_kind=self._kind
+        )
+        self._engine.add_request(name, {"prompt_token_ids": asked.prompt}, sampling)
+        return name
 
 
 if __name__ == "__main__":

@@ -8,9 +8,23 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bench.peers.workloads import Asked, Workload, build
+
+
+@dataclass(slots=True)
+class Trace:
+    """Of one request: when each of its tokens was there, as `time.perf_counter` tells it, and the first one's id."""
+
+    times: list[float] = field(default_factory=list)
+    first: int = -1
+
+    def add(self, moment: float, ids: Sequence[int]) -> None:
+        if not self.times and ids:
+            self.first = int(ids[0])
+        self.times += [moment] * len(ids)
 
 
 class Engine(Protocol):
@@ -18,8 +32,8 @@ class Engine(Protocol):
 
     version: str
 
-    def run(self, workload: Workload) -> Sequence[Sequence[float]]:
-        """By request, when each of its tokens was there, as `time.perf_counter` tells it."""
+    def run(self, workload: Workload) -> Sequence[Trace]:
+        """By request, none before it has arrived."""
 
 
 def serve(make: Any) -> None:
@@ -35,10 +49,12 @@ def serve(make: Any) -> None:
         if hasattr(engine, "prepare"):
             engine.prepare(workload)
         began = time.perf_counter()
-        times = engine.run(workload)
+        traces = engine.run(workload)
         ended = time.perf_counter()
         wanted = [asked.tokens for asked in workload.requests]
-        if [len(one) for one in times] != wanted:
-            raise RuntimeError(f"{name}: {[len(one) for one in times]} tokens came, {wanted} were asked for")
-        since = [[moment - began for moment in one] for one in times]
-        print(json.dumps({"seconds": ended - began, "times": since}), file=answers)
+        came = [len(trace.times) for trace in traces]
+        if came != wanted:
+            raise RuntimeError(f"{name}: {came} tokens came, {wanted} were asked for")
+        since = [[moment - began for moment in trace.times] for trace in traces]
+        firsts = [trace.first for trace in traces]
+        print(json.dumps({"seconds": ended - began, "times": since, "firsts": firsts}), file=answers)

@@ -1,6 +1,7 @@
 """What is asked of every engine: token ids, drawn from a seed, greedy, outputs of a fixed length.
 
-Each round has a seed of its own, so that no engine answers a later one from a prefix cache.
+W1 to W4 are there at once. W5@RATE asks for so many requests a second, at random (a Poisson process). Each round has a
+seed of its own, so that no engine answers a later one from a prefix cache.
 """
 
 import random
@@ -11,15 +12,16 @@ LOWEST, HIGHEST = 300, 16_000  # ids below every vocabulary, and above special o
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: so many tokens for this prompt."""
+    """One request: so many tokens for this prompt. arrives: seconds from the workload's start."""
 
     prompt: list[int]
     tokens: int
+    arrives: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All requests are there at once. together: so many run at one time. shared: of each prompt, alike in all."""
+    """requests: as they arrive. together: so many run at one time. shared: of each prompt, alike in all."""
 
     name: str
     about: str
@@ -29,8 +31,10 @@ class Workload:
 
 
 def build(name: str, seed: int) -> Workload:
-    """Raises KeyError for a name that is none."""
-    return BUILDERS[name](random.Random(f"{name} {seed}"))
+    """Raises KeyError for a name that is none, ValueError for W5 without a rate."""
+    kind, _, rate = name.partition("@")
+    source = random.Random(f"{name} {seed}")
+    return _paced(source, float(rate)) if kind == "W5" else BUILDERS[name](source)
 
 
 def _ids(source: random.Random, count: int) -> list[int]:
@@ -54,6 +58,14 @@ def _shared(source: random.Random) -> Workload:
 
 def _decode(source: random.Random) -> Workload:
     return Workload("W4", "16 requests, 32 in, 256 out", [Asked(_ids(source, 32), 256) for _ in range(16)], 16)
+
+
+def _paced(source: random.Random, rate: float) -> Workload:
+    arrives, requests = 0.0, list[Asked]()
+    for _ in range(48):
+        requests.append(Asked(_ids(source, source.randint(128, 512)), source.randint(32, 128), arrives))
+        arrives += source.expovariate(rate)
+    return Workload(f"W5@{rate:g}", f"48 requests as W1's, {rate:g} a second", requests, 32)
 
 
 def _warm(source: random.Random) -> Workload:

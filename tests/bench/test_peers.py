@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import roofline
+from bench.peers.__main__ import turns
 from bench.peers.floor import Machine, Rates, bytes_of, operations_of
 from bench.peers.models import make
 from bench.peers.report import Row, report
@@ -19,7 +20,7 @@ TINY = roofline.MODELS["llama-135m"] | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4"])
+@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4", "W5@2"])
 def test_a_seed_says_what_is_asked(name: str) -> None:
     assert build(name, 1) == build(name, 1)
     assert build(name, 1).requests[0].prompt != build(name, 2).requests[0].prompt, "a cache would answer it"
@@ -53,17 +54,47 @@ def test_what_is_shared_counts_once_and_those_that_wait_start_where_one_ends(mon
 def test_an_engine_answers_when_each_token_was_there(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(roofline.MODELS, "tiny", TINY)
     command = [sys.executable, "-m", "bench.peers.quire_engine", str(make(tmp_path, "tiny"))]
-    run = subprocess.run(command, input="W2 1\nwarm 3\n", capture_output=True, text=True, timeout=120)
-    hello, single, warm = map(json.loads, run.stdout.splitlines())
+    asked = "W2 1\nwarm 3\nW5@100 1\n"
+    run = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120)
+    hello, single, warm, paced = map(json.loads, run.stdout.splitlines())
     assert hello["version"]
     (times,) = single["times"]
     assert len(times) == 128
     assert sorted(times) == times
     assert 0 < times[0] <= times[-1] <= single["seconds"]
     assert [len(one) for one in warm["times"]] == [8] * 6
+    assert all(0 <= first < 16_384 for first in warm["firsts"])
+    arrivals = [asked.arrives for asked in build("W5@100", 1).requests]
+    assert 0 < arrivals[-1] <= paced["seconds"]
+    assert all(arrives <= one[0] for one, arrives in zip(paced["times"], arrivals, strict=True))
 
 
 def test_medians_are_told() -> None:
-    rows = [Row("quire", "W2", tokens, 0.5, 10.0, 1.0, 40.0, 300.0, 0.01) for tokens in (90.0, 100.0, 170.0)]
-    side = SimpleNamespace(name="quire", started=2.5, memory=3 * 2**20)
-    assert "| quire | 100.0 (50%) | 2.5 | 3 |" in report(rows, [side])
+    rows = [
+        Row(name, "W2", tokens, 0.5, 10.0, 12.0, 1.0, 40.0, 300.0, 0.01, (5, first))
+        for name, first in (("quire", 6), ("other", 7))
+        for tokens in (90.0, 100.0, 170.0)
+    ]
+    sides = [SimpleNamespace(name=name, started=2.5, memory=3 * 2**20) for name in ("quire", "other")]
+    told = report(rows, sides)
+    assert "| quire | 100.0 (50%) | 2.5 | 3 |" in told
+    assert "| quire | 10 (12) | 100% |" in told
+    assert "| other | 10 (12) | 50% |" in told
+
+
+def test_one_that_dies_is_left_out(monkeypatch) -> None:
+    def side(name: str, *answers: object) -> SimpleNamespace:
+        left = list(answers)
+
+        def turn(*_: object) -> object:
+            answer = left.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return SimpleNamespace(name=name, turn=turn, close=lambda: closed.append(name))
+
+    closed: list[str] = []
+    sides = [side("a", 1, 2, 3), side("b", 4, RuntimeError("b: no answer"))]
+    assert list(turns(sides, ["W2"], "tiny", 3)) == [(1, 1), (1, 4), (2, 2), (3, 3)]
+    assert closed == ["b"]
