@@ -2,7 +2,7 @@
 token of every sequence, and as much of waiting prompts as fits. What a prompt has in common with that of a running
 sequence is copied from it.
 
-python -m bench.peers.llama_cpp_engine MODEL.gguf
+python -m bench.peers.llama_cpp_engine MODEL.gguf KV_TOKENS
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import numpy as np
 from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Workload
 
-BATCH, SEQUENCES, CONTEXT = 2048, 32, 40_960
+BATCH, SEQUENCES = 2048, 32
 LEAST_SHARED = 64  # tokens that are worth a copy
 
 
@@ -33,8 +33,10 @@ class Running:
 
 
 class LlamaCpp:
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, kv_tokens: str) -> None:
         import llama_cpp as lib
+
+        self._kv_tokens = int(kv_tokens)
 
         self._lib, self.version = lib, lib.__version__
         self._silent = lib.llama_log_callback(lambda *_: None)
@@ -58,7 +60,7 @@ class LlamaCpp:
         if self._context is not None:
             lib.llama_free(self._context)
         settings = lib.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = CONTEXT, BATCH, 512, SEQUENCES
+        settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = self._kv_tokens, BATCH, 512, SEQUENCES
         settings.n_threads = settings.n_threads_batch = os.cpu_count() or 1
         settings.kv_unified, settings.flash_attn_type = unified, 1
         self._context, self._unified = lib.llama_init_from_model(self._model, settings), unified

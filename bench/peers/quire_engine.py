@@ -1,15 +1,20 @@
-"""Quire without its frontend: events in, steps' outputs out. python -m bench.peers.quire_engine MODEL [QUANTIZATION]"""
+"""Quire without its frontend: events in, steps' outputs out.
+
+python -m bench.peers.quire_engine MODEL KV_TOKENS [QUANTIZATION]
+"""
 
 import importlib.metadata
 import queue
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Workload
+from model.config import read_config
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.settings import EngineConfig
@@ -19,12 +24,18 @@ from scheduler.request import Request
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 
+def kv_memory(model: str, tokens: int) -> int:
+    """Bytes of the KV cache of so many tokens."""
+    config = read_config(Path(model))
+    return tokens * config.kv_layout(16, config.dtype).token_bytes
+
+
 class Quire:
-    def __init__(self, model: str, quantization: str | None = None) -> None:
+    def __init__(self, model: str, kv_tokens: str, quantization: str | None = None) -> None:
         self.version = importlib.metadata.version("quire")
         self._outputs = queue.SimpleQueue[tuple[float, StepOutputs]]()
         config = EngineConfig(
-            model=ModelSettings(model, quantization=quantization),
+            model=ModelSettings(model, quantization=quantization, kv_cache_memory=kv_memory(model, int(kv_tokens))),
             scheduler=SchedulerSettings(max_batched_tokens=2048, max_sequences=32),
             queue=NO_QUEUE_LIMITS,
         )

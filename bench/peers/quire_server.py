@@ -1,6 +1,6 @@
 """Quire as its users run it: `quire serve`, and a client over gRPC with a stream a request, one token a message.
 
-python -m bench.peers.quire_server MODEL
+python -m bench.peers.quire_server MODEL KV_TOKENS
 """
 
 import asyncio
@@ -14,16 +14,21 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
+from bench.peers.quire_engine import kv_memory
 from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Asked, Workload
 from bench.serving import started
 
 
 class QuireServer:
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, kv_tokens: str) -> None:
         self.version = importlib.metadata.version("quire")
         self._life = ExitStack()
-        flags = ("--max-batched-tokens", "2048", "--max-sequences", "32", "--max-queue-time", "600")
+        memory = str(kv_memory(model, int(kv_tokens)))
+        flags = (
+            "--max-batched-tokens", "2048", "--max-sequences", "32", "--max-queue-time", "600",
+            "--kv-cache-memory", memory,
+        )  # fmt: skip
         self._address = self._life.enter_context(started("--model", model, *flags)).address
 
     def run(self, workload: Workload) -> Sequence[Trace]:

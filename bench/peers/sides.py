@@ -13,13 +13,16 @@ from typing import Any
 
 import psutil
 
-from bench.peers.floor import Machine
+from bench.peers.floor import Machine, bytes_of
 from bench.peers.report import Row
 from bench.peers.workloads import Workload
 
 START_SECONDS, RUN_SECONDS = 600, 600
 
-# By engine: the virtual environment ("" for Quire's own), the module, and what comes after the model.
+KV_TOKENS = {"llama-135m": 40_960, "qwen3-0.6b": 16_384}
+"""What each engine gets a KV cache for; all of them, and their weights, are in memory at once."""
+
+# By engine: the virtual environment ("" for Quire's own), the module, and what comes after the model and KV_TOKENS.
 ENGINES = {
     "quire": ("", "quire_engine", ()),
     "quire int8": ("", "quire_engine", ("int8",)),
@@ -42,10 +45,10 @@ def start_all(names: list[str], peers: Path, model: Path) -> list["Side"]:
             print(f"{name}: there is no {python}", file=sys.stderr)
             continue
         given = as_gguf(peers, model, name.split()[1]) if environment == "llama" else model
-        command = [str(python), "-m", f"bench.peers.{module}", str(given), *rest]
+        command = [str(python), "-m", f"bench.peers.{module}", str(given), str(KV_TOKENS[model.name]), *rest]
         log = peers / f"{name.replace(' ', '-')}.log"
         try:
-            side = Side(name, command, _environment(peers, name), machine, log)
+            side = Side(name, command, _environment(peers, name, model), machine, log)
         except RuntimeError as error:
             print(f"{error}: see {log}", file=sys.stderr)
             continue
@@ -62,14 +65,19 @@ def as_gguf(peers: Path, model: Path, kind: str) -> Path:
     return out
 
 
-def _environment(peers: Path, name: str) -> dict[str, str]:
+def _environment(peers: Path, name: str, model: Path) -> dict[str, str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     # Quire's own import sets it, here too: with it llama.cpp ran at a third of its speed.
     environment.pop("OMP_WAIT_POLICY", None)
     if ENGINES[name][0] != "vllm":
         return environment
     found = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), peers / "vllm" / "lib" / "libiomp5.so"]
-    environment |= {"LD_PRELOAD": ":".join(str(file) for file in found if file.exists()), "KMP_BLOCKTIME": "1"}
+    kv_bytes = KV_TOKENS[model.name] * bytes_of(model.name)[1]
+    environment |= {
+        "LD_PRELOAD": ":".join(str(file) for file in found if file.exists()),
+        "KMP_BLOCKTIME": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(-(-kv_bytes // 2**30)),  # whole GiB
+    }
     if name.endswith("zentorch"):
         environment["PYTHONPATH"] += f":{peers / 'zentorch'}"
     return environment

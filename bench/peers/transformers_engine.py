@@ -1,6 +1,8 @@
 """transformers' generate over batches of up to 16 requests, padded on the left.
 
-python -m bench.peers.transformers_engine MODEL
+python -m bench.peers.transformers_engine MODEL KV_TOKENS
+
+Its cache is as large as a batch makes it.
 """
 
 import os
@@ -16,7 +18,7 @@ BATCH = 16
 
 
 class Transformers:
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, _: str) -> None:
         import torch
         import transformers
 

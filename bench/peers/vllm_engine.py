@@ -1,4 +1,9 @@
-"""vLLM for CPUs through LLMEngine, token ids in and out. python -m bench.peers.vllm_engine MODEL eager|compile"""
+"""vLLM for CPUs through LLMEngine, token ids in and out.
+
+python -m bench.peers.vllm_engine MODEL KV_TOKENS eager|compile
+
+VLLM_CPU_KVCACHE_SPACE says how large its KV cache is.
+"""
 
 import os
 import sys
@@ -10,9 +15,8 @@ from bench.peers.workloads import Asked, Workload
 
 
 class Vllm:
-    def __init__(self, model: str, mode: str) -> None:
+    def __init__(self, model: str, _: str, mode: str) -> None:
         os.environ |= {
-            "VLLM_CPU_KVCACHE_SPACE": "4",
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",

@@ -53,7 +53,7 @@ def test_what_is_shared_counts_once_and_those_that_wait_start_where_one_ends(mon
 
 def test_an_engine_answers_when_each_token_was_there(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(roofline.MODELS, "tiny", TINY)
-    command = [sys.executable, "-m", "bench.peers.quire_engine", str(make(tmp_path, "tiny"))]
+    command = [sys.executable, "-m", "bench.peers.quire_engine", str(make(tmp_path, "tiny")), "8192"]
     asked = "W2 1\nwarm 3\nW5@100 1\n"
     run = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120)
     hello, single, warm, paced = map(json.loads, run.stdout.splitlines())
