@@ -6,7 +6,7 @@ copies only; and page size, canonical form, scales and poison stay those of the 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from torch import Tensor
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
 from model.attention.seen import Seen
-from model.gpu.attention import attend_pieces, join_parts
+from model.gpu.attention import FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
 from model.gpu.formats import format_of
-from model.gpu.pieces import Pieces, divide
-from model.gpu.tuning import SOME, Sizes, tuning_for
+from model.gpu.pieces import divide
+from model.gpu.plan import GroupPlan, GroupWork, Launch, Places, Plan, laid_out
+from model.gpu.tuning import tuning_for
 from model.kv_pool import KVPool
 
 LOG2E = math.log2(math.e)
@@ -30,10 +31,10 @@ MOST_DIM = 256
 MOST_ROOM = 16  # query heads of a KV head in a tile; where more share one, several programs read it
 AT_ONCE = 16  # parts that are joined in one go
 COMPUTE = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
-ALIGNED = 4
-"""Numbers that each array of a plan is padded to: Triton compiles a kernel anew for arrays that do not begin at whole
-16 bytes.
-"""
+PARTS_BYTES = 128 * 2**20
+"""For parts of results: a quarter of a million of them for a head of 128."""
+WAVES = 4
+"""Programs for each multiprocessor that share the pieces of a plan that graphs compute."""
 
 
 def why_not(layout: KVLayout) -> str | None:
@@ -43,32 +44,6 @@ def why_not(layout: KVLayout) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
-    """Pieces of one kind, on the device. divided: whether its keys may be. parts, sums: room for what `join_parts`
-    joins.
-    """
-
-    sizes: Sizes
-    divided: bool
-    pieces: Tensor
-    joins: Tensor
-    parts: Tensor
-    sums: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupPlan:
-    """Of one layer group. All int32, on the device. slots, first, last: [tokens]. table: [slices, width]."""
-
-    slots: Tensor
-    table: Tensor
-    first: Tensor
-    last: Tensor
-    work: tuple[Work, ...]
-
-
-TritonPlan = tuple[GroupPlan, ...]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -108,66 +83,91 @@ class TritonAttention:
         self._mix = tl.bfloat16 if elements == "eight" else self._compute
         scale = scale or layout.head_dim**-0.5
         self._capped = soft_cap is not None
+        self._most_parts = PARTS_BYTES // (4 * heads * (layout.head_dim + 2))
+        self._parts = self._new_parts(0)
+        self._rows: tuple[int, ...] = ()
+        self._places: Places | None = None
         self._scale, self._cap = (scale / soft_cap, soft_cap * LOG2E) if soft_cap is not None else (scale * LOG2E, 0.0)
 
     # A step
 
-    def plan(self, shape: StepShape) -> TritonPlan:
-        seen = {window: Seen.of(shape, window) for window in set(self._windows)}
-        divided = {window: self._divide(shape, seen[window]) for window in seen}
-        used = -(-max(int(part.last.max()) for part in seen.values()) // self._layout.page_size)
-        tables = shape.tables[:, shape.slices[:, 0], :used]
-        tables = np.pad(tables, ((0, 0), (0, 0), (0, -used % ALIGNED)))
-        arrays: list[NDArray] = [part for window in seen for part in (seen[window].first, seen[window].last)]
-        arrays += [part for work in divided.values() for _, kind in work for part in (kind.pieces, kind.joins)]
-        for slots, table in zip(shape.slots, tables, strict=True):
-            arrays += [slots, table]
-        on_device = iter(self._to_device(arrays))
-        ends = {window: (next(on_device), next(on_device)) for window in seen}
-        work = {
-            window: tuple(self._work(sizes, kind, next(on_device), next(on_device)) for sizes, kind in kinds)
-            for window, kinds in divided.items()
-        }
-        return tuple(
-            GroupPlan(next(on_device), next(on_device), *ends[window], work[window]) for window in self._windows
-        )
+    def plan(self, shape: StepShape) -> Plan:
+        work = self._work(shape)
+        if self._places is not None and len(shape.slices) <= self._places.rows and shape.slices[:, 2].max() == 1:
+            rows = next(rows for rows in self._rows if rows >= len(shape.slices))
+            rounds = [part for one in work for part in one.division.rounds]
+            once = len(rounds) == len(work) and all(part.parts <= self._most_parts for part in rounds)
+            if once and (plan := self._places.filled(rows, work)):
+                return plan
+        return laid_out(work, self._device)
 
-    def _divide(self, shape: StepShape, seen: Seen) -> list[tuple[Sizes, Pieces]]:
-        few, many = self.tuning.few, self.tuning.many
+    def _work(self, shape: StepShape) -> list[GroupWork]:
+        """Of each layer group."""
+        seen = {window: Seen.of(shape, window) for window in set(self._windows)}
         count = shape.slices[:, 2].astype(np.int64)
         slices = np.stack((np.arange(len(count)), np.cumsum(count) - count, count), axis=1)
-        least, some = count <= few.tokens(self._room), count < SOME
-        kinds = []
-        for which, sizes, chunk in (
-            (least, few, few.chunk), (~least & some, many, many.chunk), (~least & ~some, many, None),
-        ):  # fmt: skip
-            if which.any():
-                kinds.append((sizes, divide(slices[which], seen, sizes.tokens(self._room), chunk)))
-        return kinds
+        used = -(-max(int(part.last.max()) for part in seen.values()) // self._layout.page_size)
+        tables = shape.tables[:, shape.slices[:, 0], :used]
+        return [
+            GroupWork(
+                slots, seen[window].first, seen[window].last, table,
+                divide(slices, seen[window], table, self._layout.page_size, self.tuning, self._room, self._most_parts),
+            )
+            for slots, table, window in zip(shape.slots, tables, self._windows, strict=True)
+        ]  # fmt: skip
 
-    def _work(self, sizes: Sizes, kind: Pieces, pieces: Tensor, joins: Tensor) -> Work:
-        parts, sums = (
-            torch.empty((kind.parts, self._heads, width), dtype=torch.float32, device=self._device)
-            for width in (self._layout.head_dim, 2)
-        )
-        return Work(sizes, kind.divided, pieces, joins, parts, sums)
+    def fix(self, rows: Sequence[int], context: int) -> None:
+        """From now on plans of one token a sequence, for as many sequences as the last of `rows` at most, lie in one
+        place and are filled up to the next of them (`Plan.rows`), so that graphs can be recorded. context: tokens of a
+        sequence. The pool's last page becomes that of the rows that fill up.
+        """
+        layout, most = self._layout, rows[-1]
+        pages, chunks = -(-context // layout.page_size), -(-context // self.tuning.few.chunk)
+        # Tables, pieces and lists of what is shared; and what there is one of for each row.
+        numbers = len(layout.groups) * most * (pages + (FIELDS.value + 2) * chunks + 16) + 64 * len(layout.groups)
+        spare = self._slots - layout.page_size
+        programs = -(-self._wanted_programs() // (layout.kv_heads * self._shares))
+        self._rows, self._places = tuple(rows), Places(most, numbers, programs, spare, self._device)
+        self._parts_for(self._most_parts)
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, plan: TritonPlan) -> None:
+    def _wanted_programs(self) -> int:
+        if self._device.type != "cuda":
+            return WAVES
+        return WAVES * torch.cuda.get_device_properties(self._device).multi_processor_count
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, plan: Plan) -> None:
         group, place = self._place[layer]
-        given, options = self._to_write(place, _readable(keys), _readable(values), plan[group].slots)
+        given, options = self._to_write(place, _readable(keys), _readable(values), plan.groups[group].slots)
         write_slots[(len(keys),)](*given, **options)
 
-    def attend(self, layer: int, queries: Tensor, plan: TritonPlan) -> Tensor:
-        group, place = self._place[layer]
-        queries = _readable(queries)
+    def attend(self, layer: int, queries: Tensor, plan: Plan) -> Tensor:
+        number, place = self._place[layer]
+        queries, group = _readable(queries), plan.groups[number]
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-        for work in plan[group].work:
-            given, options = self._to_attend(place, queries, out, plan[group], work)
-            attend_pieces[(len(work.pieces), self._layout.kv_heads * self._shares)](*given, **options)
-            if len(work.joins):
-                given, options = self._to_join(out, work)
-                join_parts[(len(work.joins), self._heads)](*given, **options)
+        for part in group.passes:
+            parts = self._parts_for(part.parts)
+            for launch in part.launches:
+                given, options = self._to_attend(place, queries, out, plan.packed, group, launch, parts)
+                attend_pieces[(launch.programs, self._layout.kv_heads * self._shares)](*given, **options)
+            if len(part.joins):
+                given, options = self._to_join(out, part.joins, parts)
+                join_parts[(len(part.joins), self._heads)](*given, **options)
         return out
+
+    def _parts_for(self, parts: int) -> tuple[Tensor, Tensor]:
+        """Room for so many parts and their sums, which each layer of each step uses anew."""
+        if parts > self._most_parts:  # of one tile of tokens
+            return self._new_parts(parts)
+        if parts > len(self._parts[0]):
+            self._parts = self._new_parts(max(parts, min(self._most_parts, 2 * len(self._parts[0]))))
+        return self._parts
+
+    def _new_parts(self, parts: int) -> tuple[Tensor, Tensor]:
+        mixed, sums = (
+            torch.empty((parts, self._heads, width), dtype=torch.float32, device=self._device)
+            for width in (self._layout.head_dim, 2)
+        )
+        return mixed, sums
 
     def prepare(self) -> None:
         """Compiles all that a step can need, so that no request waits for a compiler. Only on a GPU."""
@@ -177,16 +177,17 @@ class TritonAttention:
             torch.empty((0, heads, layout.head_dim), dtype=self._dtype, device=self._device)
             for heads in (self._heads, layout.kv_heads)
         )
-        parts = torch.empty(0, dtype=torch.float32, device=self._device)
         given, options = self._to_write(0, keys, keys, none)
         write_slots.warmup(*given, grid=(1,), **options)
-        plan = GroupPlan(none, none.view(0, ALIGNED), none, none, ())
-        for sizes, divided in ((few, True), (many, True), (many, False)):
-            work = Work(sizes, divided, none, none, parts, parts)
-            given, options = self._to_attend(0, queries, queries, plan, work)
+        group = GroupPlan(none, none, none, none, ())
+        for sizes, divided, looped in (
+            (few, True, True), (many, True, False), (many, False, False), (self.tuning.shared, True, True),
+        ):  # fmt: skip
+            launch = Launch(sizes, divided, looped, 0, 1)
+            given, options = self._to_attend(0, queries, queries, none, group, launch, self._parts)
             attend_pieces.warmup(*given, grid=(1, 1), **options)
-            given, options = self._to_join(queries, work)
-            join_parts.warmup(*given, grid=(1, 1), **options)
+        given, options = self._to_join(queries, none, self._parts)
+        join_parts.warmup(*given, grid=(1, 1), **options)
 
     # What kernels are given, and compiled with
 
@@ -201,22 +202,24 @@ class TritonAttention:
             "WIDE": self._wide, "FORMAT": self._format,
         }  # fmt: skip
 
-    def _to_attend(self, place: int, queries: Tensor, out: Tensor, plan: GroupPlan, work: Work) -> Call:
-        layout, sizes, (stores, scales) = self._layout, work.sizes, self._read(place)
+    def _to_attend(
+        self, place: int, queries: Tensor, out: Tensor, packed: Tensor, group: GroupPlan, launch: Launch,
+        parts: tuple[Tensor, Tensor],
+    ) -> Call:  # fmt: skip
+        layout, sizes, (stores, scales) = self._layout, launch.sizes, self._read(place)
         given = (
-            out, queries, *stores, *scales, plan.table, plan.first, plan.last, work.pieces, work.parts, work.sums,
-            self._scale, self._cap, queries.stride(0), queries.stride(1), self._slots, plan.table.shape[1],
+            out, queries, *stores, *scales, packed, launch.head, group.first, group.last, group.part_from, *parts,
+            self._scale, self._cap, queries.stride(0), queries.stride(1), self._slots,
         )  # fmt: skip
         return given, {
             "GROUP": self._group, "ROOM": self._room, "SHARES": self._shares, "TOKENS": sizes.tokens(self._room),
             "DIM": layout.head_dim, "WIDE": self._wide, "TILE": sizes.tile, "PAGE": layout.page_size,
-            "FORMAT": self._format, "CAPPED": self._capped, "DIVIDED": work.divided, "COMPUTE": self._compute,
-            "MIX": self._mix, "num_warps": sizes.warps, "num_stages": sizes.stages,
+            "FORMAT": self._format, "CAPPED": self._capped, "DIVIDED": launch.divided, "LOOPED": launch.looped,
+            "COMPUTE": self._compute, "MIX": self._mix, "num_warps": sizes.warps, "num_stages": sizes.stages,
         }  # fmt: skip
 
-    def _to_join(self, out: Tensor, work: Work) -> Call:
-        given = (out, work.parts, work.sums, work.joins)
-        return given, {"DIM": self._layout.head_dim, "WIDE": self._wide, "AT_ONCE": AT_ONCE}
+    def _to_join(self, out: Tensor, joins: Tensor, parts: tuple[Tensor, Tensor]) -> Call:
+        return (out, *parts, joins), {"DIM": self._layout.head_dim, "WIDE": self._wide, "AT_ONCE": AT_ONCE}
 
     def _read(self, place: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Elements and scales of K and V; what stands for scales where there are none is not looked at."""
@@ -236,17 +239,6 @@ class TritonAttention:
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         self.pool.poison(pages)
-
-    def _to_device(self, arrays: list[NDArray]) -> list[Tensor]:
-        """As int32, all in one transfer."""
-        room = [array.size + -array.size % ALIGNED for array in arrays]
-        packed = torch.empty(sum(room), dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        host, at = packed.numpy(), 0
-        for array, size in zip(arrays, room, strict=True):
-            host[at : at + array.size] = array.reshape(-1)
-            at += size
-        parts = packed.to(self._device, non_blocking=True).split(room)
-        return [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def _readable(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """How the attention of a step is divided into pieces of work for the kernel of `model.gpu.attention`."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,60 +8,158 @@ from numpy.typing import NDArray
 
 from model.attention.seen import Seen
 from model.gpu.attention import FIELDS, JOIN_FIELDS
+from model.gpu.sharing import Shared, find_shared
+from model.gpu.tuning import SOME, Sizes, Tuning
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """pieces: int64 [n, FIELDS] and joins: int64 [m, JOIN_FIELDS], as `attend_pieces` and `join_parts` have them.
-    parts: how many there are. divided: whether keys were to be.
+class Kind:
+    """Pieces that one launch computes: int64 [n, FIELDS], see `attend_pieces`; their lists of tokens begin where
+    `Division.order` does. divided: whether their keys may be. looped: whether programs may share them, as graphs need
+    it.
     """
 
+    sizes: Sizes
+    divided: bool
+    looped: bool
     pieces: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """What has room for its parts at one time. joins: int64 [m, JOIN_FIELDS], see `join_parts`. parts: of all."""
+
+    kinds: tuple[Kind, ...]
     joins: Ints
     parts: int
-    divided: bool
 
 
-def divide(slices: Ints, seen: Seen, tokens: int, chunk: int | None) -> Pieces:
-    """slices: [n, 3] of row of the page table, first token, tokens. tokens: of a piece, at most. chunk: keys of a part;
-    None does not divide them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Division:
+    """order: int64, lists of tokens one after the other. part_from: int64 [tokens], as in `attend_pieces`."""
 
-    Pieces that take longest come first.
+    order: Ints
+    part_from: Ints
+    rounds: tuple[Round, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Neighbouring tokens of a sequence that fill a tile together. All [n]. kind: 0 few, 1 some, 2 many. line: where
+    the sequence's line of the page table begins. token, count: of the step. begin, end: keys. chunks: that they are
+    divided into, from `chunk` on.
     """
+
+    kind: Ints
+    line: Ints
+    token: Ints
+    count: Ints
+    begin: Ints
+    end: Ints
+    chunk: Ints
+    chunks: Ints
+
+    @property
+    def parts(self) -> Ints:
+        return np.where(self.chunks > 1, self.chunks * self.count, 0)
+
+    def of(self, which: Ints) -> "Spans":
+        return Spans(*(getattr(self, name)[which] for name in self.__slots__))
+
+
+def divide(
+    slices: Ints, seen: Seen, tables: NDArray[np.int32], page_size: int, tuning: Tuning, room: int, most_parts: int
+) -> Division:
+    """slices: [n, 3] of row, first token, tokens. tables: [rows, width] page ids. room: query heads of a KV head in a
+    tile. most_parts: of a round, unless a tile of tokens alone has more.
+    """
+    spans = _spans(slices, seen, tables.shape[1], tuning, room)
+    tokens = int(slices[:, 2].sum())
+    bounds = _rounds(spans.parts, most_parts)
+    shared = Shared.none()
+    if len(bounds) == 2:
+        alone = np.flatnonzero((spans.kind == 0) & (spans.count == 1) & (spans.begin == 0))
+        pages = tables.reshape(-1)
+        shared = find_shared(
+            spans.token[alone], spans.line[alone], spans.end[alone], pages, tables.shape[1], page_size,
+            tuning.few.chunk, tuning.shared.tokens(room), tokens,
+        )  # fmt: skip
+    part_from, rounds = np.zeros(tokens, np.int64), list[Round]()
+    for start, stop in itertools.pairwise(bounds):
+        mine = spans.of(np.arange(start, stop))
+        rounds.append(_round(mine, shared, tuning, part_from))
+    return Division(np.concatenate((np.arange(tokens), shared.order)), part_from, tuple(rounds))
+
+
+def _spans(slices: Ints, seen: Seen, width: int, tuning: Tuning, room: int) -> Spans:
     row, token, count = slices.T
-    of = -(-count // tokens)
+    few, many = tuning.few.tokens(room), tuning.many.tokens(room)
+    kind = np.where(count <= few, 0, np.where(count < SOME, 1, 2))
+    at_once = np.where(kind == 0, few, many)
+    of = -(-count // at_once)
     owner = np.repeat(np.arange(len(slices)), of)
-    number = _ranges(of)
-    first = token[owner] + number * tokens
-    here = np.minimum(tokens, token[owner] + count[owner] - first)
+    first = token[owner] + _ranges(of) * at_once[owner]
+    here = np.minimum(at_once[owner], token[owner] + count[owner] - first)
     # No later token of a slice sees a key before the first that an earlier one sees, or less far.
     begin, end = seen.first[first].astype(np.int64), seen.last[first + here - 1].astype(np.int64)
-    chunks = np.ones_like(begin) if chunk is None else -(-end // chunk) - begin // chunk
-    parts_of = np.where(chunks > 1, chunks * here, 0)
-    base = np.cumsum(parts_of) - parts_of
-    piece = np.repeat(np.arange(len(first)), chunks)
-    nth = _ranges(chunks)
-    made = np.zeros((len(piece), FIELDS.value), np.int64)
-    made[:, 0], made[:, 1], made[:, 2] = row[owner[piece]], first[piece], here[piece]
-    made[:, 3], made[:, 4] = begin[piece], end[piece]
-    if chunk is not None:
-        bound = (begin[piece] // chunk + nth) * chunk
-        made[:, 3], made[:, 4] = np.maximum(made[:, 3], bound), np.minimum(made[:, 4], bound + chunk)
-    made[:, 5] = np.where(chunks[piece] > 1, base[piece] + nth, -1)
-    made[:, 6] = chunks[piece]
-    longest_first = np.argsort(made[:, 3] - made[:, 4], kind="stable")
-    return Pieces(made[longest_first], _joins(first, here, chunks, base), int(parts_of.sum()), chunk is not None)
+    size = np.array([tuning.few.chunk, tuning.many.chunk, 1])[kind[owner]]
+    chunk = np.where(kind[owner] < 2, begin // size, 0)
+    chunks = np.where(kind[owner] < 2, -(-end // size) - chunk, 1)
+    return Spans(kind[owner], row[owner].astype(np.int64) * width, first, here, begin, end, chunk, chunks)
 
 
-def _joins(first: Ints, here: Ints, chunks: Ints, base: Ints) -> Ints:
-    several = np.flatnonzero(chunks > 1)
-    piece = np.repeat(several, here[several])
-    within = _ranges(here[several])
-    made = np.zeros((len(piece), JOIN_FIELDS.value), np.int64)
-    made[:, 0], made[:, 1], made[:, 2] = first[piece] + within, base[piece] + within * chunks[piece], chunks[piece]
-    return made
+def _rounds(parts: Ints, most: int) -> list[int]:
+    """Bounds of runs of spans with `most` parts at most, or one span."""
+    if parts.sum() <= most:
+        return [0, len(parts)]
+    bounds, held = [0], 0
+    for i, n in enumerate(parts.tolist()):
+        if held and held + n > most:
+            bounds.append(i)
+            held = 0
+        held += n
+    return [*bounds, len(parts)]
+
+
+def _round(spans: Spans, shared: Shared, tuning: Tuning, part_from: Ints) -> Round:
+    """Fills in `part_from` of its tokens."""
+    several = np.flatnonzero(spans.chunks > 1)
+    span = np.repeat(several, spans.count[several])
+    within = _ranges(spans.count[several])
+    token, chunks = spans.token[span] + within, spans.chunks[span]
+    base = np.cumsum(chunks) - chunks
+    part_from[token] = base - spans.chunk[span]
+    joins = np.zeros((len(token), JOIN_FIELDS.value), np.int64)
+    joins[:, 0], joins[:, 1], joins[:, 2] = token, base, chunks
+    kinds = [
+        Kind(tuning.few if kind == 0 else tuning.many, kind < 2, kind == 0, pieces)
+        for kind in np.unique(spans.kind).tolist()
+        if len(pieces := _pieces(spans.of(np.flatnonzero(spans.kind == kind)), shared, tuning, kind))
+    ]
+    if len(shared.pieces):
+        kinds.append(Kind(tuning.shared, True, True, shared.pieces))
+    return Round(tuple(kinds), joins, int(chunks.sum()))
+
+
+def _pieces(spans: Spans, shared: Shared, tuning: Tuning, kind: int) -> Ints:
+    """A piece for each chunk that is not shared; those that take longest come first."""
+    skipped = shared.chunks[spans.token] if kind == 0 and len(shared.pieces) else np.zeros_like(spans.chunks)
+    left = spans.chunks - skipped
+    span = np.repeat(np.arange(len(left)), left)
+    nth = _ranges(left) + skipped[span]
+    made = np.zeros((len(span), FIELDS.value), np.int64)
+    made[:, 0], made[:, 1], made[:, 2] = spans.line[span], spans.token[span], spans.count[span]
+    made[:, 3], made[:, 4], made[:, 5] = spans.begin[span], spans.end[span], -1
+    divided = np.flatnonzero(spans.chunks[span] > 1)
+    if len(divided):
+        size = tuning.few.chunk if kind == 0 else tuning.many.chunk
+        number = spans.chunk[span[divided]] + nth[divided]
+        made[divided, 3] = np.maximum(made[divided, 3], number * size)
+        made[divided, 4] = np.minimum(made[divided, 4], (number + 1) * size)
+        made[divided, 5] = number
+    return made[np.argsort(made[:, 3] - made[:, 4], kind="stable")]
 
 
 def _ranges(counts: Ints) -> Ints:

@@ -10,7 +10,8 @@ sequence has in a step, its queries are few, some or many; its keys are divided 
 counted from the start of the sequence. So within one kind the bits of a query's result depend on its own sequence
 alone: not on who else is in the batch, on how they were cut into chunks, or on which pages they lie. They may differ
 between kinds, whose products are other instructions and whose sums are grouped otherwise: a token that was computed in
-a prefill and is computed again in a decode agrees within rounding. To divide by how busy the device is would make bits
+a prefill and is computed again in a decode agrees within rounding. So does a decode whose first keys several others read
+too, see `model.gpu.sharing`: these chunks are then computed in larger tiles, a kind of its own. To divide by how busy the device is would make bits
 depend on the batch; instead a chunk is small enough that one long sequence fills a GPU, and its part of the result is a
 few percent of the keys and values that it reads.
 """
@@ -51,10 +52,17 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """few: for sequences with as many tokens in a step as fit in one piece, most of them with one. many: for others."""
+    """few: for sequences with as many tokens in a step as fit in one piece, most of them with one. many: for others.
+    shared: for chunks of keys that several sequences with one token each have in common; they are those of `few`.
+    """
 
     few: Sizes
     many: Sizes
+    shared: Sizes
+
+    def __post_init__(self) -> None:
+        if self.shared.chunk != self.few.chunk:
+            raise ValueError(f"{self}: what is shared is divided as what is not")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ def table() -> tuple[Row, ...]:
             tuple(row["capability"]),
             row["head_dim"],
             row["elements"],
-            Tuning(Sizes(**row["few"]), Sizes(**row["many"])),
+            Tuning(*(Sizes(**row[kind]) for kind in ("few", "many", "shared"))),
         )
         for row in rows
     )

@@ -28,8 +28,8 @@ FLOATS = {"float32": ("*fp32", tl.float32), "half": ("*bf16", tl.bfloat16), "eig
 
 
 def attention(
-    capability: int, elements: str, dim: int, sizes: Sizes, divided: bool, group: int = 4, capped: bool = False,
-    page: int = 16, fp8: bool = True,
+    capability: int, elements: str, dim: int, sizes: Sizes, divided: bool, looped: bool, group: int = 4,
+    capped: bool = False, page: int = 16, fp8: bool = True,
 ) -> Compiled:  # fmt: skip
     floats, compute = FLOATS[elements]
     pages, format_ = floats, formats.PLAIN.value
@@ -40,15 +40,15 @@ def attention(
             format_ = (formats.FP8 if capability >= 89 else formats.FP8_BITS).value
     types = {
         "out": floats, "queries": floats, "keys": pages, "values": pages, "key_scales": "*fp32",
-        "value_scales": "*fp32", "table": "*i32", "first": "*i32", "last": "*i32", "pieces": "*i32", "parts": "*fp32",
-        "sums": "*fp32", "scale": "fp32", "cap": "fp32", "query_stride": "i32", "query_head_stride": "i32",
-        "slots": "i32", "table_width": "i32",
+        "value_scales": "*fp32", "plan": "*i32", "head": "i32", "first": "*i32", "last": "*i32", "part_from": "*i32",
+        "parts": "*fp32", "sums": "*fp32", "scale": "fp32", "cap": "fp32", "query_stride": "i32",
+        "query_head_stride": "i32", "slots": "i32",
     }  # fmt: skip
     room = min(16, 1 << (group - 1).bit_length())
     constants = {
         "GROUP": group, "ROOM": room, "SHARES": -(-group // room), "TOKENS": sizes.tokens(room), "DIM": dim,
         "WIDE": 1 << (dim - 1).bit_length(), "TILE": sizes.tile, "PAGE": page, "FORMAT": format_, "CAPPED": capped,
-        "DIVIDED": divided, "COMPUTE": compute, "MIX": compute,
+        "DIVIDED": divided, "LOOPED": looped, "COMPUTE": compute, "MIX": compute,
     }  # fmt: skip
     aligned = ("query_stride", "query_head_stride")
     return compile_for(capability, attend_pieces, types, constants, aligned, sizes.warps, sizes.stages)
@@ -77,8 +77,11 @@ def check_attention(made: Compiled, capability: int, elements: str, sizes: Sizes
 @pytest.mark.parametrize("elements", ELEMENTS)
 def test_attention(capability: int, dim: int, elements: str) -> None:
     tuning = tuning_for("an unknown device", (capability // 10, 0), dim, elements)
-    for sizes, divided in ((tuning.few, True), (tuning.many, False), (tuning.many, True)):
-        check_attention(attention(capability, elements, dim, sizes, divided), capability, elements, sizes)
+    few, many, shared = tuning.few, tuning.many, tuning.shared
+    for sizes, divided, looped in (
+        (few, True, True), (many, False, False), (many, True, False), (shared, True, True)
+    ):  # fmt: skip
+        check_attention(attention(capability, elements, dim, sizes, divided, looped), capability, elements, sizes)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +91,16 @@ def test_attention(capability: int, dim: int, elements: str) -> None:
 def test_attention_of_other_shapes(dim: int, change: Mapping[str, Any]) -> None:
     tuning = tuning_for("an unknown device", (9, 0), dim, "half")
     for sizes in (tuning.few, tuning.many):
-        check_attention(attention(90, "half", dim, sizes, True, **change), 90, "half", sizes)
+        check_attention(attention(90, "half", dim, sizes, True, sizes is tuning.few, **change), 90, "half", sizes)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_attention_over_int8(capability: int) -> None:
     tuning = tuning_for("an unknown device", (capability // 10, 0), 128, "eight")
     for sizes in (tuning.few, tuning.many):
-        check_attention(attention(capability, "eight", 128, sizes, True, fp8=False), capability, "eight", sizes)
+        check_attention(
+            attention(capability, "eight", 128, sizes, True, sizes is tuning.few, fp8=False), capability, "eight", sizes
+        )
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

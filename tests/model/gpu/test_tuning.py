@@ -11,7 +11,7 @@ SIZES = Sizes(16, 64, 512, 4, 3)
 
 def row(name: int, device: str | None, capability: tuple[int, int], head_dim: int) -> Row:
     """name: its warps, by which it is known again."""
-    return Row(device, capability, head_dim, "half", Tuning(replace(SIZES, warps=name), SIZES))
+    return Row(device, capability, head_dim, "half", Tuning(replace(SIZES, warps=name), SIZES, SIZES))
 
 
 ROWS = [

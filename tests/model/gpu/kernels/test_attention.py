@@ -18,7 +18,7 @@ from model.gpu.tuning import Sizes, Tuning
 from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
 from tests.model.test_attention import LAYERS, TOLERANCE, Case, Pool, plain_attention
 
-SMALL = Tuning(few=Sizes(16, 16, 32, 4, 2), many=Sizes(32, 16, 64, 4, 2))
+SMALL = Tuning(few=Sizes(16, 16, 32, 4, 2), many=Sizes(32, 16, 64, 4, 2), shared=Sizes(32, 16, 32, 4, 2))
 """Of which a short sequence has many parts."""
 
 Slices = list[tuple[int, int, int]]
@@ -35,7 +35,8 @@ class TritonPool(Pool):
 
     def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
         compute = compute_in(self.case.dtype)
-        made = TritonAttention(layout, pages, self.heads, self.kv, DEVICE, compute, soft_cap=self.soft_cap)
+        # One page more, as a runner has one of its own.
+        made = TritonAttention(layout, pages + 1, self.heads, self.kv, DEVICE, compute, soft_cap=self.soft_cap)
         made.tuning = self.tuning or made.tuning
         self.reference = ReferenceAttention(layout, pages, self.heads, self.kv, DEVICE, soft_cap=self.soft_cap)
         self.reference.poison(np.arange(pages, dtype=np.int32))
@@ -50,6 +51,14 @@ class TritonPool(Pool):
         attention, self.attention, self.tables = self.attention, self.reference, tables
         super().slide(sequence, computed)
         self.attention = attention
+
+    def share(self, tokens: int, sequences: int) -> None:
+        """The first of them all begin with the pages of the first, of so many tokens."""
+        for other in range(1, sequences):
+            pages = min(tokens, *(self.case.lengths[i][0] for i in (0, other))) // self.case.page_size
+            self.tables[:, self.rows[other], :pages] = self.tables[:, self.rows[0], :pages]
+            for part in (self.keys, self.values):
+                part[other][: pages * self.case.page_size] = part[0][: pages * self.case.page_size]
 
     def remember(self, slices: Slices, layer: int = 0) -> None:
         """Writes only."""
@@ -84,7 +93,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def few_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.attention.triton.SOME", 40)
+    monkeypatch.setattr("model.gpu.pieces.SOME", 40)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -117,6 +126,62 @@ def test_equals_the_reference_with_the_sizes_of_the_table() -> None:
     pool.remember([(i, 0, before) for i, before, _ in now if before])
     for output, other in zip(pool.step(now), pool.as_reference(now), strict=True):
         torch.testing.assert_close(output, other, atol=2e-5, rtol=0)
+
+
+SHARING = [
+    Case(((70, 1), (90, 1), (41, 1), (66, 1), (3, 1), (0, 18)), group=3, head_dim=32),
+    Case(((70, 1), (90, 1), (66, 1), (69, 1), (100, 1)), group=8, head_dim=16, page_size=7, dtype="float16"),
+    Case(((70, 1), (90, 1), (66, 1), (71, 1)), group=1, head_dim=16, page_size=7, windows=(None, 20)),
+]
+
+
+@pytest.mark.parametrize(("case", "kv"), [*((case, None) for case in SHARING), (SHARING[0], "int8")])
+def test_what_sequences_share_is_read_once_for_all(case: Case, kv: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.gpu.sharing.SHARERS", 2)
+    pool = TritonPool(case, kv)
+    pool.share(64, 4)
+    now = [(i, before, count) for i, (before, count) in enumerate(case.lengths)]
+    for layer in range(LAYERS) if case.windows else (0,):
+        pool.remember([(i, 0, before) for i, before, _ in now if before], layer)
+        plan = pool.attention.plan(pool.shape(now))
+        assert plan.shares
+        for output, other in zip(pool.step(now, layer), pool.as_reference(now, layer), strict=True):
+            torch.testing.assert_close(output, other, atol=1.5 * TOLERANCE[case.dtype], rtol=0)
+
+
+@pytest.mark.parametrize("case", SHARING)
+@pytest.mark.parametrize("sharers", [2, 9])
+def test_plans_for_graphs_give_the_same_bits(case: Case, sharers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they lie, and how many programs share the work, changes none."""
+    monkeypatch.setattr("model.gpu.sharing.SHARERS", sharers)
+    pool = TritonPool(case)
+    pool.share(64, 4)
+    now = [(i, before, 1) for i, (before, count) in enumerate(case.lengths) if count == 1]
+    layer = LAYERS - 1
+    pool.remember([(i, 0, before) for i, before, _ in now], layer)
+    expected = pool.step(now, layer)
+    pool.attention.fix((2, 4, 8), 128)
+    fixed = [pool.attention.plan(pool.shape(some)) for some in (now, now[:3])]
+    assert [plan.rows for plan in fixed] == [4 if len(now) == 4 else 8, 4]
+    assert fixed[0].packed is fixed[1].packed
+    assert fixed[0].groups[0].slots.data_ptr() == fixed[1].groups[0].slots.data_ptr()
+    assert pool.attention.plan(pool.shape([(0, 68, 2)])).rows == 0, "two tokens of one sequence"
+    again = fixed_step(pool, now, layer)
+    for one, other in zip(again, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def fixed_step(pool: TritonPool, now: Slices, layer: int) -> list[Tensor]:
+    """As a graph computes it: rows that fill up have whatever keys, values and queries."""
+    plan = pool.attention.plan(pool.shape(now))
+    more = plan.rows - len(now)
+
+    def filled(tensors: list[Tensor], heads: int) -> Tensor:
+        nothing = torch.full((more, heads, pool.case.head_dim), torch.nan, dtype=pool.dtype, device=DEVICE)
+        return torch.cat((pool._of(tensors, now), nothing))
+
+    pool.attention.write(layer, filled(pool.keys, pool.case.kv_heads), filled(pool.values, pool.case.kv_heads), plan)
+    return list(pool.attention.attend(layer, filled(pool.queries, pool.heads), plan)[: len(now)].split(1))
 
 
 @pytest.mark.parametrize("cap", [0.5, 30.0])

@@ -38,7 +38,7 @@ def on_kernels(backend: TorchBackend, config: ModelConfig, layout: KVLayout, pag
         layout, pages, config.heads, backend.kv_dtype, backend.device, compute_in(config.dtype), config.scale,
         config.soft_cap,
     )  # fmt: skip
-    made.tuning = Tuning(few=Sizes(16, 16, 16, 4, 2), many=Sizes(16, 16, 32, 4, 2))
+    made.tuning = Tuning(few=Sizes(16, 16, 16, 4, 2), many=Sizes(16, 16, 32, 4, 2), shared=Sizes(32, 16, 16, 4, 2))
     return made
 
 
