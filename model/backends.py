@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -48,8 +48,8 @@ class Backend(Protocol):
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend: ...
 
-    def model(self, decoder: Decoder) -> Model:
-        """What runs the decoder, over this attention."""
+    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
+        """What runs the decoder over this attention, for up to `rows` sequences of up to `context` tokens."""
 
     @property
     def logit_ops(self) -> LogitOps:
@@ -74,7 +74,7 @@ class TorchBackend:
             layout, pages, config.heads, self.kv_dtype, self.device, config.scale, config.soft_cap
         )
 
-    def model(self, decoder: Decoder) -> Model:
+    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:  # noqa: ARG002
         return decoder
 
 
@@ -112,7 +112,7 @@ class CpuBackend:
             eight_bit,
         )  # fmt: skip
 
-    def model(self, decoder: Decoder) -> Model:
+    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:  # noqa: ARG002
         from model.compiled import CompiledDecoder
 
         return CompiledDecoder(self.machine, decoder)
@@ -150,10 +150,16 @@ class TritonBackend:
         made.prepare()
         return made
 
-    def model(self, decoder: Decoder) -> Model:
+    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
+        from model.attention.triton import TritonAttention
+        from model.gpu.graphs import CudaRecorder, GraphDecoder, why_not
         from model.gpu.parts import with_kernels
 
-        return with_kernels(decoder)
+        made = with_kernels(decoder)
+        if reason := why_not(made):
+            log.info("decodes are run launch by launch, not as CUDA graphs: %s", reason)
+            return made
+        return GraphDecoder(made, cast(TritonAttention, attention), rows, context, CudaRecorder())
 
 
 def choose_backend(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> Backend:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -45,7 +46,7 @@ class Embedding:
             tokens = tokens.index_fill(0, images.places, 0)
         x = F.embedding(tokens, self.tokens)
         if self.scale is not None:
-            x = x * x.new_tensor(self.scale)
+            x = x * float(torch.tensor(self.scale, dtype=x.dtype))  # a number, as a graph can be made of it
         if self.projection is not None:
             x = self.projection(x)
         if images is not None:
@@ -76,13 +77,16 @@ class Decoder:
         attention: AttentionBackend,
         plan: Any,
         images: ImageFeatures | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """tokens, positions: [tokens]. wanted: [n] packed offsets. images: what stands in their places instead of
-        tokens. Returns float32 logits [n, vocabulary] of the wanted ones.
+        tokens. Returns float32 logits [n, vocabulary] of the wanted ones, in `out` where it is given.
         """
         step = Step(positions, attention, plan)
         x = self.embedding(tokens, positions, images)
         for layer in self.layers:
             x = layer(x, step)
-        logits = self.head(self.norm(x[wanted])).float()
-        return logits if self.soft_cap is None else soft_capped(logits, self.soft_cap)
+        logits = self.head(self.norm(x[wanted]))
+        if self.soft_cap is not None:
+            logits = soft_capped(logits.float(), self.soft_cap)
+        return logits.float() if out is None else out.copy_(logits)

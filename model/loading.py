@@ -81,7 +81,7 @@ def load(
         pages = pool_pages(layout, memory, rows * config.context)
         # One page more than the scheduler knows of, for the runner's own use.
         attention = backend.attention(config, windowed, pages + 1)
-        model = backend.model(decoder)
+        model = backend.model(decoder, attention, rows, config.context)
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
     tokens = layout.tokens_in(pages)

@@ -18,10 +18,10 @@ from torch import Tensor
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
 from model.attention.seen import Seen
-from model.gpu.attention import FIELDS, attend_pieces, join_parts
+from model.gpu.attention import FIELDS, JOIN_FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
 from model.gpu.formats import format_of
-from model.gpu.pieces import divide
+from model.gpu.pieces import NO_PIECES, Division, Kind, Round, divide
 from model.gpu.plan import GroupPlan, GroupWork, Launch, Places, Plan, laid_out
 from model.gpu.tuning import tuning_for
 from model.kv_pool import KVPool
@@ -129,6 +129,21 @@ class TritonAttention:
         programs = -(-self._wanted_programs() // (layout.kv_heads * self._shares))
         self._rows, self._places = tuple(rows), Places(most, numbers, programs, spare, self._device)
         self._parts_for(self._most_parts)
+
+    def empty_plan(self, rows: int, shares: bool) -> Plan:
+        """In that place, of sequences without a token; with a launch for what several share, or without. Raises
+        RuntimeError where `fix` was not called.
+        """
+        if self._places is None:
+            raise RuntimeError("there is no place for plans of graphs")
+        kinds = [Kind(self.tuning.few, True, True, NO_PIECES), Kind(self.tuning.shared, True, True, NO_PIECES)]
+        none = np.empty(0, np.int64)
+        only = Round(tuple(kinds[: 1 + shares]), np.empty((0, JOIN_FIELDS.value), np.int64), 0)
+        work = GroupWork(none, none, none, none, Division(none, none, (only,)))
+        plan = self._places.filled(rows, [work] * len(self._layout.groups))
+        if plan is None:
+            raise RuntimeError("the place for plans of graphs is too small")
+        return plan
 
     def _wanted_programs(self) -> int:
         if self._device.type != "cuda":

@@ -13,6 +13,8 @@ from model.gpu.tuning import SOME, Sizes, Tuning
 
 Ints = NDArray[np.int64]
 
+NO_PIECES: Ints = np.empty((0, FIELDS.value), np.int64)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:

@@ -9,16 +9,19 @@ from cache_manager.layout import KVLayout
 from model.attention.triton import TritonAttention
 from model.backends import TorchBackend
 from model.config import ModelConfig
+from model.decoder import Decoder
+from model.gpu.graphs import CudaRecorder, GraphDecoder, Recorder, Work
 from model.gpu.parts import with_kernels
 from model.gpu.sampler import GpuOps
 from model.gpu.tuning import Sizes, Tuning
 from scheduler.settings import SchedulerSettings
-from tests.model.gpu.kernels.device import DEVICE, compute_in
+from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
 from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.checkpoints import write_ministral
 from tests.support.engines import Rig, make_request, make_rig
 
 NEW = 5
+REPLAYED: list[int] = []
 
 
 def run(directory: Path, page_size: int) -> Rig:
@@ -42,6 +45,17 @@ def on_kernels(backend: TorchBackend, config: ModelConfig, layout: KVLayout, pag
     return made
 
 
+def as_graphs(_: TorchBackend, decoder: Decoder, attention: TritonAttention, rows: int, context: int) -> GraphDecoder:
+    """With replays that run everything anew where there is no GPU."""
+    record: Recorder = (lambda work: work) if INTERPRETED else CudaRecorder()
+
+    def counted(work: Work) -> Work:
+        replay = record(work)
+        return lambda: (REPLAYED.append(1), replay())
+
+    return GraphDecoder(with_kernels(decoder), attention, rows, context, counted)
+
+
 @pytest.mark.parametrize("page_size", [16, 5])
 def test_tokens_and_logits_are_those_of_the_reference(
     page_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -51,8 +65,10 @@ def test_tokens_and_logits_are_those_of_the_reference(
     expected = run(directory, page_size)
     monkeypatch.setattr(TorchBackend, "attention", on_kernels)
     monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
-    monkeypatch.setattr(TorchBackend, "model", lambda _, decoder: with_kernels(decoder))
+    monkeypatch.setattr(TorchBackend, "model", as_graphs)
+    REPLAYED.clear()
     found = run(directory, page_size)
+    assert len(REPLAYED) >= NEW
     assert type(found.loaded.runner._attention) is TritonAttention
     assert {i: r.tokens for i, r in found.results.items()} == {i: r.tokens for i, r in expected.results.items()}
     assert found.logits.keys() == expected.logits.keys()

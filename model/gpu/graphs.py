@@ -1,0 +1,128 @@
+"""Decodes as CUDA graphs: all launches of a step are made once, when a model is loaded, and then replayed as one.
+
+A graph is recorded for each of some numbers of sequences, and a step is filled up to the next of them; for many
+sequences once more, with what reads keys that several share. Whatever a graph reads lies in one place for good: tokens,
+positions, the plan of attention (`model.gpu.plan.Places`), the KV pool. Steps that are not one token a sequence run
+launch by launch.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.attention.backend import AttentionBackend
+from model.attention.triton import TritonAttention
+from model.blocks import Experts
+from model.decoder import Decoder, ImageFeatures
+from model.gpu.sharing import SHARERS
+from model.vision.encoder import VisionEncoder
+
+log = logging.getLogger("quire.model")
+
+WARM_UPS = 2
+"""Steps before one is recorded: libraries make room and choose their kernels in them."""
+
+
+def sizes_of_graphs(most: int) -> tuple[int, ...]:
+    """Sequences: to each power of 2 what is half way to it, so that a step is filled up by a third at most."""
+    sizes, power = {1, 2, most}, 4
+    while power < most:
+        sizes |= {power, min(power * 3 // 2, most)}
+        power *= 2
+    return tuple(sorted(size for size in sizes if size <= most))
+
+
+def why_not(part: object) -> str | None:
+    """What keeps a model, or a part of one, from being recorded; None if nothing."""
+    if isinstance(part, Experts):
+        return "which experts a step needs is known only when it runs"
+    if isinstance(part, list | tuple):
+        parts: Sequence[object] = part
+    elif is_dataclass(part):
+        parts = [getattr(part, field.name) for field in fields(part)]
+    else:
+        return None
+    return next((reason for one in parts if (reason := why_not(one))), None)
+
+
+Work = Callable[[], object]
+Recorder = Callable[[Work], Work]
+"""Of work, makes what does the same again."""
+
+
+class CudaRecorder:
+    """Of CUDA graphs that share their memory: so the largest comes first, and what each leaves, the next takes."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Work) -> Work:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            work()
+        return graph.replay
+
+
+class GraphDecoder:
+    """`Model`, of a decoder over this attention. Decodes of up to `most` sequences of up to `context` tokens are
+    replayed.
+    """
+
+    def __init__(
+        self, decoder: Decoder, attention: TritonAttention, most: int, context: int, recorder: Recorder
+    ) -> None:
+        self._decoder, self._attention = decoder, attention
+        device, vocabulary = decoder.embedding.tokens.device, decoder.embedding.tokens.shape[0]
+        self._sizes = sizes_of_graphs(most)
+        # Tokens, positions, and the rows whose logits are wanted.
+        self._inputs = torch.zeros((3, most), dtype=torch.int64, device=device)
+        self._logits = torch.empty((most, vocabulary), dtype=torch.float32, device=device)
+        attention.fix(self._sizes, context)
+        began = time.perf_counter()
+        self._replays = {
+            (rows, shares): recorder(self._step(rows, shares))
+            for rows in reversed(self._sizes)
+            for shares in ((True, False) if rows >= SHARERS else (False,))
+        }
+        seconds = time.perf_counter() - began
+        log.info("%d CUDA graphs for decodes of up to %d sequences, in %.1f s", len(self._replays), most, seconds)
+
+    @property
+    def vision(self) -> VisionEncoder | None:
+        return self._decoder.vision
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        attention: AttentionBackend,
+        plan: Any,
+        images: ImageFeatures | None = None,
+    ) -> Tensor:
+        """See `Model`. What it returns lasts until the next call."""
+        replay = self._replays.get((plan.rows, plan.shares))
+        if replay is None or images is not None or len(wanted) > plan.rows:
+            return self._decoder.forward(tokens, positions, wanted, attention, plan, images)
+        for place, given in zip(self._inputs, (tokens, positions, wanted), strict=True):
+            place[: len(given)].copy_(given)
+        replay()
+        return self._logits[: len(wanted)]
+
+    def _step(self, rows: int, shares: bool) -> Work:
+        """A decode of so many sequences, from its place to its place."""
+        plan = self._attention.empty_plan(rows, shares)
+        tokens, positions, wanted = (place[:rows] for place in self._inputs)
+        out = self._logits[:rows]
+        return lambda: self._decoder.forward(tokens, positions, wanted, self._attention, plan, out=out)
