@@ -20,7 +20,7 @@ from model.config import ModelConfig
 from model.decoder import Decoder
 from model.footprint import shape_of
 from model.kv_pool import EIGHT_BIT
-from model.sampling.sampler import TORCH_OPS, LogitOps
+from model.sampling.sampler import TORCH_OPS, LogitOps, Starter
 from model.settings import ModelSettings
 from model.tensors import ProductMaker
 
@@ -55,6 +55,10 @@ class Backend(Protocol):
     def logit_ops(self) -> LogitOps:
         """For the sampler."""
 
+    @property
+    def starter(self) -> Starter | None:
+        """What draws while the host goes on; None where the host does."""
+
 
 @dataclass(frozen=True, slots=True)
 class TorchBackend:
@@ -64,6 +68,10 @@ class TorchBackend:
     device: torch.device
     maker: None = None
     numerics: str = "reference"
+
+    @property
+    def starter(self) -> None:
+        return None
 
     @property
     def logit_ops(self) -> LogitOps:
@@ -85,6 +93,10 @@ class CpuBackend:
     machine: "Machine"
     dtype: str
     kv_dtype: str
+
+    @property
+    def starter(self) -> None:
+        return None
 
     @property
     def numerics(self) -> str:
@@ -141,6 +153,12 @@ class TritonBackend:
 
         return GpuOps()
 
+    @property
+    def starter(self) -> Starter:
+        from model.gpu.draws import start_draws
+
+        return start_draws
+
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> "TritonAttention":
         from model.attention.triton import TritonAttention
 
@@ -152,10 +170,12 @@ class TritonBackend:
 
     def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
         from model.attention.triton import TritonAttention
+        from model.gpu.draws import prepare_draws
         from model.gpu.graphs import CudaRecorder, GraphDecoder, why_not
         from model.gpu.parts import with_kernels
 
-        made = with_kernels(decoder)
+        made, tokens = with_kernels(decoder), decoder.embedding.tokens
+        prepare_draws(len(tokens), tokens.device)
         if reason := why_not(made):
             log.info("decodes are run launch by launch, not as CUDA graphs: %s", reason)
             return made

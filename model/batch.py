@@ -80,7 +80,7 @@ class Mirror:
     """What an executor remembers of each row. Everything is set by the row's join, so nothing of an earlier one stays.
 
     last: the token that the row drew last. history: every token that a row draws is kept, so that it can be computed
-    again.
+    again. A row may go on before it is known here what it has drawn: see `expect`.
     """
 
     def __init__(self, rows: int, groups: int, page_size: int, history: bool = False) -> None:
@@ -91,6 +91,8 @@ class Mirror:
         self._tables = np.zeros((groups, rows, 8), np.int32)
         self._held = np.zeros(rows, np.int64)
         self.last = np.zeros(rows, np.int64)
+        self._expected = np.zeros(0, np.int64)  # rows that draw now
+        self._place = np.full(rows, -1, np.int64)  # of each among these, -1 for none
         self.controls = SamplingRows(rows)
         self._whole = np.zeros(rows, np.int64)
         self._images: dict[int, tuple[PromptImage, ...]] = {}
@@ -99,6 +101,7 @@ class Mirror:
         for row in plan.leaves.tolist():
             self._known[row] = None
             self._held[row] = 0
+            self._place[row] = -1
             self._images.pop(row, None)
         for join in plan.joins:
             self._join(join)
@@ -121,6 +124,7 @@ class Mirror:
         if join.images:
             self._images[row] = join.images
         self.last[row] = -1
+        self._place[row] = -1
         self.controls.join(join)
 
     def _give(self, row: int, token: int) -> None:
@@ -129,6 +133,20 @@ class Mirror:
         known = self._known[row]
         if self._history and known is not None:
             self._known[row] = np.append(known[:-1], np.int32(token))
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """These rows draw; `arrived` says what, perhaps after the next step was packed: its `tokens` have -1 - i where
+        the one that the i-th of them has drawn is to be.
+        """
+        self._expected = rows
+        self._place[rows] = np.arange(len(rows))
+
+    def arrived(self, tokens: Ints) -> None:
+        """What the expected rows have drawn. Of those that others have taken meanwhile, nobody wants to know."""
+        still = self._place[self._expected] == np.arange(len(tokens))
+        rows, self._expected = self._expected[still], self._expected[:0]
+        self._place[rows] = -1
+        self.drew(rows, tokens[still])
 
     def drew(self, rows: NDArray[np.int64], tokens: Ints) -> None:
         """Each of these rows drew a token, below 0 for none; what it does next is then never looked at."""
@@ -154,6 +172,8 @@ class Mirror:
             owner = np.repeat(np.arange(len(row)), count)
             positions, row_of = np.arange(len(owner)) - (first - start)[owner], row[owner]
         tokens = self.last[row_of]
+        if len(self._expected):
+            tokens = np.where(self._place[row_of] >= 0, -1 - self._place[row_of], tokens)
         for i in (start < self._known_count[row]).nonzero()[0].tolist():
             known = self._known[row[i]]
             if known is not None:

@@ -64,7 +64,7 @@ def load(
         _verify(directory)
     config = read_config(directory)
     defaults = read_defaults(directory, config)
-    device = _device(settings.device)
+    device = choose_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with torch.inference_mode():
@@ -106,7 +106,7 @@ def load(
     poison = settings.poison_freed_pages
     runner = Runner(
         model, attention, layout, rows, torch.device(device), pages, poison, store, recompute, images,
-        backend.logit_ops,
+        backend.logit_ops, backend.starter,
     )  # fmt: skip
     try:
         runner.probe()
@@ -150,7 +150,8 @@ def _host_slots(memory: int, free: int, layout: KVLayout) -> int:
     return memory // layout.page_bytes
 
 
-def _device(name: str) -> str:
+def choose_device(name: str) -> str:
+    """cpu or cuda. Raises ValueError for what is neither, nor auto, or is not here."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

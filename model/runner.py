@@ -3,6 +3,9 @@
 A forward pass that raises is run again in halves, down to the one sequence that makes it raise; only that one is
 reported as a fault. Running a half again is safe: KV writes are the same bytes into the same slots, nothing else was
 changed.
+
+On a device that computes while the host goes on, a step is in flight until its result is wanted: the next one is packed
+and asked for before this one's tokens are known here; it finds them on the device.
 """
 
 import logging
@@ -22,7 +25,7 @@ from model.attention.backend import AttentionBackend, StepShape
 from model.batch import Mirror, PromptSlice, Work
 from model.images import ImagePart, ImageStore
 from model.page_store import PageStore
-from model.sampling.sampler import TORCH_OPS, Drawn, LogitOps, logprobs_of, sample
+from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, logprobs_of, sample
 from scheduler.events import Logprobs
 from scheduler.step import FAULTED, StepPlan, StepResult
 
@@ -36,7 +39,7 @@ class Runner:
     """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill pages
     that are freed with NaN (a debugging aid). store: where pages are swapped to; None where none ever is. recompute:
     each step computes all tokens of its sequences, and reads no KV that it has not written itself. images: None for a
-    model of text alone. ops: for the sampler.
+    model of text alone. ops: for the sampler. starter: makes draws while the host goes on, None where the host draws.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class Runner:
         recompute: bool = False,
         images: ImageStore | None = None,
         ops: LogitOps = TORCH_OPS,
+        starter: Starter | None = None,
     ) -> None:
-        self._images, self._ops = images, ops
+        self._images, self._ops, self._starter = images, ops, None if recompute else starter
+        self._flight: _Flight | None = None
         self._store, self._recompute = store, recompute
         self._model, self._attention, self._device, self._poison = model, attention, device, poison
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
@@ -61,8 +66,15 @@ class Runner:
         self._results: deque[StepResult] = deque()
         self._computing = 0.0  # seconds of the model and the sampler, since the start
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `launch` returns before the step is done."""
+        return self._starter is not None
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
+        if len(plan.given):  # in place of what was drawn last
+            self._land()
         launched, computing = time.perf_counter(), self._computing
         began = launched
         if self._store is not None and len(plan.swap_outs):
@@ -77,12 +89,69 @@ class Runner:
         if self._store is not None and len(plan.swap_ins):
             lost = tuple(self._store.load(plan.swap_ins).tolist())
         swapped += time.perf_counter() - began
+        if self._starter is not None and (flight := self._start(plan, self._starter)):
+            packing = time.perf_counter() - launched - swapped - (self._computing - computing)
+            self._flight = replace(flight, lost=lost, swapping=swapped, packing=packing)
+            return
+        self._land()
         result = self._run(plan)
         packing = time.perf_counter() - launched - swapped - (self._computing - computing)
         self._results.append(replace(result, lost_pages=lost, swap_seconds=swapped, packing_seconds=packing))
 
+    @torch.inference_mode()
     def collect(self) -> StepResult:
+        if not self._results:
+            self._land()
         return self._results.popleft()
+
+    def _start(self, plan: StepPlan, starter: Starter) -> "_Flight | None":
+        """The step in flight, behind which the one before has landed; None for one that the host has to see through."""
+        work = Work.of(plan)
+        packed = self._mirror.pack(work)
+        if packed.prompts or packed.images:
+            return None
+        try:
+            attention = self._attention.plan(packed.shape)
+            began = time.perf_counter()
+            shape = packed.shape
+            logits = self._logits(packed.tokens, shape.positions, packed.wanted, attention, before=self._flight)
+            self._computing += time.perf_counter() - began
+        except Exception as error:  # `_run` finds out whose it is
+            log.warning("a step of %d slices raised %s, it is run again", len(plan.slices), type(error).__name__)
+            return None
+        if self._land():
+            return None  # the probe's logits may lie where these did
+        began = time.perf_counter()
+        try:
+            drawing = starter(logits, self._mirror.controls, packed.rows, packed.positions)
+        except Exception as error:  # likewise
+            log.warning("the draws of a step raised %s, it is run again", type(error).__name__)
+            return None
+        self._computing += time.perf_counter() - began
+        self._mirror.expect(packed.rows)
+        return _Flight(plan, work, drawing)
+
+    def _land(self) -> bool:
+        """Waits for the step in flight, if there is one, and takes in what came of it. Whether that took a probe."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return False
+        began = time.perf_counter()
+        drawn = flight.drawing.fetch()
+        self._computing += time.perf_counter() - began
+        found = _Found.of(len(drawn.tokens), drawn.logprobs.top.shape[1])
+        found.take(flight.work, drawn)
+        lost_all = len(found.faults) == len(flight.plan.slices)
+        if lost_all:
+            self.probe()
+        self._mirror.arrived(found.tokens)
+        self._results.append(
+            StepResult(
+                flight.plan.step, found.tokens, found.logprobs, tuple(found.faults), flight.lost, flight.swapping,
+                packing_seconds=flight.packing,
+            )
+        )  # fmt: skip
+        return lost_all
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -168,16 +237,33 @@ class Runner:
         wanted: NDArray[np.int64],
         plan: Any,
         images: Sequence[ImagePart] = (),
+        before: "_Flight | None" = None,
     ) -> torch.Tensor:
-        """plan: of attention."""
+        """plan: of attention. before: the step that draws what `Mirror.expect` says."""
         device_tokens, places, last = (self._to_device(array) for array in (tokens, positions, wanted))
+        if before is not None:
+            drawn = before.drawing.tokens
+            there = drawn[(-1 - device_tokens).clamp(0, len(drawn) - 1)] if len(drawn) else device_tokens
+            device_tokens = torch.where(device_tokens < 0, there, device_tokens)
         if not images or self._images is None:
             return self._model.forward(device_tokens, places, last, self._attention, plan)
         features = self._images.of_step(images)
         return self._model.forward(device_tokens, places, last, self._attention, plan, features)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A step that the device computes. lost, swapping, packing: as in `StepResult`."""
+
+    plan: StepPlan
+    work: Work
+    drawing: Drawing
+    lost: tuple[int, ...] = ()
+    swapping: float = 0.0
+    packing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

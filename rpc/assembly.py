@@ -1,7 +1,7 @@
 """Where the rooms meet: a loaded model, a scheduler and an engine around them. Imports torch."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from cache_manager.policies import POLICIES
 from cache_manager.settings import CacheSettings
 from cache_manager.tier import HostTier
 from model.config import ModelConfig, read_config
-from model.loading import LoadedModel, load
+from model.loading import LoadedModel, choose_device, load
 from model.overlapped import Overlapped
 from rpc.engines.local import LocalEngine
 from rpc.frontend.engine_client import EngineInfo
@@ -35,7 +35,8 @@ class Parts:
     def engine(self, sink: Sink) -> LocalEngine:
         """The engine, not started. `sink` gets each step's outputs on the engine's thread."""
         loaded, runner = self.loaded, self.loaded.runner
-        executor = Overlapped(runner) if self.scheduler.settings.steps_in_flight > 1 else runner
+        several = self.scheduler.settings.depth > 1
+        executor = Overlapped(runner) if several and not runner.runs_ahead else runner
         info = EngineInfo(loaded.limits, loaded.pages, loaded.dtype, loaded.device)
         return LocalEngine(self.scheduler, executor, info, sink)
 
@@ -45,20 +46,23 @@ def assemble(config: EngineConfig) -> Parts:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     directory = model_directory(config.model.model)
-    rows = config.scheduler.max_sequences
+    scheduling = config.scheduler
+    if scheduling.steps_in_flight is None:
+        scheduling = replace(scheduling, steps_in_flight=2 if choose_device(config.model.device) == "cuda" else 1)
+    rows = scheduling.max_sequences
     secret = read_secret(config.cache)
     if config.model.host_cache_memory is not None and not config.cache.prefix_cache:
         raise ValueError("--host-cache-memory keeps pages of the prefix cache: it does nothing with --no-prefix-cache")
-    ahead, recompute = config.scheduler.ahead, config.scheduler.recompute
+    ahead, recompute = scheduling.ahead, scheduling.recompute
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
-    check_indivisible(read_config(directory), config.scheduler)
+    check_indivisible(read_config(directory), scheduling)
     loaded = load(directory, config.model, rows, ahead, config.request, recompute)
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     named = config.cache.prefix_cache and not recompute
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
-    return Parts(loaded, Scheduler(config.scheduler, config.queue, cache, namer))
+    return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer))
 
 
 def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:

@@ -125,7 +125,7 @@ class Engine:
         if plan is not None:
             self._executor.launch(plan)
             self._launched.append(planning)
-        if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.steps_in_flight):
+        if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.depth):
             self._collect()
         elif events or self._scheduler.has_news:
             self._sink(self._scheduler.commit(None, self._clock()))

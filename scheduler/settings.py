@@ -21,8 +21,9 @@ class SchedulerSettings:
     prefill_chunk: int | None = field(
         default=None, metadata={"help": "Most prompt tokens of one request in a step. Unset: the whole budget."}
     )
-    steps_in_flight: int = field(
-        default=1, metadata={"help": "2 plans a step while the one before it runs, which pays on a GPU."}
+    steps_in_flight: int | None = field(
+        default=None,
+        metadata={"help": "2 plans a step while the one before it runs. Unset: 2 on a GPU, where it pays, else 1."},
     )
 
     recompute: bool = field(
@@ -41,7 +42,12 @@ class SchedulerSettings:
     @property
     def ahead(self) -> int:
         """Most tokens of one sequence in the steps that are in flight."""
-        return self.chunk * self.steps_in_flight
+        return self.chunk * self.depth
+
+    @property
+    def depth(self) -> int:
+        """Steps in flight; 1 where nobody has said how many."""
+        return self.steps_in_flight or 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_sequences <= MOST_SEQUENCES:
@@ -53,7 +59,7 @@ class SchedulerSettings:
             )
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise ValueError(f"--prefill-chunk is {self.prefill_chunk}, must be at least 1")
-        if not 1 <= self.steps_in_flight <= 2:
+        if self.steps_in_flight not in (None, 1, 2):
             raise ValueError(f"--steps-in-flight is {self.steps_in_flight}, must be 1 or 2")
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model.sampling import random
-from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary
+from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary, on_device
 
 BLOCK = 4096
 GOLDEN = tl.constexpr(random.GOLDEN)
@@ -83,7 +83,8 @@ def join_draws(tops, tokens, token, blocks, WIDE: tl.constexpr):
     there = number < blocks
     each = tl.load(tops + draw * blocks + number, mask=there, other=float("-inf"))
     first = tl.load(tokens + draw * blocks + number, mask=there, other=LAST)
-    tl.store(token + draw, tl.min(tl.where(each == tl.max(each, 0), first, LAST), 0).to(tl.int64))
+    least = tl.min(tl.where(each == tl.max(each, 0), first, LAST), 0)
+    tl.store(token + draw, tl.where(least == LAST, 0, least).to(tl.int64))  # as in `join_summaries`
 
 
 @triton.jit
@@ -119,36 +120,45 @@ def gumbel(bits):
     return -tl.log(tl.where(distance < 0.015625, series * distance, -tl.log(uniform)))
 
 
+def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """logits: float32 [n, vocabulary]. best, tokens (int64), normal: see `model.sampling.sampler.Summary`."""
+    logits, n = _readable(logits), len(logits)
+    blocks = triton.cdiv(logits.shape[1], BLOCK)
+    tops, totals, tokens = _parts(logits, n, blocks)
+    best, normal, token = logits.new_empty(n), logits.new_empty(n), tokens.new_empty(n, dtype=torch.int64)
+    summarise_blocks[(n, blocks)](logits, tops, tokens, totals, logits.stride(0), logits.shape[1], BLOCK=BLOCK)
+    join_summaries[(n,)](tops, tokens, totals, best, token, normal, blocks, WIDE=triton.next_power_of_2(blocks))
+    return best, token, normal
+
+
+def draw(logits: Tensor, draws: Draws) -> Tensor:
+    """Token ids, int64 [draws], without a look at top_k and top_p. In float32."""
+    logits, n = _readable(logits), len(draws.rows)
+    blocks = triton.cdiv(logits.shape[1], BLOCK)
+    tops, _, tokens = _parts(logits, n, blocks)
+    token = tokens.new_empty(n, dtype=torch.int64)
+    with np.errstate(divide="ignore"):
+        least = np.log(draws.min_p).astype(np.float32)
+    temperature = np.maximum(draws.temperature.astype(np.float32), np.finfo(np.float32).tiny)  # above 0 still
+    rows, keys, warmth, lowest = (
+        on_device(logits, np.ascontiguousarray(column)) for column in (draws.rows, draws.keys, temperature, least)
+    )
+    best = logits.amax(-1)[rows]
+    draw_blocks[(n, blocks)](
+        logits, rows, best, keys, warmth, lowest, tops, tokens, logits.stride(0), logits.shape[1], BLOCK=BLOCK
+    )
+    join_draws[(n,)](tops, tokens, token, blocks, WIDE=triton.next_power_of_2(blocks))
+    return token
+
+
 class GpuOps:
-    """`model.sampling.sampler.LogitOps` by kernels. The draw is in float32."""
+    """`model.sampling.sampler.LogitOps` by kernels."""
 
     def summary(self, logits: Tensor) -> Summary:
-        logits, n = _readable(logits), len(logits)
-        blocks = triton.cdiv(logits.shape[1], BLOCK)
-        tops, totals, tokens = _parts(logits, n, blocks)
-        best, normal, token = logits.new_empty(n), logits.new_empty(n), tokens.new_empty(n, dtype=torch.int64)
-        summarise_blocks[(n, blocks)](logits, tops, tokens, totals, logits.stride(0), logits.shape[1], BLOCK=BLOCK)
-        join_summaries[(n,)](tops, tokens, totals, best, token, normal, blocks, WIDE=triton.next_power_of_2(blocks))
-        return Summary(*(part.cpu().numpy() for part in (best, token, normal)))
+        return Summary(*(part.cpu().numpy() for part in summarise(logits)))
 
     def draw(self, logits: Tensor, draws: Draws) -> Ints:
-        logits, n = _readable(logits), len(draws.rows)
-        blocks = triton.cdiv(logits.shape[1], BLOCK)
-        tops, _, tokens = _parts(logits, n, blocks)
-        token = tokens.new_empty(n, dtype=torch.int64)
-        with np.errstate(divide="ignore"):
-            least = np.log(draws.min_p).astype(np.float32)
-        temperature = np.maximum(draws.temperature.astype(np.float32), np.finfo(np.float32).tiny)  # above 0 still
-        rows, keys, warmth, lowest = (
-            torch.from_numpy(np.ascontiguousarray(column)).to(logits.device)
-            for column in (draws.rows, draws.keys, temperature, least)
-        )
-        best = logits.amax(-1)[rows]
-        draw_blocks[(n, blocks)](
-            logits, rows, best, keys, warmth, lowest, tops, tokens, logits.stride(0), logits.shape[1], BLOCK=BLOCK
-        )
-        join_draws[(n,)](tops, tokens, token, blocks, WIDE=triton.next_power_of_2(blocks))
-        return token.cpu().numpy()
+        return draw(logits, draws).cpu().numpy()
 
     def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
         return TORCH_OPS.draw_from_top(logits, draws)

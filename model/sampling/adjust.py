@@ -101,7 +101,7 @@ class AdjustedRows:
         _allow(changed, which, [row.allowed for row in asking])
         forbidden = [row.forbidden(position) for row, position in zip(asking, positions[which].tolist(), strict=True)]
         changed[_places(which, forbidden, logits.device)] = -torch.inf
-        bias = torch.from_numpy(np.concatenate([row.bias for row in asking])).to(logits.device)
+        bias = torch.from_numpy(np.concatenate([row.bias for row in asking])).to(logits.device, non_blocking=True)
         changed[_places(which, [row.biased for row in asking], logits.device)] += bias
         _penalise(changed, which, asking)
         return changed
@@ -114,7 +114,7 @@ def _places(which: Ints, ids: Sequence[Sequence[int] | Ints], device: torch.devi
     """Row and column of these token ids, of each of these rows."""
     rows = np.repeat(which, [len(one) for one in ids])
     columns = np.concatenate([np.asarray(one, np.int64) for one in ids])
-    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+    return torch.from_numpy(rows).to(device, non_blocking=True), torch.from_numpy(columns).to(device, non_blocking=True)
 
 
 def _allow(logits: Tensor, which: Ints, allowed: list[Ints]) -> None:
@@ -123,7 +123,7 @@ def _allow(logits: Tensor, which: Ints, allowed: list[Ints]) -> None:
     if len(limited):
         places = _places(which, allowed, logits.device)
         kept = logits[places]
-        logits[torch.from_numpy(limited).to(logits.device)] = -torch.inf
+        logits[torch.from_numpy(limited).to(logits.device, non_blocking=True)] = -torch.inf
         logits[places] = kept
 
 
@@ -133,9 +133,11 @@ def _penalise(logits: Tensor, which: Ints, asking: list[_Row]) -> None:
     places = _places(which, [row.ids for row in asking], logits.device)
 
     def spread(values: list[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, np.float32), sizes)).to(logits.device)
+        return torch.from_numpy(np.repeat(np.array(values, np.float32), sizes)).to(logits.device, non_blocking=True)
 
-    counts = torch.from_numpy(np.concatenate([row.counts for row in asking])).to(logits.device, torch.float32)
+    counts = torch.from_numpy(np.concatenate([row.counts for row in asking])).to(
+        logits.device, torch.float32, non_blocking=True
+    )
     repetition = spread([row.wanted.repetition for row in asking])
     values = logits[places]
     values = torch.where(values > 0, values / repetition, values * repetition)

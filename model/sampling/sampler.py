@@ -5,6 +5,7 @@ The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top
 left and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -93,6 +94,17 @@ class Draws:
         return (self.top_k > 0) | (self.top_p < 1)
 
 
+class Drawing(Protocol):
+    """Draws that a device makes."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [n], there; one of the vocabulary also where none was to be drawn."""
+
+    def fetch(self) -> Drawn:
+        """Waits for them."""
+
+
 class LogitOps(Protocol):
     """What goes through whole rows of logits, float32 [n, vocabulary]."""
 
@@ -113,16 +125,24 @@ class TorchOps:
         return Summary(_host(best), _host(tokens), _host(torch.logsumexp(logits, -1)))
 
     def draw(self, logits: Tensor, draws: Draws) -> Ints:
-        noise = gumbel(_to(logits, draws.keys), torch.arange(logits.shape[1], device=logits.device))
+        noise = gumbel(on_device(logits, draws.keys), torch.arange(logits.shape[1], device=logits.device))
         return _host(torch.argmax(_scaled(logits, draws) + noise, -1))
 
     def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
-        scaled = _scaled(logits, draws)
-        ids = torch.arange(logits.shape[1], device=logits.device).expand_as(scaled)
-        return _host(draw_among(scaled, ids, draws))
+        return _host(draw_from_top(logits, draws))
 
 
 TORCH_OPS = TorchOps()
+
+
+def draw_from_top(logits: Tensor, draws: Draws) -> Tensor:
+    """Token ids [draws], on the device of the logits, from what top_k and top_p leave."""
+    scaled = _scaled(logits, draws)
+    return draw_among(scaled, torch.arange(logits.shape[1], device=logits.device).expand_as(scaled), draws)
+
+
+Starter = Callable[[Tensor, SamplingRows, NDArray[np.int64], NDArray[np.int64]], Drawing]
+"""`sample`, while the host goes on. Everything that reads the logits has been asked of the device when it returns."""
 
 
 def sample(
@@ -135,18 +155,9 @@ def sample(
     """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn."""
     adjusted, summary = controls.adjusted.apply(logits, rows, positions), ops.summary(logits)
     best, tokens = (summary.best, summary.tokens) if adjusted is logits else map(_host, adjusted.max(-1))
-    random = np.flatnonzero(controls.temperature[rows] > 0)
+    random, draws = draws_of(controls, rows, positions)
     if len(random):
         tokens = tokens.copy()
-        which = rows[random]
-        draws = Draws(
-            random,
-            row_keys(controls.seed[rows], controls.index[rows], positions)[random],
-            controls.temperature[which],
-            controls.min_p[which],
-            controls.top_k[which],
-            controls.top_p[which],
-        )
         for part, draw in ((~draws.cut, ops.draw), (draws.cut, ops.draw_from_top)):
             if part.any():
                 tokens[random[part]] = draw(adjusted, draws.of(part))
@@ -154,21 +165,35 @@ def sample(
     return Drawn(np.where(best == -np.inf, NO_TOKEN, tokens).astype(np.int32), logprobs)
 
 
+def draws_of(controls: SamplingRows, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[Ints, Draws]:
+    """Which of these batch rows are left to chance, and how. positions: see `sample`."""
+    random = np.flatnonzero(controls.temperature[rows] > 0)
+    which = rows[random]
+    return random, Draws(
+        random,
+        row_keys(controls.seed[which], controls.index[which], positions[random]),
+        controls.temperature[which],
+        controls.min_p[which],
+        controls.top_k[which],
+        controls.top_p[which],
+    )
+
+
 def _host(values: Tensor) -> Any:
     return values.cpu().numpy()
 
 
-def _to(logits: Tensor, values: NDArray) -> Tensor:
-    """On the device of the logits."""
-    return torch.from_numpy(values).to(logits.device)
+def on_device(logits: Tensor, values: NDArray) -> Tensor:
+    """That of the logits, for which the host does not wait."""
+    return torch.from_numpy(values).to(logits.device, non_blocking=True)
 
 
 def _scaled(logits: Tensor, draws: Draws) -> Tensor:
     """float64 [draws, vocabulary], logits below the largest, over temperature; -inf where min_p forbids."""
-    wide = logits[_to(logits, draws.rows)].double()
+    wide = logits[on_device(logits, draws.rows)].double()
     # The largest becomes 0 before the division: the smallest temperatures then make the others -inf, never inf.
-    scaled = (wide - wide.amax(-1, keepdim=True)) / _to(logits, draws.temperature)[:, None]
-    return scaled.masked_fill(scaled < torch.log(_to(logits, draws.min_p)[:, None]), -torch.inf)
+    scaled = (wide - wide.amax(-1, keepdim=True)) / on_device(logits, draws.temperature)[:, None]
+    return scaled.masked_fill(scaled < torch.log(on_device(logits, draws.min_p)[:, None]), -torch.inf)
 
 
 def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None = None) -> Tensor:
@@ -180,7 +205,7 @@ def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None 
     count = scaled.shape[1]
     ordered, order = torch.sort(scaled, dim=-1, descending=True, stable=True)
     ids = ids.gather(1, order)
-    top_k, top_p = (_to(scaled, column)[:, None] for column in (draws.top_k, draws.top_p))
+    top_k, top_p = (on_device(scaled, column)[:, None] for column in (draws.top_k, draws.top_p))
     lowest = ordered.gather(1, torch.where(top_k > 0, top_k.clamp(max=count), count) - 1)
     ordered = ordered.masked_fill(ordered < lowest, -torch.inf)
     weights = torch.exp(ordered)
@@ -189,7 +214,7 @@ def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None 
     if totals is not None:
         total = torch.where(top_k > 0, total, totals.double()[:, None])
     ordered = ordered.masked_fill((sums - weights) / total >= top_p, -torch.inf)
-    noise = gumbel(_to(scaled, draws.keys), ids)
+    noise = gumbel(on_device(scaled, draws.keys), ids)
     return ids.gather(1, torch.argmax(ordered + noise, -1, keepdim=True))[:, 0]
 
 
@@ -197,17 +222,17 @@ def logprobs_of(logits: Tensor, tokens: Ints, wanted: Ints, summary: Summary) ->
     """wanted: alternatives of each row; -1 where it asked for no logprobs (its `chosen` still counts for the score)."""
     picked = summary.best
     if tokens is not summary.tokens:
-        picked = _host(logits.gather(1, _to(logits, tokens)[:, None]))[:, 0]
+        picked = _host(logits.gather(1, on_device(logits, tokens)[:, None]))[:, 0]
     chosen, n, k = picked - summary.normal, len(wanted), int(wanted.max(initial=-1))
     if k < 0:
         return Logprobs(chosen, np.zeros(n, np.int32), np.empty((n, 0), np.int32), np.empty((n, 0), np.float32))
-    rank = (logits > _to(logits, picked)[:, None]).sum(-1, dtype=torch.int32) + 1
-    ids = _largest(logits, min(k, logits.shape[1]))
-    top = logits.gather(1, ids) - _to(logits, summary.normal)[:, None]
+    rank = (logits > on_device(logits, picked)[:, None]).sum(-1, dtype=torch.int32) + 1
+    ids = largest(logits, min(k, logits.shape[1]))
+    top = logits.gather(1, ids) - on_device(logits, summary.normal)[:, None]
     return Logprobs(chosen, _host(rank), _host(ids.int()), _host(top))
 
 
-def _largest(logits: Tensor, k: int) -> Tensor:
+def largest(logits: Tensor, k: int) -> Tensor:
     """Token ids [n, k] of the k largest logits of each row, the lower id first where they are equal.
 
     topk alone orders ties by k, that is by what others in the batch ask for; so each id is made part of its key.

@@ -27,7 +27,9 @@ def random_prompts(lengths: list[int], vocabulary: int = 320, seed: int = 0) -> 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a set of requests is run. preempts: the least number of preemptions that make it the schedule it is named."""
+    """How a set of requests is run. preempts: the least number of preemptions that make it the schedule it is named.
+    ahead: each step is launched before it is known what the one before has drawn.
+    """
 
     name: str
     page_size: int = 16
@@ -36,12 +38,14 @@ class Schedule:
     reverse: bool = False
     poison: bool = True
     preempts: int = 0
+    ahead: bool = False
 
     def run(self, directory: Path, prompts: list[list[int]], new_tokens: int, dtype: str = "float32") -> Rig:
         """Attempt i is prompt i. Everything that can be said of every schedule is checked here."""
         rig = make_rig(
-            directory, self.page_size, self.pool_tokens, self.scheduling, True, self.poison, dtype, queue=ENDLESS
-        )
+            directory, self.page_size, self.pool_tokens, self.scheduling, True, self.poison, dtype, queue=ENDLESS,
+            ahead=self.ahead,
+        )  # fmt: skip
         order = list(range(len(prompts)))
         if self.reverse:
             order.reverse()
@@ -80,6 +84,8 @@ SCHEDULES = [
     Schedule("preempted, pages of 16", pool_tokens=256, preempts=4),
     Schedule("preempted, chunks, two in flight", page_size=1, pool_tokens=130, scheduling=BOTH, preempts=20),
     Schedule("preempted, reversed, two in flight", pool_tokens=320, scheduling=BOTH, reverse=True, preempts=4),
+    Schedule("launched ahead", scheduling=BOTH, ahead=True),
+    Schedule("launched ahead, preempted", page_size=1, pool_tokens=130, scheduling=BOTH, preempts=20, ahead=True),
 ]
 
 
@@ -261,6 +267,7 @@ class Drawn:
     page_size: int
     spare: int
     scheduling: SchedulerSettings
+    ahead: bool
 
 
 @st.composite
@@ -284,6 +291,7 @@ def drawn_schedules(draw: st.DrawFn) -> Drawn:
             prefill_chunk=draw(st.sampled_from([None, 1, 3, 16, 50])),
             steps_in_flight=draw(st.integers(1, 2)),
         ),
+        ahead=draw(st.booleans()),
     )
 
 
@@ -300,7 +308,9 @@ def alone(tiny: Path) -> Rig:
 def test_tokens_and_logits_do_not_depend_on_the_schedule(tiny: Path, alone: Rig, schedule: Drawn) -> None:
     longest = max(sum(CAST[i][:2]) for i, *_ in schedule.events)
     pool = -(-longest // schedule.page_size) * schedule.page_size + schedule.spare
-    rig = make_rig(tiny, schedule.page_size, pool, schedule.scheduling, record_logits=True, queue=ENDLESS)
+    rig = make_rig(
+        tiny, schedule.page_size, pool, schedule.scheduling, record_logits=True, queue=ENDLESS, ahead=schedule.ahead
+    )
     script: dict[int, list[Event]] = {}
     for i, start, known, end in schedule.events:
         length, new_tokens, sampling = CAST[i]

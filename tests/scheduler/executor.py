@@ -108,7 +108,7 @@ class FakeExecutor:
 
     def launch(self, plan: StepPlan) -> None:
         law(not self.closed, "a step for an executor that is closed")
-        law(len(self._results) < self.settings.steps_in_flight, "more steps in flight than the settings allow")
+        law(len(self._results) < self.settings.depth, "more steps in flight than the settings allow")
         law(plan.step == self._next_step, f"step {plan.step} was planned, {self._next_step} is next")
         self._next_step += 1
         self._wipe(plan.freed.tolist())

@@ -160,7 +160,7 @@ class Workload:
 
     @property
     def depth(self) -> int:
-        return self.settings.steps_in_flight
+        return self.settings.depth
 
     @property
     def most_turns(self) -> int:

@@ -21,6 +21,7 @@ from scheduler.events import End, Event, Finish, StepOutputs, Submit
 from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
+from tests.support.late import start_late
 
 
 class LogitsChangedError(AssertionError):
@@ -68,7 +69,7 @@ class Rig:
         plan = self.scheduler.schedule(self.now, events)
         if plan is not None:
             self.loaded.runner.launch(plan)
-        if in_flight and (plan is None or len(in_flight) >= self.scheduler.settings.steps_in_flight):
+        if in_flight and (plan is None or len(in_flight) >= self.scheduler.settings.depth):
             outputs = self.scheduler.commit(self.loaded.runner.collect(), self.now)
         elif plan is None and not self.scheduler.has_news:
             return None
@@ -143,6 +144,7 @@ def make_rig(
     backend: str = "auto",
     kv_dtype: str = "auto",
     device: str = "cpu",
+    ahead: bool = False,
 ) -> Rig:
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
@@ -161,6 +163,8 @@ def make_rig(
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
     namer = PageNamer(bytes(32), loaded.numerics, page_size) if prefix_cache and not recompute else None
     rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), cache, namer))
+    if ahead:
+        loaded.runner._starter = start_late
     if record_logits:
         _record_logits(rig)
     return rig

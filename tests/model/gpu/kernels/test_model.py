@@ -10,6 +10,7 @@ from model.attention.triton import TritonAttention
 from model.backends import TorchBackend
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.gpu.draws import start_draws
 from model.gpu.graphs import CudaRecorder, GraphDecoder, Recorder, Work
 from model.gpu.parts import with_kernels
 from model.gpu.sampler import GpuOps
@@ -66,6 +67,7 @@ def test_tokens_and_logits_are_those_of_the_reference(
     monkeypatch.setattr(TorchBackend, "attention", on_kernels)
     monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
     monkeypatch.setattr(TorchBackend, "model", as_graphs)
+    monkeypatch.setattr(TorchBackend, "starter", start_draws)
     REPLAYED.clear()
     found = run(directory, page_size)
     assert len(REPLAYED) >= NEW

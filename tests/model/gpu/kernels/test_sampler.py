@@ -1,5 +1,7 @@
 """Draws and summaries by kernels, beside torch's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model.gpu.draws import start_draws
 from model.gpu.sampler import GpuOps, gumbel, mixed_bits
 from model.sampling.random import _mix, row_keys
 from model.sampling.random import gumbel as exact_gumbel
-from model.sampling.sampler import TORCH_OPS, Draws
+from model.sampling.sampler import TORCH_OPS, Draws, SamplingRows, sample
+from scheduler.controls import NO_ADJUSTMENTS, Controls
+from scheduler.step import NO_TOKEN, Join
 from tests.model.gpu.kernels.device import DEVICE
 
 OPS = GpuOps()
@@ -87,3 +92,38 @@ def test_top_k_and_no_rows() -> None:
     draws.top_k[:] = 1
     assert np.array_equal(OPS.draw_from_top(logits, draws), logits.argmax(-1))
     assert len(OPS.summary(logits[:0]).tokens) == 0
+
+
+def test_draws_that_are_fetched_later_are_those_of_torch() -> None:
+    """Greedy ones, some that are left to chance, from the top of it too, with a penalty, with alternatives; no numbers
+    at all, and nothing that may be drawn.
+    """
+    asked = [
+        Controls(0.0, 1.0, 0, 0.0, 0),
+        Controls(0.9, 1.0, 0, 0.0, 1, top_logprobs=3),
+        Controls(0.7, 0.8, 20, 0.0, 2),
+        Controls(0.0, 1.0, 0, 0.0, 3, adjustments=replace(NO_ADJUSTMENTS, presence=2.0), top_logprobs=0),
+        Controls(1.0, 1.0, 0, 0.05, 4),
+        Controls(0.0, 1.0, 0, 0.0, 5, adjustments=replace(NO_ADJUSTMENTS, allowed=(7,), banned=((7,),))),
+    ]
+    rows = np.array([4, 1, 0, 3, 5, 2])
+    logits = logits_of(len(asked), 5000)
+    logits[4] = torch.nan
+    kept = logits.clone()
+    controls = SamplingRows(len(asked))
+    for row, one in enumerate(asked):
+        controls.join(Join(row, np.arange(9, dtype=np.int32), 9, one))
+    positions = np.arange(len(rows))
+    drawing = start_draws(logits, controls, rows, positions)
+    logits.fill_(torch.nan)  # as the next step does
+    found, expected = drawing.fetch(), sample(kept, controls, rows, positions, TORCH_OPS)
+    sound = rows != rows[4]
+    assert found.tokens[sound].tolist() == expected.tokens[sound].tolist()
+    assert found.tokens[rows == 5].item() == NO_TOKEN
+    assert np.isnan(found.logprobs.chosen).tolist() == np.isnan(expected.logprobs.chosen).tolist()
+    np.testing.assert_allclose(found.logprobs.chosen[sound], expected.logprobs.chosen[sound], atol=1e-5)
+    assert found.logprobs.rank[sound].tolist() == expected.logprobs.rank[sound].tolist()
+    assert np.array_equal(found.logprobs.top_ids[sound], expected.logprobs.top_ids[sound])
+    np.testing.assert_allclose(found.logprobs.top[sound], expected.logprobs.top[sound], atol=1e-5)
+    assert ((drawing.tokens >= 0) & (drawing.tokens < 5000)).all()
+    assert drawing.tokens.cpu().numpy()[sound & (rows != 5)].tolist() == found.tokens[sound & (rows != 5)].tolist()
