@@ -15,13 +15,15 @@ from model.attention.triton import TritonAttention
 
 Lengths = tuple[tuple[int, int], ...]
 """Of each sequence: tokens that are in the cache, and tokens of the step."""
-LENGTHS: Lengths = ((1500, 1), (16, 1), (0, 1), (700, 1), (530, 40), (0, 300), (200, 290))
+LENGTHS: Lengths = ((6000, 1), (1500, 1), (16, 1), (0, 1), (700, 1), (530, 40), (0, 300), (200, 290))
 """Decodes over several parts and none, and slices with few, some and many queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """kv: int8 or fp8; None is as the dtype. window: tokens that one sees. cap: of the scores."""
+    """kv: int8 or fp8; None is as the dtype. window: tokens that one sees. cap: of the scores. shared:
+    tokens at the front that all sequences with as many in the cache have in common, and the pages that hold them.
+    """
 
     dtype: str
     group: int
@@ -30,6 +32,7 @@ class Case:
     kv: str | None = None
     window: int | None = None
     cap: float | None = None
+    shared: int = 0
     kv_heads: int = 2
 
     @property
@@ -37,6 +40,7 @@ class Case:
         parts = [self.dtype, f"group {self.group}", f"heads of {self.head_dim}", f"pages of {self.page_size}"]
         parts += [f"KV in {self.kv}"] if self.kv is not None else []
         parts += [f"window {self.window}"] if self.window is not None else []
+        parts += [f"{self.shared} tokens shared"] if self.shared else []
         return ", ".join(parts + ([f"soft cap {self.cap:g}"] if self.cap is not None else []))
 
     @property
@@ -53,6 +57,7 @@ CASES = (
     Case("float16", 4, 128),
     Case("float32", 4, 64),
     Case("bfloat16", 4, 256, cap=30.0),
+    Case("bfloat16", 4, 128, shared=512),
     Case("bfloat16", 4, 128, kv="int8"),
     Case("bfloat16", 1, 64),
     Case("bfloat16", 4, 80, 7, window=33),
@@ -82,7 +87,9 @@ class Pool:
 
     def __init__(self, case: Case, lengths: Lengths, device: torch.device, seed: int = 0) -> None:
         self.case, self.lengths = case, lengths
+        alike = [i for i, (before, _) in enumerate(lengths) if case.shared and before >= case.shared]
         self.book = Book.of([before + now for before, now in lengths], case.page_size, seed)
+        self.book = self.book.sharing(alike, case.shared // case.page_size)
         width = 1 if case.kv else getattr(torch, case.dtype).itemsize
         windows = () if case.window is None else (case.window,)
         layout = KVLayout(
@@ -102,6 +109,9 @@ class Pool:
 
         self.keys, self.values = random(case.kv_heads), random(case.kv_heads)
         self.queries = random(case.kv_heads * case.group)
+        for part in (self.keys, self.values):
+            for i in alike:
+                part[i][: case.shared] = part[alike[0]][: case.shared]
         self.remember([(i, 0, before) for i, (before, _) in enumerate(lengths) if before])
 
     def remember(self, slices: Slices) -> None:

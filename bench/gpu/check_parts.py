@@ -14,9 +14,7 @@ from bench.gpu import truth
 from bench.gpu.check_attention import Case, Pool
 from bench.gpu.pages import picked, poisoned
 from bench.gpu.truth import Error, Tolerance
-from model.attention.triton import AT_ONCE
 from model.blocks import Step
-from model.gpu.attention import join_parts
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.sampler import GpuOps
 from model.layers import silu
@@ -168,6 +166,9 @@ def attention_layer(random: Source, name: str) -> Error:
 
 def joined(device: torch.device) -> Error:
     """Parts of one softmax, of which some have seen nothing."""
+    from model.attention.triton import AT_ONCE  # here: should the kernels be divided otherwise, this alone fails
+    from model.gpu.attention import join_parts
+
     random, heads, dim, count = Source(device), 4, 96, 37
     tops, totals = 20 * random(count, heads), 1 + random(count, heads).abs()
     parts = random(count, heads, dim)

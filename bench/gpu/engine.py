@@ -18,7 +18,7 @@ from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.settings import EngineConfig
 from scheduler.controls import Controls
-from scheduler.events import EndReason, StepOutputs, Submit
+from scheduler.events import EndReason, Finish, StepOutputs, Submit
 from scheduler.request import Request
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
@@ -84,11 +84,20 @@ class Engine:
         """together: so many at a time, the next one is sent where one ends; None sends all at once. Raises RuntimeError
         where one ends before its last token, or nothing comes any more.
         """
-        began, first = time.perf_counter(), self._attempts
+        first = self._attempts
         self._attempts += len(asked)
+        try:
+            return self._run(asked, len(asked) if together is None else together, first)
+        except RuntimeError:
+            self._engine.send([Finish(attempt) for attempt in range(first, self._attempts)])
+            raise
+
+    def _run(self, asked: Sequence[Asked], together: int, first: int) -> Run:
+        """first: attempt."""
+        began = time.perf_counter()
         waiting = iter(enumerate(asked, first))
         sent: list[float] = []
-        self._send(waiting, len(asked) if together is None else together, sent)
+        self._send(waiting, together, sent)
         moments: list[Moment] = []
         times: list[list[float]] = [[] for _ in asked]
         firsts, left, at = [-1] * len(asked), len(asked), began
@@ -96,14 +105,17 @@ class Engine:
             at, outputs = self._next()
             moments.append(Moment(at, outputs.attempts, sum(outputs.overheads)))
             for attempt, token in zip(outputs.attempts.tolist(), outputs.tokens.tolist(), strict=True):
+                if attempt < first:
+                    continue  # of a run that was given up
                 if not times[attempt - first]:
                     firsts[attempt - first] = token
                 times[attempt - first].append(at)
-            for end in outputs.ends:
+            ends = [end for end in outputs.ends if end.attempt >= first]
+            for end in ends:
                 if end.reason is not EndReason.LENGTH:
                     raise RuntimeError(f"request {end.attempt - first} ended: {end.reason.value} {end.message}".strip())
-            left -= len(outputs.ends)
-            self._send(waiting, len(outputs.ends), sent)
+            left -= len(ends)
+            self._send(waiting, len(ends), sent)
         return Run(began, at, moments, sent, times, firsts)
 
     def _send(self, waiting: Iterator[tuple[int, Asked]], count: int, sent: list[float]) -> None:

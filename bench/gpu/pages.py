@@ -54,6 +54,13 @@ class Book:
         slots = np.concatenate([self.slots(*one) for one in slices])
         return StepShape(packed, positions, slots[None], self.table[None], np.zeros(len(slices), np.int64))
 
+    def sharing(self, sequences: Sequence[int], pages: int) -> "Book":
+        """The same where all of these have the first pages of the first of them."""
+        table = self.table.copy()
+        for sequence in sequences:
+            table[self.rows[sequence], :pages] = table[self.rows[sequences[0]], :pages]
+        return Book(self.page_size, self.pages, table, self.rows)
+
     def without(self, sequence: int, first: int) -> tuple["Book", NDArray[np.int32]]:
         """The same where a sequence has lost its first so many pages, and which these were."""
         table, row = self.table.copy(), self.rows[sequence]

@@ -14,7 +14,7 @@ import torch
 from bench.gpu.report import told
 
 Work = Callable[[], object]
-BURST = 4e-4  # seconds of a burst at least, so that an event's resolution, half a microsecond, is nothing
+BURST = 2e-3  # seconds of a burst, if so few calls make it: beside it what an event and a start take is nothing
 MOST_CALLS = 64  # of a burst: no more launches than a GPU queues
 DELAY = 2e-4  # seconds beyond what the host took to launch a burst
 

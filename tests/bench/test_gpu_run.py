@@ -116,7 +116,8 @@ def test_requests_come_when_others_end(tmp_path: Path) -> None:
         again = engine.run(asked)
         assert again.firsts == found.firsts
         with pytest.raises(RuntimeError, match="request 0 ended"):
-            engine.run([Asked([9999] * 3, 2)])
+            engine.run([Asked([9999] * 3, 2), *asked])
+        assert engine.run(asked).firsts == found.firsts, "what was given up is in nobody's way"
 
 
 @pytest.mark.slow

@@ -40,6 +40,17 @@ def test_attention_is_right(case: Case) -> None:
     assert all(0.0 < error.most <= found.allowed.most for error in found.parts.values())
 
 
+def test_sequences_may_share_pages() -> None:
+    case = Case("float32", 2, 32, shared=32)
+    lengths = (*LENGTHS, (40, 1))
+    pool = check_attention.Pool(case, lengths, DEVICE)
+    first, second = (pool.book.table[pool.book.rows[i]] for i in (0, 3))
+    assert first[:2].tolist() == second[:2].tolist()
+    assert first[2] != second[2]
+    assert torch.equal(pool.keys[4][:32], pool.keys[0][:32])
+    assert check(case, lengths, DEVICE).problems == ()
+
+
 def test_all_of_it_is_told() -> None:
     bench = bench_of(1000.0)
     correctness(bench, CASES[:1], LENGTHS, ("float32",), 5000)
