@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from bench import shapes
 from bench.gpu import models
-from bench.gpu.__main__ import run
+from bench.gpu.__main__ import remove, run
 from bench.gpu.engine import Engine
 from bench.gpu.loads import Asked
 from bench.gpu.models import Costs, write_checkpoint
@@ -41,9 +42,18 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(models.SHAPES, "tiny", TINY)
 
 
+@pytest.fixture
+def places() -> Iterator[list[Path]]:
+    """Where a run has written models."""
+    noted: list[Path] = []
+    yield noted
+    remove(noted)
+    assert not any(place.exists() for place in noted)
+
+
 @pytest.mark.usefixtures("tiny")
-def test_a_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, places = tmp_path / "found.json", list[Path]()
+def test_a_model_is_measured(tmp_path: Path, places: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "found.json"
     assert run(CPU, SIZES, ["ceilings", "engine"], 100.0, path, places) == 0
     told, found = capsys.readouterr().out, json.loads(path.read_text())
     tables = {table["title"]: table["rows"] for table in found["tables"]}
@@ -72,9 +82,9 @@ def test_a_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-def test_beside_transformers(tmp_path: Path) -> None:
+def test_beside_transformers(tmp_path: Path, places: list[Path]) -> None:
     path = tmp_path / "found.json"
-    assert run(CPU, SIZES, ["peers"], 200.0, path, []) == 0
+    assert run(CPU, SIZES, ["peers"], 200.0, path, places) == 0
     (table,) = json.loads(path.read_text())["tables"]
     (row,) = table["rows"]
     assert row["times"] == pytest.approx(row["Quire tokens/s"] / row["transformers tokens/s"])
@@ -116,8 +126,13 @@ def test_requests_come_when_others_end(tmp_path: Path) -> None:
         again = engine.run(asked)
         assert again.firsts == found.firsts
         with pytest.raises(RuntimeError, match="request 0 ended"):
-            engine.run([Asked([9999] * 3, 2), *asked])
-        assert engine.run(asked).firsts == found.firsts, "what was given up is in nobody's way"
+            engine.run([Asked([9999] * 3, 2), Asked([1] * 3, 300)])
+        after = engine.run(asked)
+        assert after.firsts == found.firsts
+        others = [
+            moment for moment in after.moments if moment.attempts.min(initial=2**60) < engine._attempts - len(asked)
+        ]
+        assert len(others) < 4, "what was given up goes on"
 
 
 @pytest.mark.slow
