@@ -9,20 +9,18 @@ python -m bench.roofline [--model llama-135m]
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import torch
-from safetensors.torch import save_file
 
+from bench.shapes import MODELS, tensor_shapes, write_model
 from model.attention.backend import StepShape
 from model.kernels.code import Code
 from model.kernels.machine import open_machine
@@ -33,19 +31,6 @@ from model.loading import LoadedModel, load
 from model.settings import ModelSettings
 from scheduler.settings import RequestLimits
 
-MODELS: dict[str, dict[str, Any]] = {
-    "llama-135m": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
-        "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
-        "head_dim": 64,
-    },
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
-        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-}  # fmt: skip
-COMMON = {"max_position_embeddings": 8192, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-6}
 READ = 2**29  # bytes that are read to know how fast memory is
 PRODUCT = 2 * 1024**3  # operations of the product that says how fast they can be
 
@@ -92,38 +77,6 @@ def main() -> None:
             print(f"| {case.name} | {read * 1e3:.2f} | {multiply * 1e3:.2f} | {taken['cpu'] * 1e3:.2f} "
                   f"| {max(read, multiply) / taken['cpu']:.0%} | {taken['reference'] * 1e3:.1f} "
                   f"| {rates[0]:.0f} | {rates[1]:.0f} | {others:.0%} |")  # fmt: skip
-
-
-def write_model(directory: Path, shape: dict) -> Path:
-    """A directory that loads: random matrices, norms of 1."""
-    (directory / "config.json").write_text(json.dumps(shape | COMMON))
-    generator = torch.Generator().manual_seed(0)
-    tensors = {
-        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=generator) * 0.02
-        for name, size in tensor_shapes(shape)
-    }
-    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, directory / "model.safetensors")
-    return directory
-
-
-def tensor_shapes(shape: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
-    queries, keys = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
-    yield "model.embed_tokens.weight", (shape["vocab_size"], hidden)
-    yield "model.norm.weight", (hidden,)
-    for layer in range(shape["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{at}{name}.weight", (hidden,)
-        if shape["architectures"] == ["Qwen3ForCausalLM"]:
-            for name in ("q_norm", "k_norm"):
-                yield f"{at}self_attn.{name}.weight", (dim,)
-        for name, out in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield f"{at}self_attn.{name}.weight", (out, hidden)
-        yield f"{at}self_attn.o_proj.weight", (hidden, queries)
-        for name in ("gate_proj", "up_proj"):
-            yield f"{at}mlp.{name}.weight", (inner, hidden)
-        yield f"{at}mlp.down_proj.weight", (hidden, inner)
 
 
 def bytes_of(shape: dict, case: Case) -> int:

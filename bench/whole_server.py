@@ -22,8 +22,8 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from bench.roofline import MODELS, write_model
 from bench.serving import Serving, started
+from bench.shapes import MODELS, write_model
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.frontend.prepare import load_preparer

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from bench.peers.workloads import Workload
-from bench.roofline import MODELS, PRODUCT, READ, product, reader, tensor_shapes
+from bench.roofline import PRODUCT, READ, product, reader
+from bench.shapes import MODELS, tensor_shapes
 
 TRIES = 5
 

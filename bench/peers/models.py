@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bench.roofline import MODELS, write_model
+from bench.shapes import MODELS, write_model
 
 
 def make(directory: Path, name: str) -> Path:

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import roofline
+from bench import shapes
 from bench.peers.__main__ import turns
 from bench.peers.floor import Machine, Rates, bytes_of, operations_of
 from bench.peers.models import make
 from bench.peers.report import Row, report
 from bench.peers.workloads import Asked, Workload, build
 
-TINY = roofline.MODELS["llama-135m"] | {
+TINY = shapes.MODELS["llama-135m"] | {
     "vocab_size": 16_384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16,
 }  # fmt: skip
@@ -27,7 +27,7 @@ def test_a_seed_says_what_is_asked(name: str) -> None:
 
 
 def test_the_floor_of_one_request_is_its_prompt_and_a_reading_of_all_weights_a_token(monkeypatch) -> None:
-    monkeypatch.setitem(roofline.MODELS, "tiny", TINY)
+    monkeypatch.setitem(shapes.MODELS, "tiny", TINY)
     weights, token = bytes_of("tiny")
     assert (weights, token) == (2 * (16_384 * 32 + 32 * (32 + 16 + 16 + 32) + 3 * 32 * 64), 2 * 2 * 16)
     layers, head, attention = operations_of("tiny")
@@ -38,7 +38,7 @@ def test_the_floor_of_one_request_is_its_prompt_and_a_reading_of_all_weights_a_t
 
 
 def test_what_is_shared_counts_once_and_those_that_wait_start_where_one_ends(monkeypatch) -> None:
-    monkeypatch.setitem(roofline.MODELS, "tiny", TINY)
+    monkeypatch.setitem(shapes.MODELS, "tiny", TINY)
     machine, endless = Machine.__new__(Machine), Rates(read=1.0, multiply=1e30)
     weights, _ = bytes_of("tiny")
     alone = machine.floor("tiny", Workload("", "", [Asked([1] * 8, 3)] * 3, 1), endless)
@@ -52,7 +52,7 @@ def test_what_is_shared_counts_once_and_those_that_wait_start_where_one_ends(mon
 
 
 def test_an_engine_answers_when_each_token_was_there(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(roofline.MODELS, "tiny", TINY)
+    monkeypatch.setitem(shapes.MODELS, "tiny", TINY)
     command = [sys.executable, "-m", "bench.peers.quire_engine", str(make(tmp_path, "tiny")), "8192"]
     asked = "W2 1\nwarm 3\nW5@100 1\n"
     run = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120)

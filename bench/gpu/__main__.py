@@ -1,0 +1,97 @@
+"""Whether Quire's path of kernels is right on a CUDA device, and how fast it is, beside what the device can do.
+
+Markdown goes to standard output, progress to standard error. Ends with 1 where something was wrong or failed.
+
+python -m bench.gpu [--seconds 480] [--json FILE] [--sections ceilings,correctness]
+"""
+
+import argparse
+import faulthandler
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import model  # noqa: F401 - before torch: it says how OpenMP's threads wait
+
+import torch  # isort: skip
+
+from bench.gpu.bench import Bench
+from bench.gpu.budget import Budget
+from bench.gpu.device import facts, head
+from bench.gpu.report import Report, say
+from bench.gpu.sections import ON_HOST, SECTIONS, run_sections
+from bench.gpu.sizes import Sizes, sizes_for
+from bench.gpu.timing import timer_of
+
+GRACE = 60.0  # seconds beyond its time after which a run that hangs is ended
+
+
+def main() -> int:
+    args = arguments().parse_args()
+    names = args.sections.split(",") if args.sections else [*(SECTIONS if args.device == "cuda" else ON_HOST)]
+    if unknown := [name for name in names if name not in SECTIONS]:
+        print(f"--sections names {', '.join(unknown)}; there are {', '.join(SECTIONS)}", file=sys.stderr)
+        return 2
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("there is no CUDA device here; --device cpu checks the script itself", file=sys.stderr)
+        return 2
+    if args.json is not None and not args.json.parent.is_dir():
+        print(f"--json is {args.json}: no such directory", file=sys.stderr)
+        return 2
+    device, places = torch.device(args.device), list[Path]()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was written is removed then too
+    watch = threading.Timer(args.seconds + GRACE, cut_off, [places])
+    watch.daemon = True
+    watch.start()
+    try:
+        return run(device, sizes_for(device), names, args.seconds, args.json, places)
+    finally:
+        remove(places)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=480.0, help="the run's time (default %(default)s); what does "
+                        "not fit is named as skipped")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all numbers here too, section by section")
+    parser.add_argument("--sections", metavar="NAMES", help=f"some of {','.join(SECTIONS)} (default: all)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
+                        help=f"cpu checks the script itself: small sizes, and {', '.join(ON_HOST)} only")  # fmt: skip
+    return parser
+
+
+def run(
+    device: torch.device, sizes: Sizes, names: list[str], seconds: float, path: Path | None, places: list[Path]
+) -> int:  # fmt: skip
+    """path: of the JSON. places: where directories that the caller removes are noted. Returns the exit status."""
+    report = Report(facts=facts(device), path=path)
+    print(head(report.facts), flush=True)
+    torch.set_float32_matmul_precision("highest")
+    bench = Bench(device, sizes, Budget(seconds), report, timer_of(device), places=places)
+    run_sections(bench, names)
+    print(report.goals_markdown())
+    report.write()
+    for line in report.failures:
+        print(f"- {line}")
+    say(f"done, {bench.budget.left:.0f} s left")
+    return 1 if report.failures else 0
+
+
+def remove(places: list[Path]) -> None:
+    for directory in places:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def cut_off(places: list[Path]) -> None:
+    """Ends a run that hangs, and says where; what was found so far has been told."""
+    faulthandler.dump_traceback()
+    remove(places)
+    say("the run hangs: it was ended")
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

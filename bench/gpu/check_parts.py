@@ -1,0 +1,212 @@
+"""Whether the other kernels are right: norms, rotation, gates, a whole attention layer, parts that are joined, and the
+sampler.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.gpu import truth
+from bench.gpu.check_attention import Case, Pool
+from bench.gpu.pages import picked, poisoned
+from bench.gpu.truth import Error, Tolerance
+from model.blocks import Step
+from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
+from model.gpu.sampler import GpuOps
+from model.layers import silu
+from model.rope import Rope, frequencies
+from model.sampling.random import row_keys
+from model.sampling.sampler import Draws
+
+EPS = 1e-5
+ROUNDED = 1e-4  # by how much a draw in float32 may lie below the largest number in float64
+
+Check = tuple[str, Callable[[], Error], Tolerance]
+"""What is checked, its error, and what is allowed."""
+
+
+class Noted:
+    """An `AttentionBackend` that only notes what it is given."""
+
+    name = "noted"
+
+    def __init__(self) -> None:
+        self.keys = self.values = self.queries = torch.empty(0)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, plan: Any) -> None:  # noqa: ARG002 - the protocol's
+        self.keys, self.values = keys, values
+
+    def attend(self, layer: int, queries: Tensor, plan: Any) -> Tensor:  # noqa: ARG002 - the protocol's
+        self.queries = queries
+        return queries
+
+
+class Source:
+    """Random numbers of a seed, on a device."""
+
+    def __init__(self, device: torch.device, seed: int = 0) -> None:
+        self.device, self._made = device, torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=self._made).to(dtype).to(self.device)
+
+
+def checks(device: torch.device, dtypes: tuple[str, ...], vocabulary: int = 128_256) -> Iterator[Check]:
+    """dtypes: the names of those that are tried."""
+    for name in dtypes:
+        yield from layer_checks(Source(device), name)
+    yield "parts of attention are joined", partial(joined, device), Tolerance(1e-5, 3e-6)
+    yield "sampler: largest, its token, sum", partial(summary, device, vocabulary), Tolerance(1e-4, 3e-6)
+    for temperature, min_p in ((1.0, 0.0), (0.3, 0.1)):
+        yield (
+            f"sampler: draws, temperature {temperature:g}, min_p {min_p:g}",
+            partial(draws, device, vocabulary, temperature, min_p),
+            Tolerance(ROUNDED, ROUNDED),
+        )
+
+
+def layer_checks(random: Source, name: str) -> Iterator[Check]:
+    dtype = getattr(torch, name)
+    allowed = truth.ROWS[name]
+    for width in (576, 4096):
+        yield f"norm of {width}, {name}", partial(norm, random, width, dtype), allowed
+        yield f"norm of a sum of {width}, {name}", partial(norm_of_sum, random, width, dtype), allowed
+    yield f"norm of heads, {name}", partial(norm_of_heads, random, dtype), allowed
+    for pairs in (64, 32, 24):
+        yield f"rotation of {pairs} pairs, {name}", partial(rotation, random, pairs, dtype), allowed
+    for width in (1536, 14336):
+        yield f"gate of {width}, {name}", partial(gate, random, width, dtype), allowed
+    yield f"a layer's attention, {name}", partial(attention_layer, random, name), truth.ATTENTION[name]
+
+
+def scaled(found: Tensor, expected: Tensor) -> Error:
+    """The error as a part of the largest magnitude."""
+    error = Error.of(found, expected)
+    return Error(error.most / float(expected.abs().max()), error.whole)
+
+
+def norm(random: Source, width: int, dtype: torch.dtype) -> Error:
+    x, weight = random(33, width, dtype=dtype), random(width, dtype=dtype)
+    with poisoned():
+        found = KernelNorm(weight, EPS)(x)
+    return scaled(found, truth.rms_norm(x, weight, EPS))
+
+
+def norm_of_sum(random: Source, width: int, dtype: torch.dtype) -> Error:
+    x, added, weight = random(33, width, dtype=dtype), random(33, width, dtype=dtype), random(width, dtype=dtype)
+    with poisoned():
+        found, summed = KernelNorm(weight, EPS).of_sum(x, added)
+    # What is normalised is the sum as the next part gets it, rounded.
+    return Error.worst(
+        [scaled(summed, x.double() + added.double()), scaled(found, truth.rms_norm(summed, weight, EPS))]
+    )
+
+
+def norm_of_heads(random: Source, dtype: torch.dtype) -> Error:
+    """That lie between others."""
+    qkv, weight = random(17, 12, 128, dtype=dtype), random(128, dtype=dtype)
+    with poisoned():
+        found = KernelNorm(weight, EPS)(qkv[:, 2:7])
+    return scaled(found, truth.rms_norm(qkv[:, 2:7], weight, EPS))
+
+
+def rotation(random: Source, pairs: int, dtype: torch.dtype) -> Error:
+    """Of queries and keys; values, and what lies past the pairs, stay."""
+    heads, kv_heads, dim, context = 8, 2, 128, 400
+    rope = Rope(frequencies(2 * pairs, 10_000.0), context, dtype, random.device)
+    qkv = random(19, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    positions = torch.arange(0, context, context // 19, device=random.device)[:19]
+    noted, before = Noted(), qkv.clone().view(19, -1, dim)
+    layer = KernelSelfAttention(0, heads, kv_heads, dim, lambda x: x, lambda x: x, rope)
+    layer(qkv, Step(positions, noted, None))  # type: ignore[arg-type]
+    cos, sin = (table[positions] for table in rope.tables)
+    queries, keys, values = before.split((heads, kv_heads, kv_heads), 1)
+    if not torch.equal(noted.values, values):
+        raise ValueError("values were changed")
+    found = ((noted.queries, queries), (noted.keys, keys))
+    return Error.worst([scaled(turned, truth.rotated(was, cos, sin)) for turned, was in found])
+
+
+def gate(random: Source, width: int, dtype: torch.dtype) -> Error:
+    gate_up = 4 * random(33, 2 * width, dtype=dtype)
+    with poisoned():
+        found = KernelGatedMLP(lambda x: x, lambda x: x, silu)(gate_up)
+    return scaled(found, truth.gated(gate_up))
+
+
+def attention_layer(random: Source, name: str) -> Error:
+    """Rotation, writing and attention as a layer puts them together: a decode and a prefill in one step."""
+    case = Case(name, 4, 64)
+    lengths = ((70, 1), (0, 37))
+    pool = Pool(case, lengths, random.device)
+    rope = Rope(frequencies(case.head_dim, 10_000.0), 100, getattr(torch, name), random.device)
+    now = [(i, before, count) for i, (before, count) in enumerate(lengths)]
+    parts = [picked(part, now) for part in (pool.queries, pool.keys, pool.values)]
+    shape = pool.book.shape(now)
+    positions = torch.from_numpy(shape.positions).to(random.device)
+    heads = case.group * case.kv_heads
+    layer = KernelSelfAttention(0, heads, case.kv_heads, case.head_dim, lambda x: x, lambda x: x, rope)
+    with poisoned():
+        step = Step(positions, pool.attention, pool.attention.plan(shape))
+        found = layer(torch.cat(parts, 1).flatten(1), step).view(len(positions), heads, case.head_dim)
+    turns = [table[positions] for table in rope.tables]
+    queries, keys = (truth.rotated(part, *turns).to(part.dtype) for part in parts[:2])
+    errors, at = [], 0
+    for i, (before, count) in enumerate(lengths):
+        mine = slice(at, at + count)
+        history = torch.cat((pool.keys[i][:before], keys[mine])), torch.cat((pool.values[i][:before], parts[2][mine]))
+        errors.append(Error.of(found[mine], truth.attention(queries[mine], *history, before)))
+        at += count
+    return Error.worst(errors)
+
+
+def joined(device: torch.device) -> Error:
+    """Parts of one softmax, of which some have seen nothing."""
+    from model.attention.triton import AT_ONCE  # here: should the kernels be divided otherwise, this alone fails
+    from model.gpu.attention import join_parts
+
+    random, heads, dim, count = Source(device), 4, 96, 37
+    tops, totals = 20 * random(count, heads), 1 + random(count, heads).abs()
+    parts = random(count, heads, dim)
+    tops[3:19], totals[3:19], parts[3:19] = -torch.inf, 0.0, 0.0
+    out = torch.full((3, heads, dim), torch.nan, device=device)
+    joins = torch.tensor([[1, 0, count, 0]], dtype=torch.int32, device=device)
+    sums = torch.stack((tops, totals), -1)
+    join_parts[(1, heads)](out, parts, sums, joins, DIM=dim, WIDE=128, AT_ONCE=AT_ONCE)
+    if not (out[0].isnan().all() and out[2].isnan().all()):
+        raise ValueError("another token's result was written")
+    weights = torch.exp2(tops.double() - tops.double().amax(0))[..., None]
+    return scaled(out[1], (weights * parts).sum(0) / (weights[..., 0] * totals).sum(0)[:, None])
+
+
+def summary(device: torch.device, vocabulary: int) -> Error:
+    logits = 4 * Source(device)(17, vocabulary)
+    logits[2, ::3] = 30.0  # several are the largest
+    with poisoned():
+        found = GpuOps().summary(logits)
+    expected = logits.cpu().numpy()
+    if not np.array_equal(found.tokens, expected.argmax(-1)) or not np.array_equal(found.best, expected.max(-1)):
+        raise ValueError("another token is the largest")
+    return Error.of(torch.from_numpy(found.normal), torch.logsumexp(logits.double(), -1).cpu())
+
+
+def draws(device: torch.device, vocabulary: int, temperature: float, min_p: float) -> Error:
+    """By how much what was drawn lies below the largest, scaled logits and noise in float64: where two are as good as
+    equal, float32 may take the other.
+    """
+    logits, n = 4 * Source(device)(17, vocabulary), 64
+    rows = np.arange(n) % len(logits)
+    keys = row_keys(np.arange(n, dtype=np.uint64), np.zeros(n, np.int64), np.arange(n))
+    wanted = Draws(rows, keys, np.full(n, temperature), np.full(n, min_p), np.zeros(n, np.int64), np.ones(n))
+    with poisoned():
+        found = torch.from_numpy(GpuOps().draw(logits, wanted))
+    chosen = torch.from_numpy(keys)
+    if not ((found >= 0) & (found < vocabulary)).all():
+        raise ValueError("a token that is none was drawn")
+    noisy = truth.noisy(logits.cpu()[torch.from_numpy(rows)], chosen, temperature, min_p)
+    drawn = noisy.gather(1, found[:, None])[:, 0]
+    return Error.of(drawn, noisy.amax(-1))

@@ -1,0 +1,121 @@
+"""How fast the other kernels are: bytes that they must read and write, a second."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.gpu.attention_speed import DIM, HEADS, KV_HEADS, PAGE
+from bench.gpu.bench import Bench
+from bench.gpu.check_parts import Noted
+from bench.gpu.memory import free
+from bench.gpu.pages import Book
+from bench.gpu.report import Table
+from bench.gpu.timing import Work, seconds_of
+from cache_manager.layout import KVLayout
+from model.attention.triton import TritonAttention
+from model.blocks import Step
+from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
+from model.gpu.sampler import GpuOps
+from model.layers import silu
+from model.rope import Rope, frequencies
+from model.sampling.random import row_keys
+from model.sampling.sampler import Draws
+
+HIDDEN, INNER, VOCABULARY, ROWS = 4096, 14336, 128_256, 256  # of an 8B Llama; rows of logits
+TOKENS = 2**14
+A_PART = 3.0  # seconds
+
+Made = tuple[float, Work]
+"""Bytes of a call, and the call."""
+
+
+def parts_speed(bench: Bench) -> None:
+    table = Table("other kernels, speed", {
+        "kernel": "", "MB": ",.0f", "ms": ".4f", "spread": ".0%", "GB/s": ",.0f", "of copy": ".0%",
+    })  # fmt: skip
+    table.notes.append(f"{TOKENS:,} tokens of an 8B Llama, bfloat16: more than L2 holds. The sampler's time has its "
+                       f"wait for the result in it ({ROWS} rows of {VOCABULARY:,}).")  # fmt: skip
+    with torch.inference_mode():
+        for name, make in PARTS.items():
+            if not bench.budget.allows(A_PART):
+                table.skip(name, bench.budget.why_not(A_PART))
+                continue
+            with table.attempt(name):
+                size, work = make(bench.device)
+                timing = seconds_of(bench.timer, work, 7)
+                rate = size / timing.median
+                table.add(**{
+                    "kernel": name, "MB": size / 1e6, "ms": 1e3 * timing.median, "spread": timing.spread,
+                    "GB/s": rate / 1e9, "of copy": rate / bench.ceilings.copy if bench.ceilings else None,
+                })  # fmt: skip
+                del work
+            free()
+    bench.report.tell(table)
+
+
+def _random(device: torch.device, *shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device=device)
+
+
+def write(device: torch.device, kv: str | None = None) -> Made:
+    """Keys and values as they lie between others, to pages in random places."""
+    book, width = Book.of([TOKENS], PAGE), 1 if kv else 2
+    layout = KVLayout(((0,),), KV_HEADS, DIM, width, PAGE, 4 if kv else 0)
+    attention = TritonAttention(layout, book.pages, HEADS, kv or "bfloat16", device, "bfloat16")
+    plan = attention.plan(book.shape([(0, 0, TOKENS)]))
+    _, keys, values = _random(device, TOKENS, HEADS + 2 * KV_HEADS, DIM).split((HEADS, KV_HEADS, KV_HEADS), 1)
+    read = keys.numel() * 2 * keys.element_size()
+    return read + TOKENS * layout.token_bytes, lambda: attention.write(0, keys, values, plan)
+
+
+def norm(device: torch.device) -> Made:
+    x, weight = _random(device, TOKENS, HIDDEN), _random(device, HIDDEN)
+    kernel = KernelNorm(weight, 1e-5)
+    return 2 * x.nbytes, lambda: kernel(x)
+
+
+def norm_of_sum(device: torch.device) -> Made:
+    x, added, weight = _random(device, TOKENS, HIDDEN), _random(device, TOKENS, HIDDEN), _random(device, HIDDEN)
+    kernel = KernelNorm(weight, 1e-5)
+    return 4 * x.nbytes, lambda: kernel.of_sum(x, added)
+
+
+def rotation(device: torch.device) -> Made:
+    """Of queries and keys, in a layer whose products and attention do nothing."""
+    qkv = _random(device, TOKENS, (HEADS + 2 * KV_HEADS) * DIM)
+    rope = Rope(frequencies(DIM, 10_000.0), TOKENS, torch.bfloat16, device)
+    layer = KernelSelfAttention(0, HEADS, KV_HEADS, DIM, lambda x: x, lambda x: x, rope)
+    step = Step(torch.arange(TOKENS, device=device), Noted(), None)  # type: ignore[arg-type]
+    return 2 * qkv.nbytes * (HEADS + KV_HEADS) / (HEADS + 2 * KV_HEADS), lambda: layer(qkv, step)
+
+
+def gate(device: torch.device) -> Made:
+    gate_up = _random(device, TOKENS, 2 * INNER)
+    kernel = KernelGatedMLP(lambda x: x, lambda x: x, silu)
+    return 1.5 * gate_up.nbytes, lambda: kernel(gate_up)
+
+
+def summary(device: torch.device) -> Made:
+    logits, ops = torch.randn((ROWS, VOCABULARY), device=device), GpuOps()
+    return logits.nbytes, lambda: ops.summary(logits)
+
+
+def draw(device: torch.device) -> Made:
+    logits, ops, none = torch.randn((ROWS, VOCABULARY), device=device), GpuOps(), np.zeros(ROWS, np.int64)
+    keys = row_keys(np.arange(ROWS, dtype=np.uint64), none, none)
+    draws = Draws(np.arange(ROWS), keys, np.ones(ROWS), np.zeros(ROWS), none, np.ones(ROWS))
+    return logits.nbytes, lambda: ops.draw(logits, draws)
+
+
+PARTS: dict[str, Callable[[torch.device], Made]] = {
+    "KV write, bfloat16": write,
+    "KV write, fp8": lambda device: write(device, "fp8"),
+    "norm": norm,
+    "norm of a sum": norm_of_sum,
+    "rotation of queries and keys": rotation,
+    "gate": gate,
+    "sampler: summary": summary,
+    "sampler: draw": draw,
+}

@@ -1,0 +1,189 @@
+"""What was found: tables that are Markdown and JSON, and goals."""
+
+import json
+import math
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu.memory import free
+
+WRONG = "WRONG"  # with which the verdict on what is not right begins
+CELL = 300  # characters of an error's message
+BEGAN = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Progress, on standard error."""
+    print(f"[{time.monotonic() - BEGAN:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class Table:
+    """columns: how each is formatted, by name; the first one names the row. A row lacks what was not measured; one that
+    failed has the key "failed", one for which there was no time, or no memory, "skipped". notes: lines below it.
+    """
+
+    title: str
+    columns: Mapping[str, str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, **values: Any) -> None:
+        """Raises KeyError for a column that there is not."""
+        if unknown := values.keys() - self.columns.keys() - {"failed", "skipped"}:
+            raise KeyError(f"{self.title!r} has no columns {sorted(unknown)}")
+        self.rows.append(values)
+        say(f"{self.title}: {', '.join(f'{name} {self._cell(values, name)}' for name in self.columns)}")
+
+    def skip(self, name: str, why: str) -> None:
+        self._blank(name, "skipped", why)
+
+    @contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """What is raised inside becomes a row that says so, and the device memory that it held is given back."""
+        try:
+            yield
+        except Exception as error:  # whatever it is, the others are still measured
+            traceback.print_exc()
+            self._blank(name, "failed", told(error))
+        else:
+            return
+        free()
+
+    def _blank(self, name: str, key: str, text: str) -> None:
+        self.rows.append({next(iter(self.columns)): name, key: text})
+        say(f"{self.title}: {name} {key}: {text}")
+
+    def markdown(self) -> str:
+        lines = [f"### {self.title}", "", f"| {' | '.join(self.columns)} |", "|---" * len(self.columns) + "|"]
+        for row in self.rows:
+            cells = [self._cell(row, name) for name in self.columns]
+            why = [f"{key}: {_inline(row[key])}" for key in ("failed", "skipped") if key in row]
+            lines.append(f"| {' | '.join([cells[0], *why, *cells[1 + len(why) :]])} |")
+        if not self.rows:
+            lines.append("| nothing was measured |")
+        return "\n".join([*lines, *("" if i == 0 else note for i, note in enumerate(["", *self.notes])), ""])
+
+    def _cell(self, row: Mapping[str, Any], name: str) -> str:
+        value = row.get(name)
+        if value is None:
+            return ""
+        form = self.columns[name]
+        return _inline(str(value)) if isinstance(value, str) else format(value, form)
+
+
+GOALS = {
+    "decode attention, 64 MiB of KV a layer and more, of the copy bandwidth": 0.75,
+    "decode step of an 8B model at batch 1, of the floor of weights and KV": 0.80,
+    "prefill of an 8B model, of the matrix rate": 0.60,
+}
+ATTENTION_GOAL, STEP_GOAL, PREFILL_GOAL = GOALS
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One of GOALS. found: None where it was not measured. Met where it is as much as is wanted. about: what it was
+    found on.
+    """
+
+    name: str
+    found: float | None = None
+    about: str = ""
+
+    @staticmethod
+    def least(name: str, parts: Mapping[str, float]) -> "Goal":
+        """parts: by case. The least of them counts."""
+        if not parts:
+            return Goal(name)
+        case = min(parts, key=lambda case: parts[case])
+        met = sum(part >= GOALS[name] for part in parts.values())
+        return Goal(name, parts[case], f"{case}; {met} of {len(parts)} reach it, the best {max(parts.values()):.0%}")
+
+    @property
+    def wanted(self) -> float:
+        return GOALS[self.name]
+
+    @property
+    def verdict(self) -> str:
+        if self.found is None:
+            return "not measured"
+        return "met" if self.found >= self.wanted else "missed"  # NaN is missed
+
+    def line(self) -> str:
+        found = "" if self.found is None else f"{self.found:.0%}"
+        return f"| {self.name} | {self.wanted:.0%} | {found} | {self.verdict} | {self.about} |"
+
+
+@dataclass(slots=True)
+class Report:
+    """facts: of the device and the run. goals: by name. Tables are printed when they are whole."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    goals: dict[str, Goal] = field(default_factory=lambda: {name: Goal(name) for name in GOALS})
+    path: Path | None = None
+
+    def tell(self, *tables: Table) -> None:
+        """Prints, and writes all that there is so far, so that a run that is cut off has told something."""
+        for table in tables:
+            print(table.markdown(), flush=True)
+        self.tables += tables
+        self.write()
+
+    def reached(self, goal: Goal) -> None:
+        self.goals[goal.name] = goal
+
+    def write(self) -> None:
+        if self.path is not None:
+            self.path.write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False))
+
+    def goals_markdown(self) -> str:
+        lines = ["### goals", "", "| goal | wanted | found | verdict | on |", "|---|---|---|---|---|"]
+        return "\n".join([*lines, *(goal.line() for goal in self.goals.values()), ""])
+
+    def as_dict(self) -> dict[str, Any]:
+        goals = [
+            {"name": g.name, "wanted": g.wanted, "found": g.found, "verdict": g.verdict, "on": g.about}
+            for g in self.goals.values()
+        ]
+        tables = [{"title": t.title, "rows": t.rows, "notes": t.notes} for t in self.tables]
+        return _finite({"facts": self.facts, "tables": tables, "goals": goals})
+
+    @property
+    def failures(self) -> list[str]:
+        """What failed, and what was found to be wrong."""
+        return [
+            f"{table.title}: {row[next(iter(table.columns))]}: {row.get('failed', row.get('verdict'))}"
+            for table in self.tables
+            for row in table.rows
+            if "failed" in row or str(row.get("verdict", "")).startswith(WRONG)
+        ]
+
+
+def told(error: BaseException) -> str:
+    """Type and message; the message of memory that ran out is long, its first sentence says it."""
+    message = " ".join(str(error).split())
+    if isinstance(error, torch.OutOfMemoryError):
+        message = message.split(". ")[0]
+    return f"{type(error).__name__}: {message}"[:CELL]
+
+
+def _inline(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())
+
+
+def _finite(value: Any) -> Any:
+    """The same for JSON, which has no numbers for what is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,38 @@
+"""The sections of a run, in order. Each imports what it needs when its turn comes: one that cannot, fails alone."""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from bench.gpu.bench import Bench
+from bench.gpu.memory import free
+from bench.gpu.report import Table, say
+
+SECTIONS = {
+    "ceilings": ("bench.gpu.ceilings", "ceilings", 10.0),
+    "correctness": ("bench.gpu.correctness", "correctness", 20.0),
+    "attention": ("bench.gpu.attention_speed", "attention_speed", 20.0),
+    "parts": ("bench.gpu.parts_speed", "parts_speed", 10.0),
+    "engine": ("bench.gpu.serving", "serving", 20.0),
+    "peers": ("bench.gpu.peers", "peers", 30.0),
+}
+"""By name: module, its function of a `Bench`, and the seconds below which it is not begun."""
+ON_HOST = ("ceilings", "engine", "peers")
+"""Those that a device other than a GPU can run."""
+
+
+def run_sections(bench: Bench, names: Sequence[str]) -> None:
+    for name in SECTIONS:
+        if name not in names:
+            continue
+        module, function, needed = SECTIONS[name]
+        table = Table(f"section {name}", {"what": ""})
+        if not bench.budget.allows(needed):
+            table.skip(name, bench.budget.why_not(needed))
+        else:
+            say(f"--- {name}, {bench.budget.left:.0f} s left")
+            with table.attempt(name):
+                run: Callable[[Bench], None] = getattr(import_module(module), function)
+                run(bench)
+        if table.rows:
+            bench.report.tell(table)
+        free()

@@ -1,0 +1,230 @@
+"""Whole models: decode, prefill and a mixed load, as parts of what the device could do."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu.bench import Bench
+from bench.gpu.engine import Engine, Run
+from bench.gpu.loads import alike, mixed
+from bench.gpu.memory import free, free_device_bytes
+from bench.gpu.models import SHAPES, Costs, place_for, write_checkpoint
+from bench.gpu.report import PREFILL_GOAL, STEP_GOAL, Goal, Table, say
+
+SPARE = 6 * 2**30  # bytes of device memory for all that is neither weights nor KV
+SECONDS, SMALL_SECONDS = 80.0, 25.0  # of a model of 16 GB: to write, load and measure it; of others
+A_ROW = 12.0  # seconds of the longest measurement of a large one
+ROOM = 128  # tokens that a sequence gets beside its context, while others are prefilled and when steps are timed
+LARGE = 2**33  # bytes of weights of a model that the goals are for
+
+
+def serving(bench: Bench) -> None:
+    tables = {
+        "decode": Table("engine, decode", {
+            "model, batch": "", "context": ",.0f", "ms a step": ".3f", "10-90 %": "", "tokens/s": ",.0f",
+            "floor ms": ".3f", "of the floor": ".0%", "host ms": ".2f",
+        }),
+        "prefill": Table("engine, prefill of one prompt", {
+            "model, tokens": "", "ms": ".2f", "spread": ".0%", "tokens/s": ",.0f", "TFLOP/s": ".1f",
+            "of product": ".0%",
+        }),
+        "mixed": Table("engine, mixed load", {
+            "model": "", "tokens/s out": ",.0f", "least-most": "", "tokens/s in + out": ",.0f",
+            "first token ms": ".1f", "90 %": ".1f", "between tokens ms": ".2f", "90 % of them": ".2f",
+        }),
+    }  # fmt: skip
+    explain(tables, bench)
+    for name in bench.sizes.models:
+        shape = SHAPES[name]
+        needed = SECONDS if Costs.of(shape).file > LARGE else SMALL_SECONDS
+        if not bench.budget.allows(needed):
+            for table in tables.values():
+                table.skip(name, bench.budget.why_not(needed))
+            continue
+        with tables["decode"].attempt(name):
+            one_model(bench, name, tables)
+        free()
+    tell_goals(bench, tables)
+    bench.report.tell(*tables.values())
+
+
+def explain(tables: dict[str, Table], bench: Bench) -> None:
+    load = bench.sizes.mixed
+    tables["decode"].notes.append(
+        "Times between the outputs of steps in which every sequence gets a token, two steps in flight. Floor: weights "
+        "and KV at the rate of reading or copying, whichever is higher, or the products at theirs, if that is longer. "
+        "Host: planning, packing and taking in, of a step."
+    )
+    tables["prefill"].notes.append("From the moment that a prompt is sent to its first token. Operations of the causal "
+                                   "half only.")  # fmt: skip
+    tables["mixed"].notes.append(
+        f"{load.requests} requests, {load.prompts[0]}-{load.prompts[1]} tokens in, {load.outputs[0]}-{load.outputs[1]} "
+        f"out; {load.together} at a time, the next is sent where one ends."
+    )
+
+
+def one_model(bench: Bench, name: str, tables: dict[str, Table]) -> None:
+    sizes, shape = bench.sizes, SHAPES[name]
+    costs, vocabulary = Costs.of(shape), shape["vocab_size"]
+    tokens = kv_tokens(bench, costs)
+    began = time.perf_counter()
+    directory = checkpoint(bench, name)
+    written = time.perf_counter()
+    with Engine(
+        directory, bench.device.type, backend(bench.device), tokens * costs.token, max(sizes.batches), sizes.step_tokens
+    ) as engine:
+        tables["decode"].notes.append(
+            f"{name}: {costs.file / 1e9:.2f} GB of weights, written in {written - began:.1f} s, loaded in "
+            f"{time.perf_counter() - written:.1f} s; KV for {tokens:,} tokens."
+        )
+        say(tables["decode"].notes[-1])
+        engine.run(alike(f"{name} warm", vocabulary, 2, min(sizes.prefills), 4))
+        for batch in sizes.batches:
+            case = f"{name}, {batch}"
+            if batch * (sizes.context + ROOM) > tokens:
+                tables["decode"].skip(case, f"KV for {tokens:,} tokens is all that there is memory for")
+            else:
+                row(bench, tables["decode"], case, partial(decode_row, bench, engine, name, batch))
+        for length in sizes.prefills:
+            case = f"{name}, {length:,}"
+            row(bench, tables["prefill"], case, partial(prefill_row, bench, engine, name, length))
+        row(bench, tables["mixed"], name, partial(mixed_row, bench, engine, name))
+
+
+def row(bench: Bench, table: Table, case: str, measured: Callable[[], dict[str, Any]]) -> None:
+    """One of a table, if there is time."""
+    if not bench.budget.allows(A_ROW):
+        table.skip(case, bench.budget.why_not(A_ROW))
+        return
+    with table.attempt(case):
+        table.add(**measured())
+
+
+def backend(device: torch.device) -> str:
+    return "triton" if device.type == "cuda" else "auto"
+
+
+def checkpoint(bench: Bench, name: str) -> Path:
+    """Written once in a run."""
+    if name not in bench.checkpoints:
+        place = place_for(Costs.of(SHAPES[name]).file)
+        bench.places.append(place)
+        bench.checkpoints[name] = write_checkpoint(place, SHAPES[name], bench.device)
+    return bench.checkpoints[name]
+
+
+def kv_tokens(bench: Bench, costs: Costs) -> int:
+    """As many as the largest batch and the longest prompt want, or as there is memory for."""
+    sizes = bench.sizes
+    wanted = max(max(sizes.batches) * (sizes.context + ROOM), max(sizes.prefills) * 2)
+    free_bytes = free_device_bytes(bench.device)
+    if free_bytes is None:
+        return wanted
+    return max(2 * max(sizes.prefills), min(wanted, (free_bytes - costs.file - SPARE) // costs.token))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSteps:
+    """seconds: of each timed step. context: tokens that each sequence has on the average, the new one too. overheads:
+    seconds of the host, by step.
+    """
+
+    seconds: list[float]
+    context: float
+    overheads: list[float]
+
+
+def decode_steps(run: Run, batch: int, prompt: int) -> DecodeSteps:
+    """Those in which all sequences got a token, as in the step before. Raises RuntimeError where there were none."""
+    whole = [len(moment.attempts) == batch for moment in run.moments]
+    given = list(itertools.accumulate(len(moment.attempts) for moment in run.moments))
+    # The first of them is left out, in which the last prompt may have been computed, and the second, begun beside it.
+    chosen = [i for i in range(3, len(whole)) if all(whole[i - 3 : i + 1])]
+    if not chosen:
+        raise RuntimeError(f"there was no step in which all of {batch} sequences got a token")
+    seconds = [run.moments[i].at - run.moments[i - 1].at for i in chosen]
+    context = prompt + statistics.mean(given[i] for i in chosen) / batch
+    return DecodeSteps(seconds, context, [run.moments[i].overhead for i in chosen])
+
+
+def decode_row(bench: Bench, engine: Engine, name: str, batch: int) -> dict[str, Any]:
+    sizes, costs = bench.sizes, Costs.of(SHAPES[name])
+    steps_of_prompts = -(-batch * sizes.context // sizes.step_tokens)
+    outputs = sizes.steps + steps_of_prompts + 4
+    asked = alike(f"{name} {batch}", SHAPES[name]["vocab_size"], batch, sizes.context, outputs)
+    found = decode_steps(engine.run(asked), batch, sizes.context)
+    median = statistics.median(found.seconds)
+    ordered = sorted(found.seconds)
+    row = {
+        "model, batch": f"{name}, {batch}", "context": found.context, "ms a step": 1e3 * median,
+        "10-90 %": f"{1e3 * ordered[len(ordered) // 10]:.3f}-{1e3 * ordered[len(ordered) * 9 // 10]:.3f}",
+        "tokens/s": batch / median, "host ms": 1e3 * statistics.median(found.overheads),
+    }  # fmt: skip
+    if bench.ceilings is None:
+        return row
+    contexts = batch * found.context
+    floor = max(
+        costs.step_bytes(contexts) / bench.ceilings.memory,
+        costs.decode_operations(batch, contexts) / bench.ceilings.multiply,
+    )
+    return row | {"floor ms": 1e3 * floor, "of the floor": floor / median}
+
+
+def prefill_row(bench: Bench, engine: Engine, name: str, length: int) -> dict[str, Any]:
+    costs, taken = Costs.of(SHAPES[name]), []
+    for turn in range(bench.sizes.rounds + 1):
+        asked = alike(f"{name} {length} {turn}", SHAPES[name]["vocab_size"], 1, length, 1)
+        taken.append(engine.run(asked).seconds)
+    taken = taken[1:]
+    median = statistics.median(taken)
+    rate = costs.prefill_operations(length) / median
+    return {
+        "model, tokens": f"{name}, {length:,}", "ms": 1e3 * median, "spread": (max(taken) - min(taken)) / median,
+        "tokens/s": length / median, "TFLOP/s": rate / 1e12,
+        "of product": rate / bench.ceilings.multiply if bench.ceilings else None,
+    }  # fmt: skip
+
+
+def mixed_row(bench: Bench, engine: Engine, name: str) -> dict[str, Any]:
+    load, rates, ins = bench.sizes.mixed, [], []
+    first: list[float] = []
+    between: list[float] = []
+    for turn in range(bench.sizes.rounds // 2 + 1):
+        asked = mixed(f"{name} mixed {turn}", SHAPES[name]["vocab_size"], load)
+        run = engine.run(asked, load.together)
+        if turn == 0:
+            continue  # it compiles and captures what is there for the first time
+        rates.append(sum(one.tokens for one in asked) / run.seconds)
+        ins.append(sum(one.tokens + len(one.prompt) for one in asked) / run.seconds)
+        first += [1e3 * (times[0] - sent) for times, sent in zip(run.times, run.sent, strict=True)]
+        between += [1e3 * gap for times in run.times for gap in gaps(times)]
+    return {
+        "model": name, "tokens/s out": statistics.median(rates), "least-most": f"{min(rates):,.0f}-{max(rates):,.0f}",
+        "tokens/s in + out": statistics.median(ins), "first token ms": statistics.median(first),
+        "90 %": sorted(first)[len(first) * 9 // 10], "between tokens ms": statistics.median(between),
+        "90 % of them": sorted(between)[len(between) * 9 // 10],
+    }  # fmt: skip
+
+
+def gaps(times: list[float]) -> Iterator[float]:
+    return (later - earlier for earlier, later in itertools.pairwise(times))
+
+
+def tell_goals(bench: Bench, tables: dict[str, Table]) -> None:
+    """Those for the largest model, if it is large."""
+    name = bench.sizes.models[0]
+    if Costs.of(SHAPES[name]).file < LARGE:
+        return
+    steps = {row["model, batch"]: row["of the floor"] for row in tables["decode"].rows if "of the floor" in row}
+    prompts = {row["model, tokens"]: row["of product"] for row in tables["prefill"].rows if row.get("of product")}
+    alone = {case: part for case, part in steps.items() if case == f"{name}, 1"}
+    whole = {case: part for case, part in prompts.items() if case.startswith(name)}
+    bench.report.reached(Goal.least(STEP_GOAL, alone))
+    bench.report.reached(Goal.least(PREFILL_GOAL, whole))
