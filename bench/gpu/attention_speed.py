@@ -28,6 +28,9 @@ DECODES = (
 )  # fmt: skip
 """MiB of KV a layer, sequences."""
 FLEX_DECODES = frozenset([(64, 16), (1024, 64)])  # each takes many seconds to compile
+SHARED = ((2048, 32), (8192, 32), (8192, 128))
+"""Tokens of a prompt that all have, sequences; each goes on for as many tokens as OWN."""
+OWN = 128
 PREFILLS = (2048, 8192)
 A_DECODE, A_PREFILL = 6.0, 12.0  # seconds
 COLUMNS = {"case": "", "ms": ".4f", "spread": ".0%"}
@@ -107,6 +110,7 @@ def attention_speed(bench: Bench) -> None:
         large = {f"{name}, KV in {kv}": part for (_, parts), kv in zip(found, ("bfloat16", "fp8"), strict=True)
                  for name, part in parts.items()}  # fmt: skip
         bench.report.reached(Goal.least(ATTENTION_GOAL, large))
+        bench.report.tell(shared_table(bench))
         bench.report.tell(prefill_table(bench))
 
 
@@ -152,6 +156,42 @@ def decode_times(bench: Bench, case: Decodes, flex: bool) -> dict[str, Timing | 
         if flex:
             works["flex"] = flex_decode(queries, stores)
     return measure(bench.timer, works, 7)
+
+
+def shared_table(bench: Bench) -> Table:
+    table = Table("decode attention after one prompt, bfloat16", COLUMNS | {"alone": ".4f", "times alone": ".2f"})
+    table.notes.append(
+        f"So many sequences go on from one prompt, with {OWN} tokens of their own each. alone: ms, the same where each "
+        "has a copy of the prompt on its own pages."
+    )
+    for shared, batch in SHARED:
+        name = f"{shared:,} tokens, {batch} sequences"
+        if not bench.budget.allows(A_DECODE):
+            table.skip(name, bench.budget.why_not(A_DECODE))
+            continue
+        with table.attempt(name):
+            times = measure(bench.timer, shared_works(bench, shared, batch), 7)
+            mine, alone = own(times), times["alone"]
+            row: dict[str, object] = {"case": name, "ms": 1e3 * mine.median, "spread": mine.spread}
+            if isinstance(alone, Timing):
+                row |= {"alone": 1e3 * alone.median, "times alone": alone.median / mine.median}
+            table.add(**row)
+            table.notes += complaints(name, times)
+        free()
+    return table
+
+
+def shared_works(bench: Bench, shared: int, batch: int) -> dict[str, Work]:
+    """One after the other on the same pool, whose numbers do not matter here."""
+    tokens = shared + OWN
+    book = Book.of([tokens] * batch, PAGE)
+    attention = filled(book, 1, batch, tokens, None, bench.device)
+    slices = [(i, tokens - 1, 1) for i in range(batch)]
+    together = book.sharing(range(batch), shared // PAGE)
+    return {
+        "": ours(attention, together, slices, 1, bench.device),
+        "alone": ours(attention, book, slices, 1, bench.device),
+    }
 
 
 def prefill_table(bench: Bench) -> Table:

@@ -45,14 +45,15 @@ def attention_table(bench: Bench, cases: Sequence[Case], lengths: Lengths, least
         "Tokens in the cache + of the step: "
         + ", ".join(f"{before} + {now}" for before, now in lengths)
         + ". Results and pages that nobody has are NaN beforehand. Right: within both tolerances, pages hold what was "
-        "written and nothing else, and a decode has the same bits alone, among decodes and beside prefills."
+        "written and nothing else, and a decode has the same bits alone, among decodes and beside prefills (but where "
+        "many share their first keys)."
     )
     for case in cases:
         if bench.budget.left < least + A_CASE:
             table.skip(case.name, "the time for this section is up")
             continue
         with table.attempt(case.name):
-            found = check(case, lengths, bench.device)
+            found = check(case, case.lengths or lengths, bench.device)
             errors = {kind: error.most for kind, error in found.parts.items()}
             table.add(**errors, **{
                 "case": case.name, "allowed": found.allowed.most, "may be": found.allowed.whole,

@@ -16,7 +16,6 @@ from model.errors import CheckpointError
 from model.multimodal import KINDS, NANO
 from model.tensors import ProductMaker, Renamed, Tensors
 from model.vision.encoder import VisionEncoder
-from model.vision.loading import load_encoder
 from model.weights import Checkpoint
 
 log = logging.getLogger("quire.model")
@@ -84,6 +83,10 @@ def build_model(config: ModelConfig, tensors: Tensors) -> Decoder:
         raise CheckpointError(f"architecture {config.architecture!r} is not supported yet; supported: {known}")
     text = _text_tensors(tensors) if config.architecture in KINDS else tensors
     decoder = load(replace(config, architecture=architecture), text)
+    if config.vision is None:
+        return decoder
+    from model.vision.loading import load_encoder  # here: it needs Pillow, a model of text does not
+
     return replace(decoder, vision=load_encoder(config, tensors.plain()))
 
 

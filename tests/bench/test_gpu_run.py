@@ -33,8 +33,8 @@ SIZES = Sizes(
 )  # fmt: skip
 INSTALLED = "torch,triton,numpy,safetensors,transformers,grpcio,protobuf,prometheus-client"
 """What a machine for GPUs is sure to have."""
-NEEDED_BY_MODELS = "psutil,pillow"
-"""What `model` imports before it loads any model."""
+NEEDED_BY_MODELS = "psutil"
+"""What an engine on the CPU asks how much memory is free."""
 
 
 @pytest.fixture

@@ -21,12 +21,13 @@ def test_attention(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("HEADS", 4), ("KV_HEADS", 2), ("DIM", 32), ("MEGABYTE", 1024), ("ROTATED", 128 * 1024), ("GOAL_FROM", 64),
         ("DECODES", ((8, 1), (64, 4))), ("FLEX_DECODES", frozenset([(64, 4)])), ("PREFILLS", (48,)),
+        ("SHARED", ((32, 9),)), ("OWN", 16),
     ):  # fmt: skip
         monkeypatch.setattr(attention_speed, name, value)
     monkeypatch.setattr(attention_speed, "flex_decode", lambda queries, stores: lambda: 1 / 0)
     monkeypatch.setattr(attention_speed, "flex_prefill", lambda queries, stores: lambda: None)
     attention_speed.attention_speed(bench)
-    plain, eight, prefill = bench.report.tables
+    plain, eight, shared, prefill = bench.report.tables
     assert [row["case"] for row in plain.rows] == ["8 MiB: 1 x 32", "64 MiB: 4 x 64"]
     assert [row["case"] for row in eight.rows] == ["8 MiB: 1 x 56", "64 MiB: 4 x 113"]
     for row in plain.rows:
@@ -34,6 +35,9 @@ def test_attention(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["of copy"] == row["GB/s"]
         assert row["times SDPA"] == pytest.approx(row["SDPA"] / row["ms"])
     assert "flex failed on 64 MiB: 4 x 64: ZeroDivisionError: division by zero" in plain.notes
+    (row,) = shared.rows
+    assert row["case"] == "32 tokens, 9 sequences"
+    assert row["times alone"] == pytest.approx(row["alone"] / row["ms"])
     (row,) = prefill.rows
     assert row["TFLOP/s"] == pytest.approx(4 * 4 * 32 * 48 * 49 / 2 / row["ms"] / 1e9)
     assert set(row) == {"case", "ms", "spread", "SDPA", "flex", "times SDPA", "TFLOP/s", "of product"}
