@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu import sections, truth
-from bench.gpu.bench import Bench
-from bench.gpu.budget import Budget
-from bench.gpu.engine import Moment, Run
-from bench.gpu.loads import alike, mixed
-from bench.gpu.models import SHAPES, Costs
-from bench.gpu.pages import Book
-from bench.gpu.report import ATTENTION_GOAL, GOALS, Goal, Report, Table
-from bench.gpu.serving import decode_steps
-from bench.gpu.sizes import HOST, Mixed
-from bench.gpu.timing import DeviceTimer, HostTimer, Timing, measure
-from bench.gpu.truth import Error, Tolerance
+from bench.on_gpu import sections, truth
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.budget import Budget
+from bench.on_gpu.engine import Moment, Run
+from bench.on_gpu.loads import alike, mixed
+from bench.on_gpu.models import SHAPES, Costs
+from bench.on_gpu.pages import Book
+from bench.on_gpu.report import ATTENTION_GOAL, GOALS, Goal, Report, Table
+from bench.on_gpu.serving import decode_steps
+from bench.on_gpu.sizes import HOST, Mixed
+from bench.on_gpu.timing import DeviceTimer, HostTimer, Timing, measure
+from bench.on_gpu.truth import Error, Tolerance
 from model.kv_pool import _to_eight_bit as to_eight_bit
 from tests.model.test_attention import plain_attention
 
@@ -247,11 +247,11 @@ def test_steps_of_decodes_are_those_with_nothing_else_in_them() -> None:
 
 def test_a_section_that_cannot_run_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Bench] = []
-    monkeypatch.setattr("bench.gpu.budget.good", ran.append, raising=False)
+    monkeypatch.setattr("bench.on_gpu.budget.good", ran.append, raising=False)
     monkeypatch.setattr(
         sections, "SECTIONS",
-        {"a": ("bench.gpu.no_such", "a", 1.0), "long": ("bench.gpu.budget", "good", 1e6),
-         "c": ("bench.gpu.budget", "good", 1.0)},
+        {"a": ("bench.on_gpu.no_such", "a", 1.0), "long": ("bench.on_gpu.budget", "good", 1e6),
+         "c": ("bench.on_gpu.budget", "good", 1.0)},
     )  # fmt: skip
     bench = bench_of()
     sections.run_sections(bench, ["a", "long", "c"])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.ceilings import BLOCK, EACH
-from bench.gpu.kernels import nothing, read_blocks
+from bench.on_gpu.ceilings import BLOCK, EACH
+from bench.on_gpu.kernels import nothing, read_blocks
 from tests.model.gpu.ahead import compile_for
 
 ROOT = Path(__file__).parents[2]

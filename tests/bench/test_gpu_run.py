@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from bench import shapes
-from bench.gpu import models
-from bench.gpu.__main__ import remove, run
-from bench.gpu.engine import Engine
-from bench.gpu.loads import Asked
-from bench.gpu.models import Costs, write_checkpoint
-from bench.gpu.sizes import Mixed, Sizes
+from bench.gpu import remove, run
+from bench.on_gpu import models
+from bench.on_gpu.engine import Engine
+from bench.on_gpu.loads import Asked
+from bench.on_gpu.models import Costs, write_checkpoint
+from bench.on_gpu.sizes import Mixed, Sizes
 from model.config import read_config
 from model.loading import load
 from model.settings import ModelSettings
@@ -149,7 +149,9 @@ def test_what_has_to_be_installed() -> None:
 
 @pytest.mark.slow
 def test_sections_that_need_no_model_import_nothing_else() -> None:
-    sections = "bench.gpu.correctness,bench.gpu.attention_speed,bench.gpu.parts_speed,bench.gpu.transformers_side"
+    sections = (
+        "bench.on_gpu.correctness,bench.on_gpu.attention_speed,bench.on_gpu.parts_speed,bench.on_gpu.transformers_side"
+    )
     code = f"import importlib; [importlib.import_module(name) for name in {sections.split(',')!r}]"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; from tests.bench.blocked import Blocked, wanted_by; "

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu import check_attention, check_parts
-from bench.gpu.bench import Bench
-from bench.gpu.budget import Budget
-from bench.gpu.check_attention import Case, Verdict, check
-from bench.gpu.correctness import correctness
-from bench.gpu.report import Report
-from bench.gpu.sizes import HOST
-from bench.gpu.timing import HostTimer
+from bench.on_gpu import check_attention, check_parts
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.budget import Budget
+from bench.on_gpu.check_attention import Case, Verdict, check
+from bench.on_gpu.correctness import correctness
+from bench.on_gpu.report import Report
+from bench.on_gpu.sizes import HOST
+from bench.on_gpu.timing import HostTimer
 from model.attention.triton import TritonAttention
 from model.gpu.parts import KernelNorm
 from tests.model.gpu.kernels.device import DEVICE

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from bench.gpu import attention_speed, ceilings, parts_speed
-from bench.gpu.bench import Bench, Ceilings
-from bench.gpu.budget import Budget
-from bench.gpu.report import ATTENTION_GOAL, Report
-from bench.gpu.sizes import HOST
-from bench.gpu.timing import HostTimer
+from bench.on_gpu import attention_speed, ceilings, parts_speed
+from bench.on_gpu.bench import Bench, Ceilings
+from bench.on_gpu.budget import Budget
+from bench.on_gpu.report import ATTENTION_GOAL, Report
+from bench.on_gpu.sizes import HOST
+from bench.on_gpu.timing import HostTimer
 from tests.model.gpu.kernels.device import DEVICE
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.gpu import truth
-from bench.gpu.pages import Book, Slices, picked, poisoned
-from bench.gpu.truth import Error, Tolerance
+from bench.on_gpu import truth
+from bench.on_gpu.pages import Book, Slices, picked, poisoned
+from bench.on_gpu.truth import Error, Tolerance
 from cache_manager.layout import KVLayout
 from model.attention.triton import TritonAttention
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu.loads import Asked
-from bench.gpu.memory import free
+from bench.on_gpu.loads import Asked
+from bench.on_gpu.memory import free
 
 MEMORY = 0.5  # of what the device has left, for its cache: another engine has its own
 PATIENCE = 120.0  # seconds without a request that ends

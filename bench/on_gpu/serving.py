@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from bench.gpu.bench import Bench
-from bench.gpu.engine import Engine, Run
-from bench.gpu.loads import alike, mixed
-from bench.gpu.memory import free, free_device_bytes
-from bench.gpu.models import SHAPES, Costs, place_for, write_checkpoint
-from bench.gpu.report import PREFILL_GOAL, STEP_GOAL, Goal, Table, say
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.engine import Engine, Run
+from bench.on_gpu.loads import alike, mixed
+from bench.on_gpu.memory import free, free_device_bytes
+from bench.on_gpu.models import SHAPES, Costs, place_for, write_checkpoint
+from bench.on_gpu.report import PREFILL_GOAL, STEP_GOAL, Goal, Table, say
 
 SPARE = 6 * 2**30  # bytes of device memory for all that is neither weights nor KV
 SECONDS, SMALL_SECONDS = 80.0, 25.0  # of a model of 16 GB: to write, load and measure it; of others

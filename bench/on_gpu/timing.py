@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.gpu.report import told
+from bench.on_gpu.report import told
 
 Work = Callable[[], object]
 BURST = 2e-3  # seconds of a burst, if so few calls make it: beside it what an event and a start take is nothing

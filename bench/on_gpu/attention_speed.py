@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.gpu.bench import Bench
-from bench.gpu.flex import flex_decode, flex_prefill
-from bench.gpu.memory import free
-from bench.gpu.pages import Book, Slices
-from bench.gpu.report import ATTENTION_GOAL, Goal, Table
-from bench.gpu.timing import Timing, Work, measure
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.flex import flex_decode, flex_prefill
+from bench.on_gpu.memory import free
+from bench.on_gpu.pages import Book, Slices
+from bench.on_gpu.report import ATTENTION_GOAL, Goal, Table
+from bench.on_gpu.timing import Timing, Work, measure
 from cache_manager.layout import KVLayout
 from model.attention.triton import TritonAttention
 

@@ -12,8 +12,8 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.gpu.loads import Asked
-from bench.gpu.memory import free
+from bench.on_gpu.loads import Asked
+from bench.on_gpu.memory import free
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.settings import EngineConfig

@@ -5,7 +5,7 @@ from itertools import cycle
 
 from torch import Tensor
 
-from bench.gpu.timing import Work
+from bench.on_gpu.timing import Work
 
 SHAPES = 64  # that may be compiled: torch stops at 8 otherwise, and goes on without
 

@@ -14,17 +14,20 @@ import sys
 import threading
 from pathlib import Path
 
+if not __package__:  # run as a file: beside it lie benches that are named as what they measure
+    sys.path[0] = str(Path(__file__).parents[1])
+
 import model  # noqa: F401 - before torch: it says how OpenMP's threads wait
 
 import torch  # isort: skip
 
-from bench.gpu.bench import Bench
-from bench.gpu.budget import Budget
-from bench.gpu.device import facts, head
-from bench.gpu.report import Report, say
-from bench.gpu.sections import ON_HOST, SECTIONS, run_sections
-from bench.gpu.sizes import Sizes, sizes_for
-from bench.gpu.timing import timer_of
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.budget import Budget
+from bench.on_gpu.device import facts, head
+from bench.on_gpu.report import Report, say
+from bench.on_gpu.sections import ON_HOST, SECTIONS, run_sections
+from bench.on_gpu.sizes import Sizes, sizes_for
+from bench.on_gpu.timing import timer_of
 
 GRACE = 60.0  # seconds beyond its time after which a run that hangs is ended
 

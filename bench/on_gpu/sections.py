@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from bench.gpu.bench import Bench
-from bench.gpu.memory import free
-from bench.gpu.report import Table, say
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.memory import free
+from bench.on_gpu.report import Table, say
 
 SECTIONS = {
-    "ceilings": ("bench.gpu.ceilings", "ceilings", 10.0),
-    "correctness": ("bench.gpu.correctness", "correctness", 20.0),
-    "attention": ("bench.gpu.attention_speed", "attention_speed", 20.0),
-    "parts": ("bench.gpu.parts_speed", "parts_speed", 10.0),
-    "engine": ("bench.gpu.serving", "serving", 20.0),
-    "peers": ("bench.gpu.peers", "peers", 30.0),
+    "ceilings": ("bench.on_gpu.ceilings", "ceilings", 10.0),
+    "correctness": ("bench.on_gpu.correctness", "correctness", 20.0),
+    "attention": ("bench.on_gpu.attention_speed", "attention_speed", 20.0),
+    "parts": ("bench.on_gpu.parts_speed", "parts_speed", 10.0),
+    "engine": ("bench.on_gpu.serving", "serving", 20.0),
+    "peers": ("bench.on_gpu.peers", "peers", 30.0),
 }
 """By name: module, its function of a `Bench`, and the seconds below which it is not begun."""
 ON_HOST = ("ceilings", "engine", "peers")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu.memory import free
+from bench.on_gpu.memory import free
 
 WRONG = "WRONG"  # with which the verdict on what is not right begins
 CELL = 300  # characters of an error's message

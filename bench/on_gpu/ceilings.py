@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
-from bench.gpu.bench import Bench, Ceilings
-from bench.gpu.kernels import nothing, read_blocks
-from bench.gpu.report import Table, say
-from bench.gpu.sizes import Sizes
-from bench.gpu.timing import HostTimer, Timer, Timing, Work, seconds_of
+from bench.on_gpu.bench import Bench, Ceilings
+from bench.on_gpu.kernels import nothing, read_blocks
+from bench.on_gpu.report import Table, say
+from bench.on_gpu.sizes import Sizes
+from bench.on_gpu.timing import HostTimer, Timer, Timing, Work, seconds_of
 
 BLOCK, EACH = 2048, 8  # numbers that a program reads at once, and how often
 LAUNCHES = 1000

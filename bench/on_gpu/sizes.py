@@ -17,7 +17,7 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """copied: bytes. products: rows, inner, columns of each. models: names of `bench.gpu.models`, the largest first.
+    """copied: bytes. products: rows, inner, columns of each. models: names of `bench.on_gpu.models`, the largest first.
     batches: of decodes with contexts of `context` tokens, of which `steps` steps are timed. prefills: tokens of each.
     step_tokens: of a step. mixed: one load, peers: another, which a second engine gets too. rounds: of each.
     """

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.gpu import truth
-from bench.gpu.check_attention import Case, Pool
-from bench.gpu.pages import picked, poisoned
-from bench.gpu.truth import Error, Tolerance
+from bench.on_gpu import truth
+from bench.on_gpu.check_attention import Case, Pool
+from bench.on_gpu.pages import picked, poisoned
+from bench.on_gpu.truth import Error, Tolerance
 from model.blocks import Step
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.sampler import GpuOps

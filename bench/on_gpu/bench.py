@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.budget import Budget
-from bench.gpu.report import Report
-from bench.gpu.sizes import Sizes
-from bench.gpu.timing import Timer
+from bench.on_gpu.budget import Budget
+from bench.on_gpu.report import Report
+from bench.on_gpu.sizes import Sizes
+from bench.on_gpu.timing import Timer
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.gpu.bench import Bench
-from bench.gpu.check_attention import CASES, LENGTHS, Case, Lengths, check
-from bench.gpu.check_parts import checks
-from bench.gpu.report import WRONG, Table
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.check_attention import CASES, LENGTHS, Case, Lengths, check
+from bench.on_gpu.check_parts import checks
+from bench.on_gpu.report import WRONG, Table
 
 A_CASE = 8.0  # seconds of one case of attention, whose kernels are compiled first
 DTYPES = ("bfloat16", "float16", "float32")

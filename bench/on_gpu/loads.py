@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from bench.gpu.sizes import Mixed
+from bench.on_gpu.sizes import Mixed
 
 LOWEST = 300  # ids below may be special
 

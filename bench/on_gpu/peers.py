@@ -3,14 +3,14 @@
 import statistics
 from typing import Any
 
-from bench.gpu.bench import Bench
-from bench.gpu.engine import Engine
-from bench.gpu.loads import Asked, mixed
-from bench.gpu.memory import free, free_device_bytes
-from bench.gpu.models import SHAPES, Costs
-from bench.gpu.report import Table, say
-from bench.gpu.serving import LARGE, SPARE, backend, checkpoint
-from bench.gpu.transformers_side import Transformers
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.engine import Engine
+from bench.on_gpu.loads import Asked, mixed
+from bench.on_gpu.memory import free, free_device_bytes
+from bench.on_gpu.models import SHAPES, Costs
+from bench.on_gpu.report import Table, say
+from bench.on_gpu.serving import LARGE, SPARE, backend, checkpoint
+from bench.on_gpu.transformers_side import Transformers
 
 SECONDS, SMALL_SECONDS = 100.0, 50.0  # of a model of 16 GB, and of others
 

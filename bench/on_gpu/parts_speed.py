@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.gpu.attention_speed import DIM, HEADS, KV_HEADS, PAGE
-from bench.gpu.bench import Bench
-from bench.gpu.check_parts import Noted
-from bench.gpu.memory import free
-from bench.gpu.pages import Book
-from bench.gpu.report import Table
-from bench.gpu.timing import Work, seconds_of
+from bench.on_gpu.attention_speed import DIM, HEADS, KV_HEADS, PAGE
+from bench.on_gpu.bench import Bench
+from bench.on_gpu.check_parts import Noted
+from bench.on_gpu.memory import free
+from bench.on_gpu.pages import Book
+from bench.on_gpu.report import Table
+from bench.on_gpu.timing import Work, seconds_of
 from cache_manager.layout import KVLayout
 from model.attention.triton import TritonAttention
 from model.blocks import Step
