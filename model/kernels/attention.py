@@ -2,7 +2,8 @@
 
 A piece of work is a few tokens of one sequence, some of its KV heads, some of its keys. Keys pass in blocks of 16, all
 heads of a block before the next one, so that a page is read in the order in which it lies in memory, and each key is
-read once for all queries that share it.
+read once for all queries that share it. Some blocks go together where all of their keys are seen and no score is
+far above the others: the same sums in the same order, with less to load and store in between.
 
 Softmax is the online form (Milakov and Gimelshein, 2018) in base 2. The number that weights are relative to changes
 only when a score is more than 2^8 times above it, which is rare (FlashAttention 4 does likewise); it, and so every bit
@@ -46,6 +47,11 @@ class Shape:
     @property
     def shared(self) -> int:
         return self.heads.shared
+
+    @property
+    def group(self) -> int:
+        """Blocks that go together. For one token keys may come from memory, which likes them in their order."""
+        return 2 if self.tokens == 1 else 4
 
     @property
     def rows(self) -> int:
@@ -92,8 +98,8 @@ def write_attention(shape: Shape) -> Writer:
         pieces, count, first, last = map(code.held, (pieces, count, first, last))
         keys = _Keys(pool, page_size, code.splat(code.real(11)), code.splat(code.real(12)), code.room(2 * h.part_bytes))
         state, whole = _State.of(code, rows, h.dim), _State.of(code, rows, h.dim)
-        scores = code.room(s.rows * LANES * 4)
-        weights = code.room(s.rows * LANES * h.element.size)
+        scores = code.room(s.group * s.rows * LANES * 4)
+        weights = code.room(s.group * s.rows * LANES * h.element.size)
         tail = code.room(h.part_bytes)
         number = code.variable(code.claimed(counter))
         with code.repeat(lambda: number.value < count):
@@ -103,6 +109,10 @@ def write_attention(shape: Shape) -> Writer:
             with code.repeat(lambda: block.value < piece.end):
                 stop = code.smaller((block.value // CHUNK + 1) * CHUNK, piece.end)
                 _reset(code, s, piece, state)
+                if not h.rows:
+                    with code.repeat(lambda stop=stop: block.value + s.group <= stop):
+                        _group(code, s, piece, keys, block.value, state, scores, weights, tail)
+                        block.set(block.value + s.group)
                 with code.loop(block.value, stop) as b:
                     _block(code, s, piece, keys, b, state, scores, weights, tail)
                 with code.loop(0, piece.heads * s.rows) as row:
@@ -189,24 +199,78 @@ def _block(
     if h.rows:
         here = after = keys.tile  # of one head
     else:
-        here, after = (
-            keys.pool + (_slot(code, piece, keys, b * BLOCK) >> 4) * h.block_bytes
-            for b in (block, code.smaller(block + 1, piece.end - 1))
-        )
-    end = code.widened(piece.last_of(s.tokens - 1), INT64)  # keys past this may not have been written
+        here, after = (_place(code, s, piece, keys, b) for b in (block, code.smaller(block + 1, piece.end - 1)))
     with code.loop(0, piece.heads) as head:
         part = (piece.head + head) * (0 if h.rows else 2 * h.part_bytes)
         if h.rows:
             _gather(code, s, piece, keys, block, head)
         mine = state.row(head * s.rows, h.dim)
         _scores(code, s, piece, head, keys, here + part, after + part, scores)
-        values = code.variable(here + part + h.part_bytes)
-        _softmax(code, s, piece, block, mine, scores, weights, values.value + h.number_bytes)
-        if not h.eight_bit:  # whose numbers are finite, and whose scales only count where a query sees them
-            with code.when((block + 1) * BLOCK > end):
-                _zero_after(code, h, values.value, tail, end - block * BLOCK)
-                values.set(tail)
-        _mix(code, s, mine, values.value, after + part + h.part_bytes, weights)
+        _weigh(code, s, piece, block, mine, here + part, after + part, scores, weights, tail)
+
+
+def _group(
+    code: Code,
+    s: Shape,
+    piece: _Piece,
+    keys: _Keys,
+    block: Value,
+    state: _State,
+    scores: Value,
+    weights: Value,
+    tail: Value,
+) -> None:
+    """All heads of the piece see a group of blocks: what `_block` does for one after the other."""
+    h = s.heads
+    here = [_place(code, s, piece, keys, block + i) for i in range(s.group)]
+    after = [_place(code, s, piece, keys, code.smaller(block + s.group + i, piece.end - 1)) for i in range(s.group)]
+    first, last = (code.widened(bound, INT64) for bound in (piece.first_of(s.tokens - 1), piece.last_of(0)))
+    whole = (first <= block * BLOCK) & (last >= (block + s.group) * BLOCK)
+    with code.loop(0, piece.heads) as head:
+        part = (piece.head + head) * (2 * h.part_bytes)
+        mine = state.row(head * s.rows, h.dim)
+        for i in range(s.group):
+            _scores(code, s, piece, head, keys, here[i] + part, after[i] + part, scores + i * (s.rows * LANES * 4))
+        calm = code.variable(code.integer(0))
+        with code.when(whole):
+            calm.set(code.select(_far_above(code, s, mine, scores), code.integer(0), code.integer(1)))
+        with code.when(calm.value.equals(1)):
+            values, next_values = ([place + part + h.part_bytes for place in places] for places in (here, after))
+            _softmax_all(code, s, mine, scores, weights, [value + h.number_bytes for value in values])
+            _mix(code, s, mine, values, next_values, weights)
+        with code.when(calm.value.equals(0)):
+            for i in range(s.group):
+                score = scores + i * (s.rows * LANES * 4)
+                _weigh(code, s, piece, block + i, mine, here[i] + part, after[i] + part, score, weights, tail)
+
+
+def _place(code: Code, s: Shape, piece: "_Piece", keys: _Keys, block: Value) -> Value:
+    """Where a block of all heads is."""
+    return keys.pool + (_slot(code, piece, keys, block * BLOCK) >> 4) * s.heads.block_bytes
+
+
+def _weigh(
+    code: Code,
+    s: Shape,
+    piece: _Piece,
+    block: Value,
+    state: _State,
+    here: Value,
+    after: Value,
+    scores: Value,
+    weights: Value,
+    tail: Value,
+) -> None:
+    """Adds the values of a block of one head by what the scores say."""
+    h = s.heads
+    end = code.widened(piece.last_of(s.tokens - 1), INT64)  # keys past this may not have been written
+    values = code.variable(here + h.part_bytes)
+    _softmax(code, s, piece, block, state, scores, weights, values.value + h.number_bytes)
+    if not h.eight_bit:  # whose numbers are finite, and whose scales only count where a query sees them
+        with code.when((block + 1) * BLOCK > end):
+            _zero_after(code, h, values.value, tail, end - block * BLOCK)
+            values.set(tail)
+    _mix(code, s, state, [values.value], [after + h.part_bytes], weights)
 
 
 def _slot(code: Code, piece: "_Piece", keys: _Keys, position: Value) -> Value:
@@ -291,6 +355,35 @@ def _softmax(
         h.element.store(code, weight, weights + row * (LANES * h.element.size))
 
 
+def _far_above(code: Code, s: Shape, state: _State, scores: Value) -> Value:
+    """Whether a score of a group of blocks changes what weights are relative to."""
+    above = code.variable(code.floats(0.0))
+    with code.loop(0, s.rows) as row:
+        top = code.load(state.row(row, s.heads.dim).top, FLOATS)
+        blocks = [code.load(scores + row * (LANES * 4), FLOATS, i * s.rows * LANES * 4) for i in range(s.group)]
+        largest = blocks[0]
+        for one in blocks[1:]:
+            largest = code.maximum(largest, one)
+        above.set(code.select(largest > top + SLACK, code.floats(1.0), above.value))
+    return code.any(above.value > 0.5)
+
+
+def _softmax_all(code: Code, s: Shape, state: _State, scores: Value, weights: Value, scales: list[Value]) -> None:
+    """`_softmax` of a group of blocks, all of which is seen, and none of which changes what weights are relative to."""
+    h = s.heads
+    with code.loop(0, s.rows) as row:
+        here = state.row(row, h.dim)
+        top, total = code.load(here.top, FLOATS), code.load(here.total, FLOATS)
+        for i in range(s.group):
+            score = code.load(scores + row * (LANES * 4), FLOATS, i * s.rows * LANES * 4)
+            weight = math.exp2(code, score - top)
+            total = total + weight
+            if h.eight_bit:
+                weight = weight * code.load(scales[i], FLOATS)
+            h.element.store(code, weight, weights + (row + i * s.rows) * (LANES * h.element.size))
+        code.store(total, here.total)
+
+
 def _zero_after(code: Code, h: Heads, values: Value, tail: Value, count: Value) -> None:
     """A copy of a block's values, with zeros after so many tokens, where anything may stand, even NaN."""
     packed = h.element.packed
@@ -305,8 +398,8 @@ def _zero_after(code: Code, h: Heads, values: Value, tail: Value, count: Value) 
             code.store(code.select(code.splat(left > 0), content, zero), tail, at)
 
 
-def _mix(code: Code, s: Shape, state: _State, values: Value, after: Value, weights: Value) -> None:
-    """Adds values by their weights."""
+def _mix(code: Code, s: Shape, state: _State, values: list[Value], after: list[Value], weights: Value) -> None:
+    """Adds values by their weights, block by block."""
     h, together = s.heads, s.together
     vectors = range(0, h.dim, LANES)
     with code.loop(0, s.rows, together) as start:
@@ -314,17 +407,17 @@ def _mix(code: Code, s: Shape, state: _State, values: Value, after: Value, weigh
         sums = [
             [code.variable(code.load(mixed, FLOATS, (r * h.dim + i) * 4)) for i in vectors] for r in range(together)
         ]
-        with code.loop(0, LANES // h.element.packed) as token:
-            row_bytes = h.dim // LANES * h.word_bytes
-            row = values + token * row_bytes
-            parts = [h.value_words(code, row, i) for i in vectors]
-            if s.tokens == 1:
-                for line in range(0, row_bytes, LANES * 4):
-                    code.prefetch(after + token * row_bytes, line)
-            for r in range(together):
-                weight = h.element.everywhere(code, given + token * 4, r * LANES * h.element.size)
-                for total, part in zip(sums[r], parts, strict=True):
-                    total.set(h.element.dot(code, total.value, part, weight))
+        row_bytes = h.dim // LANES * h.word_bytes
+        for i, (block, next_block) in enumerate(zip(values, after, strict=True)):
+            with code.loop(0, LANES // h.element.packed) as token:
+                parts = [h.value_words(code, block + token * row_bytes, j) for j in vectors]
+                if s.tokens == 1:
+                    for line in range(0, row_bytes, LANES * 4):
+                        code.prefetch(next_block + token * row_bytes, line)
+                for r in range(together):
+                    weight = h.element.everywhere(code, given + token * 4, (i * s.rows + r) * LANES * h.element.size)
+                    for total, part in zip(sums[r], parts, strict=True):
+                        total.set(h.element.dot(code, total.value, part, weight))
         for r in range(together):
             for total, i in zip(sums[r], vectors, strict=True):
                 code.store(total.value, mixed, (r * h.dim + i) * 4)
