@@ -120,7 +120,7 @@ class CpuBackend:
 
         eight_bit = None if self.kv_dtype == self.dtype else self.kv_dtype
         return CpuAttention(
-            self.machine, layout, pages, config.heads, self.dtype, config.context, config.scale, config.soft_cap,
+            self.machine, layout, pages, config.heads, self.dtype, config.scale, config.soft_cap,
             eight_bit,
         )  # fmt: skip
 

@@ -12,12 +12,13 @@ from model.attention.backend import StepShape
 from model.attention.pages import Pages
 from model.attention.pieces import Pieces, divide
 from model.attention.seen import Seen
-from model.kernels.attention import CHUNK, SUMS, Shape, part_bytes, write_attention, write_join
+from model.kernels.attention import write_attention
 from model.kernels.eight_bit import EIGHT_BITS
 from model.kernels.element import ELEMENTS
 from model.kernels.heads import MOST_DIM, HeadNorm, write_heads
 from model.kernels.kv import BLOCK, Heads
 from model.kernels.memory import huge_zeros
+from model.kernels.mixing import SUMS, Shape, part_bytes, write_join
 from model.kernels.program import Call, Machine
 from model.kernels.rows import Writer
 from model.kernels.values import LANES
@@ -46,7 +47,7 @@ class CpuPlan:
 class GroupCells:
     """Where kernels find what changes with each step, for one layer group."""
 
-    FIELDS = ("slots", "first", "last", "single", "singles", "several", "severals", "divided", "divideds")
+    FIELDS = ("slots", "first", "last", "single", "singles", "several", "severals", "divided", "divideds", "partial")
 
     def __init__(self) -> None:
         self._numbers = np.zeros(len(self.FIELDS), np.int64)
@@ -55,12 +56,13 @@ class GroupCells:
         """The address of a field."""
         return int(self._numbers.ctypes.data + 8 * self.FIELDS.index(name))
 
-    def set(self, plan: GroupPlan) -> None:
+    def set(self, plan: GroupPlan, partial: Tensor) -> None:
+        """partial: room for parts of results."""
         pieces = plan.pieces
         self._numbers[:] = [
             plan.slots.ctypes.data, plan.seen.first.ctypes.data, plan.seen.last.ctypes.data,
             pieces.single.ctypes.data, len(pieces.single), pieces.several.ctypes.data, len(pieces.several),
-            pieces.divided.ctypes.data, len(pieces.divided),
+            pieces.divided.ctypes.data, len(pieces.divided), partial.data_ptr(),
         ]  # fmt: skip
 
 
@@ -75,7 +77,7 @@ def why_not(layout: KVLayout, dtype: str) -> str | None:
 
 class CpuAttention:
     """`AttentionBackend`, see `ReferenceAttention`; `why_not` says for which pages. dtype: of queries and products,
-    float32 or bfloat16. context: tokens of a sequence, at most. eight_bit: what the KV is in, int8 or fp8; None where
+    float32 or bfloat16. eight_bit: what the KV is in, int8 or fp8; None where
     it is in the dtype too.
     """
 
@@ -88,7 +90,6 @@ class CpuAttention:
         pages: int,
         heads: int,
         dtype: str,
-        context: int,
         scale: float | None = None,
         soft_cap: float | None = None,
         eight_bit: str | None = None,
@@ -102,14 +103,15 @@ class CpuAttention:
         self._page_size = layout.page_size
         self.pool = [huge_zeros(pages * layout.page_size * self.heads.row_bytes) for _ in layout.groups[0]]
         self._pages = Pages(self.heads, layout.page_size, [part.view(pages, -1) for part in self.pool])
-        self._shapes = tuple(Shape(self.heads, n, soft_cap is not None) for n in (1, max(1, SUMS // self.heads.shared)))
+        several = max(1, SUMS // self.heads.shared)
+        capped = soft_cap is not None
+        self._shapes = Shape(self.heads, 1, False, capped), Shape(self.heads, several, True, capped)
         self._scaling = (scale or layout.head_dim**-0.5, soft_cap or 0.0)
         self.rows = np.zeros(1, np.int64)
         self.cells = [GroupCells() for _ in layout.groups]
         self._counters = np.zeros((len(self._place), 2), np.int64)
         self._threads = machine.team.threads
-        chunks = -(-context // (BLOCK * CHUNK)) + 1
-        self._partial = torch.zeros(2 * self._threads * chunks * heads * part_bytes(self._shapes[0]), dtype=torch.uint8)
+        self._partial = torch.zeros(0, dtype=torch.uint8)
 
     # A step
 
@@ -121,8 +123,8 @@ class CpuAttention:
                 np.ascontiguousarray(shape.slots[group]),
                 seen[window],
                 divide(
-                    shape, seen[window], tables[group], self.heads.kv_heads, self._shapes[SEVERAL].tokens,
-                    self._threads,
+                    shape, seen[window], tables[group], self._page_size, self.heads.kv_heads,
+                    self._shapes[SEVERAL].tokens, self._threads,
                 ),
             )
             for group, window in enumerate(self._windows)
@@ -133,8 +135,12 @@ class CpuAttention:
         """Before the kernels of a step run."""
         self.rows[0] = plan.tokens
         self._counters[:] = 0
+        parts = max(group.pieces.parts for group in plan.groups)
+        needed = parts * self.heads.heads * part_bytes(self._shapes[SINGLE])
+        if needed > len(self._partial):
+            self._partial = torch.zeros(2 * needed, dtype=torch.uint8)
         for cells, group in zip(self.cells, plan.groups, strict=True):
-            cells.set(group)
+            cells.set(group, self._partial)
 
     def heads_name(self, norm: HeadNorm | None) -> str:
         """Of the kernel that writes a layer's KV."""
@@ -164,7 +170,7 @@ class CpuAttention:
                     write_attention(shape),
                     (
                         cells.at(pieces), cells.at(count), cells.at("first"), cells.at("last"), counters[kind:],
-                        queries, out, stride, self.pool[place], self._partial, self._page_size, *self._scaling,
+                        queries, out, stride, self.pool[place], cells.at("partial"), self._page_size, *self._scaling,
                     ),
                 )
             )  # fmt: skip
@@ -173,7 +179,7 @@ class CpuAttention:
             Call(
                 f"join_{join.name}",
                 write_join(join),
-                (cells.at("divided"), cells.at("divideds"), out, stride, self._partial),
+                (cells.at("divided"), cells.at("divideds"), out, stride, cells.at("partial")),
             )
         )
         return made

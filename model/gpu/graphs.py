@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from model.attention.backend import AttentionBackend
+from model.attention.sharing import SHARERS
 from model.attention.triton import TritonAttention
 from model.blocks import Experts
 from model.decoder import Decoder, ImageFeatures
-from model.gpu.sharing import SHARERS
 from model.vision.encoder import VisionEncoder
 
 log = logging.getLogger("quire.model")

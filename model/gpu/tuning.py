@@ -11,9 +11,9 @@ counted from the start of the sequence. So within one kind the bits of a query's
 alone: not on who else is in the batch, on how they were cut into chunks, or on which pages they lie. They may differ
 between kinds, whose products are other instructions and whose sums are grouped otherwise: a token that was computed
 in a prefill and is computed again in a decode agrees within rounding. So does a decode whose first keys several
-others read too, see `model.gpu.sharing`: these chunks are then computed in larger tiles, a kind of its own. To divide
-by how busy the device is would make bits depend on the batch; instead a chunk is small enough that one long sequence
-fills a GPU, and its part of the result is a few percent of the keys and values that it reads.
+others read too, see `model.attention.sharing`: these chunks are then computed in larger tiles, a kind of its own. To
+divide by how busy the device is would make bits depend on the batch; instead a chunk is small enough that one long
+sequence fills a GPU, and its part of the result is a few percent of the keys and values that it reads.
 """
 
 import json

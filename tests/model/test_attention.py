@@ -1,6 +1,7 @@
 """The back ends against plain float64 attention, on ragged slices, random pages and a poisoned pool."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from torch import Tensor
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend, StepShape
 from model.attention.cpu import CpuAttention
+from model.attention.pieces import Pieces
 from model.attention.reference import ReferenceAttention
+from model.kernels.attention import CHUNK, LISTED
+from model.kernels.kv import BLOCK
 from model.kv_pool import EIGHT_BIT
 from model.kv_pool import _to_eight_bit as to_eight_bit
 from tests.support.kernels import the_machine
@@ -75,9 +79,7 @@ class Pool:
     def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
         if self.case.kernels:
             eight_bit = self.case.kv
-            return CpuAttention(
-                the_machine(), layout, pages, self.heads, self.case.dtype, context=4096, eight_bit=eight_bit
-            )
+            return CpuAttention(the_machine(), layout, pages, self.heads, self.case.dtype, eight_bit=eight_bit)
         dtype = self.case.kv or self.case.dtype
         return ReferenceAttention(layout, pages, self.heads, dtype, torch.device("cpu"))
 
@@ -116,6 +118,14 @@ class Pool:
             dead = max(0, computed + 1 - window) // self.case.page_size if window else 0
             self.attention.poison(table[self.rows[sequence], :dead])
             table[self.rows[sequence], :dead] = table[:, -1].max()
+
+    def share(self, tokens: int, sequences: int) -> None:
+        """The first of them all begin with the pages of the first, of so many tokens."""
+        for other in range(1, sequences):
+            pages = min(tokens, *(self.case.lengths[i][0] for i in (0, other))) // self.case.page_size
+            self.tables[:, self.rows[other], :pages] = self.tables[:, self.rows[0], :pages]
+            for part in (self.keys, self.values):
+                part[other][: pages * self.case.page_size] = part[0][: pages * self.case.page_size]
 
     def step(self, slices: list[tuple[int, int, int]], layer: int = 0) -> list[Tensor]:
         """Writes and attends; the output of each slice."""
@@ -197,7 +207,7 @@ cases = cases_of(
     long=[511, 512, 600],
     kvs=[None, None, "int8", "fp8"],
 )
-TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 3e-3}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 3e-3}
 
 
 @settings(max_examples=40, deadline=None)
@@ -292,6 +302,47 @@ def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataOb
     assert torch.equal(torch.cat(pieces).view(torch.uint8), expected.contiguous().view(torch.uint8))
 
 
+@pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"kv": "int8", "page_size": 32}, {"page_size": 7}])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_bits_do_not_depend_on_what_is_shared(
+    group: int, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that some have in common are computed once for all of them: of two sequences, of more than fit in a tile,
+    of some of these and of all; beside those that share nothing, short ones, and a prompt.
+    """
+    chunk = CHUNK * BLOCK
+    lengths = ((2 * chunk + 40, 1), (2 * chunk + 3, 1), *((chunk + 9 + i, 1) for i in range(30)), (2 * chunk + 40, 1))
+    case = Case((*lengths, (30, 1), (3, 20)), group, 2, 16, kernels=True, **change)
+    alone, together = Pool(case), Pool(case)
+    together.share(chunk + 5, len(lengths) - 1)
+    together.share(2 * chunk, 2)
+    for mine, theirs in ((alone.keys, together.keys), (alone.values, together.values)):
+        mine[:] = [part.clone() for part in theirs]
+    alone.queries = together.queries
+    now = [(i, before, count) for i, (before, count) in enumerate(case.lengths)]
+    expected, found = [], []
+    for pool, into in ((alone, expected), (together, found)):
+        pool.step([(i, 0, before) for i, before, _ in now])
+        monkeypatch.setattr("model.attention.sharing.SHARERS", 2)
+        into += pool.step(now)
+        (part,) = pool.attention.plan(pool.shape(now)).groups
+        assert any(len(tokens) > 1 for tokens in shared_by(part.pieces)) == (pool is together)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def shared_by(pieces: Pieces) -> list[list[int]]:
+    """Tokens of each piece of decodes that have keys in common."""
+    lists = {(part.ctypes.data, part.ctypes.data + part.nbytes): part for part in pieces.lists}
+    found = []
+    for _, address, count, *_, partial in pieces.several.tolist():
+        for (start, end), part in lists.items():
+            if partial >= 0 and start <= address < end:
+                first = (address - start) // (8 * LISTED)
+                found.append(part[first : first + count, 0].tolist())
+    return found
+
+
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20])
 @pytest.mark.parametrize("head_dim", [2, 6, 8, 10, 16, 24, 64, 80, 96, 128])
 def test_bits_do_not_depend_on_a_tile_s_place_in_the_step(group: int, head_dim: int) -> None:
@@ -337,7 +388,7 @@ KV_KINDS = [("float32", None), ("bfloat16", None), ("float32", "int8"), ("bfloat
 def test_kernels_pages_have_the_canonical_form_of_the_reference(dtype: str, kv: str | None, page_size: int) -> None:
     """What one back end exports the other imports; copies and poison touch exactly their pages."""
     layout = KVLayout(((0, 1), (2, 3)), 3, 16, 4, page_size)
-    kernels = CpuAttention(the_machine(), layout, 7, 6, dtype, context=64, eight_bit=kv)
+    kernels = CpuAttention(the_machine(), layout, 7, 6, dtype, eight_bit=kv)
     reference = ReferenceAttention(layout, 7, 6, kv or dtype, torch.device("cpu"))
     rng = np.random.default_rng(0)
     pages = np.arange(7, dtype=np.int32)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.attention import sharing
 from model.attention.backend import StepShape
 from model.attention.seen import Seen
-from model.gpu import sharing
 from model.gpu.pieces import Division, divide
 from model.gpu.tuning import Sizes, Tuning
 

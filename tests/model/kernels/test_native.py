@@ -12,7 +12,7 @@ import pytest
 import torch
 from llvmlite.binding import FeatureMap
 
-from model.kernels.attention import Shape, write_attention, write_join
+from model.kernels.attention import write_attention
 from model.kernels.code import Code
 from model.kernels.eight_bit import EIGHT_BITS
 from model.kernels.element import BFLOAT
@@ -21,6 +21,7 @@ from model.kernels.heads import HeadNorm, write_heads
 from model.kernels.kv import Heads
 from model.kernels.linear import Ending, write_linear
 from model.kernels.logits import write_draw, write_summary
+from model.kernels.mixing import Shape, write_join
 from model.kernels.native import Compiler
 from model.kernels.panels import Int8, Plain
 from model.kernels.program import Call, Machine
@@ -132,9 +133,9 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap({}))
     heads = Heads(6, 2, 32, BFLOAT)
     kernels = {
-        "attention": write_attention(Shape(heads, 8, capped=True)),
+        "attention": write_attention(Shape(heads, 8, listed=True, capped=True)),
         "attention in 8 bits": write_attention(
-            Shape(Heads(6, 2, 32, BFLOAT, True, EIGHT_BITS["fp8"]), 1, capped=False)
+            Shape(Heads(6, 2, 32, BFLOAT, True, EIGHT_BITS["fp8"]), 1, listed=False, capped=False)
         ),
         "linear": write_linear(Plain(BFLOAT), Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
         "int8": write_linear(Int8(BFLOAT), Ending(BFLOAT, scaled=True)),
@@ -148,7 +149,7 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
         "norm": write_norm(Norm(centred=True, bias=True), BFLOAT),
         "draw": write_draw,
         "summary": write_summary,
-        "join": write_join(Shape(heads, 1, capped=False)),
+        "join": write_join(Shape(heads, 1, listed=False, capped=False)),
     }
     compiler = Compiler(None)
     for name, write in kernels.items():

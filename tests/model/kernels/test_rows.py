@@ -113,7 +113,7 @@ def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_si
     heads, kv_heads, eps = 4, 2, 1e-3
     layout = KVLayout(((0,),), kv_heads, dim, element.size, page_size)
     dtype = str(element.dtype).removeprefix("torch.")
-    attention = CpuAttention(machine, layout, 40, heads, dtype, context=64)
+    attention = CpuAttention(machine, layout, 40, heads, dtype)
     qkv = random(ROWS, (heads + 2 * kv_heads) * dim)
     positions, slots = np.array([5, 6, 0, 40, 63]), np.array([1, 17, 33, 16, 2])
     together = kind is not None and kind.together

@@ -52,14 +52,6 @@ class TritonPool(Pool):
         super().slide(sequence, computed)
         self.attention = attention
 
-    def share(self, tokens: int, sequences: int) -> None:
-        """The first of them all begin with the pages of the first, of so many tokens."""
-        for other in range(1, sequences):
-            pages = min(tokens, *(self.case.lengths[i][0] for i in (0, other))) // self.case.page_size
-            self.tables[:, self.rows[other], :pages] = self.tables[:, self.rows[0], :pages]
-            for part in (self.keys, self.values):
-                part[other][: pages * self.case.page_size] = part[0][: pages * self.case.page_size]
-
     def remember(self, slices: Slices, layer: int = 0) -> None:
         """Writes only."""
         for attention in (self.attention, self.reference):
@@ -137,7 +129,7 @@ SHARING = [
 
 @pytest.mark.parametrize(("case", "kv"), [*((case, None) for case in SHARING), (SHARING[0], "int8")])
 def test_what_sequences_share_is_read_once_for_all(case: Case, kv: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.gpu.sharing.SHARERS", 2)
+    monkeypatch.setattr("model.attention.sharing.SHARERS", 2)
     pool = TritonPool(case, kv)
     pool.share(64, 4)
     now = [(i, before, count) for i, (before, count) in enumerate(case.lengths)]
@@ -153,7 +145,7 @@ def test_what_sequences_share_is_read_once_for_all(case: Case, kv: str | None, m
 @pytest.mark.parametrize("sharers", [2, 9])
 def test_plans_for_graphs_give_the_same_bits(case: Case, sharers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they lie, and how many programs share the work, changes none."""
-    monkeypatch.setattr("model.gpu.sharing.SHARERS", sharers)
+    monkeypatch.setattr("model.attention.sharing.SHARERS", sharers)
     pool = TritonPool(case)
     pool.share(64, 4)
     now = [(i, before, 1) for i, (before, count) in enumerate(case.lengths) if count == 1]
