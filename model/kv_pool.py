@@ -112,7 +112,7 @@ class KVPool:
     def _slots(self, pages: NDArray[np.int32]) -> Tensor:
         """All slots of these pages."""
         slots = pages[:, None].astype(np.int64) * self._page_size + np.arange(self._page_size)
-        return torch.from_numpy(slots.reshape(-1)).to(self._device)
+        return torch.from_numpy(slots.reshape(-1)).to(self._device, non_blocking=True)
 
 
 def _to_eight_bit(rows: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:

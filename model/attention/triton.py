@@ -185,7 +185,9 @@ class TritonAttention:
         return mixed, sums
 
     def prepare(self) -> None:
-        """Compiles all that a step can need, so that no request waits for a compiler. Only on a GPU."""
+        """Compiles all that a step can need, so that no request waits for a compiler, and on a GPU loads it: what does
+        not fit there is known then.
+        """
         layout, few, many = self._layout, self.tuning.few, self.tuning.many
         none = torch.empty(0, dtype=torch.int32, device=self._device)
         queries, keys = (
@@ -193,16 +195,18 @@ class TritonAttention:
             for heads in (self._heads, layout.kv_heads)
         )
         given, options = self._to_write(0, keys, keys, none)
-        write_slots.warmup(*given, grid=(1,), **options)
+        made = [write_slots.warmup(*given, grid=(1,), **options)]
         group = GroupPlan(none, none, none, none, ())
         for sizes, divided, looped in (
             (few, True, True), (many, True, False), (many, False, False), (self.tuning.shared, True, True),
         ):  # fmt: skip
             launch = Launch(sizes, divided, looped, 0, 1)
             given, options = self._to_attend(0, queries, queries, none, group, launch, self._parts)
-            attend_pieces.warmup(*given, grid=(1, 1), **options)
+            made.append(attend_pieces.warmup(*given, grid=(1, 1), **options))
         given, options = self._to_join(queries, none, self._parts)
-        join_parts.warmup(*given, grid=(1, 1), **options)
+        made.append(join_parts.warmup(*given, grid=(1, 1), **options))
+        for kernel in made if self._device.type == "cuda" else ():
+            kernel._init_handles()
 
     # What kernels are given, and compiled with
 

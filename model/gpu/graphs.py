@@ -9,6 +9,7 @@ launch by launch.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -60,18 +61,26 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # one for all: torch keeps room for products for each, for good
+        # The first of a process leaves numbers of the random generator behind, which others must be able to change.
+        self._first = torch.cuda.CUDAGraph()
+        with torch.inference_mode(False), self._recording(self._first):
+            torch.zeros(1, device="cuda")
 
     def __call__(self, work: Work) -> Work:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 work()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with self._recording(graph):
             work()
         return graph.replay
+
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
+        """Whatever other threads ask of the device meanwhile."""
+        return torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
 
 
 class GraphDecoder:
@@ -117,6 +126,7 @@ class GraphDecoder:
             return self._decoder.forward(tokens, positions, wanted, attention, plan, images)
         for place, given in zip(self._inputs, (tokens, positions, wanted), strict=True):
             place[: len(given)].copy_(given)
+        self._inputs[2, len(wanted) : plan.rows].zero_()  # what an earlier step wanted may be past these rows
         replay()
         return self._logits[: len(wanted)]
 

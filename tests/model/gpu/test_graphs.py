@@ -1,9 +1,14 @@
 """For which steps there are graphs, and of which models."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
+from torch import Tensor
 
 from model.blocks import Experts, GatedMLP
-from model.gpu.graphs import sizes_of_graphs, why_not
+from model.gpu.graphs import GraphDecoder, sizes_of_graphs, why_not
 from model.layers import silu
 
 
@@ -21,3 +26,35 @@ def test_a_model_with_experts_is_not_recorded() -> None:
     mlp = GatedMLP(abs, abs, silu)
     assert why_not([mlp, (mlp,)]) is None
     assert "experts" in (why_not([mlp, (Experts(abs, [mlp], 1, True),)]) or "")
+
+
+class Attention:
+    def fix(self, rows: Any, context: int) -> None: ...
+
+    def empty_plan(self, rows: int, shares: bool) -> Any:
+        return SimpleNamespace(rows=rows, shares=shares)
+
+
+class Embedded:
+    """A decoder whose logits are the tokens at the wanted places."""
+
+    embedding, vision = SimpleNamespace(tokens=torch.zeros(9, 1)), None
+
+    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, *_: Any, out: Tensor | None = None) -> Tensor:
+        logits = tokens[wanted].float()[:, None].expand(-1, 9)
+        return logits if out is None else out.copy_(logits)
+
+
+def test_rows_that_fill_a_step_up_want_nothing_of_an_earlier_one() -> None:
+    """A sequence that does not draw leaves places behind its own; more rows may be wanted than there are sequences."""
+    made = GraphDecoder(Embedded(), Attention(), 8, 64, lambda work: work)  # type: ignore[arg-type]
+
+    def step(rows: int, tokens: list[int], wanted: list[int]) -> list[float]:
+        given = torch.tensor(tokens), torch.arange(len(tokens)), torch.tensor(wanted)
+        plan = SimpleNamespace(rows=rows, shares=False)
+        return made.forward(*given, Attention(), plan)[:, 0].tolist()  # type: ignore[arg-type]
+
+    assert step(6, [5, 6, 7, 8, 4], [0, 1, 3, 4]) == [5, 6, 8, 4]
+    assert step(4, [1, 2, 3], [0, 2]) == [1, 3]
+    assert step(2, [1, 2], [0, 1, 1]) == [1, 2, 2]
+    assert step(0, [3, 2, 1], [2]) == [1]
