@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.allocator import Pages
+from cache_manager.name_log import NameLog
 from cache_manager.page_names import Name, PageChain
 
 NONE = -1  # no node, no page: the parent of a first page
@@ -38,6 +39,8 @@ class PrefixIndex:
         self._names: list[Name] = []
         self._node_named: dict[Name, int] = {}
         self._unused: list[int] = []
+        self.log: NameLog | None = None
+        """What is told of names that are given and taken; None: nobody wants to know."""
 
     def __len__(self) -> int:
         """Named places."""
@@ -138,6 +141,8 @@ class PrefixIndex:
         nodes = self._new_nodes(n)
         names, contents = chain.names[start : start + n], chain.contents[start : start + n]
         self._node_named.update(zip(names, nodes, strict=True))
+        if self.log is not None:
+            self.log.given(names)
         if parent != NONE:
             self.children[parent] += 1
         for node, name, content in zip(nodes, names, contents, strict=True):
@@ -162,6 +167,8 @@ class PrefixIndex:
         for node, parent, (name, content) in zip(nodes, parents, named, strict=True):
             self._names[node], self._contents[node], self.parent[node] = name, content, parent
             self._node_named[name] = node
+        if self.log is not None:
+            self.log.given(name for name, _ in named)
         index, before = np.array(nodes), np.array(parents)
         np.add.at(self.children, before[before != NONE], 1)
         self.children[index], self.born[index] = 0, now
@@ -188,7 +195,10 @@ class PrefixIndex:
         """Takes the names from the pages of these nodes: one without children, and then each the parent of the one
         before it, with no other child. Returns the node before the last of them.
         """
-        deque(map(self._node_named.__delitem__, self.names(run)), maxlen=0)  # a loop, as C runs it
+        names = self.names(run)
+        deque(map(self._node_named.__delitem__, names), maxlen=0)  # a loop, as C runs it
+        if self.log is not None:
+            self.log.taken(names)
         self.node_of[self.pages_of(run)] = NONE
         self.children[run] = NONE  # what is gone is no leaf
         parent = self.parent[run[-1]]

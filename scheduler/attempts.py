@@ -16,6 +16,10 @@ class Attempts:
     def live(self) -> list[int]:
         return list(self._open)
 
+    def __contains__(self, attempt: int) -> bool:
+        """Whether some of its sequences have not ended."""
+        return attempt in self._open
+
     def has(self, attempt: int, index: int) -> bool:
         return index in self._open.get(attempt, ())
 

@@ -20,11 +20,17 @@ from scheduler.request import Request
 class Submit:
     """Queue this request. emitted: by sequence, output tokens that an earlier attempt already delivered, which count as
     output; None for a sequence that has ended. () where nothing was delivered of any.
+
+    again: another engine had taken it, and is gone: it is not refused, waits as long as its own patience, and comes
+    before those that nobody has taken yet. alone: nothing else runs until it has gone so many steps beyond its prompt
+    and what was delivered, or has ended.
     """
 
     attempt: int
     request: Request
     emitted: tuple[tuple[int, ...] | None, ...] = ()
+    again: bool = False
+    alone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +206,24 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NameChanges:
+    """Names of full pages that the prefix cache has from now on, and those that it no longer has, which come first.
+    SHORT_NAME bytes of each: enough to route by, where a page is found by all of them.
+    """
+
+    removed: bytes
+    added: bytes
+
+
+SHORT_NAME = 8
+
+
+def short_names(joined: bytes) -> list[bytes]:
+    """One after the other, as in `NameChanges`."""
+    return [joined[at : at + SHORT_NAME] for at in range(0, len(joined), SHORT_NAME)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
     """New tokens, [n] each: see `StepOutputs`."""
 
@@ -233,7 +257,7 @@ class StepOutputs:
     index: of the sequence in its request. position: of the token in its output, from 0. step_seconds: how long the step
     ran; empty where none did, several where the outputs of several steps were put together. overheads: seconds of each
     that it took to plan it, to pack what it computes and to take in what came of it. prompt_parts: all of a prompt's
-    have come when its first token does.
+    have come when its first token does. names: changes of the prefix cache, one after the other, where they are wanted.
     """
 
     attempts: NDArray[np.int64]
@@ -248,6 +272,7 @@ class StepOutputs:
     answers: tuple[Answer, ...] = ()
     prompt_parts: tuple[PromptPart, ...] = ()
     overheads: tuple[float, ...] = ()
+    names: tuple[NameChanges, ...] = ()
 
     @property
     def over(self) -> set[int]:

@@ -28,17 +28,20 @@ class Queue:
     def push(self, sequence: Sequence, deadline: float) -> None:
         """Last in line; `expired` reports it once `deadline`, which may be infinite, has passed."""
         self._waiting[sequence.key] = sequence
+        self._wait(sequence, deadline)
+
+    def _wait(self, sequence: Sequence, deadline: float) -> None:
         self.tokens += sequence.length
         if deadline < math.inf:
             heapq.heappush(self._deadlines, (deadline, sequence.key))
 
-    def push_front(self, sequence: Sequence) -> None:
-        """In line before all who came later, with no deadline: it has been served before."""
+    def push_front(self, sequence: Sequence, deadline: float = math.inf) -> None:
+        """In line before all who came later: it has been served before. deadline: as in `push`."""
         earlier = [s.key for s in takewhile(lambda s: s.order < sequence.order, self._waiting.values())]
         self._waiting[sequence.key] = sequence
         for key in (sequence.key, *reversed(earlier)):
             self._waiting.move_to_end(key, last=False)
-        self.tokens += sequence.length
+        self._wait(sequence, deadline)
 
     def get(self, attempt: int, index: int = 0) -> Sequence | None:
         return self._waiting.get((attempt, index))

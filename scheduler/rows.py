@@ -20,7 +20,7 @@ class Sequence:
     attempt was. chain: names of its full pages, None without a
     prefix cache. awaited: a page that it waits for another sequence to compute. lost: tokens whose KV was
     computed before it was preempted. index: of the sequence in its request; siblings: of those that go on from its
-    prompt once it is computed.
+    prompt once it is computed. alone: steps that it goes beside no other attempt.
     """
 
     attempt: int
@@ -34,6 +34,7 @@ class Sequence:
     lost: int = 0
     index: int = 0
     siblings: tuple[int, ...] = ()
+    alone: int = 0
 
     def extended(self, index: int, token: int) -> "Sequence":
         """The sequence of this index in the same request that goes on from this one with a token."""
@@ -70,6 +71,7 @@ def sequences_of(submit: Submit, now: float, order: int) -> list[Sequence]:
             order + index,
             index=index,
             siblings=() if tokens else tuple(fresh[1:]),
+            alone=submit.alone,
         )
         for index, tokens in enumerate(emitted)
         if tokens or index in fresh[:1]

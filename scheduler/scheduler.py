@@ -19,10 +19,11 @@ from cache_manager.ledger import audit, page_map
 from cache_manager.manager import CacheManager
 from cache_manager.matching import NO_MATCH, Match
 from cache_manager.page_names import PageNamer
-from scheduler.admission import Admission
+from scheduler.admission import Admission, Refusal
 from scheduler.beam import BeamSearch
 from scheduler.costs import SwapCost
 from scheduler.events import (
+    SHORT_NAME,
     Answer,
     Ask,
     End,
@@ -30,6 +31,7 @@ from scheduler.events import (
     EngineStats,
     Event,
     Finish,
+    NameChanges,
     PromptPart,
     Question,
     Start,
@@ -46,6 +48,7 @@ from scheduler.step import StepPlan, StepResult
 from scheduler.tally import Tally
 
 AUDIT_STEPS = 1024  # between two looks at the ledger
+EARLIER = 2**60  # what another engine had taken came before all that came here
 SWAP_RETRY_STEPS = 256  # where swapping takes longer than computing anew: between two tries whether it still does
 
 log = logging.getLogger("quire.scheduler")
@@ -77,6 +80,8 @@ class Scheduler:
         self._swap_cost = SwapCost()
         self._last_commit = -math.inf
         self._arrivals = 0
+        self._alone: int | None = None
+        self._alone_until = 0
         self._starts: list[Start] = []
         self._answers: list[Answer] = []
 
@@ -137,7 +142,7 @@ class Scheduler:
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
-        sequences = sequences_of(event, now, self._arrivals + 1)
+        sequences = sequences_of(event, now, self._arrivals + 1 - (EARLIER if event.again else 0))
         self._arrivals += request.count if request.beam is None else request.beam.width
         self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings) if i < request.count])
         for sequence in sequences:
@@ -151,19 +156,24 @@ class Scheduler:
         if not sequences:
             self._attempts.end_all(event.attempt, EndReason.FINISHED)  # where none was to be run
             return
-        patience = self.queue_limits.wait if request.patience is None else request.patience
-        longest_wait = min(patience, self.queue_limits.wait)
-        waiting, tokens = self._will_wait()
-        refusal = self.admission.refuse(waiting, tokens, sum(s.length for s in sequences), longest_wait)
-        if refusal is not None:
+        longest_wait = math.inf if event.again else self.queue_limits.wait
+        if request.patience is not None:
+            longest_wait = min(request.patience, longest_wait)
+        if not event.again and (refusal := self._refusal(sequences, longest_wait)) is not None:
             message, retry_after = refusal.message, refusal.retry_after
             self._attempts.end_all(event.attempt, EndReason.QUEUE_FULL, message=message, retry_after=retry_after)
             return
         search = BeamSearch.of(request)
         if search is not None:
             self._running.beams[event.attempt] = search
+        push = self.queue.push_front if event.again else self.queue.push
         for sequence in sequences:
-            self.queue.push(sequence, now + longest_wait)
+            push(sequence, now + longest_wait)
+
+    def _refusal(self, sequences: Seq[Sequence], longest_wait: float) -> Refusal | None:
+        """Why these may not queue, None if they may."""
+        waiting, tokens = self._will_wait()
+        return self.admission.refuse(waiting, tokens, sum(s.length for s in sequences), longest_wait)
 
     def _will_wait(self) -> tuple[int, int]:
         """Queued requests, and their tokens, beyond those for which rows and pages are free at this moment."""
@@ -242,10 +252,17 @@ class Scheduler:
         """New rows in order, while rows, budget and pages for the whole of the next one last.
 
         Who needs a page that a running row computes at this moment is passed over until it has: it takes no longer
-        than to compute it here, since that row is served first.
+        than to compute it here, since that row is served first. Who is to run alone waits until all rows are free, and
+        all others until it no longer has to.
         """
+        if self._alone is not None and (self._alone not in self._attempts or self._steps >= self._alone_until):
+            self._alone = None
         for sequence in self.queue.in_order():
             if not slices.budget or not self._free_rows(sequence):
+                return
+            if self._alone is not None and sequence.attempt != self._alone:
+                continue
+            if sequence.alone and self._alone is None and self.rows.used:
                 return
             if sequence.awaited is not None and self.cache.is_computing(sequence.awaited):
                 continue
@@ -301,6 +318,10 @@ class Scheduler:
 
     def _start(self, now: float, sequence: Sequence, match: Match) -> int:
         row = self._running.start(sequence, match)
+        if sequence.alone and self._alone is None:
+            prefill = -(-(sequence.length - match.tokens) // self.settings.chunk)
+            self._alone, self._alone_until = sequence.attempt, self._steps + prefill + sequence.alone
+            sequence.alone = 0  # where it is preempted later, it comes back as any other
         if sequence.preempted:
             return row
         self._running.serve(sequence.attempt)
@@ -394,7 +415,15 @@ class Scheduler:
             took,
             answers,
             parts,
+            names=self._name_changes(),
         )
+
+    def _name_changes(self) -> tuple[NameChanges, ...]:
+        log = self.cache.prefix.index.log
+        if log is None:
+            return ()
+        removed, added = (b"".join(name[:SHORT_NAME] for name in names) for names in log.take())
+        return (NameChanges(removed, added),) if removed or added else ()
 
     def _observe(self, flown: InFlight, result: StepResult, seconds: float) -> None:
         computed = int(flown.slices[:, 1 if self.settings.recompute else 2 :].sum())

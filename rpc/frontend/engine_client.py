@@ -11,13 +11,16 @@ from scheduler.limits import Limits
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What an engine is. limits: what it can serve. pages: size of its KV pool. dtype: of weights and KV. device: cpu
-    or cuda.
+    or cuda. page_size: tokens in a page. numerics: what the numbers that it computes depend on, beside tokens: engines
+    for which this is equal give the same tokens.
     """
 
     limits: Limits
     pages: int
     dtype: str
     device: str
+    page_size: int = 16
+    numerics: bytes = b""
 
 
 class EngineClient(Protocol):

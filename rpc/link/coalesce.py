@@ -73,4 +73,5 @@ def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
         overheads=tuple(seconds for s in steps for seconds in s.overheads),
         step_seconds=tuple(seconds for s in steps for seconds in s.step_seconds),
         answers=tuple(answer for s in steps for answer in s.answers),
+        names=tuple(change for s in steps for change in s.names),
     )

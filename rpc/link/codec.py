@@ -17,6 +17,7 @@ from rpc.link.arrays import FLOAT32, INT32, INT64, UINT8, LinkError, packed, unp
 from rpc.link.page_maps import decode_answer, encode_answer
 from scheduler.controls import NO_ADJUSTMENTS, Adjustments, Controls
 from scheduler.events import (
+    SHORT_NAME,
     Ask,
     End,
     EndReason,
@@ -24,6 +25,7 @@ from scheduler.events import (
     Event,
     Finish,
     Logprobs,
+    NameChanges,
     PromptPart,
     Question,
     Start,
@@ -72,6 +74,8 @@ def _encode_submit(event: Submit) -> pb.Submit:
         images=[_encode_image(image) for image in request.images],
         whole=request.scope.whole,
         beam=None if beam is None else pb.Beam(width=beam.width, length_penalty=beam.length_penalty),
+        again=event.again,
+        alone=event.alone,
     )
 
 
@@ -172,7 +176,8 @@ def _decode_submit(message: pb.Submit) -> Submit:
         raise LinkError(f"attempt {message.attempt} has no prompt")
     if not request.count or len(message.emitted) not in (0, request.count):
         raise LinkError(f"attempt {message.attempt} has {request.count} sequences, output of {len(message.emitted)}")
-    return Submit(message.attempt, request, tuple(_decode_emitted(emitted) for emitted in message.emitted))
+    emitted = tuple(_decode_emitted(emitted) for emitted in message.emitted)
+    return Submit(message.attempt, request, emitted, message.again, message.alone)
 
 
 def _decode_emitted(message: pb.Emitted) -> tuple[int, ...] | None:
@@ -190,6 +195,8 @@ def encode_info(info: EngineInfo) -> pb.ConnectResponse:
             pages=info.pages,
             dtype=info.dtype,
             device=info.device,
+            page_size=info.page_size,
+            numerics=info.numerics,
         )
     )
 
@@ -197,7 +204,7 @@ def encode_info(info: EngineInfo) -> pb.ConnectResponse:
 def decode_info(message: pb.EngineInfo, request: RequestLimits) -> EngineInfo:
     """request: the frontend's own part of the limits."""
     limits = Limits(message.vocabulary, message.context, message.pool_tokens, message.sequences, request)
-    return EngineInfo(limits, message.pages, message.dtype, message.device)
+    return EngineInfo(limits, message.pages, message.dtype, message.device, message.page_size, message.numerics)
 
 
 def encode_outputs(outputs: StepOutputs, stalled: float) -> pb.ConnectResponse:
@@ -217,6 +224,7 @@ def encode_outputs(outputs: StepOutputs, stalled: float) -> pb.ConnectResponse:
             stats=pb.Stats(**{name: getattr(outputs.stats, name) for name in STATS}),
             step_seconds=outputs.step_seconds,
             overheads=outputs.overheads,
+            names=[pb.NameChanges(removed=change.removed, added=change.added) for change in outputs.names],
             answers=[encode_answer(answer) for answer in outputs.answers],
             prompt_parts=[
                 pb.PromptPart(attempt=part.attempt, start=part.start, **_encode_logprobs(part.logprobs))
@@ -282,7 +290,16 @@ def decode_outputs(message: pb.Outputs) -> StepOutputs:
         overheads=tuple(message.overheads),
         answers=tuple(decode_answer(answer) for answer in message.answers),
         prompt_parts=tuple(_decode_part(part) for part in message.prompt_parts),
+        names=tuple(_decode_names(change) for change in message.names),
     )
+
+
+def _decode_names(message: pb.NameChanges) -> NameChanges:
+    """Raises LinkError."""
+    for name, value in (("removed", message.removed), ("added", message.added)):
+        if len(value) % SHORT_NAME:
+            raise LinkError(f"{name} has {len(value)} bytes, names have {SHORT_NAME} each")
+    return NameChanges(message.removed, message.added)
 
 
 def _decode_stats(message: pb.Stats) -> EngineStats:

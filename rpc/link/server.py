@@ -20,7 +20,17 @@ from rpc.frontend.engine_client import EngineClient
 from rpc.link import HEARTBEAT, codec
 from rpc.link.arrays import LinkError
 from rpc.link.coalesce import LOCAL, LOCAL_BITS, merged, owned_by
-from scheduler.events import Ask, EngineStats, Event, Finish, StepOutputs, Submit, nothing
+from scheduler.events import (
+    Ask,
+    EngineStats,
+    Event,
+    Finish,
+    NameChanges,
+    StepOutputs,
+    Submit,
+    nothing,
+    short_names,
+)
 
 log = logging.getLogger("quire.link")
 
@@ -97,6 +107,7 @@ class LinkService(pb_grpc.EngineServiceServicer):
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         self._stats = EngineStats()
+        self._names: set[bytes] = set()
         self._closing = asyncio.Event()
 
     def sink(self, outputs: StepOutputs) -> None:
@@ -112,6 +123,9 @@ class LinkService(pb_grpc.EngineServiceServicer):
 
     def _deliver(self, outputs: StepOutputs) -> None:
         self._stats = outputs.stats
+        for change in outputs.names:
+            self._names.difference_update(short_names(change.removed))
+            self._names.update(short_names(change.added))
         for connection in self._connections.values():
             if connection.overrun:
                 connection.take(self._stats)  # it may never read again: hold nothing for it
@@ -141,6 +155,8 @@ class LinkService(pb_grpc.EngineServiceServicer):
     ) -> None:
         engine = await self._ready_engine()
         connection = Connection(next(self._numbers))
+        if self._names:  # who comes later is told of all that there are
+            connection.add(replace(nothing(self._stats), names=(NameChanges(b"", b"".join(self._names)),)))
         self._connections[connection.number] = connection
         reader = asyncio.create_task(self._read(request_iterator, connection))
         try:

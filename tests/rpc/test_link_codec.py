@@ -66,7 +66,7 @@ def test_outputs_arrive_as_they_were(step: StepOutputs, stalled: float) -> None:
 @few
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5), st.text(), st.text())
 def test_info_arrives_with_the_frontends_own_request_limits(counts: list[int], dtype: str, device: str) -> None:
-    info = EngineInfo(Limits(*counts[:4], OWN_LIMITS), counts[4], dtype, device)
+    info = EngineInfo(Limits(*counts[:4], OWN_LIMITS), counts[4], dtype, device, counts[0], dtype.encode())
     assert unlike(info, through_info(info)) == []
 
 
@@ -108,6 +108,8 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
         return list(kind)[number % len(kind)]
     if name in BOUNDED:
         return BOUNDED[name]
+    if name in ("added", "removed"):
+        return b"%08d" % number
     return {int: number, float: number + 0.5, str: f"text {number}", bytes: b"%d" % number, bool: True}[kind]
 
 

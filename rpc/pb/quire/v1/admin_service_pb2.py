@@ -24,25 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/v1/admin_service.proto\x12\x08quire.v1\"\x13\n\x11GetPageMapRequest\"\x8a\x01\n\x12GetPageMapResponse\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12#\n\x06states\x18\x02 \x03(\x0e\x32\x13.quire.v1.PageState\x12\x15\n\rholder_counts\x18\x03 \x03(\r\x12%\n\x07holders\x18\x04 \x03(\x0b\x32\x14.quire.v1.PageHolder\"K\n\nPageHolder\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04step\x18\x02 \x01(\x03H\x00\x12\r\n\x05pages\x18\x03 \x03(\rB\x08\n\x06holder\"\x19\n\x17ResetPrefixCacheRequest\".\n\x18ResetPrefixCacheResponse\x12\x12\n\npage_count\x18\x01 \x01(\r*\x82\x01\n\tPageState\x12\x1a\n\x16PAGE_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAGE_STATE_FREE\x10\x01\x12\x13\n\x0fPAGE_STATE_HELD\x10\x02\x12\x15\n\x11PAGE_STATE_CACHED\x10\x03\x12\x18\n\x14PAGE_STATE_SET_ASIDE\x10\x04\x32\xb2\x01\n\x0c\x41\x64minService\x12G\n\nGetPageMap\x12\x1b.quire.v1.GetPageMapRequest\x1a\x1c.quire.v1.GetPageMapResponse\x12Y\n\x10ResetPrefixCache\x12!.quire.v1.ResetPrefixCacheRequest\x1a\".quire.v1.ResetPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/v1/admin_service.proto\x12\x08quire.v1\"$\n\x11GetPageMapRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"\x8a\x01\n\x12GetPageMapResponse\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12#\n\x06states\x18\x02 \x03(\x0e\x32\x13.quire.v1.PageState\x12\x15\n\rholder_counts\x18\x03 \x03(\r\x12%\n\x07holders\x18\x04 \x03(\x0b\x32\x14.quire.v1.PageHolder\"K\n\nPageHolder\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04step\x18\x02 \x01(\x03H\x00\x12\r\n\x05pages\x18\x03 \x03(\rB\x08\n\x06holder\"*\n\x17ResetPrefixCacheRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\".\n\x18ResetPrefixCacheResponse\x12\x12\n\npage_count\x18\x01 \x01(\r*\x82\x01\n\tPageState\x12\x1a\n\x16PAGE_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAGE_STATE_FREE\x10\x01\x12\x13\n\x0fPAGE_STATE_HELD\x10\x02\x12\x15\n\x11PAGE_STATE_CACHED\x10\x03\x12\x18\n\x14PAGE_STATE_SET_ASIDE\x10\x04\x32\xb2\x01\n\x0c\x41\x64minService\x12G\n\nGetPageMap\x12\x1b.quire.v1.GetPageMapRequest\x1a\x1c.quire.v1.GetPageMapResponse\x12Y\n\x10ResetPrefixCache\x12!.quire.v1.ResetPrefixCacheRequest\x1a\".quire.v1.ResetPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PAGESTATE']._serialized_start=357
-  _globals['_PAGESTATE']._serialized_end=487
+  _globals['_PAGESTATE']._serialized_start=391
+  _globals['_PAGESTATE']._serialized_end=521
   _globals['_GETPAGEMAPREQUEST']._serialized_start=42
-  _globals['_GETPAGEMAPREQUEST']._serialized_end=61
-  _globals['_GETPAGEMAPRESPONSE']._serialized_start=64
-  _globals['_GETPAGEMAPRESPONSE']._serialized_end=202
-  _globals['_PAGEHOLDER']._serialized_start=204
-  _globals['_PAGEHOLDER']._serialized_end=279
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=281
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=306
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=308
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=354
-  _globals['_ADMINSERVICE']._serialized_start=490
-  _globals['_ADMINSERVICE']._serialized_end=668
+  _globals['_GETPAGEMAPREQUEST']._serialized_end=78
+  _globals['_GETPAGEMAPRESPONSE']._serialized_start=81
+  _globals['_GETPAGEMAPRESPONSE']._serialized_end=219
+  _globals['_PAGEHOLDER']._serialized_start=221
+  _globals['_PAGEHOLDER']._serialized_end=296
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=298
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=340
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=342
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=388
+  _globals['_ADMINSERVICE']._serialized_start=524
+  _globals['_ADMINSERVICE']._serialized_end=702
 # @@protoc_insertion_point(module_scope)

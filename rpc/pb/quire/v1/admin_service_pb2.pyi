@@ -21,8 +21,10 @@ PAGE_STATE_CACHED: PageState
 PAGE_STATE_SET_ASIDE: PageState
 
 class GetPageMapRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
 
 class GetPageMapResponse(_message.Message):
     __slots__ = ("page_size", "states", "holder_counts", "holders")
@@ -47,8 +49,10 @@ class PageHolder(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., step: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ResetPrefixCacheRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
 
 class ResetPrefixCacheResponse(_message.Message):
     __slots__ = ("page_count",)

@@ -64,7 +64,7 @@ class Ask(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., question: _Optional[_Union[Question, str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "whole")
+    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "whole", "again", "alone")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,8 @@ class Submit(_message.Message):
     BEAM_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     prompt: bytes
     emitted: _containers.RepeatedCompositeFieldContainer[Emitted]
@@ -93,7 +95,9 @@ class Submit(_message.Message):
     beam: Beam
     images: _containers.RepeatedCompositeFieldContainer[Image]
     whole: int
-    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., whole: _Optional[int] = ...) -> None: ...
+    again: bool
+    alone: int
+    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., whole: _Optional[int] = ..., again: _Optional[bool] = ..., alone: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("pixels", "shape", "digest", "places")
@@ -182,7 +186,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., stalled: _Optional[float] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device")
+    __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device", "page_size", "numerics")
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +194,8 @@ class EngineInfo(_message.Message):
     PAGES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     vocabulary: int
     context: int
     pool_tokens: int
@@ -197,10 +203,12 @@ class EngineInfo(_message.Message):
     pages: int
     dtype: str
     device: str
-    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    page_size: int
+    numerics: bytes
+    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ...) -> None: ...
 
 class Outputs(_message.Message):
-    __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers", "prompt_parts", "indices", "overheads")
+    __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers", "prompt_parts", "indices", "overheads", "names")
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +225,7 @@ class Outputs(_message.Message):
     PROMPT_PARTS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     OVERHEADS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     attempts: bytes
     positions: bytes
     tokens: bytes
@@ -233,7 +242,16 @@ class Outputs(_message.Message):
     prompt_parts: _containers.RepeatedCompositeFieldContainer[PromptPart]
     indices: bytes
     overheads: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, attempts: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., step_seconds: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., prompt_parts: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ..., indices: _Optional[bytes] = ..., overheads: _Optional[_Iterable[float]] = ...) -> None: ...
+    names: _containers.RepeatedCompositeFieldContainer[NameChanges]
+    def __init__(self, attempts: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., step_seconds: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., prompt_parts: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ..., indices: _Optional[bytes] = ..., overheads: _Optional[_Iterable[float]] = ..., names: _Optional[_Iterable[_Union[NameChanges, _Mapping]]] = ...) -> None: ...
+
+class NameChanges(_message.Message):
+    __slots__ = ("removed", "added")
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    removed: bytes
+    added: bytes
+    def __init__(self, removed: _Optional[bytes] = ..., added: _Optional[bytes] = ...) -> None: ...
 
 class PromptPart(_message.Message):
     __slots__ = ("attempt", "start", "chosen", "rank", "alternatives", "top_ids", "top")
