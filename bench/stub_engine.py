@@ -26,7 +26,7 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from model.inputs.tokenizer import Tokenizer
 from model.settings import ModelSettings
-from rpc.frontend.engine_client import EngineClient, EngineInfo
+from rpc.frontend.engine_client import EngineInfo
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.output import Delta
 from rpc.frontend.prepare import load_preparer
@@ -163,8 +163,8 @@ class StubEngine(Ticker):
 class CountedStream(RequestStream):
     """Tells the engine what is taken."""
 
-    def __init__(self, attempt: int, spec: Spec, request: Request, tokenizer: Tokenizer, engine: StubEngine) -> None:
-        super().__init__(attempt, spec, request, tokenizer)
+    def __init__(self, spec: Spec, request: Request, tokenizer: Tokenizer, engine: StubEngine) -> None:
+        super().__init__(spec, request, tokenizer)
         self._engine = engine
 
     def take(self) -> list[Delta]:
@@ -175,12 +175,11 @@ class CountedStream(RequestStream):
 class CountedFrontend(Frontend):
     """Its streams tell its engine what is taken."""
 
-    def _make_stream(self, attempt: int, spec: Spec, engine: EngineClient) -> RequestStream:
+    def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
+        engine = self.replicas.first
         if not isinstance(engine, StubEngine):
             raise TypeError(f"{engine} is no StubEngine")
-        return CountedStream(
-            attempt, spec, self.preparer.prepare(spec, engine.info.limits), self.preparer.tokenizer, engine
-        )
+        return CountedStream(spec, self.preparer.prepare(spec, limits), self.preparer.tokenizer, engine), []
 
 
 class FloorTicker(Ticker):

@@ -55,10 +55,11 @@ def load(
     ahead: int,
     request_limits: RequestLimits,
     recompute: bool = False,
+    share: float = 1.0,
 ) -> LoadedModel:
     """rows: sequences that run at once. ahead: tokens of one of them that steps in flight compute at most. recompute:
-    as in `Runner`. Raises CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot
-    be met.
+    as in `Runner`. share: of the memory that one of several engines takes where nobody says how much. Raises
+    CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot be met.
     """
     if settings.verify_weights:
         _verify(directory)
@@ -75,7 +76,7 @@ def load(
         # What is computed again needs its place again, also behind a window.
         layout = replace(windowed, windows=()) if recompute else windowed
         free, fraction = free_bytes(device)
-        memory = int(free * fraction) if settings.kv_cache_memory is None else settings.kv_cache_memory
+        memory = int(free * fraction * share) if settings.kv_cache_memory is None else settings.kv_cache_memory
         if memory > free:
             raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
         pages = pool_pages(layout, memory, rows * config.context)

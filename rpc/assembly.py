@@ -2,14 +2,13 @@
 
 import secrets
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from cache_manager.manager import CacheManager
+from cache_manager.name_log import NameLog
 from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
-from cache_manager.settings import CacheSettings
 from cache_manager.tier import HostTier
 from model.config import ModelConfig, read_config
 from model.loading import LoadedModel, choose_device, load
@@ -22,7 +21,7 @@ from scheduler.engine import Sink
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
 
-LEAST_SECRET_BYTES = 32
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +36,9 @@ class Parts:
         loaded, runner = self.loaded, self.loaded.runner
         several = self.scheduler.settings.depth > 1
         executor = Overlapped(runner) if several and not runner.runs_ahead else runner
-        info = EngineInfo(loaded.limits, loaded.pages, loaded.dtype, loaded.device)
+        info = EngineInfo(
+            loaded.limits, loaded.pages, loaded.dtype, loaded.device, loaded.layout.page_size, loaded.numerics
+        )
         return LocalEngine(self.scheduler, executor, info, sink)
 
 
@@ -45,22 +46,26 @@ def assemble(config: EngineConfig) -> Parts:
     """Loads everything. Raises CheckpointError or ValueError with one clear message."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    elif config.engines_here > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // config.engines_here))
     directory = model_directory(config.model.model)
     scheduling = config.scheduler
     if scheduling.steps_in_flight is None:
         scheduling = replace(scheduling, steps_in_flight=2 if choose_device(config.model.device) == "cuda" else 1)
     rows = scheduling.max_sequences
-    secret = read_secret(config.cache)
+    secret = bytes.fromhex(config.secret) or secrets.token_bytes(SECRET_BYTES)
     if config.model.host_cache_memory is not None and not config.cache.prefix_cache:
         raise ValueError("--host-cache-memory keeps pages of the prefix cache: it does nothing with --no-prefix-cache")
     ahead, recompute = scheduling.ahead, scheduling.recompute
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
     check_indivisible(read_config(directory), scheduling)
-    loaded = load(directory, config.model, rows, ahead, config.request, recompute)
+    loaded = load(directory, config.model, rows, ahead, config.request, recompute, 1 / config.engines_here)
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     named = config.cache.prefix_cache and not recompute
+    if named and config.tells_names:
+        cache.prefix.index.log = NameLog()
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
     return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer))
 
@@ -81,16 +86,3 @@ def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:
             f"divided and may have {model.context} tokens, beside which {settings.max_sequences} sequences take one "
             f"each: serve it with --max-batched-tokens {needed}"
         )
-
-
-def read_secret(settings: CacheSettings) -> bytes:
-    """The secret of page names. Raises ValueError for a file that others can read, or that is too short; OSError."""
-    if settings.secret_file is None:
-        return secrets.token_bytes(32)
-    path = Path(settings.secret_file)
-    if path.stat().st_mode & 0o077:
-        raise ValueError(f"--cache-secret-file {path} can be used by others than its owner: chmod 600 {path}")
-    secret = path.read_bytes()
-    if len(secret) < LEAST_SECRET_BYTES:
-        raise ValueError(f"--cache-secret-file {path} has {len(secret)} bytes, must have at least {LEAST_SECRET_BYTES}")
-    return secret

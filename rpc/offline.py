@@ -198,7 +198,7 @@ class LLM:
         for spec in specs:
             attempt = next(self._attempts)
             streams[attempt] = RequestStream(
-                attempt, spec, self._preparer.prepare(spec, self._engine.info.limits), self._preparer.tokenizer
+                spec, self._preparer.prepare(spec, self._engine.info.limits), self._preparer.tokenizer
             )
         self._engine.send([Submit(attempt, stream.request) for attempt, stream in streams.items()])
         running = dict(streams)

@@ -16,7 +16,8 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 from quire.v1 import tokenization_service_pb2 as tokenization_pb
 from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 
-from rpc.engines.host import choose_host
+from rpc.cache_secret import read_secret
+from rpc.engines.host import choose_hosts
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer, load_preparer
@@ -54,13 +55,13 @@ def channel_options(settings: ListenSettings, context: int, images: int = 0) -> 
 
 
 class Server:
-    """One frontend of this process over its engine: `start`, on `stop` `drain`, always `close`."""
+    """The frontend of this process over its engines: `start`, on `stop` `drain`, always `close`."""
 
-    def __init__(self, settings: ServerSettings, preparer: Preparer) -> None:
+    def __init__(self, settings: ServerSettings, preparer: Preparer, secret: bytes) -> None:
         self._settings = settings
         self._metrics = Metrics(preparer.name)
-        self._frontend = Frontend(preparer, settings.frontend, self._metrics)
-        self._supervisor = Supervisor(choose_host(settings), self._frontend)
+        self._frontend = Frontend(preparer, settings.frontend, self._metrics, secret)
+        self._supervisor = Supervisor(choose_hosts(settings, secret), self._frontend)
         self._health = HealthService(SERVICES, self._frontend.health)
         self._grpc: aio.Server | None = None
         self._admin: aio.Server | None = None
@@ -112,10 +113,15 @@ class Server:
         await self._admin.start()
         engine = self._frontend.info
         return (
-            f"ready: model {self._frontend.preparer.name} ({engine.dtype}, {engine.device}), "
+            f"ready: model {self._frontend.preparer.name} ({engine.dtype}, {engine.device}{self._replicas}), "
             f"gRPC {host}:{port}, metrics http://127.0.0.1:{self._http.server_port}/metrics, "
             f"admin 127.0.0.1:{admin_port}"
         )
+
+    @property
+    def _replicas(self) -> str:
+        count = self._settings.engine.replicas
+        return f", {count} replicas" if count > 1 else ""
 
     def stop(self) -> None:
         """Asks for a drain; a second time, to end at once."""
@@ -153,8 +159,8 @@ class Server:
 
 async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:
     """Runs a server until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken."""
-    prefixes, images = settings.frontend.public_prefixes, settings.images
-    server = Server(settings, await asyncio.to_thread(load_preparer, settings.model, prefixes, images))
+    prefixes, images, secret = settings.frontend.public_prefixes, settings.images, read_secret(settings.cache)
+    server = Server(settings, await asyncio.to_thread(load_preparer, settings.model, prefixes, images), secret)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)

@@ -57,6 +57,7 @@ class ListenSettings:
 
 
 ENGINES = ("auto", "thread", "process")
+MOST_REPLICAS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,13 @@ class EngineSettings:
         metadata={
             "help": "thread: in the server's process. process: in one of its own, behind the engine link. auto: "
             "process on a machine with an NVIDIA device, else thread."
+        },
+    )
+    replicas: int = field(
+        default=1,
+        metadata={
+            "help": "Engines, each with a copy of the model in a process of its own. Requests go to the one that has "
+            "the least to compute for them; those of one that dies go on with another."
         },
     )
     ray: bool = field(
@@ -91,6 +99,12 @@ class EngineSettings:
             raise ValueError(f"--engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
         if self.ray and self.engine == "thread":
             raise ValueError("--engine thread and --ray exclude each other: an actor is a process of its own")
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise ValueError(f"--replicas is {self.replicas}, must be in [1, {MOST_REPLICAS}]")
+        if self.replicas > 1 and self.engine == "thread":
+            raise ValueError(f"--replicas is {self.replicas}: only one engine fits in a thread of the server's process")
+        if self.replicas > 1 and self.ray:
+            raise ValueError("--replicas with --ray is not supported yet: leave out --ray, or serve one replica")
         for flag, value in (("--engine-start-timeout", self.start), ("--engine-timeout", self.silence)):
             if not value > 0:
                 raise ValueError(f"{flag} is {value}, must be above 0")
@@ -98,7 +112,11 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All that an engine is made from; as JSON on its way to another process. threads: of torch, None its default."""
+    """All that an engine is made from; as JSON on its way to another process. threads: of torch, None its default.
+
+    secret: of page names, in hexadecimal; "" for one of the engine's own. tells_names: frontends route by what its
+    prefix cache has. engines_here: on this machine, among which its memory and processors are divided.
+    """
 
     model: ModelSettings = field(default_factory=ModelSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
@@ -106,6 +124,9 @@ class EngineConfig:
     request: RequestLimits = field(default_factory=RequestLimits)
     cache: CacheSettings = field(default_factory=CacheSettings)
     threads: int | None = None
+    secret: str = field(default="", repr=False)
+    tells_names: bool = False
+    engines_here: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -120,6 +141,9 @@ class EngineConfig:
             RequestLimits(**values["request"]),
             CacheSettings(**values["cache"]),
             values["threads"],
+            values["secret"],
+            values["tells_names"],
+            values["engines_here"],
         )
 
 

@@ -15,8 +15,9 @@ from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.batch.patience import PAUSE, JobStoppedError, Patience
+from rpc.cache_secret import read_secret
 from rpc.client import message_hint
-from rpc.engines.host import choose_host
+from rpc.engines.host import choose_hosts
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
@@ -65,8 +66,9 @@ async def local_runner(settings: ServerSettings) -> AsyncIterator[LocalRunner]:
     """An engine where the settings say, without a server. Raises what a host's `launch` does."""
     preparer = await asyncio.to_thread(load_preparer, settings.model)
     many = replace(settings.frontend, request_time=convert.LONGEST, max_preparing=2 * settings.scheduler.max_sequences)
-    frontend = Frontend(preparer, many, Metrics(preparer.name))
-    supervisor = Supervisor(choose_host(settings), frontend)
+    secret = read_secret(settings.cache)
+    frontend = Frontend(preparer, many, Metrics(preparer.name), secret)
+    supervisor = Supervisor(choose_hosts(settings, secret), frontend)
     try:
         await supervisor.start()
         yield LocalRunner(frontend)

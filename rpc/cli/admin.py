@@ -11,6 +11,7 @@ from rich.table import Table
 admin = typer.Typer(help="Look into a running server, on its admin port.", no_args_is_help=True)
 
 Server = Annotated[str, typer.Option(help="HOST:PORT of AdminService: the admin port of `quire serve`.")]
+Replica = Annotated[int, typer.Option(min=0, help="Which engine, where there are several.")]
 SHOWN = {"FREE": ".", "HELD": "#", "CACHED": "o", "SET_ASIDE": "!"}
 WIDTH = 64  # pages in a line
 
@@ -18,13 +19,14 @@ WIDTH = 64  # pages in a line
 @admin.command("page-map")
 def page_map(
     server: Server = "127.0.0.1:50052",
+    replica: Replica = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Show what each KV page is used for, and who holds how many."""
     from google.protobuf.json_format import MessageToDict
     from quire.v1 import admin_service_pb2 as pb
 
-    answer = _call(server, "GetPageMap", pb.GetPageMapRequest())
+    answer = _call(server, "GetPageMap", pb.GetPageMapRequest(replica=replica))
     if as_json:
         print(json.dumps(MessageToDict(answer, preserving_proto_field_name=True)))
         return
@@ -43,11 +45,11 @@ def page_map(
 
 
 @admin.command("reset-prefix-cache")
-def reset_prefix_cache(server: Server = "127.0.0.1:50052") -> None:
+def reset_prefix_cache(server: Server = "127.0.0.1:50052", replica: Replica = 0) -> None:
     """Forget all cached KV. Running requests go on."""
     from quire.v1 import admin_service_pb2 as pb
 
-    answer = _call(server, "ResetPrefixCache", pb.ResetPrefixCacheRequest())
+    answer = _call(server, "ResetPrefixCache", pb.ResetPrefixCacheRequest(replica=replica))
     print(f"{answer.page_count} pages were forgotten")
 
 

@@ -1,5 +1,6 @@
 """What a server knows of the place where its engine runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,14 +23,21 @@ class EngineHost(Protocol):
         """Ends the engine, dead or alive, and leaves nothing of it behind. Raises TimeoutError."""
 
 
-def choose_host(settings: ServerSettings) -> EngineHost:
-    """The place that the settings name."""
-    config, engine = settings.engine_config, settings.engine
+def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
+    """Places for as many engines as the settings ask for, where they say. secret: of page names."""
+    engine = settings.engine
+    config = replace(
+        settings.engine_config, secret=secret.hex(), tells_names=engine.replicas > 1, engines_here=engine.replicas
+    )
     if engine.ray:
-        return ProcessHost("rpc.engines.ray_process", config, engine)
-    if engine.engine == "process" or (engine.engine == "auto" and _may_use_cuda(settings.model.device)):
-        return ProcessHost("rpc.engines.engine_process", config, engine)
-    return ThreadHost(config)
+        return [ProcessHost("rpc.engines.ray_process", config, engine)]
+    if engine.replicas > 1 or engine.engine == "process" or _chooses_process(settings):
+        return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(engine.replicas)]
+    return [ThreadHost(config)]
+
+
+def _chooses_process(settings: ServerSettings) -> bool:
+    return settings.engine.engine == "auto" and _may_use_cuda(settings.model.device)
 
 
 def _may_use_cuda(device: str) -> bool:

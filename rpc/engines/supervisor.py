@@ -1,8 +1,8 @@
-"""Keeps an engine behind a frontend: starts one, replaces it when it dies, ends it."""
+"""Keeps engines behind a frontend: starts them, replaces one that dies, ends them."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from model.errors import CheckpointError
 from rpc.engines.host import EngineHost
@@ -16,35 +16,59 @@ STEADY = 60.0  # seconds after which an engine's death counts as the first again
 
 
 class Supervisor:
-    """`start` once, then `keep` runs as a task until `stop`."""
+    """One engine a host, each under its place in the list. `start` once, `stop` once."""
 
-    def __init__(self, host: EngineHost, frontend: Frontend) -> None:
-        self._host, self._frontend = host, frontend
-        self._keeper: asyncio.Task[None] | None = None
+    def __init__(self, hosts: Sequence[EngineHost], frontend: Frontend) -> None:
+        self._keepers = [Keeper(number, host, frontend) for number, host in enumerate(hosts)]
+        self._frontend = frontend
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """The first engine. Raises what the host's `launch` does."""
-        await self._launch()
-        self._keeper = asyncio.create_task(self._keep())
+        """Until all of them serve. Raises what the first `launch` that fails does; `stop` is due all the same."""
+        launches = [asyncio.create_task(keeper.launch()) for keeper in self._keepers]
+        try:
+            await asyncio.gather(*launches)
+        finally:
+            for launch in launches:
+                launch.cancel()
+            await asyncio.gather(*launches, return_exceptions=True)
+        self._tasks = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
 
     async def stop(self) -> None:
-        """Ends the engine. Raises TimeoutError."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        """Ends the engines, and with them the requests that they have. Raises TimeoutError."""
+        self._frontend.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ends = await asyncio.gather(*(keeper.stop() for keeper in self._keepers), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+
+class Keeper:
+    """Of the engine of one number."""
+
+    def __init__(self, number: int, host: EngineHost, frontend: Frontend) -> None:
+        self._number, self._host, self._frontend = number, host, frontend
+
+    async def stop(self) -> None:
+        """Raises TimeoutError."""
         await self._host.stop()
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Replaces the engine whenever it dies, until cancelled."""
         clock = asyncio.get_running_loop().time
         delay, since = 0.0, clock()
         while True:
-            log.error("the engine has failed: %s. Starting a new one", await self._frontend.engine_lost())
+            why = await self._frontend.engine_lost(self._number)
+            log.error("engine %d has failed: %s. Starting a new one", self._number, why)
             if clock() - since > STEADY:
                 delay = 0.0
-            self._frontend.detach()
+            self._frontend.detach(self._number)
             delay = await self._replace(delay)
             since = clock()
-            log.info("a new engine is ready")
+            log.info("engine %d is ready again", self._number)
 
     async def _replace(self, delay: float) -> float:
         """Until an engine runs, waiting longer each time. Returns how long to wait if it dies soon."""
@@ -52,11 +76,12 @@ class Supervisor:
             stopped = await self._succeeds(self._host.stop())
             await asyncio.sleep(delay)
             delay = min(max(FIRST_DELAY, 2 * delay), LONGEST_DELAY)
-            if stopped and await self._succeeds(self._launch()):
+            if stopped and await self._succeeds(self.launch()):
                 return delay
 
-    async def _launch(self) -> None:
-        self._frontend.attach(await self._host.launch(self._frontend.new_sink()))
+    async def launch(self) -> None:
+        """Raises what the host's `launch` does."""
+        self._frontend.attach(await self._host.launch(self._frontend.new_sink(self._number)), self._number)
 
     async def _succeeds(self, attempt: Awaitable[None]) -> bool:
         """Whatever it raises, a server without an engine goes on trying."""
@@ -64,6 +89,6 @@ class Supervisor:
             await attempt
         except Exception as error:
             known = isinstance(error, EngineStartError | CheckpointError | ValueError | OSError | MemoryError)
-            log.error("the engine cannot be replaced yet, trying again: %s", error, exc_info=not known)
+            log.error("engine %d cannot be replaced yet, trying again: %s", self._number, error, exc_info=not known)
             return False
         return True

@@ -10,12 +10,20 @@ from rpc.frontend.stream import RequestStream
 class Live:
     """A request between its submission and its end. One task reads it; `tell` and `tell_tokens` wake it. last_tokens:
     when the newest one of each sequence came.
+
+    names: of the pages of its prompt. patience: until when it may wait for its start. attempt: the one that is on an
+    engine, or was the last. served: an engine has started it; started_here: the attempt's has.
     """
 
     stream: RequestStream
     request_id: str
     started: float
     streaming: bool
+    names: list[bytes] = field(default_factory=list)
+    patience: float | None = None
+    attempt: int = 0
+    served: bool = False
+    started_here: bool = False
     last_tokens: dict[int, float] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     _news: bool = False

@@ -87,13 +87,14 @@ class SequenceOutput:
     """Output of the sequence `index` of a request. `accept` tokens, `close` it; `take` what is new.
 
     known: its output so far, read like tokens that were accepted and taken, so text goes on where it stopped: also in
-    the middle of a character or of what may be a stop string. token_count counts it; total, the sum of the tokens'
-    logprobs, does not: they are gone.
+    the middle of a character or of what may be a stop string. tokens has it; total, the sum of the tokens' logprobs,
+    has not: they are gone.
     """
 
     def __init__(self, index: int, spec: Spec, request: Request, tokenizer: Tokenizer, known: tuple[int, ...]) -> None:
         self.index, self._spec = index, spec
-        self.token_count, self.total = 0, 0.0
+        self.tokens: list[int] = []
+        self.total = 0.0
         self.finish: Finish | None = None
         self._stop_ids, self._top_logprobs = frozenset(request.stop_ids), request.controls.top_logprobs
         needs_text = spec.output.text or bool(spec.stopping.stop)
@@ -101,10 +102,14 @@ class SequenceOutput:
         self._stops = StopStrings(spec.stopping.stop, spec.stopping.include_stop)
         self._pending = Delta(index, 0)
         for token in known:
-            self.token_count += 1
+            self.tokens.append(token)
             if self._read_token(token):
                 break
         self._pending = Delta(index, self.token_count, finish=self.finish)
+
+    @property
+    def token_count(self) -> int:
+        return len(self.tokens)
 
     @property
     def score(self) -> float:
@@ -128,7 +133,7 @@ class SequenceOutput:
         if position > self.token_count:
             raise OutputGap(f"token {position} of sequence {self.index} came where {self.token_count} was due")
         token = step.tokens[i]
-        self.token_count += 1
+        self.tokens.append(token)
         self.total += step.chosen[i]
         self._pending.token_ids.append(token)
         if self._top_logprobs >= 0:

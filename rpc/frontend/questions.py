@@ -12,7 +12,7 @@ ANSWER = 10.0  # seconds; an engine answers between two steps
 
 
 class Questions:
-    """Tickets of a frontend. On its loop alone."""
+    """To one engine. On the frontend's loop alone."""
 
     def __init__(self) -> None:
         self._tickets = itertools.count(1)

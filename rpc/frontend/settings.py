@@ -29,6 +29,13 @@ class FrontendSettings:
     drain: float = field(
         default=60.0, metadata={"flag": "--drain-time", "help": "Seconds that running requests get after SIGTERM."}
     )
+    failover: float = field(
+        default=120.0,
+        metadata={
+            "flag": "--failover-time",
+            "help": "Seconds that a request whose engine has died waits for another one to go on.",
+        },
+    )
     stall_timeout: float = field(
         default=30.0, metadata={"help": "Seconds of work without progress after which health says NOT_SERVING."}
     )
@@ -50,6 +57,7 @@ class FrontendSettings:
             ("--max-preparing", self.max_preparing),
             ("--max-live-image-memory", self.image_memory),
             ("--drain-time", self.drain),
+            ("--failover-time", self.failover),
             ("--stall-timeout", self.stall_timeout),
             ("--tokenizer-threads", self.tokenizer_threads),
         ):

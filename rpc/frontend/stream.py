@@ -8,15 +8,15 @@ from scheduler.request import Request, Spec
 
 
 class RequestStream:
-    """Output of one attempt. `accept` tokens and the engine's `end`s; `take` what is new.
+    """Output of one request. `accept` tokens and the engine's `end`s; `take` what is new.
 
     An output prefix is the known output of the only sequence. cached_tokens: of the prompt, those whose KV was there.
     prompt_logprobs: by token of the prompt, if asked for: the token first, then alternatives by rank; nothing for the
     first token.
     """
 
-    def __init__(self, attempt: int, spec: Spec, request: Request, tokenizer: Tokenizer) -> None:
-        self.attempt, self.spec, self.request = attempt, spec, request
+    def __init__(self, spec: Spec, request: Request, tokenizer: Tokenizer) -> None:
+        self.spec, self.request = spec, request
         self.cached_tokens = 0
         self.sequences = tuple(
             SequenceOutput(index, spec, request, tokenizer, spec.output_prefix) for index in range(request.count)
@@ -38,6 +38,12 @@ class RequestStream:
         """Tokens that wait to be taken."""
         return sum(sequence.pending_tokens for sequence in self.sequences)
 
+    def emitted(self) -> tuple[tuple[int, ...] | None, ...]:
+        """What an engine that goes on from here has to know, as `Submit` has it."""
+        if self.request.beam is not None or not self.token_count:
+            return ()
+        return tuple(None if s.finish is not None else tuple(s.tokens) for s in self.sequences)
+
     def accept(self, step: StepTokens, i: int) -> bool:
         """Takes the i-th new token of a step. True if a stop string ended its sequence with it. Raises OutputGap."""
         return self.failure is None and self.sequences[step.indices[i]].accept(step, i)
@@ -46,7 +52,7 @@ class RequestStream:
         """Takes logprobs of the prompt; what was there before is ignored. Raises ValueError where some are missing."""
         known = len(self.prompt_logprobs)
         if part.start > known:
-            raise ValueError(f"attempt {self.attempt}: prompt token {part.start} came where {known} was due")
+            raise ValueError(f"prompt token {part.start} came where {known} was due")
         for i in range(known - part.start, len(part.logprobs.chosen)):
             token, wanted = int(self.request.prompt[part.start + i]), self.request.controls.top_logprobs
             self.prompt_logprobs.append(logprobs_at(part.logprobs, i, token, wanted))

@@ -27,7 +27,7 @@ TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 OUTCOMES = (
     "stop", "length", "deadline", "aborted", "cancelled", "invalid_field", "not_supported", "model_not_found",
     "request_id_live", "no_token_left", "queue_full", "queue_timeout", "slow_reader", "draining", "starting",
-    "request_fault", "engine_failed", "internal",
+    "request_fault", "quarantined", "engine_failed", "internal",
 )  # fmt: skip
 
 
@@ -37,7 +37,8 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         disable_created_metrics()  # a _created series beside each other one would double them
         self.registry = CollectorRegistry()
-        self._counted = EngineStats()
+        self._counted: dict[int, EngineStats] = {}  # by engine
+        self._shown: dict[str, int] = {}  # by gauge
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(name, text, ["model_name"], registry=self.registry).labels(model_name)
@@ -104,6 +105,7 @@ class Metrics:
         self._lifetimes = counted(
             "quire_kv_page_lifetime_seconds", "From a page's publication until its place was needed.", LIFETIMES
         )
+        self._replicas = gauge("quire_replicas", "Engines that requests can go to.")
         self._engines = counter("quire_engine_starts", "Engines that became ready: the first one, and its successors.")
         self._prompt_tokens = counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
         self._cached_tokens = counter("quire_prompt_tokens_cached", "Those of them that the prefix cache had.")
@@ -142,29 +144,44 @@ class Metrics:
     def request_ended(self, outcome: str) -> None:
         self._outcomes.get(outcome, self._outcomes["internal"]).inc()
 
-    def engine_attached(self, pages: int) -> None:
-        """An engine, the first or a new one, counts from 0."""
+    def engine_attached(self, pages: int, engine: int = 0) -> None:
+        """An engine, the first of this number or a new one, counts from 0."""
         self._engines.inc()
-        self.engine_stats(EngineStats(pages_total=pages))
+        self.engine_stats(EngineStats(pages_total=pages), engine)
 
-    def engine_step(self, outputs: StepOutputs) -> None:
+    def engine_gone(self, engine: int) -> None:
+        """It is nothing any more; what it did is counted."""
+        self._counted.pop(engine, None)
+        self._set_gauges()
+
+    def engine_step(self, outputs: StepOutputs, engine: int = 0) -> None:
         for seconds in outputs.step_seconds:
             self._step_time.observe(seconds)
         for seconds in outputs.overheads:
             self._overhead.observe(seconds)
-        self.engine_stats(outputs.stats)
+        self.engine_stats(outputs.stats, engine)
 
-    def engine_stats(self, stats: EngineStats) -> None:
-        """Gauges as given; counters by what was added since the last call."""
-        before, self._counted = self._counted, stats
-        for name, gauge in self._gauges.items():
-            if (now := getattr(stats, name)) != getattr(before, name):
-                gauge.set(now)
+    def engine_stats(self, stats: EngineStats, engine: int = 0) -> None:
+        """Gauges as given, of all engines together; counters by what was added since the last call."""
+        before = self._counted.get(engine, EngineStats())
+        self._counted[engine] = stats
+        self._set_gauges()
         for name, counter in self._counters.items():
             if (more := getattr(stats, name) - getattr(before, name)) > 0:
                 counter.inc(more)
-        self._usage.set(stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
         if stats.lifetimes != before.lifetimes and stats.lifetimes:  # else of an engine that has just come
             old = before.lifetimes or (0,) * len(stats.lifetimes)
             more_lived = [max(0, n - m) for n, m in zip(stats.lifetimes, old, strict=True)]
             self._lifetimes.add(more_lived, max(0.0, stats.lifetime_seconds - before.lifetime_seconds))
+
+    def _set_gauges(self) -> None:
+        engines = list(self._counted.values())
+        for name, gauge in self._gauges.items():
+            of_each = [getattr(engine, name) for engine in engines]
+            now = max(of_each, default=0) if name == "page_bytes" else sum(of_each)
+            if self._shown.get(name) != now:
+                self._shown[name] = now
+                gauge.set(now)
+        used, total = self._shown["pages_used"], self._shown["pages_total"]
+        self._usage.set(used / total if total else 0.0)
+        self._replicas.set(len(engines))

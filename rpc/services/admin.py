@@ -19,15 +19,15 @@ STATES = {
 
 
 class AdminService(pb_grpc.AdminServiceServicer):
-    """Over the engine of one frontend."""
+    """Over the engines of one frontend."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
 
     async def GetPageMap(  # noqa: N802 - gRPC's name
-        self, _request: pb.GetPageMapRequest, context: aio.ServicerContext
+        self, request: pb.GetPageMapRequest, context: aio.ServicerContext
     ) -> pb.GetPageMapResponse:
-        pages = (await self._ask(Question.PAGE_MAP, context)).page_map
+        pages = (await self._ask(Question.PAGE_MAP, request.replica, context)).page_map
         if pages is None:
             await abort(context, RequestFailed("INTERNAL", "NO_ANSWER", "the engine's answer has no page map"))
         return pb.GetPageMapResponse(
@@ -44,13 +44,13 @@ class AdminService(pb_grpc.AdminServiceServicer):
         return pb.PageHolder(request_id=self._frontend.request_of(holder.number), pages=pages)
 
     async def ResetPrefixCache(  # noqa: N802 - gRPC's name
-        self, _request: pb.ResetPrefixCacheRequest, context: aio.ServicerContext
+        self, request: pb.ResetPrefixCacheRequest, context: aio.ServicerContext
     ) -> pb.ResetPrefixCacheResponse:
-        answer = await self._ask(Question.RESET_PREFIX_CACHE, context)
+        answer = await self._ask(Question.RESET_PREFIX_CACHE, request.replica, context)
         return pb.ResetPrefixCacheResponse(page_count=answer.forgotten)
 
-    async def _ask(self, question: Question, context: aio.ServicerContext) -> Answer:
+    async def _ask(self, question: Question, replica: int, context: aio.ServicerContext) -> Answer:
         try:
-            return await self._frontend.ask(question)
+            return await self._frontend.ask(question, replica)
         except RequestFailed as failure:
             await abort(context, failure)

@@ -20,9 +20,7 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         async with failures_to(context, within=""):
             ids = await self._frontend.in_worker(
-                lambda engine: self._frontend.preparer.tokenize(
-                    request.text, special, request.model, engine.info.limits
-                )
+                lambda limits: self._frontend.preparer.tokenize(request.text, special, request.model, limits)
             )
             return pb.TokenizeResponse(token_ids=ids)
 
@@ -32,8 +30,6 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         async with failures_to(context, within=""):
             text = await self._frontend.in_worker(
-                lambda engine: self._frontend.preparer.detokenize(
-                    request.token_ids, skip, request.model, engine.info.limits
-                )
+                lambda limits: self._frontend.preparer.detokenize(request.token_ids, skip, request.model, limits)
             )
             return pb.DetokenizeResponse(text=text)

@@ -17,7 +17,7 @@ from torch import Tensor
 from model.compiled import CompiledDecoder
 from model.config import read_config
 from model.settings import ModelSettings
-from rpc.engines.host import choose_host
+from rpc.engines.host import choose_hosts
 from rpc.link import codec
 from rpc.settings import EngineSettings, ServerSettings
 from scheduler.events import EndReason, EngineStats, StepOutputs, Submit
@@ -111,7 +111,8 @@ async def play(
     emitted: what an earlier attempt gave. Every attempt must end properly, every page be free at the end.
     """
     order = sorted(members, reverse=schedule.reverse)
-    host, loop = choose_host(settings_of(mode, directory, schedule)), asyncio.get_running_loop()
+    (host,) = choose_hosts(settings_of(mode, directory, schedule), bytes(32))
+    loop = asyncio.get_running_loop()
     outputs: asyncio.Queue[StepOutputs] = asyncio.Queue()
     record = Record()
     try:

@@ -35,12 +35,10 @@ from tests.e2e.test_streams import (  # noqa: F401 - the tests among them run he
 )
 from tests.support.processes import (
     REQUESTS,
-    code_of,
     find,
     has_loaded,
     is_alive,
     long_calls,
-    request_of,
     session,
     some_tokens,
     started_server,
@@ -154,11 +152,10 @@ def test_engine_has_the_priority_of_its_server(shared: Serving) -> None:
 
 @dataclass(frozen=True)
 class Death:
-    """Who of a server's tree gets which signal. at_once: it ends the link, so that no call can end before it."""
+    """Who of a server's tree gets which signal."""
 
     victim: str
     signal: int = signal.SIGKILL
-    at_once: bool = True
 
 
 LIVES = {
@@ -167,14 +164,14 @@ LIVES = {
     "driver, raylet, gcs_server killed": [
         Death(HOST["ray"]),
         Death("raylet/raylet"),
-        Death("gcs_server", at_once=False),
+        Death("gcs_server"),
     ],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("life", LIVES)
-def test_dead_engine_is_replaced_and_every_call_is_told(life: str) -> None:
+def test_dead_engine_is_replaced_and_every_call_goes_on(life: str) -> None:
     mode = "process" if life.startswith("process") else "ray"
     with serving(mode, "--engine-timeout", "2") as running:
         server = running.server
@@ -191,7 +188,9 @@ def test_dead_engine_is_replaced_and_every_call_is_told(life: str) -> None:
 
 
 async def _live_through(death: Death, server: RunningServer, victim: psutil.Process) -> None:
-    """Sends the signal under load; returns when the server serves again, with the tokens it gave before."""
+    """Sends the signal under load; returns when the server serves again, with the tokens it gave before. What ran has
+    gone on, and has as many tokens as were asked for.
+    """
     async with aio.insecure_channel(server.address) as channel:
         stub, health = pb_grpc.GenerationServiceStub(channel), health_pb2_grpc.HealthStub(channel)
         before = await some_tokens(stub)
@@ -199,13 +198,9 @@ async def _live_through(death: Death, server: RunningServer, victim: psutil.Proc
         calls = [asyncio.create_task(call) for call in long_calls(stub)]
         await asyncio.to_thread(server.wait_for_metric, "quire_num_requests_running", REQUESTS)
         victim.send_signal(death.signal)
-        codes = {code for codes in await asyncio.gather(*calls) for code in codes}
-        assert codes == {UNAVAILABLE} or (not death.at_once and codes <= {UNAVAILABLE, grpc.StatusCode.OK})
-        if codes == {UNAVAILABLE}:
-            assert (await health.Check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
-            assert await code_of(stub.Generate(request_of(1))) is UNAVAILABLE
         async with asyncio.timeout(90):
             assert await watch == [SERVING, NOT_SERVING, SERVING]
+            assert {code for codes in await asyncio.gather(*calls) for code in codes} == {grpc.StatusCode.OK}
         assert await some_tokens(stub) == before
 
 

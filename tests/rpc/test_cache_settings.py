@@ -10,7 +10,7 @@ import rpc.server
 from cache_manager import policies
 from cache_manager.settings import POLICIES, CacheSettings
 from model.settings import ModelSettings
-from rpc.assembly import read_secret
+from rpc.cache_secret import read_secret
 from rpc.cli.main import app
 from rpc.frontend.prepare import load_preparer
 from rpc.settings import EngineConfig, ServerSettings

@@ -72,8 +72,11 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
 }
 HINTS = get_type_hints(EngineConfig)
 VALUES[EngineConfig] = {
+    **{name: st.builds(kind, **VALUES[kind]) for name, kind in HINTS.items() if kind in VALUES},
     "threads": st.none() | COUNT,
-    **{f.name: st.builds(HINTS[f.name], **VALUES[HINTS[f.name]]) for f in fields(EngineConfig) if f.name != "threads"},
+    "secret": st.binary().map(bytes.hex),
+    "tells_names": st.booleans(),
+    "engines_here": COUNT,
 }
 
 
@@ -148,6 +151,9 @@ def test_the_servers_settings_reach_the_engine() -> None:
         ({"engine": "cloud"}, "--engine is 'cloud', must be one of auto, thread, process"),
         ({"engine": ""}, "--engine is ''"),
         ({"engine": "thread", "ray": True}, "--engine thread and --ray exclude each other"),
+        *(({"replicas": value}, f"--replicas is {value}, must be in") for value in (0, -1, 257)),
+        ({"replicas": 2, "engine": "thread"}, "--replicas is 2: only one engine fits in a thread"),
+        ({"replicas": 2, "ray": True}, "--replicas with --ray is not supported yet"),
         *(({"start": value}, f"--engine-start-timeout is {value}, must be above 0") for value in (0, -1.0, math.nan)),
         *(({"silence": value}, f"--engine-timeout is {value}, must be above 0") for value in (0.0, -0.5, math.nan)),
     ],
@@ -182,13 +188,24 @@ def test_the_settings_name_the_place(
     server = ServerSettings(model=ModelSettings(device=device), engine=EngineSettings(engine=engine, ray=ray))
     cuda = device == "cuda" or (device == "auto" and nvidia)
     expected = RAY if ray else PROCESS if engine == "process" or (engine == "auto" and cuda) else None
-    chosen = host.choose_host(server)
+    (chosen,) = host.choose_hosts(server, b"secret")
     if expected is None:
         assert isinstance(chosen, ThreadHost)
     else:
         assert isinstance(chosen, ProcessHost)
         assert (chosen._module, chosen._settings) == (expected, server.engine)
-    assert chosen._config == server.engine_config
+    assert chosen._config == replace(server.engine_config, secret=b"secret".hex())
+
+
+@pytest.mark.parametrize("engine", ["auto", "process"])
+def test_replicas_are_processes_that_share_the_machine_and_the_secret(engine: str) -> None:
+    hosts = host.choose_hosts(ServerSettings(engine=EngineSettings(engine=engine, replicas=3)), b"secret")
+    assert len(hosts) == 3
+    for chosen in hosts:
+        assert isinstance(chosen, ProcessHost)
+        assert chosen._module == PROCESS
+        assert (chosen._config.engines_here, chosen._config.secret) == (3, b"secret".hex())
+        assert chosen._config.tells_names
 
 
 def test_modules_that_hosts_run_exist() -> None:
@@ -199,8 +216,8 @@ def test_modules_that_hosts_run_exist() -> None:
 def test_choosing_imports_neither_torch_nor_ray() -> None:
     """A frontend of an engine elsewhere starts without them."""
     code = (
-        "import sys; from rpc.engines.host import choose_host; from rpc.settings import ServerSettings; "
-        "choose_host(ServerSettings()); print({'torch', 'ray'} & set(sys.modules))"
+        "import sys; from rpc.engines.host import choose_hosts; from rpc.settings import ServerSettings; "
+        "choose_hosts(ServerSettings(), b''); print({'torch', 'ray'} & set(sys.modules))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.strip() == "set()"

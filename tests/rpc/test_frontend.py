@@ -35,7 +35,7 @@ def test_duplicates_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
                 outputs([(attempt, 1, 73)], [(attempt, EndReason.LENGTH), (attempt + 9, EndReason.STOP)]),
                 outputs([(attempt, 2, 74)], [(attempt, EndReason.STOP)]),
             ):
-                frontend._deliver(step)
+                engine.deliver(step)
             await live.wait()
             (delta,) = live.stream.take()
             assert delta.token_ids == [70, 73]
@@ -52,7 +52,7 @@ def test_cached_tokens_are_told_with_the_prompt_and_with_the_usage(tokenizer: To
         frontend, engine, metrics = make_frontend(tokenizer)
         async with frontend.open(Spec(tuple(range(1, 41))), "a", None) as live:
             (attempt,) = engine.submitted()
-            frontend._deliver(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)], [attempt], cached=32))
+            engine.deliver(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)], [attempt], cached=32))
             await live.wait()
             assert convert.prompt_info(live.stream).cached_token_count == 32
             usage = convert.usage(live.stream)
@@ -76,7 +76,7 @@ def test_stream_that_cannot_be_read_fails_alone(tokenizer: Tokenizer) -> None:
         frontend, engine, metrics = make_frontend(tokenizer)
         async with frontend.open(Spec("a"), "lost", None) as lost, frontend.open(Spec("a"), "fine", None) as fine:
             first, second = engine.submitted()
-            frontend._deliver(outputs([(first, 1, 70), (second, 0, 71)], [(second, EndReason.LENGTH)]))
+            engine.deliver(outputs([(first, 1, 70), (second, 0, 71)], [(second, EndReason.LENGTH)]))
             await lost.wait()
             assert lost.stream.failure is not None
             assert lost.stream.failure.code == "INTERNAL"
@@ -166,7 +166,7 @@ def test_stop_string_finishes_the_attempt_at_once(tokenizer: Tokenizer) -> None:
         async with frontend.open(Spec("cat", stopping=Stopping(stop=("STOP",))), "a", None) as live:
             (attempt,) = engine.submitted()
             for position, token in enumerate(ids):
-                frontend._deliver(outputs([(attempt, position, token)]))
+                engine.deliver(outputs([(attempt, position, token)]))
             assert engine.finished() == [attempt]
             (delta,) = live.stream.take()
             assert delta.text == "xx"
@@ -184,14 +184,13 @@ def test_stop_string_finishes_the_attempt_at_once(tokenizer: Tokenizer) -> None:
         (EndReason.QUEUE_FULL, "RESOURCE_EXHAUSTED"),
         (EndReason.QUEUE_TIMEOUT, "RESOURCE_EXHAUSTED"),
         (EndReason.FAULT, "INTERNAL"),
-        (EndReason.ENGINE_FAILED, "UNAVAILABLE"),
     ],
 )
 def test_failed_ends_become_failures(tokenizer: Tokenizer, reason: EndReason, code: str) -> None:
     async def test() -> None:
         frontend, engine, metrics = make_frontend(tokenizer)
         async with frontend.open(Spec("cat"), "a", None) as live:
-            frontend._deliver(outputs(ends=[(engine.submitted()[0], reason)]))
+            engine.deliver(outputs(ends=[(engine.submitted()[0], reason)]))
             await live.wait()
             assert live.stream.failure is not None
             assert live.stream.failure.code == code
@@ -209,17 +208,17 @@ def test_reader_who_wants_several_tokens_sleeps_until_they_are_there(tokenizer: 
             (attempt,) = engine.submitted()
             reading = asyncio.create_task(live.wait(3, 0.2 if last == "delay" else None))
             for position in range(2):
-                frontend._deliver(outputs([(attempt, position, 70)]))
+                engine.deliver(outputs([(attempt, position, 70)]))
                 await asyncio.sleep(0.01)
             assert not reading.done()
             if last != "delay":
                 ends = [(attempt, EndReason.LENGTH)] if last == "end" else []
-                frontend._deliver(outputs([(attempt, 2, 70)] if last == "token" else [], ends))
+                engine.deliver(outputs([(attempt, 2, 70)] if last == "token" else [], ends))
             await reading
             assert live.stream.pending_tokens == (3 if last == "token" else 2)
             live.stream.take()
             if last != "end":  # and the next reader is content with one
-                frontend._deliver(outputs([(attempt, 3 if last == "token" else 2, 70)]))
+                engine.deliver(outputs([(attempt, 3 if last == "token" else 2, 70)]))
                 await live.wait()
                 assert live.stream.pending_tokens == 1
 
@@ -231,11 +230,11 @@ def test_a_token_in_the_moment_when_the_delay_runs_out_is_no_news_once_taken(tok
         frontend, engine, _ = make_frontend(tokenizer)
         async with frontend.open(Spec("cat"), "a", None) as live:
             (attempt,) = engine.submitted()
-            frontend._deliver(outputs([(attempt, 0, 70)]))
+            engine.deliver(outputs([(attempt, 0, 70)]))
             reading = asyncio.create_task(live.wait(3, 0.01))
             await asyncio.sleep(0)  # it waits for more
             loop = asyncio.get_running_loop()
-            loop.call_later(0.02, frontend._deliver, outputs([(attempt, 1, 70), (attempt, 2, 70)]))
+            loop.call_later(0.02, engine.deliver, outputs([(attempt, 1, 70), (attempt, 2, 70)]))
             time.sleep(0.03)  # the loop stands still: both are due in its next turn
             await reading
             assert live.stream.pending_tokens == 3
@@ -244,7 +243,7 @@ def test_a_token_in_the_moment_when_the_delay_runs_out_is_no_news_once_taken(tok
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert not waiting.done(), "woken by what was taken"
-            frontend._deliver(outputs([(attempt, 3, 70)]))
+            engine.deliver(outputs([(attempt, 3, 70)]))
             await waiting
 
     asyncio.run(test())
@@ -258,7 +257,7 @@ def test_reader_that_falls_behind_is_cut_off_but_a_unary_call_is_not(tokenizer: 
             lives += [slow, unary]
             first, second = engine.submitted()
             for position in range(11):
-                frontend._deliver(outputs([(first, position, 70), (second, position, 70)]))
+                engine.deliver(outputs([(first, position, 70), (second, position, 70)]))
             assert slow.stream.failure is not None
             assert slow.stream.failure.reason == "SLOW_READER"
             assert engine.finished() == [first]
@@ -295,7 +294,7 @@ def test_max_time_ends_with_what_there_is(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         frontend, engine, _ = make_frontend(tokenizer)
         async with frontend.open(Spec("cat", max_time=0.05), "a", None) as live:
-            frontend._deliver(outputs([(engine.submitted()[0], 0, 70)]))
+            engine.deliver(outputs([(engine.submitted()[0], 0, 70)]))
             while not live.stream.ended:
                 await live.wait()
             (delta,) = live.stream.take()

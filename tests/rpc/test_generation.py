@@ -32,7 +32,7 @@ class SlowContext:
     async def _answer(self) -> None:
         while not self.engine.submitted():
             await asyncio.sleep(0.001)
-        self.frontend._deliver(outputs([(self.engine.submitted()[0], 0, 70)]))
+        self.engine.deliver(outputs([(self.engine.submitted()[0], 0, 70)]))
 
     async def write(self, message: pb.StreamGenerateResponse) -> None:
         self.messages.append(message)
@@ -40,7 +40,7 @@ class SlowContext:
             attempt = self.engine.submitted()[0]
             for position in range(1, self.steps + 1):
                 ends = [(attempt, EndReason.LENGTH)] if position == self.steps else []
-                self.frontend._deliver(outputs([(attempt, position, 70 + position)], ends))
+                self.engine.deliver(outputs([(attempt, position, 70 + position)], ends))
                 await asyncio.sleep(0)
 
 

@@ -88,7 +88,7 @@ def test_work_is_done_beside_the_loop_bounded_and_not_while_draining(tokenizer: 
             await frontend.in_worker(lambda _: None)
         assert refused.value.reason == "QUEUE_FULL"
         release.set()
-        assert await waiting == (engine, True)
+        assert await waiting == (engine.info.limits, True)
         name = await frontend.in_worker(lambda _: threading.current_thread().name)
         assert name.startswith("quire-prepare")
         frontend.draining = True

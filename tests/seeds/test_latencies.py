@@ -22,11 +22,11 @@ def test_a_stream_has_one_first_token_and_gaps_between_the_others() -> None:
         for streams, name in enumerate("ab", 1):
             async with frontend.open(Spec("cat"), name, None) as live:
                 attempt = engine.submitted()[-1]
-                frontend._deliver(outputs([(attempt, 0, 70)], starts=[attempt]))
+                engine.deliver(outputs([(attempt, 0, 70)], starts=[attempt]))
                 assert counts() == (streams, 4 * (streams - 1), 5 * (streams - 1) + 1)
                 for position in range(1, 5):
                     ends = [(attempt, EndReason.LENGTH)] if position == 4 else []
-                    frontend._deliver(outputs([(attempt, position, 70)], ends))
+                    engine.deliver(outputs([(attempt, position, 70)], ends))
                 await live.wait()
                 assert counts() == (streams, 4 * streams, 5 * streams)
 

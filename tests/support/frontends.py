@@ -1,6 +1,6 @@
 """A frontend over an engine that does what a test tells it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class PuppetEngine:
         self.sent: list[Event] = []
         self.stalled = 0.0
         self.failure: str | None = None
+        self.deliver: Callable[[StepOutputs], None] = lambda outputs: None
+        """As the sink that the frontend gave, but at once."""
 
     def send(self, events: Sequence[Event]) -> None:
         self.sent.extend(events)
@@ -43,6 +45,7 @@ def make_frontend(tokenizer: Tokenizer, **settings: float) -> tuple[Frontend, Pu
     preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
     frontend = Frontend(preparer, FrontendSettings(**settings), metrics)
     frontend.attach(engine)
+    engine.deliver = lambda outputs: frontend._dispatch.deliver(outputs, frontend.replicas.get(0))
     return frontend, engine, metrics
 
 

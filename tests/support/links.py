@@ -73,7 +73,7 @@ class MortalEngine(PuppetEngine):
             self._tell_failure()
 
     def tell(self, outputs: StepOutputs) -> None:
-        self.live.difference_update(end.attempt for end in outputs.ends)
+        self.live.difference_update(outputs.over)
         self.stats = outputs.stats
         self._sink(outputs)
 

@@ -1,0 +1,293 @@
+"""Live requests and the engines that they are on: mints attempts, routes each step's outputs to their streams, and
+takes requests elsewhere when their engine dies.
+
+A client sees no gap and no duplicate of that: a token counts only if its attempt is known and its position is the next
+one. The new attempt goes on from what was delivered; a beam search, of which nothing is before its end, starts again.
+Lives on one asyncio loop.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rpc.frontend.errors import RequestFailed, internal
+from rpc.frontend.live import Arrivals, Live
+from rpc.frontend.output import Finish, FinishReason, StepTokens
+from rpc.frontend.replicas import Replica, Replicas
+from rpc.frontend.settings import FrontendSettings
+from rpc.frontend.suspects import Suspects
+from rpc.observe.metrics import Metrics
+from scheduler import events
+
+log = logging.getLogger("quire.frontend")
+
+
+class Dispatch:
+    def __init__(self, replicas: Replicas, settings: FrontendSettings, metrics: Metrics) -> None:
+        self.replicas, self._settings, self._metrics = replicas, settings, metrics
+        self._closing = False
+        self._loop = asyncio.get_running_loop()
+        self._attempts, self._serials = itertools.count(1), itertools.count(1)
+        self._live: dict[int, Live] = {}
+        self._places: dict[int, Replica] = {}
+        self._parked: dict[Live, None] = {}
+        self._without_engine: asyncio.TimerHandle | None = None
+        self._suspects = Suspects()
+
+    def request_of(self, attempt: int) -> str:
+        """The request that has this attempt, "" if it is none of this frontend's."""
+        live = self._live.get(attempt)
+        return live.request_id if live is not None else ""
+
+    # On their way to an engine
+
+    def submit(self, live: Live, seconds: float) -> None:
+        """For the first time; it ends after so many seconds with what there is. Raises RequestFailed."""
+        replica = self.replicas.choose(live.names, len(live.stream.request.prompt))
+        if replica is None:
+            raise RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
+        live.timer = self._loop.call_later(max(0.0, seconds), self._time_is_up, live)
+        self._send(live, replica)
+
+    def _send(self, live: Live, replica: Replica, again: bool = False, alone: int = 0) -> None:
+        stream, client = live.stream, replica.client
+        if client is None:
+            raise RuntimeError("a request is sent to an engine that is not there")
+        live.attempt, live.started_here = next(self._attempts), False
+        self._live[live.attempt], self._places[live.attempt] = live, replica
+        emitted = stream.emitted()
+        replica.send_off(live.attempt, len(stream.request.prompt) + sum(len(tokens or ()) for tokens in emitted))
+        request = stream.request
+        if again:
+            left = None if live.served or live.patience is None else max(0.0, live.patience - time.monotonic())
+            request = replace(request, patience=left)
+        client.send([events.Submit(live.attempt, request, emitted, again, alone)])
+
+    def _go_on(self, live: Live) -> None:
+        """On another engine, as soon as there is one."""
+        replica = self.replicas.choose(live.names, len(live.stream.request.prompt))
+        if replica is not None:
+            self._send(live, replica, again=True)
+        else:
+            self._parked[live] = None
+
+    def _give_up(self) -> None:
+        """There was no engine for too long."""
+        message = f"its engine has failed, and no other was there within {self._settings.failover:g} s"
+        for live in (*self._parked, *self._suspects.waiting):
+            self.cut_off(live, RequestFailed("UNAVAILABLE", "ENGINE_FAILED", message, retry_after=5.0))
+
+    def engine_came(self) -> None:
+        """There is one for those that wait."""
+        if self._without_engine is not None:
+            self._without_engine.cancel()
+            self._without_engine = None
+        parked, self._parked = self._parked, {}
+        for live in parked:
+            self._go_on(live)
+        self._try_a_suspect()
+
+    def _try_a_suspect(self) -> None:
+        if not self.replicas.usable or (turn := self._suspects.next()) is None:
+            return
+        live, steps = turn
+        replica = self.replicas.choose((), len(live.stream.request.prompt))
+        if replica is not None:
+            replica.alone = live
+            self._send(live, replica, again=True, alone=steps)
+
+    # Away from it
+
+    def forget(self, live: Live) -> None:
+        """No more of its output is wanted."""
+        attempt = live.attempt
+        if self._live.pop(attempt, None) is not None:
+            replica = self._left(attempt)
+            if replica is not None and replica.client is not None:
+                replica.client.send([events.Finish(attempt)])
+        self._gone(live)
+
+    def _left(self, attempt: int) -> Replica | None:
+        replica = self._places.pop(attempt, None)
+        if replica is not None:
+            replica.left(attempt)
+        return replica
+
+    def _gone(self, live: Live) -> None:
+        """It has ended, one way or another."""
+        self._parked.pop(live, None)
+        if self._suspects.forget(live):
+            self._free_who_was_alone()
+
+    def _free_who_was_alone(self) -> None:
+        for replica in self.replicas:
+            if replica.alone is not None and replica.alone is not self._suspects.running:
+                replica.alone = None
+        self._try_a_suspect()
+
+    def close(self) -> None:
+        """Engines that end from now on take their requests with them; so do those that have ended."""
+        self._closing = True
+        for live in (*self._parked, *self._suspects.waiting):
+            self._cut_off_lost(live)
+
+    def engine_lost(self, replica: Replica, lives: list[Live]) -> None:
+        """It died with these on it, which are on no engine any more."""
+        if self._closing:
+            for live in lives:
+                self._cut_off_lost(live)
+            return
+        serial, alone = next(self._serials), replica.alone
+        if alone is None:
+            free = self._suspects.died_with(lives, serial)
+        else:
+            free = [live for live in lives if live is not alone]
+            if alone in lives:
+                free += self._died_alone(replica, alone)
+        log.warning("engine %d had %d requests when it died", replica.number, len(lives))
+        for live in free:
+            self._go_on(live)
+        self._try_a_suspect()
+        if not self.replicas.usable and self._without_engine is None:
+            self._without_engine = self._loop.call_later(self._settings.failover, self._give_up)
+
+    def _died_alone(self, replica: Replica, live: Live) -> list[Live]:
+        """Returns those that are free to go on."""
+        acquitted = self._suspects.died_alone(live.started_here)
+        replica.alone = None
+        if acquitted is None:
+            return []
+        message = (
+            "engines died while they computed this request, the last one with nothing else to compute: it is not tried "
+            "again. The server's log says how they ended"
+        )
+        log.error("request %s is given up: engines die of it", live.request_id)
+        live.stream.fail(RequestFailed("INTERNAL", "QUARANTINED", message))
+        live.tell()
+        return acquitted
+
+    def _cut_off_lost(self, live: Live) -> None:
+        self.cut_off(live, RequestFailed("UNAVAILABLE", "ENGINE_FAILED", "the engine has ended", retry_after=5.0))
+
+    def cut_off(self, live: Live, failure: RequestFailed) -> None:
+        """It ends with this."""
+        live.stream.fail(failure)
+        self.forget(live)
+        live.tell()
+
+    def _time_is_up(self, live: Live) -> None:
+        with self._contained(live):
+            live.stream.close(Finish(FinishReason.DEADLINE))
+        self.forget(live)
+        live.tell()
+
+    # What engines tell
+
+    def deliver(self, outputs: events.StepOutputs, replica: Replica) -> None:
+        """What a step of this engine gave, or its end."""
+        now = time.monotonic()
+        if self.replicas.is_newest(replica):
+            self._metrics.engine_step(outputs, replica.number)
+        replica.take(outputs)
+        replica.questions.take(outputs.answers)
+        for start in outputs.starts:
+            live = self._live.get(start.attempt)
+            if live is not None:
+                self._started(live, start)
+        for part in outputs.prompt_parts:
+            live = self._live.get(part.attempt)
+            if live is not None:
+                with self._contained(live):
+                    live.stream.accept_prompt(part)
+        if len(outputs.attempts):
+            self._accept_all(StepTokens.of(outputs), now)
+        lost = [live for end in outputs.ends if (live := self._ended(end)) is not None]
+        if lost:
+            self.engine_lost(replica, lost)
+        if self._suspects.running is not None and self._suspects.has_passed():
+            self._suspects.parole()
+            self._free_who_was_alone()
+        self.look_at(replica)
+
+    def look_at(self, replica: Replica) -> None:
+        """Whether it lives."""
+        if replica.client is not None and replica.client.failure is not None:
+            replica.lost.set()
+            replica.questions.engine_lost()
+
+    def _started(self, live: Live, start: events.Start) -> None:
+        live.started_here = True
+        if not live.served:
+            live.served = True
+            live.stream.cached_tokens = start.cached
+            self._metrics.request_started(len(live.stream.request.prompt), start.cached, start.waited)
+
+    def _ended(self, end: events.End) -> Live | None:
+        """Returns the request where it has to go on elsewhere."""
+        live = self._live.get(end.attempt)
+        if live is None:
+            return None
+        if not end.more:
+            del self._live[end.attempt]
+            self._left(end.attempt)
+        if end.reason is events.EndReason.ENGINE_FAILED and not live.stream.ended:
+            return live
+        with self._contained(live):
+            live.stream.end(end)
+        if live.stream.ended:
+            self._gone(live)
+        if live.streaming or live.stream.ended:
+            live.tell()
+        return None
+
+    @contextmanager
+    def _contained(self, live: Live) -> Iterator[None]:
+        """What one stream raises ends that stream alone; the others of the step get their tokens."""
+        try:
+            yield
+        except Exception:
+            self._unreadable(live)
+
+    def _unreadable(self, live: Live) -> None:
+        """In the handler of what its stream raised."""
+        log.exception("the output of request %s cannot be read", live.request_id)
+        self.cut_off(live, internal())
+
+    def _accept_all(self, step: StepTokens, now: float) -> None:
+        arrivals = Arrivals(now)
+        for i, attempt in enumerate(step.attempts):
+            live = self._live.get(attempt)
+            if live is not None:
+                try:
+                    self._accept(live, step, i, arrivals)
+                except Exception:
+                    self._unreadable(live)
+        self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps)
+
+    def _accept(self, live: Live, step: StepTokens, i: int, arrivals: Arrivals) -> None:
+        stream, index = live.stream, step.indices[i]
+        sequence = stream.sequences[index]
+        before = sequence.token_count
+        stopped = stream.accept(step, i)
+        if sequence.token_count > before:
+            arrivals.add(live, index)
+        if stopped:  # nothing else that a token does ends a sequence
+            self._stopped(live, index)
+        elif live.streaming:
+            if sequence.pending_tokens > self._settings.backlog_tokens and stream.request.beam is None:
+                message = f"more than {self._settings.backlog_tokens} tokens wait for this client to read them"
+                self.cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
+            live.tell_tokens()
+
+    def _stopped(self, live: Live, index: int) -> None:
+        """A stop string has ended a sequence before the engine did."""
+        if live.stream.ended:
+            self.forget(live)
+        elif (replica := self._places.get(live.attempt)) is not None and replica.client is not None:
+            replica.client.send([events.Finish(live.attempt, index)])
+        if live.streaming or live.stream.ended:
+            live.tell()

@@ -1,0 +1,155 @@
+"""The engines that a frontend can send requests to, what it knows of each, and which of them gets the next one."""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from cache_manager.page_names import PageNamer
+from rpc.frontend.engine_client import EngineClient, EngineInfo
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.live import Live
+from rpc.frontend.questions import Questions
+from scheduler.events import SHORT_NAME, EngineStats, StepOutputs, short_names
+from scheduler.limits import Limits
+from scheduler.request import Request
+from scheduler.routing import ReplicaView, choose, matched_pages
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """An engine in its place among the others: one that takes the place of a dead one has its number.
+
+    waiting: of each attempt that is there, tokens that it brought; none once it has started. alone: what this frontend
+    has there, and nobody beside it. lost: set once the engine is dead and its attempts have their ends.
+    """
+
+    number: int
+    client: EngineClient | None = None
+    stats: EngineStats = field(default_factory=EngineStats)
+    names: set[bytes] = field(default_factory=set)
+    waiting: dict[int, int] = field(default_factory=dict)
+    alone: Live | None = None
+    questions: Questions = field(default_factory=Questions)
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting_tokens: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return self.client is not None and self.client.failure is None
+
+    def send_off(self, attempt: int, tokens: int) -> None:
+        """An attempt with so many tokens is on its way."""
+        self.waiting[attempt] = tokens
+        self._waiting_tokens += tokens
+
+    def started(self, attempt: int) -> None:
+        self._waiting_tokens -= self.waiting.get(attempt, 0)
+        if attempt in self.waiting:
+            self.waiting[attempt] = 0
+
+    def left(self, attempt: int) -> None:
+        """It has ended there, or nobody wants more of it."""
+        self._waiting_tokens -= self.waiting.pop(attempt, 0)
+
+    def take(self, outputs: StepOutputs) -> None:
+        """What a step tells of the engine as a whole."""
+        self.stats = outputs.stats
+        for change in outputs.names:
+            self.names.difference_update(short_names(change.removed))
+            self.names.update(short_names(change.added))
+        for start in outputs.starts:
+            self.started(start.attempt)
+        for attempt in outputs.over:
+            self.left(attempt)
+
+    def view(self, info: EngineInfo, names: Sequence[bytes]) -> ReplicaView:
+        """names: of a prompt's pages."""
+        stats = self.stats
+        return ReplicaView(
+            waiting_tokens=max(stats.waiting_tokens, self._waiting_tokens),
+            running=stats.running,
+            free_pages=info.pages - stats.pages_used,
+            page_size=info.page_size,
+            matched=matched_pages(names, self.names) * info.page_size,
+        )
+
+
+class Replicas:
+    """By number. secret: what the engines make names of pages with. On the frontend's loop, but for `names_of`."""
+
+    def __init__(self, secret: bytes = b"") -> None:
+        self._secret, self._random = secret, random.Random()  # noqa: S311 - it hides nothing
+        self._attached: dict[int, Replica] = {}
+        self._newest: dict[int, Replica] = {}
+        self._namer: PageNamer | None = None
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._attached.values())
+
+    def new(self, number: int) -> Replica:
+        """For an engine that is about to start. One that had the place before counts no more."""
+        replica = self._newest[number] = Replica(number)
+        return replica
+
+    def is_newest(self, replica: Replica) -> bool:
+        return self._newest.get(replica.number) is replica
+
+    def get(self, number: int) -> Replica | None:
+        return self._attached.get(number)
+
+    def attach(self, replica: Replica) -> None:
+        """In the place of the one with its number."""
+        self._attached[replica.number] = replica
+        info = self.info
+        routed = len(self._attached) > 1 and self._secret
+        self._namer = PageNamer(self._secret, info.numerics, info.page_size) if routed else None
+
+    def detach(self, number: int) -> Replica | None:
+        return self._attached.pop(number, None)
+
+    @property
+    def usable(self) -> list[Replica]:
+        return [replica for replica in self._attached.values() if replica.usable]
+
+    @property
+    def first(self) -> EngineClient:
+        """The client of one that can be asked, of a dead one where there is no other. Raises RequestFailed."""
+        for replica in (*self.usable, *self._attached.values()):
+            if replica.client is not None:
+                return replica.client
+        raise RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is true of all of them. Raises RequestFailed where there is none."""
+        info = self.first.info
+        others = [replica.client.info for replica in self.usable if replica.client is not None]
+        limits = [info.limits, *(other.limits for other in others)]
+        return replace(info, limits=_common(limits))
+
+    def names_of(self, request: Request) -> list[bytes]:
+        """Of the full pages of its prompt, where there are several replicas to choose from. On any thread."""
+        namer = self._namer
+        if namer is None:
+            return []
+        chain = namer.chain(request.scope)
+        chain.extend(request.prompt)
+        return [name[:SHORT_NAME] for name in chain.names]
+
+    def choose(self, names: Sequence[bytes], length: int) -> Replica | None:
+        """For a prompt of this length with these names of pages; None where no engine lives."""
+        free = [(r, r.client) for r in self.usable if r.alone is None] or [(r, r.client) for r in self.usable]
+        if not free:
+            return None
+        views = [replica.view(client.info, names) for replica, client in free if client is not None]
+        return free[choose(views, length, self._random.randrange)][0]
+
+
+def _common(limits: Sequence[Limits]) -> Limits:
+    """What all of them can serve."""
+    return replace(
+        limits[0],
+        pool_tokens=min(one.pool_tokens for one in limits),
+        sequences=min(one.sequences for one in limits),
+    )
