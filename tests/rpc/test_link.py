@@ -11,12 +11,13 @@ from quire.engine.v1 import engine_service_pb2 as pb
 from rpc.link import codec
 from rpc.link.coalesce import LOCAL
 from rpc.link.server import LinkService
-from scheduler.events import End, EndReason, EngineStats, Finish, Submit
+from scheduler.events import SHORT_NAME, End, EndReason, EngineStats, Finish, NameChanges, Submit, short_names
 from tests.scheduler.engine_rig import Rig
 from tests.scheduler.executor import alone
 from tests.scheduler.workloads import make_request
 from tests.support.frontends import PuppetEngine, outputs
 from tests.support.links import (
+    Heard,
     MortalEngine,
     at,
     connected,
@@ -72,6 +73,29 @@ def test_two_frontends_use_the_same_numbers_and_hear_only_their_own(tmp_path: Pa
             assert to_b.tokens == {1: [21], 2: [22]}
             assert (to_a.reasons(), to_b.reasons()) == ({1: [EndReason.STOP]}, {2: [EndReason.LENGTH]})
             assert not any(step.starts for step in to_a.steps)
+
+    run(test())
+
+
+def test_a_frontend_that_comes_later_is_told_of_all_pages_that_have_names(tmp_path: Path) -> None:
+    def change(removed: str, added: str) -> NameChanges:
+        return NameChanges(*(b"".join(name.encode() * SHORT_NAME for name in names) for names in (removed, added)))
+
+    def names_told(heard: Heard) -> set[bytes]:
+        held = set[bytes]()
+        for told in (change for step in heard.steps for change in step.names):
+            held = held - set(short_names(told.removed)) | set(short_names(told.added))
+        return held
+
+    async def test() -> None:
+        async with linked(tmp_path) as (target, _, engine), connected(target) as (_, first):
+            engine.tell(replace(outputs(), names=(change("", "abc"), change("b", "d"))))
+            await eventually(lambda: names_told(first) == {b"a" * 8, b"c" * 8, b"d" * 8})
+            async with connected(target) as (_, second):
+                await eventually(lambda: names_told(second) == names_told(first))
+                engine.tell(replace(outputs(), names=(change("a", "b"),)))
+                for heard in (first, second):
+                    await eventually(lambda heard=heard: names_told(heard) == {b"b" * 8, b"c" * 8, b"d" * 8})
 
     run(test())
 
