@@ -130,7 +130,7 @@ async def end_of_input() -> None:
 async def engine_process(directory: Path) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, stop.set)
-    await run_engine(make_engine, directory, stop)
+    await run_engine(make_engine, f"unix:{directory / SOCKET}", stop)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,27 @@ class EngineSettings:
         default=False,
         metadata={"help": "Run the engine in an actor of a Ray cluster that is started for it on this machine."},
     )
+    ray_address: str | None = field(
+        default=None,
+        metadata={
+            "help": "HOST:PORT of a Ray cluster that is there, or auto; this machine has to be one of its nodes. Its "
+            "engines are placed where there is room. The cluster has to ask for a token."
+        },
+    )
+    ray_token_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "File with the cluster's token, readable by nobody else. Unset: as Ray has it, RAY_AUTH_TOKEN_PATH "
+            "or ~/.ray/auth_token."
+        },
+    )
+    ray_cpus: float | None = field(
+        default=None,
+        metadata={
+            "help": "Processors that Ray reserves for each process of an engine, and that many threads. Unset: in a "
+            "cluster that is there as many as its largest node has, 1 beside a GPU."
+        },
+    )
     start: float = field(
         default=600.0,
         metadata={"flag": "--engine-start-timeout", "help": "Seconds that an engine's process may take to be ready."},
@@ -97,17 +118,25 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"--engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
-        if self.ray and self.engine == "thread":
+        if self.in_ray and self.engine == "thread":
             raise ValueError("--engine thread and --ray exclude each other: an actor is a process of its own")
+        for name in ("ray_token_file", "ray_cpus"):
+            if getattr(self, name) is not None and self.ray_address is None:
+                raise ValueError(f"--{name.replace('_', '-')} is for a cluster that is there: give its --ray-address")
+        if self.ray_cpus is not None and not self.ray_cpus > 0:
+            raise ValueError(f"--ray-cpus is {self.ray_cpus}, must be above 0")
         if not 1 <= self.replicas <= MOST_REPLICAS:
             raise ValueError(f"--replicas is {self.replicas}, must be in [1, {MOST_REPLICAS}]")
         if self.replicas > 1 and self.engine == "thread":
             raise ValueError(f"--replicas is {self.replicas}: only one engine fits in a thread of the server's process")
-        if self.replicas > 1 and self.ray:
-            raise ValueError("--replicas with --ray is not supported yet: leave out --ray, or serve one replica")
         for flag, value in (("--engine-start-timeout", self.start), ("--engine-timeout", self.silence)):
             if not value > 0:
                 raise ValueError(f"{flag} is {value}, must be above 0")
+
+    @property
+    def in_ray(self) -> bool:
+        """Whether engines are actors."""
+        return self.ray or self.ray_address is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from model.errors import CheckpointError
 from rpc.engines.local import LocalEngine
 from rpc.engines.process import SOCKET
 from rpc.engines.reaping import die_with_parent
-from rpc.link import CHANNEL_OPTIONS
+from rpc.link import CHANNEL_OPTIONS, LISTENING
 from rpc.link.server import LinkService
 from rpc.settings import EngineConfig
 from scheduler.engine import Sink
@@ -35,15 +35,27 @@ def make_engine(config: EngineConfig, sink: Sink) -> LocalEngine:
     return assemble(config).engine(sink)
 
 
-async def run_engine(make: Callable[[Sink], LocalEngine], directory: Path, stop: asyncio.Event) -> None:
-    """Serves the engine that `make` gives on the link's socket in `directory`, until `stop`.
+async def run_engine(
+    make: Callable[[Sink], LocalEngine],
+    listen: str,
+    stop: asyncio.Event,
+    token: str = "",
+    opened: Callable[[str], None] | None = None,
+) -> None:
+    """Serves the engine that `make` gives on the link, until `stop`. listen: unix:PATH, or HOST:0 for a free port.
+    token: what a frontend has to show. opened: is told the address, before the engine is made.
 
-    Raises what `make` does, and EngineFailedError where the engine fails.
+    Raises what `make` does, OSError where it cannot listen, and EngineFailedError where the engine fails.
     """
-    server, service = aio.server(options=CHANNEL_OPTIONS), LinkService()
+    server, service = aio.server(options=[*CHANNEL_OPTIONS, *LISTENING]), LinkService(token)
     pb_grpc.add_EngineServiceServicer_to_server(service, server)
-    server.add_insecure_port(f"unix:{directory / SOCKET}")
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise OSError(f"the engine link cannot listen on {listen}: {error}") from None
     await server.start()
+    if opened is not None:
+        opened(listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}")
     engine = await asyncio.to_thread(make, service.sink)
     engine.start()
     service.attach(engine)
@@ -106,7 +118,7 @@ async def _main(config: EngineConfig, directory: Path) -> None:
         stop.set()
 
     loop.add_reader(0, parent_has_closed)
-    await run_engine(partial(make_engine, config), directory, stop)
+    await run_engine(partial(make_engine, config), f"unix:{directory / SOCKET}", stop)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from rpc.cluster.host import RayCluster, RayHost
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.frontend.engine_client import EngineClient
@@ -29,8 +30,11 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     config = replace(
         settings.engine_config, secret=secret.hex(), tells_names=engine.replicas > 1, engines_here=engine.replicas
     )
-    if engine.ray:
-        return [ProcessHost("rpc.engines.ray_process", config, engine)]
+    if engine.in_ray:
+        if engine.ray_address is not None:
+            config = replace(config, engines_here=1)  # Ray says who shares a node
+        cluster = RayCluster(engine, engine.replicas)
+        return [RayHost(number, cluster, config, engine) for number in range(engine.replicas)]
     if engine.replicas > 1 or engine.engine == "process" or _chooses_process(settings):
         return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(engine.replicas)]
     return [ThreadHost(config)]

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,41 +51,12 @@ class ProcessHost:
             f"unix:{directory / SOCKET}", sink, self._config.request, self._settings.silence
         )
         try:
-            await self._wait_ready(process, client)
+            await connect(client, _last_words(process), self._settings.start)
         except BaseException:
             await self._end(0.0)  # there is nothing to wait for
             raise
-        _remove_socket(directory)
+        remove_socket(directory / SOCKET)
         return client
-
-    async def _wait_ready(self, process: Process, client: LinkClient) -> None:
-        """Raises EngineStartError where the process ends, hangs up or takes too long."""
-        seconds = self._settings.start
-        connected, ended = asyncio.create_task(client.connect()), asyncio.create_task(process.wait())
-        try:
-            await asyncio.wait((connected, ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not connected.done() and not ended.done():
-                raise EngineStartError(
-                    f"the engine's process was not ready within --engine-start-timeout {seconds:g} s"
-                )
-            if connected.done() and connected.exception() is None:
-                return
-            raise EngineStartError(await self._last_words(process))
-        finally:
-            for task in (connected, ended):
-                task.cancel()
-            await asyncio.gather(connected, ended, return_exceptions=True)
-
-    async def _last_words(self, process: Process) -> str:
-        """Why the process, which has ended or is about to, did not serve."""
-        assert process.stdout is not None  # noqa: S101 - a pipe was asked for
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                words = (await process.stdout.read()).decode(errors="replace").strip()
-                code = await process.wait()
-        except TimeoutError:
-            return "the engine's process hung up and did not end"
-        return words or f"the engine's process ended with code {code} before it was ready"
 
     async def stop(self) -> None:
         await self._end(STOP_SECONDS)
@@ -111,13 +83,40 @@ class ProcessHost:
         self._process = self._client = self._directory = None
 
 
-def _remove_socket(directory: Path) -> None:
+async def connect(client: LinkClient, ended: Awaitable[str], seconds: float) -> None:
+    """Until the engine takes requests. ended: why its process has ended. Raises EngineStartError where it ends, hangs
+    up or takes too long.
+    """
+    connected, end = asyncio.create_task(client.connect()), asyncio.ensure_future(ended)
+    try:
+        await asyncio.wait((connected, end), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if connected.done() and connected.exception() is None:
+            return
+        if not connected.done() and not end.done():
+            raise EngineStartError(f"the engine's process was not ready within --engine-start-timeout {seconds:g} s")
+        await asyncio.wait((end,), timeout=STOP_SECONDS)
+        raise EngineStartError(end.result() if end.done() else "the engine's process hung up and did not end")
+    finally:
+        for task in (connected, end):
+            task.cancel()
+        await asyncio.gather(connected, end, return_exceptions=True)
+
+
+async def _last_words(process: Process) -> str:
+    """Why the process, once it has ended, did not serve."""
+    assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+    words = (await process.stdout.read()).decode(errors="replace").strip()
+    code = await process.wait()
+    return words or f"the engine's process ended with code {code} before it was ready"
+
+
+def remove_socket(path: Path) -> None:
     """It has served: the link keeps its connection. Nothing of it, nor an empty directory, stays if this process is
     killed.
     """
-    (directory / SOCKET).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     with suppress(OSError):  # Ray's own files are in it
-        directory.rmdir()
+        path.parent.rmdir()
 
 
 def private_directory() -> Path:

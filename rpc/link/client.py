@@ -35,13 +35,14 @@ LATE = 4 * HEARTBEAT  # seconds of silence that begin to count as a stall
 class LinkClient:
     """One stream to an engine; `connect` makes it. Lives on the loop that made it, and its sink is called there.
 
-    silence: seconds without a sign of life after which the engine counts as dead.
+    silence: seconds without a sign of life after which the engine counts as dead. token: what the engine asks for.
     """
 
-    def __init__(self, target: str, sink: Sink, request: RequestLimits, silence: float) -> None:
+    def __init__(self, target: str, sink: Sink, request: RequestLimits, silence: float, token: str = "") -> None:
         self._sink, self._request, self._silence = sink, request, silence
         self._channel = aio.insecure_channel(target, options=OPTIONS)
-        self._call = pb_grpc.EngineServiceStub(self._channel).Connect(wait_for_ready=True)
+        metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._call = pb_grpc.EngineServiceStub(self._channel).Connect(wait_for_ready=True, metadata=metadata)
         self._outbox = pb.ConnectRequest()
         self._wake = asyncio.Event()
         self._live: set[int] = set()

@@ -5,6 +5,7 @@ message; for one that lags without end nothing more is held, and it is cut off w
 """
 
 import asyncio
+import hmac
 import itertools
 import logging
 from collections.abc import AsyncIterator
@@ -98,9 +99,12 @@ class Connection:
 
 
 class LinkService(pb_grpc.EngineServiceServicer):
-    """quire.engine.v1 over one engine. Make it on its loop, give `sink` to the engine, then `attach` the engine."""
+    """quire.engine.v1 over one engine. Make it on its loop, give `sink` to the engine, then `attach` the engine. token:
+    what frontends have to show, "" where others cannot reach it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = "") -> None:
+        self._token = f"Bearer {token}".encode() if token else b""
         self._loop = asyncio.get_running_loop()
         self._engine: EngineClient | None = None
         self._attached = asyncio.Event()
@@ -153,6 +157,8 @@ class LinkService(pb_grpc.EngineServiceServicer):
     async def Connect(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: aio.ServicerContext
     ) -> None:
+        if not self._lets_in(context):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is an engine that the caller has no token of")
         engine = await self._ready_engine()
         connection = Connection(next(self._numbers))
         if self._names:  # who comes later is told of all that there are
@@ -169,6 +175,10 @@ class LinkService(pb_grpc.EngineServiceServicer):
             reader.cancel()
             del self._connections[connection.number]
             self._send(connection.finish_all())
+
+    def _lets_in(self, context: aio.ServicerContext) -> bool:
+        shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+        return not self._token or hmac.compare_digest(self._token, str(shown).encode())
 
     async def _read(self, requests: AsyncIterator[pb.ConnectRequest], connection: Connection) -> None:
         async for message in requests:

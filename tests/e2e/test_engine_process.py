@@ -53,7 +53,7 @@ from tests.support.server import RunningServer, running_server, stream_request
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 FLAGS = {"process": ("--engine", "process"), "ray": ("--ray",)}
-HOST = {"process": "rpc.engines.engine_process", "ray": "rpc.engines.ray_process"}  # the server's child
+HOST = {"process": "rpc.engines.engine_process", "ray": "rpc.cluster.driver"}  # the server's child
 ENGINE = {"process": HOST["process"], "ray": "ray::EngineActor"}  # the process with the model
 
 both_modes = pytest.mark.parametrize("mode", ["process", pytest.param("ray", marks=pytest.mark.slow)])

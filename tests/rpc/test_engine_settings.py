@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from cache_manager.settings import POLICIES, CacheSettings
 from model.settings import BACKENDS, DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, ModelSettings
 from rpc.cli.options import flag_of
+from rpc.cluster.host import RayHost
 from rpc.engines import host
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
@@ -153,7 +154,10 @@ def test_the_servers_settings_reach_the_engine() -> None:
         ({"engine": "thread", "ray": True}, "--engine thread and --ray exclude each other"),
         *(({"replicas": value}, f"--replicas is {value}, must be in") for value in (0, -1, 257)),
         ({"replicas": 2, "engine": "thread"}, "--replicas is 2: only one engine fits in a thread"),
-        ({"replicas": 2, "ray": True}, "--replicas with --ray is not supported yet"),
+        ({"engine": "thread", "ray_address": "h:1"}, "--engine thread and --ray exclude each other"),
+        ({"ray_token_file": "f"}, "--ray-token-file is for a cluster that is there"),
+        ({"ray_cpus": 2, "ray": True}, "--ray-cpus is for a cluster that is there"),
+        *(({"ray_cpus": value, "ray_address": "h:1"}, f"--ray-cpus is {value}") for value in (0, -1.0, math.nan)),
         *(({"start": value}, f"--engine-start-timeout is {value}, must be above 0") for value in (0, -1.0, math.nan)),
         *(({"silence": value}, f"--engine-timeout is {value}, must be above 0") for value in (0.0, -0.5, math.nan)),
     ],
@@ -170,7 +174,7 @@ def test_no_two_settings_share_a_flag() -> None:
     assert [flag for flag, times in flags.items() if times > 1] == []
 
 
-RAY, PROCESS = "rpc.engines.ray_process", "rpc.engines.engine_process"
+RAY, PROCESS = "rpc.cluster.driver", "rpc.engines.engine_process"
 
 
 @pytest.mark.parametrize("nvidia", [False, True])
@@ -191,6 +195,8 @@ def test_the_settings_name_the_place(
     (chosen,) = host.choose_hosts(server, b"secret")
     if expected is None:
         assert isinstance(chosen, ThreadHost)
+    elif ray:
+        assert isinstance(chosen, RayHost)
     else:
         assert isinstance(chosen, ProcessHost)
         assert (chosen._module, chosen._settings) == (expected, server.engine)

@@ -1,0 +1,226 @@
+"""The process that holds Ray's driver: starts actors of engines as its server asks for them, and tells of their end.
+
+It is a child of the server, so that what Ray does to its driver when a daemon dies touches no stream. It reads a line
+of JSON, a `ClusterConfig`, then one for each order, from its standard input, whose end tells it to end all; and writes
+a line of JSON for each event on its standard output. Its standard error is the server's.
+
+    {"launch": "0-1", "config": {...}, "listen": "unix:...", "token": "..."}     {"end": "0-1"}
+    {"started": "0-1", "address": "10.0.0.4:40123"}     {"ended": "0-1", "why": "..."}     {"broken": "why"}
+
+Ray never restarts an actor: the server asks for a new one. A cluster of this machine alone is started here and ends
+with this process; it has no dashboard, asks for a token that nobody else can read, and keeps its files in the directory
+that the server gave.
+"""
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rpc.cluster.actor import EngineActor
+from rpc.cluster.config import ClusterConfig
+from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, place
+from rpc.cluster.token import find_token
+from rpc.engines.engine_process import ignore_signals, run_and_report, set_up_logging, take_standard_output
+from rpc.engines.reaping import adopt_orphans, kill_session, reap
+from rpc.settings import EngineConfig
+
+log = logging.getLogger("quire.cluster")
+
+OBJECT_STORE_BYTES = 128 * 2**20  # nothing is stored; Ray wants some
+
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent to anybody
+    "RAY_worker_niceness": "0",  # the engine is no background work: Ray's own choice is 15
+    "RAY_COLOR_PREFIX": "0",
+}
+ON_ONE_MACHINE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # no other machine takes part: every port is on loopback
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # of 60, in which threads that look for a dead GCS burn two cores
+}
+
+
+def join_cluster(config: ClusterConfig) -> None:
+    """With Ray's driver in this process. Raises what `ray.init` does."""
+    os.umask(0o077)  # Ray's logs and sockets are this user's alone
+    os.environ.update(ENVIRONMENT)
+    for name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_NAMESPACE"):
+        os.environ.pop(name, None)  # of some other cluster
+    options: dict[str, Any] = {"namespace": "quire", "logging_level": logging.WARNING}
+    if config.address is None:
+        directory = Path(config.directory)
+        token = directory / "token"
+        token.write_text(secrets.token_hex(32))
+        os.environ.update(ON_ONE_MACHINE, RAY_AUTH_TOKEN_PATH=str(token))
+        options |= {
+            "address": "local",
+            "num_cpus": config.processes,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_temp_dir": str(directory / "ray"),
+        }
+    else:
+        os.environ["RAY_AUTH_TOKEN_PATH"] = find_token(config.token_file, os.environ)
+        options |= {"address": config.address}
+    import ray
+
+    ray.init(**options)
+    ignore_signals()  # `ray.init` has put a handler of its own in place
+
+
+class Driver:
+    """Orders come from one thread, each engine has a thread that sees it to its end."""
+
+    def __init__(self, config: ClusterConfig, report: int) -> None:
+        self._config, self._report = config, report
+        self.joined = threading.Event()
+        """Set once Ray is there; engines wait for it."""
+        self._telling = threading.Lock()
+        self._stops: dict[str, threading.Event] = {}
+        self._actors: dict[str, Any] = {}
+
+    def tell(self, **event: str) -> None:
+        with self._telling:
+            os.write(self._report, json.dumps(event).encode() + b"\n")
+
+    def obey(self, line: str) -> None:
+        order = json.loads(line)
+        if "end" in order:
+            self._end(order["end"])
+            return
+        name = order["launch"]
+        self._stops[name] = threading.Event()
+        arguments = (name, order["config"], order["listen"], order["token"])
+        threading.Thread(target=self._see_to_its_end, args=arguments, daemon=True).start()
+
+    def _end(self, name: str) -> None:
+        import ray
+
+        stop, actor = self._stops.get(name), self._actors.get(name)
+        if stop is not None:
+            stop.set()
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
+
+    def _see_to_its_end(self, name: str, config: dict[str, Any], listen: str, token: str) -> None:
+        why = ""
+
+        def run() -> None:
+            nonlocal why
+            why = self._run(name, EngineConfig.from_json(json.dumps(config)), listen, token)
+
+        failed = run_and_report(run)
+        del self._stops[name]
+        self.tell(ended=name, why=failed or why)
+
+    def _run(self, name: str, config: EngineConfig, listen: str, token: str) -> str:
+        """Returns why it ended."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self.joined.wait()
+        needs = self._needs(config)
+        threads = config.threads or (max(1, int(needs.cpus)) if self._config.address else self._threads(config))
+        config = replace(config, threads=threads)  # Ray gives an actor as many OpenMP threads as it reserves processors
+        try:
+            group = place(needs, self._config.start_seconds, self._stops[name], f"engine {name}")
+        except ClusterGoneError as error:
+            if self._config.address is None:  # it does not come back: the server starts another one
+                self.tell(broken=f"Ray's daemons have died: {error}")
+                _end(self._config, 1)
+            return str(error)
+        except PlacementError as error:
+            return str(error)
+        try:
+            strategy = PlacementGroupSchedulingStrategy(group, 0)
+            actor: Any = (
+                ray.remote(EngineActor)
+                .options(
+                    name=f"engine-{name}", num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0,
+                    scheduling_strategy=strategy, max_concurrency=2,
+                )
+                .remote()
+            )  # fmt: skip
+            self._actors[name] = actor
+            if self._stops[name].is_set():
+                ray.kill(actor, no_restart=True)
+            address = ray.get(actor.start.remote(config.to_json(), listen, token))
+            if address:
+                self.tell(started=name, address=address)
+            return str(ray.get(actor.wait.remote()))
+        except ray.exceptions.RayError as error:
+            return f"the engine's actor has died: {str(error).splitlines()[0]}"
+        finally:
+            self._actors.pop(name, None)
+            if ray.is_initialized():
+                remove_placement_group(group)
+
+    def _needs(self, config: EngineConfig) -> Needs:
+        import ray
+
+        gpus = 1 if config.model.device != "cpu" and ray.cluster_resources().get("GPU") else 0
+        if self._config.address is None or gpus:
+            return Needs(cpus=self._config.cpus or 1, gpus=gpus)
+        cpus = self._config.cpus or max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+        return Needs(cpus=cpus)
+
+    def _threads(self, config: EngineConfig) -> int:
+        return max(1, usable_cores() // config.engines_here)
+
+
+def usable_cores() -> int:
+    """As many threads as torch takes where nobody tells it: physical cores that this process may use."""
+    cores = psutil.cpu_count(logical=False) or 1
+    return min(cores, len(os.sched_getaffinity(0))) if sys.platform == "linux" else cores
+
+
+def main() -> None:
+    ignore_signals()
+    report = take_standard_output()
+    set_up_logging()
+    adopt_orphans()
+    orders = os.fdopen(os.dup(0), encoding="utf-8")
+    config = ClusterConfig(**json.loads(orders.readline() or "null"))
+    driver = Driver(config, report)
+
+    def obey_all() -> None:
+        for line in orders:
+            driver.obey(line)
+        _end(config, 0)
+
+    threading.Thread(target=obey_all, daemon=True).start()
+    why = run_and_report(lambda: join_cluster(config))
+    if why:
+        driver.tell(broken=why)
+        _end(config, 1)
+    driver.joined.set()
+    threading.Event().wait()
+
+
+def _end(config: ClusterConfig, code: int) -> None:
+    """Of a cluster of this machine, kills what Ray started here: nothing in it is worth a second of shutting down."""
+    try:
+        sys.stderr.flush()
+        if code == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Ray has to say of its daemons' end
+        kill_session(os.getpid())
+        reap()
+        directory = Path(config.directory)
+        while directory.exists():  # the main thread may still be starting Ray in it
+            shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
