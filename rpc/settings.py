@@ -108,10 +108,18 @@ class EngineSettings:
         metadata={"flag": "--engine-start-timeout", "help": "Seconds that an engine's process may take to be ready."},
     )
     silence: float = field(
-        default=10.0,
+        default=3.0,
         metadata={
             "flag": "--engine-timeout",
             "help": "Seconds without a sign of life from its process after which an engine is killed and replaced.",
+        },
+    )
+
+    lease: float = field(
+        default=30.0,
+        metadata={
+            "flag": "--engine-lease",
+            "help": "Seconds without its server after which an engine on another machine ends by itself.",
         },
     )
 
@@ -129,7 +137,11 @@ class EngineSettings:
             raise ValueError(f"--replicas is {self.replicas}, must be in [1, {MOST_REPLICAS}]")
         if self.replicas > 1 and self.engine == "thread":
             raise ValueError(f"--replicas is {self.replicas}: only one engine fits in a thread of the server's process")
-        for flag, value in (("--engine-start-timeout", self.start), ("--engine-timeout", self.silence)):
+        for flag, value in (
+            ("--engine-start-timeout", self.start),
+            ("--engine-timeout", self.silence),
+            ("--engine-lease", self.lease),
+        ):
             if not value > 0:
                 raise ValueError(f"{flag} is {value}, must be above 0")
 

@@ -154,7 +154,7 @@ class Driver:
             self._actors[name] = actor
             if self._stops[name].is_set():
                 ray.kill(actor, no_restart=True)
-            address = ray.get(actor.start.remote(config.to_json(), listen, token))
+            address = ray.get(actor.start.remote(config.to_json(), listen, token, self._config.lease))
             if address:
                 self.tell(started=name, address=address)
             return str(ray.get(actor.wait.remote()))

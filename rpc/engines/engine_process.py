@@ -41,9 +41,11 @@ async def run_engine(
     stop: asyncio.Event,
     token: str = "",
     opened: Callable[[str], None] | None = None,
+    lease: float | None = None,
 ) -> None:
     """Serves the engine that `make` gives on the link, until `stop`. listen: unix:PATH, or HOST:0 for a free port.
-    token: what a frontend has to show. opened: is told the address, before the engine is made.
+    token: what a frontend has to show. opened: is told the address, before the engine is made. lease: seconds without a
+    frontend after which it ends: on another machine, it may be all that is left of its server.
 
     Raises what `make` does, OSError where it cannot listen, and EngineFailedError where the engine fails.
     """
@@ -59,15 +61,19 @@ async def run_engine(
     engine = await asyncio.to_thread(make, service.sink)
     engine.start()
     service.attach(engine)
-    waits = [asyncio.create_task(service.wait_failure()), asyncio.create_task(stop.wait())]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    failed = waits[0].done()
-    if not failed:
+    failed, lonely = asyncio.create_task(service.wait_failure()), asyncio.create_task(service.wait_lonely(lease))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((failed, lonely, stopped), return_when=asyncio.FIRST_COMPLETED)
+    why = engine.failure if failed.done() else None
+    if why is None:
         await asyncio.to_thread(engine.stop)
     await server.stop(grace=1.0)
-    waits[1].cancel()
-    if failed:
-        raise EngineFailedError(engine.failure)
+    for task in (failed, lonely, stopped):
+        task.cancel()
+    if why is not None:
+        raise EngineFailedError(why)
+    if lonely.done() and not lonely.cancelled():
+        raise EngineFailedError(f"no frontend was connected for {lease:g} s")
 
 
 def run_and_report(run: Callable[[], None]) -> str:

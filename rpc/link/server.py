@@ -35,6 +35,8 @@ from scheduler.events import (
 
 log = logging.getLogger("quire.link")
 
+LONELY_LOOKS = 10  # in the time that an engine stays alone
+FOREVER = 2**20  # seconds
 MOST_PENDING = 2**26  # bytes that may wait for a frontend
 STEP_BYTES, TOKEN_BYTES, ALTERNATIVE_BYTES = 2048, 24, 8  # of a step's outputs, about
 
@@ -143,6 +145,13 @@ class LinkService(pb_grpc.EngineServiceServicer):
     def _send(self, events: list[Event]) -> None:
         if self._engine is not None and events:
             self._engine.send(events)
+
+    async def wait_lonely(self, seconds: float | None) -> None:
+        """Until no frontend has been connected for so long; None: for ever."""
+        alone = 0
+        while seconds is None or alone < LONELY_LOOKS:
+            await asyncio.sleep((seconds or FOREVER) / LONELY_LOOKS)
+            alone = 0 if self._connections else alone + 1
 
     async def wait_failure(self) -> None:
         """Until the engine is dead and what its frontends must be told waits for them."""

@@ -1,0 +1,95 @@
+"""A Ray cluster of several machines, which are network namespaces: engines on each, links cut and machines killed."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support import nodes
+from tests.support.nodes import Node
+from tests.support.processes import wait_until
+from tests.support.server import READY
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-")]
+
+STREAMS, TOKENS = 12, 500
+
+
+@dataclass
+class Cluster:
+    """Machines, the first of which is the head and has the server. address: of the server."""
+
+    machines: list[Node]
+    server: subprocess.Popen
+    address: str
+
+    def client(self, tokens: int = TOKENS) -> subprocess.Popen:
+        """Watches streams, from the head's machine."""
+        module = "tests.support.watching_client"
+        return self.machines[0].start(sys.executable, "-m", module, self.address, str(STREAMS), str(tokens))
+
+    def engines(self) -> dict[str, list[int]]:
+        """Processes of engines by the address of their machine."""
+        found: dict[str, list[int]] = {}
+        for machine in self.machines:
+            pids = [pid for pid in machine.pids() if "ray::EngineActor" in nodes.command_of(pid)]
+            if pids:
+                found[machine.address] = pids
+        return found
+
+
+def result_of(client: subprocess.Popen) -> list[dict]:
+    assert client.stdout is not None
+    told = json.loads(client.stdout.readline())
+    assert client.wait() == 0
+    for history in told:
+        assert (history["wrong"], history["status"]) == ([], "OK")
+    return told
+
+
+def until_running(client: subprocess.Popen) -> None:
+    assert client.stdout is not None
+    assert client.stdout.readline() == "running\n"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with nodes.nodes(4) as machines:
+        address = nodes.start_ray(machines, [0, 1, 1, 1])
+        head = machines[0]
+        flags = ["--ray-address", address, "--ray-token-file", str(head.token), "--replicas", "2"]
+        flags += ["--host", head.address, "--port", "0", "--metrics-port", "0", "--admin-port", "0"]
+        flags += ["--allow-insecure-bind", "--engine-lease", "4", "--engine-start-timeout", "120"]
+        server = nodes.serve_on(head, *flags)
+        assert server.stdout is not None
+        found = READY.search(line := server.stdout.readline())
+        assert found, f"the server said {line!r}"
+        yield Cluster(machines, server, found[2])
+
+
+@pytest.mark.parametrize("end", ["cut", "kill"])
+def test_streams_go_on_when_a_machine_is_gone(cluster: Cluster, end: str) -> None:
+    """With the other engine; the one that takes the lost one's place finds room on the third machine. An engine that is
+    cut off ends by itself: nobody could tell it to.
+    """
+    before = cluster.client()
+    until_running(before)
+    expected = result_of(before)
+    engines = cluster.engines()
+    assert len(engines) == 2
+    victim = next(m for m in cluster.machines if m.address in engines)
+    client = cluster.client()
+    until_running(client)
+    if end == "cut":
+        victim.cut()
+    else:
+        victim.kill()
+    told = result_of(client)
+    for name in ("tokens", "texts", "finishes"):
+        assert [history[name] for history in told] == [history[name] for history in expected]
+    if end == "cut":
+        wait_until(lambda: victim.address not in cluster.engines(), "the end of the engine that was cut off", 30)
+        victim.mend()
