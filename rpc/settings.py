@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import re
 from dataclasses import asdict, dataclass, field
 
 from cache_manager.settings import CacheSettings
@@ -85,8 +86,8 @@ class EngineSettings:
     ray_address: str | None = field(
         default=None,
         metadata={
-            "help": "HOST:PORT of a Ray cluster that is there, or auto; this machine has to be one of its nodes. Its "
-            "engines are placed where there is room. The cluster has to ask for a token."
+            "help": "HOST:PORT of a Ray cluster that is there and asks for a token; this machine has to be one of its "
+            "nodes. Engines are placed where there is room."
         },
     )
     ray_token_file: str | None = field(
@@ -128,6 +129,8 @@ class EngineSettings:
             raise ValueError(f"--engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
         if self.in_ray and self.engine == "thread":
             raise ValueError("--engine thread and --ray exclude each other: an actor is a process of its own")
+        if self.ray_address is not None and not re.fullmatch(r"[^:/]+:\d+|\[.+\]:\d+", self.ray_address):
+            raise ValueError(f"--ray-address is {self.ray_address!r}, must be HOST:PORT")
         for name in ("ray_token_file", "ray_cpus"):
             if getattr(self, name) is not None and self.ray_address is None:
                 raise ValueError(f"--{name.replace('_', '-')} is for a cluster that is there: give its --ray-address")

@@ -28,7 +28,7 @@ import psutil
 from rpc.cluster.actor import EngineActor
 from rpc.cluster.config import ClusterConfig
 from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, place
-from rpc.cluster.token import find_token
+from rpc.cluster.token import check_cluster, find_token
 from rpc.engines.engine_process import ignore_signals, run_and_report, set_up_logging, take_standard_output
 from rpc.engines.reaping import adopt_orphans, kill_session, reap
 from rpc.settings import EngineConfig
@@ -69,7 +69,8 @@ def join_cluster(config: ClusterConfig) -> None:
             "_temp_dir": str(directory / "ray"),
         }
     else:
-        os.environ["RAY_AUTH_TOKEN_PATH"] = find_token(config.token_file, os.environ)
+        os.environ["RAY_AUTH_TOKEN_PATH"] = token_file = find_token(config.token_file, os.environ)
+        check_cluster(config.address, token_file)
         options |= {"address": config.address}
     import ray
 

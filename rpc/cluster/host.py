@@ -20,6 +20,8 @@ from scheduler.engine import Sink
 
 log = logging.getLogger("quire.cluster")
 
+RAY_SECONDS = 60.0  # that it may take to start Ray, or to join a cluster
+
 
 class Order:
     """An engine that was asked for. address: of its link, once it has one. ended: why it ended or did not start."""
@@ -144,7 +146,9 @@ class RayHost:
         seconds = self._settings.start
         order = await self._cluster.launch(name, self._config, token)
         try:
-            await asyncio.wait((order.address, order.ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            # The driver's own wait begins once Ray is there, and says more when it ends.
+            waited = (order.address, order.ended)
+            await asyncio.wait(waited, timeout=seconds + RAY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not order.address.done():
                 raise EngineStartError(
                     order.ended.result() if order.ended.done() else f"engine {name} has no actor after {seconds:g} s"

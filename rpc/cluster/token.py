@@ -21,3 +21,35 @@ def find_token(given: str | None, environment: Mapping[str, str]) -> str:
     if not path.read_text().strip():
         raise ValueError(f"the Ray token {path} is empty")
     return str(path)
+
+
+def check_cluster(address: str, token_file: str, seconds: float = 10.0) -> None:
+    """Raises ValueError where no cluster is at HOST:PORT, or it lets in who has no token, or refuses this one.
+
+    Asked of its control service itself: Ray's own driver takes 20 s to say that a token is wrong, and says nothing of a
+    cluster that asks for none.
+    """
+    import grpc
+
+    def call(token: str) -> grpc.StatusCode:
+        metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        try:
+            alive(b"", timeout=seconds, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        alive = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive", bytes, bytes)
+        without = call("")
+        if without is grpc.StatusCode.OK:
+            raise ValueError(
+                f"the Ray cluster at {address} asks for no token: whoever reaches its ports can run anything on its "
+                "nodes. Start all of them with RAY_AUTH_MODE=token"
+            )
+        if without is not grpc.StatusCode.UNAUTHENTICATED:
+            raise ValueError(f"--ray-address {address}: no Ray cluster answers there ({without.name.lower()})")
+        if call(Path(token_file).read_text().strip()) is grpc.StatusCode.UNAUTHENTICATED:
+            raise ValueError(
+                f"the Ray cluster at {address} refuses the token of {token_file}: it was started with another"
+            )

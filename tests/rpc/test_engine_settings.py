@@ -155,6 +155,10 @@ def test_the_servers_settings_reach_the_engine() -> None:
         *(({"replicas": value}, f"--replicas is {value}, must be in") for value in (0, -1, 257)),
         ({"replicas": 2, "engine": "thread"}, "--replicas is 2: only one engine fits in a thread"),
         ({"engine": "thread", "ray_address": "h:1"}, "--engine thread and --ray exclude each other"),
+        *(
+            ({"ray_address": value}, f"--ray-address is '{value}', must be HOST:PORT")
+            for value in ("auto", "ray://h:1")
+        ),
         ({"ray_token_file": "f"}, "--ray-token-file is for a cluster that is there"),
         ({"ray_cpus": 2, "ray": True}, "--ray-cpus is for a cluster that is there"),
         *(({"ray_cpus": value, "ray_address": "h:1"}, f"--ray-cpus is {value}") for value in (0, -1.0, math.nan)),

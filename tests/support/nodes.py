@@ -62,12 +62,12 @@ class Node:
             "TMPDIR": str(self.place),
         }
 
-    def start(self, *command: str) -> subprocess.Popen:
-        """Runs a command on this machine."""
+    def start(self, *command: str, **variables: str) -> subprocess.Popen:
+        """Runs a command on this machine. variables: of its environment."""
         whole = ["ip", "netns", "exec", self.name, *command]
         process = subprocess.Popen(
-            whole, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=self.environment,
-            start_new_session=True,
+            whole, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+            env=self.environment | variables, start_new_session=True,
         )  # fmt: skip
         self.processes.append(process)
         return process
@@ -130,8 +130,8 @@ def nodes(count: int) -> Iterator[list[Node]]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def start_ray(machines: Sequence[Node], cpus: Sequence[int]) -> str:
-    """The first is the head. Returns the cluster's address."""
+def start_ray(machines: Sequence[Node], cpus: Sequence[int], **variables: str) -> str:
+    """The first is the head. variables: of Ray's environment. Returns the cluster's address."""
     head = machines[0]
     address = f"{head.address}:{PORT}"
     for node, count in zip(machines, cpus, strict=True):
@@ -140,7 +140,7 @@ def start_ray(machines: Sequence[Node], cpus: Sequence[int]) -> str:
             RAY, "start", *where, f"--node-ip-address={node.address}", f"--num-cpus={count}", "--block",
             f"--temp-dir={node.place / 'ray'}", "--object-store-memory=100000000", "--disable-usage-stats",
         ]  # fmt: skip
-        process = node.start(*command)
+        process = node.start(*command, **variables)
         _wait_started(process, node)
     return address
 
