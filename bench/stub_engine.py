@@ -105,6 +105,7 @@ class StubEngine(Ticker):
 
     def __init__(self, sink: Sink, vocabulary: int, rate: float) -> None:
         super().__init__(rate)
+        self.place = "a stub"
         self.info = EngineInfo(Limits(vocabulary, CONTEXT, CONTEXT * SEQUENCES, SEQUENCES), 1, "none", "cpu")
         self._sink = sink
         self._rng = np.random.default_rng(0)

@@ -13,6 +13,8 @@ admin = typer.Typer(help="Look into a running server, on its admin port.", no_ar
 Server = Annotated[str, typer.Option(help="HOST:PORT of AdminService: the admin port of `quire serve`.")]
 Replica = Annotated[int, typer.Option(min=0, help="Which engine, where there are several.")]
 SHOWN = {"FREE": ".", "HELD": "#", "CACHED": "o", "SET_ASIDE": "!"}
+Number = Annotated[int, typer.Argument(min=0, help="Its number, as `quire cluster status` shows it.")]
+RESTART_SECONDS = 3600
 WIDTH = 64  # pages in a line
 
 
@@ -26,7 +28,7 @@ def page_map(
     from google.protobuf.json_format import MessageToDict
     from quire.v1 import admin_service_pb2 as pb
 
-    answer = _call(server, "GetPageMap", pb.GetPageMapRequest(replica=replica))
+    answer = call(server, "GetPageMap", pb.GetPageMapRequest(replica=replica))
     if as_json:
         print(json.dumps(MessageToDict(answer, preserving_proto_field_name=True)))
         return
@@ -49,11 +51,38 @@ def reset_prefix_cache(server: Server = "127.0.0.1:50052", replica: Replica = 0)
     """Forget all cached KV. Running requests go on."""
     from quire.v1 import admin_service_pb2 as pb
 
-    answer = _call(server, "ResetPrefixCache", pb.ResetPrefixCacheRequest(replica=replica))
+    answer = call(server, "ResetPrefixCache", pb.ResetPrefixCacheRequest(replica=replica))
     print(f"{answer.page_count} pages were forgotten")
 
 
-def _call(server: str, method: str, request: Any) -> Any:
+@admin.command()
+def drain(replica: Number, server: Server = "127.0.0.1:50052") -> None:
+    """Move a replica's running requests to others and send it no new ones. Clients notice nothing."""
+    from quire.v1 import admin_service_pb2 as pb
+
+    answer = call(server, "DrainReplica", pb.DrainReplicaRequest(replica=replica))
+    print(f"{answer.moved_count} requests go on elsewhere; replica {replica} gets no new ones")
+
+
+@admin.command()
+def resume(replica: Number, server: Server = "127.0.0.1:50052") -> None:
+    """Let a drained replica have requests again."""
+    from quire.v1 import admin_service_pb2 as pb
+
+    call(server, "ResumeReplica", pb.ResumeReplicaRequest(replica=replica))
+    print(f"replica {replica} takes requests")
+
+
+@admin.command()
+def restart(replica: Number, server: Server = "127.0.0.1:50052") -> None:
+    """Drain a replica and put a new engine in its place: one after the other, all are new and no request is lost."""
+    from quire.v1 import admin_service_pb2 as pb
+
+    answer = call(server, "RestartReplica", pb.RestartReplicaRequest(replica=replica), RESTART_SECONDS)
+    print(f"replica {replica} is new; {answer.moved_count} requests went on elsewhere, or waited")
+
+
+def call(server: str, method: str, request: Any, seconds: float = 15) -> Any:
     import grpc
     from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
@@ -61,7 +90,7 @@ def _call(server: str, method: str, request: Any) -> Any:
 
     with grpc.insecure_channel(server, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            return getattr(pb_grpc.AdminServiceStub(channel), method)(request, timeout=15)
+            return getattr(pb_grpc.AdminServiceStub(channel), method)(request, timeout=seconds)
         except grpc.RpcError as error:
             typer.echo(f"quire: {explain(error, server)}", err=True)
             raise typer.Exit(1) from None

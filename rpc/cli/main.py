@@ -15,6 +15,7 @@ from model.settings import ModelSettings
 from rpc.cli.admin import admin
 from rpc.cli.batch import batch
 from rpc.cli.cache_sim import cache_sim
+from rpc.cli.cluster import cluster
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.frontend.settings import FrontendSettings
 from rpc.settings import EngineSettings, ListenSettings, ServerSettings
@@ -224,6 +225,7 @@ def estimate(
 app.command()(batch)
 app.command()(cache_sim)
 app.add_typer(admin, name="admin")
+app.add_typer(cluster, name="cluster")
 
 
 def _stop(error: BaseException) -> None:

@@ -12,3 +12,4 @@ class LocalEngine(Engine):
     def __init__(self, scheduler: Scheduler, executor: Executor, info: EngineInfo, sink: Sink) -> None:
         super().__init__(scheduler, executor, sink)
         self.info = info
+        self.place = "a thread of the server"

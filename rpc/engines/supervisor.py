@@ -34,6 +34,15 @@ class Supervisor:
             await asyncio.gather(*launches, return_exceptions=True)
         self._tasks = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
 
+    async def restart(self, number: int) -> int:
+        """Puts a new engine in the place of one that serves, whose requests go on elsewhere or wait; how many. Raises
+        RequestFailed where none serves there.
+        """
+        replica = self._frontend.serving(number)
+        moved = self._frontend.empty(replica)
+        await self._keepers[number].restart()
+        return moved
+
     async def stop(self) -> None:
         """Ends the engines, and with them the requests that they have. Raises TimeoutError."""
         self._frontend.close()
@@ -51,6 +60,13 @@ class Keeper:
 
     def __init__(self, number: int, host: EngineHost, frontend: Frontend) -> None:
         self._number, self._host, self._frontend = number, host, frontend
+        self._asked, self._restarted = asyncio.Event(), asyncio.Event()
+
+    async def restart(self) -> None:
+        """Replaces the engine though it lives; until the new one serves."""
+        self._restarted.clear()
+        self._asked.set()
+        await self._restarted.wait()
 
     async def stop(self) -> None:
         """Raises TimeoutError."""
@@ -61,14 +77,31 @@ class Keeper:
         clock = asyncio.get_running_loop().time
         delay, since = 0.0, clock()
         while True:
-            why = await self._frontend.engine_lost(self._number)
-            log.error("engine %d has failed: %s. Starting a new one", self._number, why)
+            await self._until_due()
             if clock() - since > STEADY:
                 delay = 0.0
             self._frontend.detach(self._number)
             delay = await self._replace(delay)
             since = clock()
             log.info("engine %d is ready again", self._number)
+            self._restarted.set()
+
+    async def _until_due(self) -> None:
+        """Until the engine is dead, or another one is wanted in its place."""
+        lost, asked = (
+            asyncio.create_task(self._frontend.engine_lost(self._number)),
+            asyncio.create_task(self._asked.wait()),
+        )
+        try:
+            await asyncio.wait((lost, asked), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                self._asked.clear()
+                log.info("engine %d is replaced, as was asked for", self._number)
+            else:
+                log.error("engine %d has failed: %s. Starting a new one", self._number, lost.result())
+        finally:
+            for task in (lost, asked):
+                task.cancel()
 
     async def _replace(self, delay: float) -> float:
         """Until an engine runs, waiting longer each time. Returns how long to wait if it dies soon."""

@@ -74,6 +74,12 @@ class Dispatch:
             self._send(live, replica, again=True)
         else:
             self._parked[live] = None
+            self._limit_the_wait()
+
+    def _limit_the_wait(self) -> None:
+        """For an engine."""
+        if self._without_engine is None:
+            self._without_engine = self._loop.call_later(self._settings.failover, self._give_up)
 
     def _give_up(self) -> None:
         """There was no engine for too long."""
@@ -102,13 +108,30 @@ class Dispatch:
 
     # Away from it
 
-    def forget(self, live: Live) -> None:
-        """No more of its output is wanted."""
+    def move_from(self, replica: Replica) -> int:
+        """Its requests go on elsewhere; how many."""
+        moved = [self._live[attempt] for attempt in list(replica.waiting) if attempt in self._live]
+        for live in moved:
+            self._take_off(live)
+            if live is replica.alone:
+                self._suspects.postpone()
+            else:
+                self._go_on(live)
+        replica.alone = None
+        self._try_a_suspect()
+        return len(moved)
+
+    def _take_off(self, live: Live) -> None:
+        """Its engine need not go on with it."""
         attempt = live.attempt
         if self._live.pop(attempt, None) is not None:
             replica = self._left(attempt)
             if replica is not None and replica.client is not None:
                 replica.client.send([events.Finish(attempt)])
+
+    def forget(self, live: Live) -> None:
+        """No more of its output is wanted."""
+        self._take_off(live)
         self._gone(live)
 
     def _left(self, attempt: int) -> Replica | None:
@@ -152,8 +175,8 @@ class Dispatch:
         for live in free:
             self._go_on(live)
         self._try_a_suspect()
-        if not self.replicas.usable and self._without_engine is None:
-            self._without_engine = self._loop.call_later(self._settings.failover, self._give_up)
+        if not self.replicas.usable:
+            self._limit_the_wait()
 
     def _died_alone(self, replica: Replica, live: Live) -> list[Live]:
         """Returns those that are free to go on."""

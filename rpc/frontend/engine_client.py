@@ -34,6 +34,10 @@ class EngineClient(Protocol):
     def info(self) -> EngineInfo:
         """What the engine is."""
 
+    @property
+    def place(self) -> str:
+        """Where it runs, for people."""
+
     def send(self, events: Sequence[Event]) -> None:
         """Hands over events; never blocks on the engine's step. On the frontend's loop."""
 

@@ -92,6 +92,33 @@ class Frontend:
         self.replicas.detach(number)
         self._metrics.engine_gone(number)
 
+    def drain_replica(self, number: int) -> int:
+        """No new requests go to the engine of this number, and those that it has go elsewhere; how many. Raises
+        RequestFailed where there is no such engine, or no other.
+        """
+        replica = self.serving(number)
+        if not any(other is not replica and not other.drained for other in self.replicas.usable):
+            message = f"replica {number} is the only one that takes requests: they would have nowhere to go"
+            raise RequestFailed("FAILED_PRECONDITION", "NO_OTHER_REPLICA", message)
+        return self.empty(replica)
+
+    def empty(self, replica: Replica) -> int:
+        """As `drain_replica`, though there may be no other: then they wait for one."""
+        replica.drained = True
+        return self._dispatch.move_from(replica)
+
+    def resume_replica(self, number: int) -> None:
+        """Requests go to the engine of this number again. Raises RequestFailed where there is none."""
+        self.serving(number).drained = False
+        self._dispatch.engine_came()
+
+    def serving(self, number: int) -> Replica:
+        """The engine of this number. Raises RequestFailed where there is none at the moment."""
+        replica = self.replicas.get(number)
+        if replica is None or not replica.usable:
+            raise RequestFailed("NOT_FOUND", "NO_SUCH_REPLICA", f"there is no replica {number} at the moment")
+        return replica
+
     async def engine_lost(self, number: int = 0) -> str:
         """Until the attached engine of this number is dead; why. Its requests have gone elsewhere by then."""
         replica = self.replicas.get(number)
@@ -114,9 +141,9 @@ class Frontend:
 
     async def ask(self, question: events.Question, number: int) -> events.Answer:
         """An operator's question to the engine of this number. Raises RequestFailed where it does not answer."""
-        replica = self.replicas.get(number)
-        if replica is None or replica.client is None:
-            raise RequestFailed("NOT_FOUND", "NO_SUCH_REPLICA", f"there is no replica {number} at the moment")
+        replica = self.serving(number)
+        if replica.client is None:
+            raise RuntimeError("a usable replica has no client")
         return await replica.questions.ask(replica.client, question)
 
     def request_of(self, attempt: int) -> str:

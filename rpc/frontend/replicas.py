@@ -21,11 +21,14 @@ class Replica:
     """An engine in its place among the others: one that takes the place of a dead one has its number.
 
     waiting: of each attempt that is there, tokens that it brought; none once it has started. alone: what this frontend
-    has there, and nobody beside it. lost: set once the engine is dead and its attempts have their ends.
+    has there, and nobody beside it. lost: set once the engine is dead and its attempts have their ends. epoch: the
+    how-manieth in its place. drained: nothing new goes there.
     """
 
     number: int
+    epoch: int = 1
     client: EngineClient | None = None
+    drained: bool = False
     stats: EngineStats = field(default_factory=EngineStats)
     names: set[bytes] = field(default_factory=set)
     waiting: dict[int, int] = field(default_factory=dict)
@@ -89,8 +92,14 @@ class Replicas:
 
     def new(self, number: int) -> Replica:
         """For an engine that is about to start. One that had the place before counts no more."""
-        replica = self._newest[number] = Replica(number)
+        before = self._newest.get(number)
+        replica = self._newest[number] = Replica(number, before.epoch + 1 if before else 1)
         return replica
+
+    @property
+    def newest(self) -> list[Replica]:
+        """The one in each place, also one that is only starting."""
+        return [self._newest[number] for number in sorted(self._newest)]
 
     def is_newest(self, replica: Replica) -> bool:
         return self._newest.get(replica.number) is replica
@@ -138,12 +147,11 @@ class Replicas:
         return [name[:SHORT_NAME] for name in chain.names]
 
     def choose(self, names: Sequence[bytes], length: int) -> Replica | None:
-        """For a prompt of this length with these names of pages; None where no engine lives."""
-        free = [(r, r.client) for r in self.usable if r.alone is None] or [(r, r.client) for r in self.usable]
-        if not free:
-            return None
-        views = [replica.view(client.info, names) for replica, client in free if client is not None]
-        return free[choose(views, length, self._random.randrange)][0]
+        """For a prompt of this length with these names of pages; None where no engine takes any."""
+        open_ = [replica for replica in self.usable if not replica.drained]
+        free = [replica for replica in open_ if replica.alone is None] or open_
+        views = [replica.view(replica.client.info, names) for replica in free if replica.client is not None]
+        return free[choose(views, length, self._random.randrange)] if views else None
 
 
 def _common(limits: Sequence[Limits]) -> Limits:

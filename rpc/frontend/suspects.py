@@ -73,6 +73,12 @@ class Suspects:
         counts = (sequence.token_count for sequence in live.stream.sequences)
         return any(now - before >= PROBATION for now, before in zip(counts, self._marks, strict=True))
 
+    def postpone(self) -> None:
+        """The one that runs alone has to leave its engine; it is the next."""
+        if self.running is not None:
+            self._waiting.appendleft(self.running)
+            self.running = None
+
     def parole(self) -> None:
         """The one that runs alone need not be alone any more."""
         if self.running is not None:

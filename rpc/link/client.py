@@ -40,6 +40,7 @@ class LinkClient:
 
     def __init__(self, target: str, sink: Sink, request: RequestLimits, silence: float, token: str = "") -> None:
         self._sink, self._request, self._silence = sink, request, silence
+        self.place = "a process of this machine" if target.startswith("unix:") else target
         self._channel = aio.insecure_channel(target, options=OPTIONS)
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._call = pb_grpc.EngineServiceStub(self._channel).Connect(wait_for_ready=True, metadata=metadata)

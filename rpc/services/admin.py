@@ -5,9 +5,11 @@ from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
 from cache_manager.ledger import Holder, PageState
+from rpc.engines.supervisor import Supervisor
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
-from rpc.services.errors import abort
+from rpc.frontend.replicas import Replica
+from rpc.services.errors import abort, failures_to
 from scheduler.events import Answer, Question
 
 STATES = {
@@ -19,10 +21,34 @@ STATES = {
 
 
 class AdminService(pb_grpc.AdminServiceServicer):
-    """Over the engines of one frontend."""
+    """Over the engines of one frontend, which the supervisor keeps."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, frontend: Frontend, supervisor: Supervisor) -> None:
+        self._frontend, self._supervisor = frontend, supervisor
+
+    async def ListReplicas(  # noqa: N802 - gRPC's name
+        self, _request: pb.ListReplicasRequest, _context: aio.ServicerContext
+    ) -> pb.ListReplicasResponse:
+        return pb.ListReplicasResponse(replicas=[_replica(replica) for replica in self._frontend.replicas.newest])
+
+    async def DrainReplica(  # noqa: N802
+        self, request: pb.DrainReplicaRequest, context: aio.ServicerContext
+    ) -> pb.DrainReplicaResponse:
+        async with failures_to(context, within=""):
+            return pb.DrainReplicaResponse(moved_count=self._frontend.drain_replica(request.replica))
+
+    async def ResumeReplica(  # noqa: N802
+        self, request: pb.ResumeReplicaRequest, context: aio.ServicerContext
+    ) -> pb.ResumeReplicaResponse:
+        async with failures_to(context, within=""):
+            self._frontend.resume_replica(request.replica)
+            return pb.ResumeReplicaResponse()
+
+    async def RestartReplica(  # noqa: N802
+        self, request: pb.RestartReplicaRequest, context: aio.ServicerContext
+    ) -> pb.RestartReplicaResponse:
+        async with failures_to(context, within=""):
+            return pb.RestartReplicaResponse(moved_count=await self._supervisor.restart(request.replica))
 
     async def GetPageMap(  # noqa: N802 - gRPC's name
         self, request: pb.GetPageMapRequest, context: aio.ServicerContext
@@ -54,3 +80,23 @@ class AdminService(pb_grpc.AdminServiceServicer):
             return await self._frontend.ask(question, replica)
         except RequestFailed as failure:
             await abort(context, failure)
+
+
+def _replica(replica: Replica) -> pb.Replica:
+    stats = replica.stats
+    if not replica.usable or replica.client is None:
+        return pb.Replica(number=replica.number, state=pb.REPLICA_STATE_STARTING, epoch=replica.epoch)
+    drained, alone = pb.REPLICA_STATE_DRAINED, pb.REPLICA_STATE_ISOLATED
+    return pb.Replica(
+        number=replica.number,
+        state=drained if replica.drained else alone if replica.alone else pb.REPLICA_STATE_SERVING,
+        epoch=replica.epoch,
+        place=replica.client.place,
+        running=stats.running,
+        waiting=stats.waiting,
+        waiting_tokens=stats.waiting_tokens,
+        pages_used=stats.pages_used,
+        pages_total=replica.client.info.pages,
+        pages_cached=stats.pages_cached,
+        request_count=len(replica.waiting),
+    )

@@ -20,6 +20,7 @@ class PuppetEngine:
     def __init__(self) -> None:
         limits = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
         self.info = EngineInfo(limits, pages=256, dtype="float32", device="cpu")
+        self.place = "a test"
         self.sent: list[Event] = []
         self.stalled = 0.0
         self.failure: str | None = None

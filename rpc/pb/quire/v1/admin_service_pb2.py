@@ -24,25 +24,45 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/v1/admin_service.proto\x12\x08quire.v1\"$\n\x11GetPageMapRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"\x8a\x01\n\x12GetPageMapResponse\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12#\n\x06states\x18\x02 \x03(\x0e\x32\x13.quire.v1.PageState\x12\x15\n\rholder_counts\x18\x03 \x03(\r\x12%\n\x07holders\x18\x04 \x03(\x0b\x32\x14.quire.v1.PageHolder\"K\n\nPageHolder\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04step\x18\x02 \x01(\x03H\x00\x12\r\n\x05pages\x18\x03 \x03(\rB\x08\n\x06holder\"*\n\x17ResetPrefixCacheRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\".\n\x18ResetPrefixCacheResponse\x12\x12\n\npage_count\x18\x01 \x01(\r*\x82\x01\n\tPageState\x12\x1a\n\x16PAGE_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAGE_STATE_FREE\x10\x01\x12\x13\n\x0fPAGE_STATE_HELD\x10\x02\x12\x15\n\x11PAGE_STATE_CACHED\x10\x03\x12\x18\n\x14PAGE_STATE_SET_ASIDE\x10\x04\x32\xb2\x01\n\x0c\x41\x64minService\x12G\n\nGetPageMap\x12\x1b.quire.v1.GetPageMapRequest\x1a\x1c.quire.v1.GetPageMapResponse\x12Y\n\x10ResetPrefixCache\x12!.quire.v1.ResetPrefixCacheRequest\x1a\".quire.v1.ResetPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/v1/admin_service.proto\x12\x08quire.v1\"\x15\n\x13ListReplicasRequest\";\n\x14ListReplicasResponse\x12#\n\x08replicas\x18\x01 \x03(\x0b\x32\x11.quire.v1.Replica\"\xee\x01\n\x07Replica\x12\x0e\n\x06number\x18\x01 \x01(\r\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.quire.v1.ReplicaState\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\r\n\x05place\x18\x04 \x01(\t\x12\x0f\n\x07running\x18\x05 \x01(\x04\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x07 \x01(\x04\x12\x12\n\npages_used\x18\x08 \x01(\x04\x12\x13\n\x0bpages_total\x18\t \x01(\x04\x12\x14\n\x0cpages_cached\x18\n \x01(\x04\x12\x15\n\rrequest_count\x18\x0b \x01(\r\"&\n\x13\x44rainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"+\n\x14\x44rainReplicaResponse\x12\x13\n\x0bmoved_count\x18\x01 \x01(\r\"\'\n\x14ResumeReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"\x17\n\x15ResumeReplicaResponse\"(\n\x15RestartReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"-\n\x16RestartReplicaResponse\x12\x13\n\x0bmoved_count\x18\x01 \x01(\r\"$\n\x11GetPageMapRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"\x8a\x01\n\x12GetPageMapResponse\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12#\n\x06states\x18\x02 \x03(\x0e\x32\x13.quire.v1.PageState\x12\x15\n\rholder_counts\x18\x03 \x03(\r\x12%\n\x07holders\x18\x04 \x03(\x0b\x32\x14.quire.v1.PageHolder\"K\n\nPageHolder\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04step\x18\x02 \x01(\x03H\x00\x12\r\n\x05pages\x18\x03 \x03(\rB\x08\n\x06holder\"*\n\x17ResetPrefixCacheRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\".\n\x18ResetPrefixCacheResponse\x12\x12\n\npage_count\x18\x01 \x01(\r*\x9b\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x19\n\x15REPLICA_STATE_DRAINED\x10\x03\x12\x1a\n\x16REPLICA_STATE_ISOLATED\x10\x04*\x82\x01\n\tPageState\x12\x1a\n\x16PAGE_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAGE_STATE_FREE\x10\x01\x12\x13\n\x0fPAGE_STATE_HELD\x10\x02\x12\x15\n\x11PAGE_STATE_CACHED\x10\x03\x12\x18\n\x14PAGE_STATE_SET_ASIDE\x10\x04\x32\xf7\x03\n\x0c\x41\x64minService\x12G\n\nGetPageMap\x12\x1b.quire.v1.GetPageMapRequest\x1a\x1c.quire.v1.GetPageMapResponse\x12Y\n\x10ResetPrefixCache\x12!.quire.v1.ResetPrefixCacheRequest\x1a\".quire.v1.ResetPrefixCacheResponse\x12M\n\x0cListReplicas\x12\x1d.quire.v1.ListReplicasRequest\x1a\x1e.quire.v1.ListReplicasResponse\x12M\n\x0c\x44rainReplica\x12\x1d.quire.v1.DrainReplicaRequest\x1a\x1e.quire.v1.DrainReplicaResponse\x12P\n\rResumeReplica\x12\x1e.quire.v1.ResumeReplicaRequest\x1a\x1f.quire.v1.ResumeReplicaResponse\x12S\n\x0eRestartReplica\x12\x1f.quire.v1.RestartReplicaRequest\x1a .quire.v1.RestartReplicaResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PAGESTATE']._serialized_start=391
-  _globals['_PAGESTATE']._serialized_end=521
-  _globals['_GETPAGEMAPREQUEST']._serialized_start=42
-  _globals['_GETPAGEMAPREQUEST']._serialized_end=78
-  _globals['_GETPAGEMAPRESPONSE']._serialized_start=81
-  _globals['_GETPAGEMAPRESPONSE']._serialized_end=219
-  _globals['_PAGEHOLDER']._serialized_start=221
-  _globals['_PAGEHOLDER']._serialized_end=296
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=298
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=340
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=342
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=388
-  _globals['_ADMINSERVICE']._serialized_start=524
-  _globals['_ADMINSERVICE']._serialized_end=702
+  _globals['_REPLICASTATE']._serialized_start=956
+  _globals['_REPLICASTATE']._serialized_end=1111
+  _globals['_PAGESTATE']._serialized_start=1114
+  _globals['_PAGESTATE']._serialized_end=1244
+  _globals['_LISTREPLICASREQUEST']._serialized_start=42
+  _globals['_LISTREPLICASREQUEST']._serialized_end=63
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=65
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=124
+  _globals['_REPLICA']._serialized_start=127
+  _globals['_REPLICA']._serialized_end=365
+  _globals['_DRAINREPLICAREQUEST']._serialized_start=367
+  _globals['_DRAINREPLICAREQUEST']._serialized_end=405
+  _globals['_DRAINREPLICARESPONSE']._serialized_start=407
+  _globals['_DRAINREPLICARESPONSE']._serialized_end=450
+  _globals['_RESUMEREPLICAREQUEST']._serialized_start=452
+  _globals['_RESUMEREPLICAREQUEST']._serialized_end=491
+  _globals['_RESUMEREPLICARESPONSE']._serialized_start=493
+  _globals['_RESUMEREPLICARESPONSE']._serialized_end=516
+  _globals['_RESTARTREPLICAREQUEST']._serialized_start=518
+  _globals['_RESTARTREPLICAREQUEST']._serialized_end=558
+  _globals['_RESTARTREPLICARESPONSE']._serialized_start=560
+  _globals['_RESTARTREPLICARESPONSE']._serialized_end=605
+  _globals['_GETPAGEMAPREQUEST']._serialized_start=607
+  _globals['_GETPAGEMAPREQUEST']._serialized_end=643
+  _globals['_GETPAGEMAPRESPONSE']._serialized_start=646
+  _globals['_GETPAGEMAPRESPONSE']._serialized_end=784
+  _globals['_PAGEHOLDER']._serialized_start=786
+  _globals['_PAGEHOLDER']._serialized_end=861
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=863
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=905
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=907
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=953
+  _globals['_ADMINSERVICE']._serialized_start=1247
+  _globals['_ADMINSERVICE']._serialized_end=1750
 # @@protoc_insertion_point(module_scope)

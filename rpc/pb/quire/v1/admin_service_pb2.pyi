@@ -7,6 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLICA_STATE_UNSPECIFIED: _ClassVar[ReplicaState]
+    REPLICA_STATE_STARTING: _ClassVar[ReplicaState]
+    REPLICA_STATE_SERVING: _ClassVar[ReplicaState]
+    REPLICA_STATE_DRAINED: _ClassVar[ReplicaState]
+    REPLICA_STATE_ISOLATED: _ClassVar[ReplicaState]
+
 class PageState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PAGE_STATE_UNSPECIFIED: _ClassVar[PageState]
@@ -14,11 +22,86 @@ class PageState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAGE_STATE_HELD: _ClassVar[PageState]
     PAGE_STATE_CACHED: _ClassVar[PageState]
     PAGE_STATE_SET_ASIDE: _ClassVar[PageState]
+REPLICA_STATE_UNSPECIFIED: ReplicaState
+REPLICA_STATE_STARTING: ReplicaState
+REPLICA_STATE_SERVING: ReplicaState
+REPLICA_STATE_DRAINED: ReplicaState
+REPLICA_STATE_ISOLATED: ReplicaState
 PAGE_STATE_UNSPECIFIED: PageState
 PAGE_STATE_FREE: PageState
 PAGE_STATE_HELD: PageState
 PAGE_STATE_CACHED: PageState
 PAGE_STATE_SET_ASIDE: PageState
+
+class ListReplicasRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListReplicasResponse(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("number", "state", "epoch", "place", "running", "waiting", "waiting_tokens", "pages_used", "pages_total", "pages_cached", "request_count")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_USED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    state: ReplicaState
+    epoch: int
+    place: str
+    running: int
+    waiting: int
+    waiting_tokens: int
+    pages_used: int
+    pages_total: int
+    pages_cached: int
+    request_count: int
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., epoch: _Optional[int] = ..., place: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_cached: _Optional[int] = ..., request_count: _Optional[int] = ...) -> None: ...
+
+class DrainReplicaRequest(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class DrainReplicaResponse(_message.Message):
+    __slots__ = ("moved_count",)
+    MOVED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    moved_count: int
+    def __init__(self, moved_count: _Optional[int] = ...) -> None: ...
+
+class ResumeReplicaRequest(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class ResumeReplicaResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestartReplicaRequest(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class RestartReplicaResponse(_message.Message):
+    __slots__ = ("moved_count",)
+    MOVED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    moved_count: int
+    def __init__(self, moved_count: _Optional[int] = ...) -> None: ...
 
 class GetPageMapRequest(_message.Message):
     __slots__ = ("replica",)

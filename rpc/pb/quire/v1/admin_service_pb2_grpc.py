@@ -45,6 +45,26 @@ class AdminServiceStub:
                 request_serializer=quire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.ListReplicas = channel.unary_unary(
+                '/quire.v1.AdminService/ListReplicas',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.ListReplicasRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.ListReplicasResponse.FromString,
+                _registered_method=True)
+        self.DrainReplica = channel.unary_unary(
+                '/quire.v1.AdminService/DrainReplica',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.DrainReplicaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.DrainReplicaResponse.FromString,
+                _registered_method=True)
+        self.ResumeReplica = channel.unary_unary(
+                '/quire.v1.AdminService/ResumeReplica',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.ResumeReplicaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.ResumeReplicaResponse.FromString,
+                _registered_method=True)
+        self.RestartReplica = channel.unary_unary(
+                '/quire.v1.AdminService/RestartReplica',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.RestartReplicaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.RestartReplicaResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -65,6 +85,36 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListReplicas(self, request, context):
+        """The engines, and what each of them does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainReplica(self, request, context):
+        """Moves the requests of an engine to others; it gets no new ones until it is resumed or restarted. Clients see nothing
+        of it. FAILED_PRECONDITION where there is no other engine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeReplica(self, request, context):
+        """Lets a drained engine have requests again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestartReplica(self, request, context):
+        """Drains an engine and puts a new one in its place; answers once that serves. Where it is the only one, its requests
+        wait.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +127,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ResetPrefixCache,
                     request_deserializer=quire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheRequest.FromString,
                     response_serializer=quire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'ListReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReplicas,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.ListReplicasRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.ListReplicasResponse.SerializeToString,
+            ),
+            'DrainReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainReplica,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.DrainReplicaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.DrainReplicaResponse.SerializeToString,
+            ),
+            'ResumeReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeReplica,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.ResumeReplicaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.ResumeReplicaResponse.SerializeToString,
+            ),
+            'RestartReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartReplica,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.RestartReplicaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.RestartReplicaResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +204,114 @@ class AdminService:
             '/quire.v1.AdminService/ResetPrefixCache',
             quire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheRequest.SerializeToString,
             quire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/ListReplicas',
+            quire_dot_v1_dot_admin__service__pb2.ListReplicasRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.ListReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/DrainReplica',
+            quire_dot_v1_dot_admin__service__pb2.DrainReplicaRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.DrainReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/ResumeReplica',
+            quire_dot_v1_dot_admin__service__pb2.ResumeReplicaRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.ResumeReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/RestartReplica',
+            quire_dot_v1_dot_admin__service__pb2.RestartReplicaRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.RestartReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

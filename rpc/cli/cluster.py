@@ -1,0 +1,43 @@
+"""`quire cluster`: the engines of a running server."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rpc.cli.admin import Server, call
+
+cluster = typer.Typer(help="The engines of a running server.", no_args_is_help=True)
+
+
+@cluster.callback()
+def _root() -> None:
+    pass
+
+
+@cluster.command()
+def status(
+    server: Server = "127.0.0.1:50052",
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Show each replica: its state, how many engines its place has had, pages and queue."""
+    from google.protobuf.json_format import MessageToDict
+    from quire.v1 import admin_service_pb2 as pb
+
+    answer = call(server, "ListReplicas", pb.ListReplicasRequest())
+    if as_json:
+        fields = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        print(json.dumps(fields))
+        return
+    table = Table(
+        "replica", "state", "epoch", "requests", "running", "waiting (tokens)", "pages held, cached, all", "place"
+    )
+    for one in answer.replicas:
+        state = pb.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower()
+        pages = f"{one.pages_used}, {one.pages_cached}, {one.pages_total}"
+        waiting = f"{one.waiting} ({one.waiting_tokens})"
+        row = (one.number, state, one.epoch, one.request_count, one.running, waiting, pages, one.place)
+        table.add_row(*map(str, row))
+    Console().print(table)
