@@ -177,7 +177,8 @@ class CountedFrontend(Frontend):
     """Its streams tell its engine what is taken."""
 
     def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
-        engine = self.replicas.first
+        replica = self.replicas.get(0)
+        engine = replica.client if replica is not None else None
         if not isinstance(engine, StubEngine):
             raise TypeError(f"{engine} is no StubEngine")
         return CountedStream(spec, self.preparer.prepare(spec, limits), self.preparer.tokenizer, engine), []

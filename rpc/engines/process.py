@@ -48,7 +48,11 @@ class ProcessHost:
         assert process.stdin is not None  # noqa: S101 - a pipe was asked for
         process.stdin.write(self._config.to_json().encode() + b"\n")
         client = self._client = LinkClient(
-            f"unix:{directory / SOCKET}", sink, self._config.request, self._settings.silence
+            f"unix:{directory / SOCKET}",
+            sink,
+            self._config.request,
+            self._settings.silence,
+            place=f"process {process.pid}",
         )
         try:
             await connect(client, _last_words(process), self._settings.start)

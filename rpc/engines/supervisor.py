@@ -12,7 +12,7 @@ from rpc.frontend.frontend import Frontend
 log = logging.getLogger("quire.engines")
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between two attempts to start an engine
-STEADY = 60.0  # seconds after which an engine's death counts as the first again
+STEADY = 10.0  # seconds after which an engine's death counts as the first again
 
 
 class Supervisor:

@@ -46,15 +46,17 @@ class Dispatch:
     # On their way to an engine
 
     def submit(self, live: Live, seconds: float) -> None:
-        """For the first time; it ends after so many seconds with what there is. Raises RequestFailed."""
-        replica = self.replicas.choose(live.names, len(live.stream.request.prompt))
-        if replica is None:
-            raise RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
+        """For the first time; it ends after so many seconds with what there is. Raises RequestFailed where no engine is
+        there, and too many wait for one.
+        """
+        new = sum(not waiting.attempt for waiting in self._parked)
+        if not self.replicas.usable and (self._closing or new >= self._settings.max_parked):
+            raise RequestFailed("UNAVAILABLE", "STARTING", "there is no engine at the moment", retry_after=1.0)
         live.timer = self._loop.call_later(max(0.0, seconds), self._time_is_up, live)
-        self._send(live, replica)
+        self._go_on(live)
 
-    def _send(self, live: Live, replica: Replica, again: bool = False, alone: int = 0) -> None:
-        stream, client = live.stream, replica.client
+    def _send(self, live: Live, replica: Replica, alone: int = 0) -> None:
+        stream, client, again = live.stream, replica.client, live.attempt > 0
         if client is None:
             raise RuntimeError("a request is sent to an engine that is not there")
         live.attempt, live.started_here = next(self._attempts), False
@@ -62,16 +64,16 @@ class Dispatch:
         emitted = stream.emitted()
         replica.send_off(live.attempt, len(stream.request.prompt) + sum(len(tokens or ()) for tokens in emitted))
         request = stream.request
-        if again:
-            left = None if live.served or live.patience is None else max(0.0, live.patience - time.monotonic())
+        if live.patience is not None:
+            left = None if live.served else max(0.0, live.patience - time.monotonic())
             request = replace(request, patience=left)
         client.send([events.Submit(live.attempt, request, emitted, again, alone)])
 
     def _go_on(self, live: Live) -> None:
-        """On another engine, as soon as there is one."""
+        """On an engine, as soon as there is one."""
         replica = self.replicas.choose(live.names, len(live.stream.request.prompt))
         if replica is not None:
-            self._send(live, replica, again=True)
+            self._send(live, replica)
         else:
             self._parked[live] = None
             self._limit_the_wait()
@@ -83,7 +85,7 @@ class Dispatch:
 
     def _give_up(self) -> None:
         """There was no engine for too long."""
-        message = f"its engine has failed, and no other was there within {self._settings.failover:g} s"
+        message = f"there was no engine for it within {self._settings.failover:g} s"
         for live in (*self._parked, *self._suspects.waiting):
             self.cut_off(live, RequestFailed("UNAVAILABLE", "ENGINE_FAILED", message, retry_after=5.0))
 
@@ -104,7 +106,7 @@ class Dispatch:
         replica = self.replicas.choose((), len(live.stream.request.prompt))
         if replica is not None:
             replica.alone = live
-            self._send(live, replica, again=True, alone=steps)
+            self._send(live, replica, alone=steps)
 
     # Away from it
 

@@ -86,6 +86,7 @@ class Replicas:
         self._attached: dict[int, Replica] = {}
         self._newest: dict[int, Replica] = {}
         self._namer: PageNamer | None = None
+        self._info: EngineInfo | None = None
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._attached.values())
@@ -110,32 +111,29 @@ class Replicas:
     def attach(self, replica: Replica) -> None:
         """In the place of the one with its number."""
         self._attached[replica.number] = replica
-        info = self.info
+        self._info = info = self._common_info()
         routed = len(self._attached) > 1 and self._secret
         self._namer = PageNamer(self._secret, info.numerics, info.page_size) if routed else None
 
-    def detach(self, number: int) -> Replica | None:
-        return self._attached.pop(number, None)
+    def detach(self, number: int) -> None:
+        self._attached.pop(number, None)
+        if self._attached:
+            self._info = self._common_info()
 
     @property
     def usable(self) -> list[Replica]:
         return [replica for replica in self._attached.values() if replica.usable]
 
     @property
-    def first(self) -> EngineClient:
-        """The client of one that can be asked, of a dead one where there is no other. Raises RequestFailed."""
-        for replica in (*self.usable, *self._attached.values()):
-            if replica.client is not None:
-                return replica.client
-        raise RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
-
-    @property
     def info(self) -> EngineInfo:
-        """What is true of all of them. Raises RequestFailed where there is none."""
-        info = self.first.info
-        others = [replica.client.info for replica in self.usable if replica.client is not None]
-        limits = [info.limits, *(other.limits for other in others)]
-        return replace(info, limits=_common(limits))
+        """What is true of all of them, or was of the last one. Raises RequestFailed where there never was one."""
+        if self._info is None:
+            raise RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
+        return self._info
+
+    def _common_info(self) -> EngineInfo:
+        infos = [replica.client.info for replica in self._attached.values() if replica.client is not None]
+        return replace(infos[0], limits=_common([info.limits for info in infos]))
 
     def names_of(self, request: Request) -> list[bytes]:
         """Of the full pages of its prompt, where there are several replicas to choose from. On any thread."""

@@ -36,6 +36,9 @@ class FrontendSettings:
             "help": "Seconds that a request whose engine has died waits for another one to go on.",
         },
     )
+    max_parked: int = field(
+        default=1024, metadata={"help": "New requests that may wait while there is no engine; 0 refuses them at once."}
+    )
     stall_timeout: float = field(
         default=30.0, metadata={"help": "Seconds of work without progress after which health says NOT_SERVING."}
     )
@@ -63,3 +66,5 @@ class FrontendSettings:
         ):
             if not value > 0:
                 raise ValueError(f"{flag} is {value}, must be above 0")
+        if self.max_parked < 0:
+            raise ValueError(f"--max-parked is {self.max_parked}, must be at least 0")

@@ -36,11 +36,14 @@ class LinkClient:
     """One stream to an engine; `connect` makes it. Lives on the loop that made it, and its sink is called there.
 
     silence: seconds without a sign of life after which the engine counts as dead. token: what the engine asks for.
+    place: where it runs, for people.
     """
 
-    def __init__(self, target: str, sink: Sink, request: RequestLimits, silence: float, token: str = "") -> None:
+    def __init__(
+        self, target: str, sink: Sink, request: RequestLimits, silence: float, token: str = "", place: str = ""
+    ) -> None:
         self._sink, self._request, self._silence = sink, request, silence
-        self.place = "a process of this machine" if target.startswith("unix:") else target
+        self.place = place or target
         self._channel = aio.insecure_channel(target, options=OPTIONS)
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._call = pb_grpc.EngineServiceStub(self._channel).Connect(wait_for_ready=True, metadata=metadata)

@@ -16,7 +16,7 @@ from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
-from rpc.frontend.stream import FinishReason
+from rpc.frontend.stream import FinishReason, RequestStream
 from rpc.observe.metrics import Metrics
 from scheduler.events import EndReason, EngineStats
 from scheduler.limits import ModelDefaults
@@ -32,7 +32,7 @@ class Rig:
     def __init__(self, tokenizer: Tokenizer, failures: Iterable[Exception | None] = ()) -> None:
         self.metrics = Metrics("m")
         preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
-        self.frontend = Frontend(preparer, FrontendSettings(), self.metrics)
+        self.frontend = Frontend(preparer, FrontendSettings(max_parked=1), self.metrics)
         self.host = FakeHost(failures)
         self.supervisor = Supervisor([self.host], self.frontend)
 
@@ -48,6 +48,12 @@ class Rig:
         await self.supervisor.stop()
         assert not self.host.running
         assert self.host.trouble == []
+
+
+async def run_to_its_end(frontend: Frontend, spec: Spec) -> RequestStream:
+    async with frontend.open(spec, "waits", None) as live:
+        await eventually(lambda: live.stream.ended)
+        return live.stream
 
 
 async def refusal(frontend: Frontend, spec: Spec) -> RequestFailed:
@@ -82,19 +88,22 @@ def test_streams_of_a_dead_engine_go_on_with_a_new_one_which_serves_under_its_ow
             first.die("RuntimeError: device lost")
             await eventually(lambda: rig.host.launches == 2)
             assert not rig.frontend.health()
+            waits = asyncio.create_task(run_to_its_end(rig.frontend, Spec("new")))
+            await eventually(lambda: rig.frontend.live_requests == 3)
             refused = await refusal(rig.frontend, Spec("cat"))
             assert (refused.code, refused.reason) == ("UNAVAILABLE", "STARTING")
             assert refused.retry_after is not None
             rig.host.gate.set()
             second = await rig.engine(2)
             again = [(event.emitted, event.again) for event in second.sent]
-            assert again == [(((70,),), True), ((), True)]
-            for attempt, position in zip(second.submitted(), (1, 0), strict=True):
+            assert again == [(((70,),), True), ((), True), ((), False)]
+            for attempt, position in zip(second.submitted(), (1, 0, 0), strict=True):
                 second.tell(outputs([(attempt, position, 71)], [(attempt, EndReason.LENGTH)]))
             for live, tokens in ((one, [70, 71]), (two, [71])):
                 await eventually(lambda live=live: live.stream.ended)
                 assert live.stream.take()[0].token_ids == tokens
-        assert rig.value("quire_requests_total", outcome="length") == 2
+            assert (await waits).take()[0].token_ids == [71]
+        assert rig.value("quire_requests_total", outcome="length") == 3
         assert rig.value("quire_requests_total", outcome="starting") == 1
         assert (await refusal(rig.frontend, Spec("x" * 40))).code == "INVALID_ARGUMENT", "the new limits hold"
         async with rig.frontend.open(Spec("cat"), "a", None) as live:
@@ -138,7 +147,11 @@ def test_only_an_engine_that_lived_long_is_replaced_at_once(
             await eventually(lambda: rig.frontend.live_requests == 0)
             time.now += lived
             engine.die("gone")
-            await eventually(lambda engine=engine: rig.frontend.replicas.first is not engine)
+            await eventually(
+                lambda engine=engine: (
+                    rig.frontend.replicas.get(0) is None or rig.frontend.replicas.get(0).client is not engine
+                )
+            )
         await rig.engine(6)
         assert time.delays == [0, 1, 2, 0, 1]
         await rig.end()

@@ -46,12 +46,12 @@ def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) 
         frontend = Frontend(preparer, FrontendSettings(), Metrics("m"))
         supervisor = Supervisor([ThreadHost(config)], frontend)
         await supervisor.start()
-        first = weakref.ref(frontend.replicas.first)
+        first = weakref.ref(frontend.replicas.get(0).client)
         (before,) = (await run_to_its_end(frontend, "a")).take()
         monkeypatch.setattr(Runner, "launch", fail_once)
         broken[0] = True
         assert (await run_to_its_end(frontend, "b")).take() == [before]
-        assert first() is not frontend.replicas.first
+        assert first() is not frontend.replicas.get(0).client
         gc.collect()
         assert first() is None, "the dead engine's memory is let go"
         await supervisor.stop()
