@@ -4,8 +4,6 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
@@ -14,6 +12,9 @@ from cache_manager.tier import HostTier
 from model.config import ModelConfig, read_config
 from model.loading import LoadedModel, choose_device, load
 from model.overlapped import Overlapped
+from model.parallel.shard import Shard
+from rpc.engines.follower import set_threads
+from rpc.engines.group import FollowerProcesses, Followers, Group, Grouped
 from rpc.engines.local import LocalEngine
 from rpc.frontend.engine_client import EngineInfo
 from rpc.paths import model_directory
@@ -21,6 +22,7 @@ from rpc.settings import EngineConfig
 from scheduler.engine import Sink
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
+from scheduler.step import Executor
 
 LEAST_SECRET_BYTES = 32
 
@@ -31,20 +33,29 @@ class Parts:
 
     loaded: LoadedModel
     scheduler: Scheduler
+    group: Group | None = None
 
     def engine(self, sink: Sink) -> LocalEngine:
         """The engine, not started. `sink` gets each step's outputs on the engine's thread."""
         loaded, runner = self.loaded, self.loaded.runner
         several = self.scheduler.settings.depth > 1
-        executor = Overlapped(runner) if several and not runner.runs_ahead else runner
+        executor: Executor = runner if self.group is None else Grouped(runner, self.group)
+        if several and not runner.runs_ahead:
+            executor = Overlapped(executor)
         info = EngineInfo(loaded.limits, loaded.pages, loaded.dtype, loaded.device)
-        return LocalEngine(self.scheduler, executor, info, sink)
+        engine = LocalEngine(self.scheduler, executor, info, sink)
+        if self.group is not None:
+            self.group.led.when_lost(engine.fail)
+        return engine
 
 
-def assemble(config: EngineConfig) -> Parts:
-    """Loads everything. Raises CheckpointError or ValueError with one clear message."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+def assemble(config: EngineConfig, followers: Followers | None = None) -> Parts:
+    """Loads everything. followers: the other ranks of a model that is divided; None for processes on this machine.
+
+    Raises CheckpointError or ValueError with one clear message, RankLost where another rank fails.
+    """
+    ranks = config.model.tensor_parallel
+    set_threads(config, ranks)
     directory = model_directory(config.model.model)
     scheduling = config.scheduler
     if scheduling.steps_in_flight is None:
@@ -57,12 +68,23 @@ def assemble(config: EngineConfig) -> Parts:
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
     check_indivisible(read_config(directory), scheduling)
-    loaded = load(directory, config.model, rows, ahead, config.request, recompute)
+    group = None
+    if ranks > 1:
+        Shard(0, ranks).check(read_config(directory))  # before anything is started
+        group = Group.open(config, directory, followers or FollowerProcesses(config))
+    try:
+        loaded = load(
+            directory, config.model, rows, ahead, config.request, recompute, None if group is None else group.led
+        )
+    except BaseException:
+        if group is not None:
+            group.close()
+        raise
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     named = config.cache.prefix_cache and not recompute
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
-    return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer))
+    return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer), group)
 
 
 def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:

@@ -22,6 +22,7 @@ from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
 from tests.support.late import start_late
+from tests.support.ranks import ThreadGroup
 
 
 class LogitsChangedError(AssertionError):
@@ -145,7 +146,9 @@ def make_rig(
     kv_dtype: str = "auto",
     device: str = "cpu",
     ahead: bool = False,
+    ranks: int = 1,
 ) -> Rig:
+    """ranks: 2 and more need the fixture `close_ranks`."""
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
     weights = config.dtype if dtype == "auto" else dtype
@@ -157,7 +160,13 @@ def make_rig(
         quantization=quantization, backend=backend, kv_cache_dtype=kv_dtype,
     )  # fmt: skip
     recompute = settings.recompute
-    loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits(), recompute)
+    rows, group = settings.max_sequences, None
+    if ranks > 1:
+        group = ThreadGroup(directory, model_settings, ranks, rows, recompute)
+        GROUPS.append(group)
+    loaded = load(
+        directory, model_settings, rows, settings.ahead, RequestLimits(), recompute, group.led if group else None
+    )
     tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None
     policy = POLICIES[CacheSettings().eviction]
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
@@ -206,5 +215,8 @@ def make_request(rig: Rig, prompt: list[int], max_tokens: int | None = 16, **sam
     )
     return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0)
 
+
+GROUPS: list[ThreadGroup] = []
+"""Those that rigs have opened."""
 
 Make = Callable[..., Rig]

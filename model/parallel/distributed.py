@@ -1,0 +1,75 @@
+"""A `Collective` of torch.distributed: gloo between CPUs of several machines, NCCL between GPUs.
+
+Parts are gathered and added up here: a ring of gloo or NCCL adds them in an order that depends on where in the buffer a
+number stands.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroupGloo, ProcessGroupNCCL, TCPStore  # type: ignore[attr-defined]
+
+from model.errors import RankLost
+from model.parallel.shard import Shard
+
+
+class Distributed:
+    """name: gloo or nccl. store: where all ranks find each other. host: this machine's address, that others reach it
+    under. seconds: that a rank may be waited for.
+    """
+
+    def __init__(self, name: str, shard: Shard, store: TCPStore, host: str, seconds: float) -> None:
+        self.name, self._shard, self._why = name, shard, ""
+        self._group = (_nccl if name == "nccl" else _gloo)(store, shard, host, timedelta(seconds=seconds))
+
+    @staticmethod
+    def wait(seconds: float) -> timedelta:
+        return timedelta(seconds=seconds)
+
+    def sum(self, x: Tensor) -> Tensor:
+        parts = self._exchanged(x)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part.float()
+        return total.to(x.dtype)
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        padded = x.new_zeros((len(x), max(widths)))
+        padded[:, : x.shape[1]] = x
+        parts = self._exchanged(padded)
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+    def _exchanged(self, x: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self._shard.size)]
+        try:
+            self._group.allgather([parts], [x.contiguous()]).wait()
+        except RuntimeError as error:
+            raise RankLost(self._why or f"a rank is gone: {error}") from None
+        if self._why:
+            raise RankLost(self._why)
+        return parts
+
+    def fail(self, why: str) -> None:
+        self._why = self._why or why
+
+    def lives(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.fail("this rank has ended")
+
+
+def _nccl(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:  # noqa: ARG001 - NCCL finds its own way
+    options = ProcessGroupNCCL.Options()
+    options._timeout = wait
+    return ProcessGroupNCCL(store, shard.rank, shard.size, options)
+
+
+def _gloo(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:
+    kind: Any = ProcessGroupGloo  # of which torch declares less than there is
+    options = kind._Options()
+    options._timeout, options._devices = wait, [kind.create_device(hostname=host)]
+    return kind(store, shard.rank, shard.size, options)
