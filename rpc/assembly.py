@@ -1,7 +1,9 @@
 """Where the rooms meet: a loaded model, a scheduler and an engine around them. Imports torch."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from cache_manager.manager import CacheManager
@@ -10,6 +12,7 @@ from cache_manager.policies import POLICIES
 from cache_manager.settings import CacheSettings
 from cache_manager.tier import HostTier
 from model.config import ModelConfig, read_config
+from model.errors import RankLost
 from model.loading import LoadedModel, choose_device, load
 from model.overlapped import Overlapped
 from model.parallel.shard import Shard
@@ -49,17 +52,17 @@ class Parts:
         return engine
 
 
-def assemble(config: EngineConfig, followers: Followers | None = None) -> Parts:
-    """Loads everything. followers: the other ranks of a model that is divided; None for processes on this machine.
+def assemble(config: EngineConfig, followers: Callable[[EngineConfig], Followers] = FollowerProcesses) -> Parts:
+    """Loads everything. followers: makes the other ranks of a model that is divided.
 
-    Raises CheckpointError or ValueError with one clear message, RankLost where another rank fails.
+    Raises CheckpointError or ValueError with one clear message.
     """
-    ranks = config.model.tensor_parallel
-    set_threads(config, ranks)
+    set_threads(config, config.model.tensor_parallel)
     directory = model_directory(config.model.model)
     scheduling = config.scheduler
     if scheduling.steps_in_flight is None:
         scheduling = replace(scheduling, steps_in_flight=2 if choose_device(config.model.device) == "cuda" else 1)
+        config = replace(config, scheduler=scheduling)
     rows = scheduling.max_sequences
     secret = read_secret(config.cache)
     if config.model.host_cache_memory is not None and not config.cache.prefix_cache:
@@ -68,23 +71,34 @@ def assemble(config: EngineConfig, followers: Followers | None = None) -> Parts:
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
     check_indivisible(read_config(directory), scheduling)
-    group = None
-    if ranks > 1:
-        Shard(0, ranks).check(read_config(directory))  # before anything is started
-        group = Group.open(config, directory, followers or FollowerProcesses(config))
-    try:
-        loaded = load(
-            directory, config.model, rows, ahead, config.request, recompute, None if group is None else group.led
-        )
-    except BaseException:
-        if group is not None:
-            group.close()
-        raise
+    loaded, group = _load(config, directory, followers)
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     named = config.cache.prefix_cache and not recompute
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
     return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer), group)
+
+
+def _load(
+    config: EngineConfig, directory: Path, followers: Callable[[EngineConfig], Followers]
+) -> tuple[LoadedModel, Group | None]:
+    """The model, and the group where it is divided."""
+    scheduling, size = config.scheduler, config.model.tensor_parallel
+    load_part = partial(
+        load, directory, config.model, scheduling.max_sequences, scheduling.ahead, config.request, scheduling.recompute
+    )
+    if size == 1:
+        return load_part(), None
+    Shard(0, size).check(read_config(directory))  # before anything is started
+    try:
+        group = Group.open(config, directory, followers(config))
+        try:
+            return load_part(group=group.led), group
+        except BaseException:
+            group.close()
+            raise
+    except RankLost as error:
+        raise ValueError(str(error)) from None
 
 
 def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo, ProcessGroupNCCL, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from model.errors import RankLost
 from model.parallel.shard import Shard
@@ -63,6 +63,8 @@ class Distributed:
 
 
 def _nccl(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:  # noqa: ARG001 - NCCL finds its own way
+    from torch.distributed import ProcessGroupNCCL  # here: torch for CPUs has none
+
     options = ProcessGroupNCCL.Options()
     options._timeout = wait
     return ProcessGroupNCCL(store, shard.rank, shard.size, options)

@@ -38,6 +38,9 @@ class Followers(Protocol):
     def ended(self) -> str:
         """Why one of them will never come, "" while all may."""
 
+    def connected(self) -> None:
+        """All are: nobody else will look for rank 0."""
+
     def close(self, grace: float) -> None:
         """Ends what does not end by itself within so many seconds; rank 0 has closed its connections."""
 
@@ -90,6 +93,10 @@ class FollowerProcesses:
                 return f"the process of rank {rank} ended with code {process.returncode} before it was ready"
         return ""
 
+    def connected(self) -> None:
+        """So nothing stays of the socket, however this process ends."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
     def close(self, grace: float) -> None:
         deadline = time.monotonic() + grace
         for process in self._processes:
@@ -123,6 +130,7 @@ class Group:
             followers.start(address_of(listener), token)
             size = settings.tensor_parallel
             led = lead(listener, size, token, runs(directory), means(settings), followers.ended)
+            followers.connected()
         except BaseException:
             followers.close(0.0)
             raise
