@@ -66,10 +66,10 @@ def ways(shared: Collective, gloo: Collective, rows: int, width: int) -> dict[st
     x, count = torch.randn(rows, width), np.array([rows], np.int64)
     turns, y = shared.turns((rows, width)), Buffer.of(rows, width, FLOAT)
     calls = [turns.summed(count.ctypes.data, y, width, True) for _ in range(SUMS)]
-    program = open_machine(kernel_directory(ModelSettings().kernel_cache)).program(calls)
+    program = turns.program(open_machine(kernel_directory(ModelSettings().kernel_cache)), calls)
 
     def run_program(_keep: object = count) -> None:
-        turns.run(program)
+        program.run()
 
     return {
         "program": (run_program, SUMS),

@@ -4,6 +4,7 @@ The layers of an architecture are data (`model.blocks`), and this is the other w
 call, without Python between layers. The stream is float32, whatever the weights are in.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from model.attention.cpu import CpuAttention
 from model.compiled_calls import Cells, DecoderCalls
 from model.decoder import Decoder, ImageFeatures
 from model.kernels.buffer import Buffer
-from model.kernels.program import Machine, Program
+from model.kernels.program import Call, Machine
 from model.layers import soft_capped
-from model.parallel.shared import Turns
+from model.parallel.collective import Runs, Turns
+from model.parallel.cut import Exchange
 from model.vision.encoder import VisionEncoder
 
 
@@ -42,13 +44,13 @@ class CompiledDecoder:
         programs.attention.begin(plan)
         if images is None:
             programs.cells.set(tokens, positions, wanted)
-            programs.run(programs.all)
+            programs.all.run()
         else:
             known = tokens.index_fill(0, images.places, 0)
             programs.cells.set(known, positions, wanted)
             programs.embedding.run()
             programs.stream.tensor[images.places, : images.features.shape[1]] = images.features.float()
-            programs.run(programs.rest)
+            programs.rest.run()
         logits = programs.logits.tensor[: len(wanted), : len(self._decoder.embedding.tokens)]
         return logits if self._decoder.soft_cap is None else soft_capped(logits, self._decoder.soft_cap)
 
@@ -67,9 +69,7 @@ class CompiledDecoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Programs:
-    """For steps of so many tokens, and so many that logits are wanted of, at most. turns: with other ranks, None where
-    there are none.
-    """
+    """For steps of so many tokens, and so many that logits are wanted of, at most."""
 
     attention: CpuAttention
     tokens: int
@@ -77,26 +77,26 @@ class _Programs:
     cells: Cells
     stream: Buffer
     logits: Buffer
-    all: Program
-    embedding: Program
-    rest: Program
-    turns: Turns | None
-
-    def run(self, program: Program) -> None:
-        """program: one with all turns. Raises RankLost."""
-        if self.turns is None:
-            program.run()
-        else:
-            self.turns.run(program)
+    all: Runs
+    embedding: Runs
+    rest: Runs
 
     @staticmethod
     def of(machine: Machine, decoder: Decoder, attention: CpuAttention, tokens: int, wanted: int) -> "_Programs":
         writer = DecoderCalls(decoder, attention, tokens, wanted)
         embedding, rest = writer.written()
         return _Programs(
-            attention, tokens, wanted, writer.cells, writer.stream, writer.logits, machine.program([*embedding, *rest]),
-            machine.program(embedding), machine.program(rest), writer.turns,
+            attention, tokens, wanted, writer.cells, writer.stream, writer.logits,
+            _program(machine, [*embedding, *rest], writer.turns), _program(machine, embedding, None),
+            _program(machine, rest, writer.turns),
         )  # fmt: skip
+
+
+def _program(machine: Machine, calls: Sequence[Call | Exchange], turns: Turns | None) -> Runs:
+    """turns: of the ranks, None where there are none among the calls."""
+    if turns is not None:
+        return turns.program(machine, calls)
+    return machine.program([call for call in calls if isinstance(call, Call)])
 
 
 def check_compiled(decoder: Decoder, attention: CpuAttention) -> None:

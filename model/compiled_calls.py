@@ -20,8 +20,8 @@ from model.kernels.program import Argument, Call
 from model.kernels.rows import Norm, write_embedding, write_norm, write_rounded
 from model.kernels.values import LANES
 from model.layers import Activation, LayerNorm, RMSNorm
-from model.parallel.collective import Gathered, Summed
-from model.parallel.shared import SharedMemory, Turns
+from model.parallel.collective import Gathered, Summed, Turns
+from model.parallel.cut import Exchange
 from model.rope import Rope
 
 ACTIVATIONS: Mapping[Activation, str] = {
@@ -53,7 +53,7 @@ class DecoderCalls:
         self._decoder, self._attention, self._tokens, self._wanted = decoder, attention, tokens, wanted
         table, projection = decoder.embedding.tokens, decoder.embedding.projection
         self._element = ELEMENTS[table.dtype]
-        self._calls: list[Call] = []
+        self._calls: list[Call | Exchange] = []
         self._buffers: dict[tuple[str, int, int], Buffer] = {}
         self._routes: dict[tuple[int, int], Routes] = {}
         self._turns: dict[int, tuple[Tensor, Tensor]] = {}
@@ -68,12 +68,10 @@ class DecoderCalls:
     def _take_turns(self, head: object) -> Turns | None:
         if not isinstance(head, Gathered):
             return None
-        if not isinstance(head.collective, SharedMemory):
-            raise NotCompiled(f"the ranks are connected by {head.collective.name}, not by shared memory")
         return head.collective.turns((self._tokens, self._hidden), (self._wanted, max(head.widths)))
 
-    def written(self) -> tuple[list[Call], list[Call]]:
-        """The embedding, and all that comes after it. Raises NotCompiled."""
+    def written(self) -> tuple[list[Call | Exchange], list[Call | Exchange]]:
+        """The embedding, and all that comes after it, with all turns of the ranks. Raises NotCompiled."""
         self._embed()
         embedding, self._calls = self._calls, []
         for layer in self._decoder.layers:

@@ -2,13 +2,45 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from model.parallel.shard import Shard
 
+if TYPE_CHECKING:
+    from model.kernels.buffer import Buffer
+    from model.kernels.program import Call, Machine
+    from model.parallel.cut import Exchange
+
 Part = Callable[[Tensor], Tensor]
+
+
+class Turns(Protocol):
+    """What the ranks do together in a program of kernels, in the order in which it is written. Buffers are of float32,
+    with as many rows as the largest step; rows: address of the cell with the number of those of a step.
+    """
+
+    def to_sum(self, rows: int, width: int) -> "Buffer":
+        """Where this rank's part of the next sum goes."""
+
+    def summed(self, rows: int, y: "Buffer", width: int, add: bool) -> "Call | Exchange":
+        """The sum of what all have, into y or, with `add`, to what stands there. width: a multiple of 16."""
+
+    def to_gather(self, rows: int, width: int) -> "Buffer":
+        """Where this rank's part of what is gathered goes. width: of the widest part."""
+
+    def gathered(self, rows: int, y: "Buffer", widths: Sequence[int]) -> "Call | Exchange":
+        """Of parts of these widths, side by side into rank 0's y."""
+
+    def program(self, machine: "Machine", calls: "Sequence[Call | Exchange]") -> "Runs":
+        """Of calls among which are all that these turns have made. It raises RankLost."""
+
+
+class Runs(Protocol):
+    """A program, or several with something between them."""
+
+    def run(self) -> None: ...
 
 
 class Collective(Protocol):
@@ -25,6 +57,9 @@ class Collective(Protocol):
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """x: [n, widths[rank]]. In rank 0 what all have, side by side; in others x."""
+
+    def turns(self, *shapes: tuple[int, int]) -> Turns:
+        """For a new program of kernels of a CPU, whose parts have these rows and columns at most."""
 
     def fail(self, why: str) -> None:
         """From any thread: whatever waits, now or later, raises RankLost with this."""

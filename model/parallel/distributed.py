@@ -9,10 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from model.errors import RankLost
+from model.parallel.collective import Turns
 from model.parallel.shard import Shard
 
 
@@ -37,9 +39,8 @@ class Distributed:
         return total.to(x.dtype)
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        padded = x.new_zeros((len(x), max(widths)))
-        padded[:, : x.shape[1]] = x
-        parts = self._exchanged(padded)
+        width = max(widths)
+        parts = self._exchanged(x if x.shape[1] == width else F.pad(x, (0, width - x.shape[1])))
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
     def _exchanged(self, x: Tensor) -> list[Tensor]:
@@ -51,6 +52,11 @@ class Distributed:
         if self._why:
             raise RankLost(self._why)
         return parts
+
+    def turns(self, *shapes: tuple[int, int]) -> Turns:  # noqa: ARG002 - parts are where they are made
+        from model.parallel.cut import CutTurns  # here: a GPU needs no compiler for the CPU
+
+        return CutTurns(self, self._shard.rank == 0)
 
     def fail(self, why: str) -> None:
         self._why = self._why or why

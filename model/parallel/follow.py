@@ -63,7 +63,8 @@ def follow(computer: Computer, follower: Follower) -> None:
     """Until rank 0 ends. Raises RankLost, and what a step raises once rank 0 has been told of it."""
     try:
         Work(computer).until_the_end(follower)
-    except RankLost:
+    except RankLost as error:
+        follower.failed(str(error))
         raise
     except Exception as error:
         log.exception("a step has failed")

@@ -269,26 +269,27 @@ class Watch:
     ) -> None:
         self._sockets, self._lost, self._seconds, self._lives = dict(sockets), lost, seconds, lives
         self._silent: dict[int, tuple[int, int]] = {}  # by rank: last sign, turns since
-        self._stop = threading.Event()
+        self._ended, self._end = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="quire-ranks", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Nobody is missed any more."""
-        self._stop.set()
+        self._end.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            self._ended.close()
 
     def _run(self) -> None:
         poll = select.poll()
         ranks = {connection.fileno(): rank for rank, connection in self._sockets.items()}
-        for descriptor in ranks:
+        for descriptor in (*ranks, self._ended.fileno()):
             poll.register(descriptor, select.POLLRDHUP)
-        while not self._stop.is_set():
-            gone = [ranks[descriptor] for descriptor, _ in poll.poll(self.TURN * 1000)]
-            if self._stop.is_set():
+        while True:
+            seen = [descriptor for descriptor, _ in poll.poll(self.TURN * 1000)]
+            if self._ended.fileno() in seen:
                 return
-            why = self._gone(gone[0]) if gone else self._quiet()
+            why = self._gone(ranks[seen[0]]) if seen else self._quiet()
             if why:
                 self._lost(why)
                 return

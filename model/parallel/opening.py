@@ -100,7 +100,8 @@ class Joined:
             collective.fail(why)
             lost(why)
 
-        self._watch = Watch({0: follower.socket}, fail, seconds, collective.lives)
+        # Who else is silent, rank 0 sees: it alone says why the group ends.
+        self._watch = Watch({0: follower.socket}, fail, seconds, lambda: collective.lives()[:1])
 
     def close(self) -> None:
         self._watch.close()

@@ -12,6 +12,7 @@ rank that begins one has read all that the one before gave it.
 import mmap
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from model.kernels.element import FLOAT
 from model.kernels.exchange import LINE, Writer, write_gathering, write_meeting, write_sum
 from model.kernels.panels import PANEL
 from model.kernels.program import Argument, Call, Machine, Program
+from model.parallel.cut import Exchange
 from model.parallel.shard import Shard
 
 HEAD, ROOMS, LAST = 4096, 3, 2  # LAST: the room of the logits
@@ -87,12 +89,11 @@ class SharedMemory:
         place = self._memory[start : start + rows * padded * 4]
         return Buffer(place.view(torch.float32).view(rows, padded), FLOAT)
 
-    def turns(self, *shapes: tuple[int, int]) -> "Turns":
-        """For the exchanges of a new program, whose parts have these rows and columns at most."""
+    def turns(self, *shapes: tuple[int, int]) -> "SharedTurns":
         self.reserve(max(rows * _padded(width) for rows, width in shapes) * 4)
-        return Turns(self, self._shard)
+        return SharedTurns(self, self._shard)
 
-    def run(self, program: Program, turns: "Turns") -> None:
+    def run(self, program: Program, turns: "SharedTurns") -> None:
         """turns: those of its calls. Raises RankLost."""
         if self._sums % 2:  # programs begin in the first room
             self._sums = 0
@@ -142,23 +143,20 @@ class SharedMemory:
         return [part[:, :widest] for part in parts]
 
 
-class Turns:
-    """Exchanges of one program, in their order. count: of them; sums: of which are sums."""
+class SharedTurns:
+    """`Turns`, all of them kernels of the program. count: of them; sums: of which are sums."""
 
     def __init__(self, memory: SharedMemory, shard: Shard) -> None:
         self._memory, self._shard = memory, shard
         self.count = self.sums = 0
 
     def to_sum(self, rows: int, width: int) -> Buffer:
-        """Where this rank's part of the next sum goes."""
         return self._memory.part(self.sums % 2, self._shard.rank, rows, width)
 
     def to_gather(self, rows: int, width: int) -> Buffer:
-        """Where this rank's part of what is gathered goes."""
         return self._memory.part(LAST, self._shard.rank, rows, width)
 
     def summed(self, rows: int, y: Buffer, width: int, add: bool) -> Call:
-        """Adds up the parts into y, of as many rows. rows: address of the cell with their number in a step."""
         first = self._memory.part(self.sums % 2, 0, len(y.tensor), width)
         self.sums += 1
         return self._next(
@@ -167,21 +165,32 @@ class Turns:
         )  # fmt: skip
 
     def gathered(self, rows: int, y: Buffer, widths: Sequence[int]) -> Call:
-        """Puts the parts side by side into rank 0's y."""
         first, here = self._memory.part(LAST, 0, len(y.tensor), max(widths)), self._shard.rank == 0
         return self._next(
             f"gathering{'_here' if here else ''}", write_gathering(self._shard.size, here),
             rows, first.tensor, self._memory._part_bytes, first.stride, y.tensor, y.stride, *widths,
         )  # fmt: skip
 
-    def run(self, program: Program) -> None:
-        """program: one that all of them are in. Raises RankLost."""
-        self._memory.run(program, self)
+    def program(self, machine: Machine, calls: Sequence[Call | Exchange]) -> "SharedProgram":
+        return SharedProgram(self._memory, machine.program([call for call in calls if isinstance(call, Call)]), self)
 
     def _next(self, name: str, write: Writer, *arguments: Argument) -> Call:
         call = self._memory._call(name, write, self.count, *arguments)
         self.count += 1
         return call
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedProgram:
+    """A program with all its turns."""
+
+    memory: SharedMemory
+    inner: Program
+    turns: SharedTurns
+
+    def run(self) -> None:
+        """Raises RankLost."""
+        self.memory.run(self.inner, self.turns)
 
 
 def _padded(width: int) -> int:

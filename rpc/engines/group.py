@@ -4,6 +4,7 @@
 
 import json
 import logging
+import os
 import secrets
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
+from model.loading import choose_device
 from model.parallel.group import TOKEN_BYTES, UNIX, address_of, listen
 from model.parallel.opening import Led, lead
 from rpc.engines.follower import means, runs
@@ -49,7 +53,8 @@ class FollowerProcesses:
     """`Followers` on this machine, in the session of this process: who kills that kills them too."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+        """Raises ValueError where there are fewer GPUs than ranks that each want one."""
+        self._config, self._gpus = config, gpus_of(config)
         self._directory = private_directory()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._done = threading.Event()
@@ -74,8 +79,12 @@ class FollowerProcesses:
         started.wait()
 
     def _start(self, rank: int, address: str, token: bytes) -> "subprocess.Popen[bytes]":
+        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": self._gpus[rank]} if self._gpus else {})
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "rpc.engines.follower_process"], stdin=subprocess.PIPE, stdout=2
+            [sys.executable, "-P", "-m", "rpc.engines.follower_process"],
+            stdin=subprocess.PIPE,
+            stdout=2,
+            env=environment,
         )
         size = self._config.model.tensor_parallel
         line = {"rank": rank, "size": size, "address": address, "token": token.hex(), "config": self._config.to_json()}
@@ -113,6 +122,17 @@ class FollowerProcesses:
                 process.wait()
         self._done.set()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def gpus_of(config: EngineConfig) -> list[str]:
+    """What each rank's is called, in their order (rank 0 takes the first that it sees); none on a CPU."""
+    if choose_device(config.model.device) != "cuda":
+        return []
+    visible, size = os.environ.get("CUDA_VISIBLE_DEVICES"), config.model.tensor_parallel
+    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    if len(names) < size:
+        raise ValueError(f"--tensor-parallel is {size}, there are {len(names)} CUDA devices: each rank needs its own")
+    return names
 
 
 class Group:

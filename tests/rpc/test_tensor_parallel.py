@@ -122,7 +122,7 @@ def of_one() -> dict[tuple[int, int], list[int]]:
         return one.tokens(SPECS)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_answers_are_those_of_one_process(ranks: int, of_one: dict[tuple[int, int], list[int]]) -> None:
     with running(config_of(ranks)) as several:
         assert several.tokens(SPECS) == of_one
@@ -186,11 +186,11 @@ def test_nothing_is_left_of_a_killed_leader(stopped: bool) -> None:
     ):
         assert leader.stdin is not None
         assert leader.stdout is not None
-        leader.stdin.write(config_of(4).to_json() + "\n")
+        leader.stdin.write(config_of(2).to_json() + "\n")
         leader.stdin.flush()
         assert leader.stdout.readline() == "ready\n"
         followers = followers_of(leader.pid)
-        assert len(followers) == 3
+        assert len(followers) == 1
         if stopped:
             followers[0].send_signal(signal.SIGSTOP)
         leader.kill()
@@ -224,6 +224,17 @@ def test_what_a_follower_cannot_load_is_told_with_its_rank(tmp_path: Path, monke
         ),
     ):
         assemble(config_of(2))
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "choose_device", lambda device: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert group.gpus_of(config_of(2)) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,7")
+    assert group.gpus_of(config_of(3)) == ["5", "3", "7"]
+    with pytest.raises(ValueError, match="--tensor-parallel is 4, there are 3 CUDA devices"):
+        group.gpus_of(config_of(4))
 
 
 def test_what_cannot_be_divided_starts_nothing() -> None:

@@ -147,8 +147,9 @@ def make_rig(
     device: str = "cpu",
     ahead: bool = False,
     ranks: int = 1,
+    apart: bool = False,
 ) -> Rig:
-    """ranks: 2 and more need the fixture `close_ranks`."""
+    """ranks, apart: see `ThreadGroup`; who asks for several ends them, see GROUPS."""
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
     weights = config.dtype if dtype == "auto" else dtype
@@ -162,7 +163,7 @@ def make_rig(
     recompute = settings.recompute
     rows, group = settings.max_sequences, None
     if ranks > 1:
-        group = ThreadGroup(directory, model_settings, ranks, rows, recompute)
+        group = ThreadGroup(directory, model_settings, ranks, rows, recompute, apart)
         GROUPS.append(group)
     loaded = load(
         directory, model_settings, rows, settings.ahead, RequestLimits(), recompute, group.led if group else None

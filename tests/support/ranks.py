@@ -23,12 +23,21 @@ from model.settings import ModelSettings
 class ThreadGroup:
     """A group of so many ranks for `load`. failed: what ended followers, but for the end of the group."""
 
-    def __init__(self, directory: Path, settings: ModelSettings, size: int, rows: int, recompute: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: ModelSettings,
+        size: int,
+        rows: int,
+        recompute: bool = False,
+        apart: bool = False,
+    ) -> None:
+        """apart: as if they ran on several machines."""
         place = tempfile.mkdtemp(prefix="quire-")
         token, runs = os.urandom(32), {"checkpoint": checkpoint_identity(directory).hex()}
         means = Means(False, kernel_directory(settings.kernel_cache), settings.tensor_parallel_timeout)
         self.failed: list[BaseException] = []
-        listener = listen(f"{UNIX}{place}/ranks")
+        listener = listen("127.0.0.1:0" if apart else f"{UNIX}{place}/ranks")
         address, threads = address_of(listener), torch.get_num_threads()
 
         def run(rank: int) -> None:

@@ -71,6 +71,15 @@ def test_some_of_the_slow_ones(kind: str, ranks: int, backend: str, shelf: Shelf
     near(run(directory, ranks, backend=backend), run(directory, 1, backend=backend))
 
 
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "opt-post-norm", "gemma2"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_ranks_that_share_no_memory_have_the_same_bits(kind: str, backend: str, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(BY_NAME[kind])
+    here, apart = (run(directory, 2, backend=backend, apart=apart) for apart in (False, True))
+    near(apart, here)
+    assert all(logits.tobytes() == here.logits[key].tobytes() for key, logits in apart.logits.items())
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_three_ranks_have_unequal_parts(tmp_path: Path, backend: str) -> None:
     """6 heads over 3; 100 inner columns and 321 outputs."""
