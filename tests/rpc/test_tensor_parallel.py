@@ -97,12 +97,22 @@ def followers_of(pid: int) -> list[psutil.Process]:
     return [child for child in children if is_alive(child) and FOLLOWER in child.cmdline()]
 
 
+class Apart(group.FollowerProcesses):
+    """As if they ran on other machines."""
+
+    @property
+    def listen_on(self) -> str:
+        return "127.0.0.1:0"
+
+
 @contextmanager
-def running(config: EngineConfig) -> Iterator[Running]:
+def running(
+    config: EngineConfig, followers: type[group.FollowerProcesses] = group.FollowerProcesses
+) -> Iterator[Running]:
     """Afterwards nothing of it may be left."""
     threads = torch.get_num_threads()
     with temporary_directory():
-        made = Running(assemble(config), load_preparer(config.model))
+        made = Running(assemble(config, followers), load_preparer(config.model))
         try:
             assert len(made.followers) == config.model.tensor_parallel - 1
             yield made
@@ -143,6 +153,17 @@ def test_a_killed_follower_fails_the_engine_at_once() -> None:
         two.followers[0].kill()
         assert two.failure() == "RankLost: rank 1 has ended"
         assert time.monotonic() - began < 0.5
+
+
+def test_followers_that_are_reached_over_tcp(of_one: dict[tuple[int, int], list[int]]) -> None:
+    with running(config_of(2), Apart) as two:
+        assert two.tokens(SPECS) == of_one
+        two.send([Spec("To be", stopping=LONG)] * 4)
+        two.outputs.get(timeout=30)
+        began = time.monotonic()
+        two.followers[0].kill()
+        assert two.failure() == "RankLost: rank 1 has ended"
+        assert time.monotonic() - began < 1.0
 
 
 def test_also_one_that_is_idle() -> None:

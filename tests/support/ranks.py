@@ -12,7 +12,7 @@ import torch
 from model.backends import kernel_directory
 from model.errors import RankLost
 from model.identity import checkpoint_identity
-from model.loading import load_computer
+from model.loading import Computer, load_computer
 from model.parallel.follow import follow
 from model.parallel.group import UNIX, address_of, listen
 from model.parallel.opening import Led, Means, join, lead
@@ -21,7 +21,9 @@ from model.settings import ModelSettings
 
 
 class ThreadGroup:
-    """A group of so many ranks for `load`. failed: what ended followers, but for the end of the group."""
+    """A group of so many ranks for `load`. failed: what ended followers, but for the end of the group. computers: of
+    followers, by rank.
+    """
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class ThreadGroup:
         token, runs = os.urandom(32), {"checkpoint": checkpoint_identity(directory).hex()}
         means = Means(False, kernel_directory(settings.kernel_cache), settings.tensor_parallel_timeout)
         self.failed: list[BaseException] = []
+        self.computers: dict[int, Computer] = {}
         listener = listen("127.0.0.1:0" if apart else f"{UNIX}{place}/ranks")
         address, threads = address_of(listener), torch.get_num_threads()
 
@@ -46,6 +49,7 @@ class ThreadGroup:
                 joined = join(address, Shard(rank, size), token, runs, means, lambda _: None)
                 try:
                     computer = load_computer(directory, settings, rows, recompute, joined.ranks)
+                    self.computers[rank] = computer
                     follow(computer, joined.follower)
                 finally:
                     joined.close()

@@ -15,12 +15,13 @@ from model.kernels.values import LANES
 from model.parallel import shared
 from model.parallel.shared import SharedMemory
 from scheduler.request import Beam
+from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
 from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
 from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.checkpoints import write_llama
-from tests.support.engines import Rig, make_request, make_rig
+from tests.support.engines import GROUPS, Rig, make_request, make_rig
 
 NEW = 8
 PROMPTS = random_prompts([1, 2, 3, 5, 7, 9, 16, 17, 31, 33, 48, 70, 90])
@@ -74,16 +75,33 @@ def test_other_layers(kind: str, shelf: Shelf) -> None:
     same(run(directory, 4, **SCHEDULES["chunks of 5, few rows"]), run(directory, 4))
 
 
-def test_pages_come_back_from_the_host_tier(sixes: Path) -> None:
-    """Each rank keeps its own part of them."""
-    kind: dict[str, Any] = {"settings": NARROW, "pool_tokens": 128, "page_size": 4}
-    rig = run(sixes, 3, host_pages=64, **kind)
-    first = {key: result.tokens for key, result in rig.results.items()}
-    for i in range(len(PROMPTS)):
-        rig.results.pop(i)
+def swapped(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """All prompts once, in a pool that holds the longest of them and little else."""
+    monkeypatch.setattr(Scheduler, "_swapping_pays", lambda self: True)  # whether it does differs between machines
+    return run(directory, 3, settings=NARROW, pool_tokens=168, page_size=4, host_pages=300)
+
+
+def again(rig: Rig) -> None:
+    rig.results.clear()
     rig.run({i: make_request(rig, PROMPTS[i], NEW) for i in range(len(PROMPTS))})
-    assert rig.scheduler.stats().swapped_in > 0
-    assert {key: result.tokens for key, result in rig.results.items()} == first
+
+
+def test_pages_come_back_from_the_host_tier(sixes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank keeps its own part of them."""
+    rig = swapped(sixes, monkeypatch)
+    again(rig)
+    assert rig.scheduler.stats().swapped_in > 20
+    assert not rig.scheduler.stats().swap_lost
+    same(rig, run(sixes, 3))
+
+
+def test_what_one_rank_has_lost_is_computed_anew_by_all(sixes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = swapped(sixes, monkeypatch)
+    store = GROUPS[-1].computers[1].store
+    assert store is not None
+    store._content[:, 5] ^= 1
+    again(rig)
+    assert rig.scheduler.stats().swap_lost
     same(rig, run(sixes, 3))
 
 
