@@ -16,6 +16,7 @@ from cache_manager.tier import HostTier
 from model.architectures.registry import Model
 from model.config import read_config
 from model.loading import LoadedModel, load
+from model.parallel.shard import Shard
 from model.settings import ModelSettings
 from scheduler.events import End, Event, Finish, StepOutputs, Submit
 from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
@@ -153,7 +154,7 @@ def make_rig(
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
     weights = config.dtype if dtype == "auto" else dtype
-    layout = config.kv_layout(page_size, weights if kv_dtype == "auto" else kv_dtype)
+    layout = Shard(0, ranks).of(config).kv_layout(page_size, weights if kv_dtype == "auto" else kv_dtype)
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
     host = host_pages * layout.page_bytes or None
     model_settings = ModelSettings(
