@@ -4,6 +4,7 @@ Parts are gathered and added up here: a ring of gloo or NCCL adds them in an ord
 number stands.
 """
 
+import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -33,10 +34,6 @@ class Distributed:
         self._options, self._seconds = AllgatherOptions(), seconds
         self._options.timeout = timedelta(seconds=START_SECONDS)
         self._group = (_nccl if name == "nccl" else _gloo)(store, shard, host, timedelta(seconds=seconds))
-
-    @staticmethod
-    def wait(seconds: float) -> timedelta:
-        return timedelta(seconds=seconds)
 
     def sum(self, x: Tensor) -> Tensor:
         parts = self._exchanged(x)
@@ -81,6 +78,19 @@ class Distributed:
 
     def close(self) -> None:
         self.fail("this rank has ended")
+
+
+def offer_store(host: str, size: int) -> tuple[TCPStore, int]:
+    """Of rank 0: one that listens on this address alone, and its port."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    wait = timedelta(seconds=START_SECONDS)
+    return TCPStore(host, port, size, True, wait, False, master_listen_fd=listener.detach()), port
+
+
+def find_store(host: str, port: int, size: int) -> TCPStore:
+    """Rank 0's."""
+    return TCPStore(host, port, size, False, timedelta(seconds=START_SECONDS), False)
 
 
 def _nccl(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:  # noqa: ARG001 - NCCL finds its own way

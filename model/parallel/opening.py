@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from model.parallel.collective import Collective, Ranks
-from model.parallel.group import (
-    START_SECONDS,
-    Follower,
-    Leader,
-    Watch,
-    address_of,
-    remove_socket,
-)
+from model.parallel.group import Follower, Leader, Watch, address_of, remove_socket
 from model.parallel.shard import Shard
 from model.parallel.wire import Kind, pack_words, send, unpack_words
 
@@ -147,12 +138,9 @@ def _welcome(leader: Leader, shard: Shard, means: Means, host: str, here: bool) 
             send(follower, Kind.WELCOME, pack_words({"collective": SharedMemory.name}))
             socket.send_fds(follower, [b"\0"], [file])
         return SharedMemory(machine, shard, file)
-    from model.parallel.distributed import Distributed
+    from model.parallel.distributed import Distributed, offer_store
 
-    name, wait = "nccl" if means.gpu else "gloo", Distributed.wait(START_SECONDS)
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    store = TCPStore(host, port, shard.size, True, wait, False, master_listen_fd=listener.detach())
+    name, (store, port) = "nccl" if means.gpu else "gloo", offer_store(host, shard.size)
     for follower in leader.sockets.values():
         send(follower, Kind.WELCOME, pack_words({"collective": name, "host": host, "port": port}))
     return Distributed(name, shard, store, host, means.seconds)
@@ -186,10 +174,10 @@ def _accepted(follower: Follower, welcome: Mapping[str, Any], shard: Shard, mean
         from model.parallel.shared import SharedMemory
 
         return SharedMemory(machine, shard, files[0])
-    from model.parallel.distributed import Distributed
+    from model.parallel.distributed import Distributed, find_store
 
-    host, port, wait = str(welcome["host"]), int(welcome["port"]), Distributed.wait(START_SECONDS)
-    store = TCPStore(host, port, shard.size, False, wait, False)
+    host = str(welcome["host"])
+    store = find_store(host, int(welcome["port"]), shard.size)
     name = follower.socket.getsockname()
     own = host if follower.socket.family == socket.AF_UNIX else name[0]
     return Distributed(str(welcome["collective"]), shard, store, own, means.seconds)

@@ -1,7 +1,6 @@
 """What ranks do together: sums in the order of ranks, in memory that nobody writes too early; and no wait for ever."""
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +11,10 @@ from typing import TypeVar
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import TCPStore
 
 from model.errors import RankLost
 from model.parallel.collective import Collective
-from model.parallel.distributed import Distributed
+from model.parallel.distributed import Distributed, find_store, offer_store
 from model.parallel.shard import Shard
 from model.parallel.shared import SharedMemory, shared_memory
 from tests.support.kernels import the_machine
@@ -38,10 +36,8 @@ def group(
         made += [of(the_machine(), Shard(rank, size), os.dup(file)) for rank in range(size)]
         os.close(file)
     else:
-        listener = socket.create_server((HOST, 0))
-        port, wait = listener.getsockname()[1], Distributed.wait(20)
-        stores = [TCPStore(HOST, port, size, True, wait, False, master_listen_fd=listener.detach())]
-        stores += [TCPStore(HOST, port, size, False, wait, False) for _ in range(size - 1)]
+        own, port = offer_store(HOST, size)
+        stores = [own, *(find_store(HOST, port, size) for _ in range(size - 1))]
         with ThreadPoolExecutor(size) as pool:
             made += pool.map(
                 lambda rank: Distributed("gloo", Shard(rank, size), stores[rank], HOST, seconds), range(size)

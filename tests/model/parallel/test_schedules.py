@@ -68,6 +68,13 @@ def test_three_ranks(name: str, backend: str, sixes: Path) -> None:
     same(rig, run(sixes, 3, backend=backend))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_ranks_that_share_no_memory(backend: str, sixes: Path) -> None:
+    """Steps of which no logits are wanted are among them."""
+    rig = run(sixes, 3, backend=backend, apart=True, **SCHEDULES["chunks of 5, few rows"])
+    same(rig, run(sixes, 3, backend=backend))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_ranks_with_two_threads_each(dtype: str, sixes: Path, two_threads: None) -> None:
     same(run(sixes, 2, dtype=dtype, **SCHEDULES["preempted"]), run(sixes, 2, dtype=dtype))
