@@ -52,8 +52,9 @@ class SharedMemory:
         self._numbers = np.zeros(2, np.int64)  # exchanges before the program that runs, whether others are left
         self._why = ""
         self._sums = 0  # so far; the next one is in the other room
-        self._part_bytes, self._memory = 0, torch.empty(0, dtype=torch.uint8)
-        self._meeting = machine.program([self._call("meeting", write_meeting(shard.size), 0)])
+        self.part_bytes = 0  # from a rank's part to the next one's
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._meeting = machine.program([self.call("meeting", write_meeting(shard.size), 0)])
 
     # Life
 
@@ -73,11 +74,11 @@ class SharedMemory:
 
     def reserve(self, part_bytes: int) -> None:
         """Room for parts of so many bytes. What was laid out before is no longer of use."""
-        if part_bytes <= self._part_bytes:
+        if part_bytes <= self.part_bytes:
             return
         self.meet()  # all have read what stands in the old rooms
-        self._part_bytes = max(HEAD, 1 << (part_bytes - 1).bit_length())
-        size = HEAD + ROOMS * self._shard.size * self._part_bytes
+        self.part_bytes = max(HEAD, 1 << (part_bytes - 1).bit_length())
+        size = HEAD + ROOMS * self._shard.size * self.part_bytes
         if os.fstat(self._file).st_size < size:
             os.ftruncate(self._file, size)  # whoever comes second asks for the same
         self._memory = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
@@ -85,7 +86,7 @@ class SharedMemory:
     def part(self, room: int, rank: int, rows: int, width: int) -> Buffer:
         """Float32 [rows, width] of a rank."""
         padded = _padded(width)
-        start = HEAD + (room * self._shard.size + rank) * self._part_bytes
+        start = HEAD + (room * self._shard.size + rank) * self.part_bytes
         place = self._memory[start : start + rows * padded * 4]
         return Buffer(place.view(torch.float32).view(rows, padded), FLOAT)
 
@@ -111,7 +112,8 @@ class SharedMemory:
         if self._numbers[1]:
             raise RankLost(self._why)
 
-    def _call(self, name: str, write: Writer, number: int, *arguments: Argument) -> Call:
+    def call(self, name: str, write: Writer, number: int, *arguments: Argument) -> Call:
+        """Of a kernel that begins with a meeting. number: of this one in its program."""
         at = self._numbers.ctypes.data
         own = self._arrived.ctypes.data, self._shard.rank, at, number, at + 8
         return Call(f"{name}_{self._shard.size}", write, (*own, *arguments))
@@ -161,21 +163,21 @@ class SharedTurns:
         self.sums += 1
         return self._next(
             f"sum{'_add' if add else ''}", write_sum(self._shard.size, add),
-            rows, first.tensor, self._memory._part_bytes, first.stride, y.tensor, y.stride, width,
+            rows, first.tensor, self._memory.part_bytes, first.stride, y.tensor, y.stride, width,
         )  # fmt: skip
 
     def gathered(self, rows: int, y: Buffer, widths: Sequence[int]) -> Call:
         first, here = self._memory.part(LAST, 0, len(y.tensor), max(widths)), self._shard.rank == 0
         return self._next(
             f"gathering{'_here' if here else ''}", write_gathering(self._shard.size, here),
-            rows, first.tensor, self._memory._part_bytes, first.stride, y.tensor, y.stride, *widths,
+            rows, first.tensor, self._memory.part_bytes, first.stride, y.tensor, y.stride, *widths,
         )  # fmt: skip
 
     def program(self, machine: Machine, calls: Sequence[Call | Exchange]) -> "SharedProgram":
         return SharedProgram(self._memory, machine.program([call for call in calls if isinstance(call, Call)]), self)
 
     def _next(self, name: str, write: Writer, *arguments: Argument) -> Call:
-        call = self._memory._call(name, write, self.count, *arguments)
+        call = self._memory.call(name, write, self.count, *arguments)
         self.count += 1
         return call
 

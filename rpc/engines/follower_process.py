@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 
+from model.errors import RankLost
 from model.parallel.group import LEADER_ENDED
 from rpc.engines.reaping import die_with_parent
 from rpc.settings import EngineConfig
@@ -53,7 +55,8 @@ def main() -> None:
         from rpc.engines.follower import run_follower  # here, since it imports torch, which takes seconds
 
         config = EngineConfig.from_json(line["config"])
-        run_follower(config, rank, size, line["address"], bytes.fromhex(line["token"]), _lost)
+        with suppress(RankLost):  # rank 0 says why
+            run_follower(config, rank, size, line["address"], bytes.fromhex(line["token"]), _lost)
 
     why = run_and_report(run)
     if why:

@@ -164,13 +164,13 @@ def test_such_a_kernel_is_seen(sixes: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
         return write
 
-    call = SharedMemory._call
+    call = SharedMemory.call
 
     def renamed(self: SharedMemory, name: str, *rest: Any) -> Any:
         return call(self, f"ring_{name}" if name.startswith("sum") else name, *rest)
 
     monkeypatch.setattr(shared, "write_sum", write_ring)
-    monkeypatch.setattr(SharedMemory, "_call", renamed)
+    monkeypatch.setattr(SharedMemory, "call", renamed)
     one, other = (run(sixes, 3, backend="cpu", **kind) for kind in ({}, SCHEDULES["reversed"]))
     with pytest.raises(AssertionError):
         same(one, other)

@@ -4,11 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.architectures.registry import build_model
 from model.config import ModelConfig, read_config
+from model.footprint import _Shapes
+from model.parallel.collective import Ranks
 from model.parallel.shard import Shard
+from model.tensors import Tensors
 
 
 def heads_of(config: ModelConfig, run: slice) -> list[int]:
@@ -60,3 +65,22 @@ def test_parts_are_all_columns_in_order(count: int, size: int) -> None:
     assert all(part.stop > part.start for part in parts)
     if count >= 32 * size:
         assert all(part.start % 32 == 0 for part in parts)
+
+
+def held(config: ModelConfig, shard: Shard, quantized: bool) -> int:
+    """Bytes of the weights that a rank keeps."""
+    tensors = Tensors(_Shapes(), torch.float32, torch.device("meta"), quantized, ranks=Ranks(shard))
+    with torch.inference_mode():
+        build_model(config, tensors)
+    return tensors.held.bytes
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_rank_holds_no_more_than_its_part(tiny: Path, quantized: bool) -> None:
+    """All but the embedding, the norms and scales of sums is divided."""
+    config = read_config(tiny)
+    everywhere = 4 * config.hidden * (config.vocabulary + 2 * config.layers + 1)
+    everywhere += 4 * config.hidden * 2 * config.layers * quantized
+    parts = [held(config, Shard(rank, 2), quantized) - everywhere for rank in range(2)]
+    assert sum(parts) == held(config, Shard(), quantized) - everywhere
+    assert 0.6 < parts[0] / parts[1] <= 1.0
