@@ -19,6 +19,7 @@ import torch
 from model.settings import ModelSettings
 from rpc.assembly import Parts, assemble
 from rpc.engines import group
+from rpc.engines.follower import set_threads
 from rpc.engines.local import LocalEngine
 from rpc.frontend.prepare import Preparer, load_preparer
 from rpc.settings import EngineConfig
@@ -245,6 +246,17 @@ def test_what_a_follower_cannot_load_is_told_with_its_rank(tmp_path: Path, monke
         ),
     ):
         assemble(config_of(2))
+
+
+@pytest.mark.parametrize(("asked", "ranks", "each"), [(None, 1, 4), (None, 2, 2), (None, 8, 1), (3, 2, 3)])
+def test_ranks_share_the_cores(asked: int | None, ranks: int, each: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        set_threads(replace(CONFIG, threads=asked), ranks)
+        assert torch.get_num_threads() == each
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
