@@ -25,6 +25,11 @@ TOKEN_BYTES = 32
 HELLO_SECONDS = 5.0  # that a connection may take to say who it is
 START_SECONDS = 600.0  # that a rank may take to load its part
 UNIX = "unix:"
+ALIVE = {  # asked after so many seconds without a word, again each second, given up after so many questions
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5))
+    if hasattr(socket, name)
+}
 LEADER_ENDED = "rank 0 has ended"
 
 Said = Mapping[str, Any]
@@ -149,6 +154,8 @@ def _admit(
     else, with which there will be no group.
     """
     connection.settimeout(HELLO_SECONDS)
+    if connection.family != socket.AF_UNIX:
+        _tune(connection)
     try:
         frame = receive(connection, TOKEN_BYTES + MOST_WORDS)
         if frame is None or frame[0] is not Kind.HELLO or not hmac.compare_digest(frame[1][:TOKEN_BYTES], token):
@@ -176,6 +183,16 @@ def _admit(
     found[rank] = connection
 
 
+def _tune(connection: socket.socket) -> None:
+    """Of TCP: steps do not wait for the answer to the one before, which never comes; and a machine that is cut off is
+    seen by who waits for it.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class Follower:
     """A follower's side of the group."""
 
@@ -191,7 +208,7 @@ class Follower:
         else:
             host, _, port = address.rpartition(":")
             connection = socket.create_connection((host, int(port)), HELLO_SECONDS)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _tune(connection)
         connection.settimeout(START_SECONDS)
         send(connection, Kind.HELLO, token + pack_words({"format": FORMAT, "rank": rank, **runs}))
         return Follower(connection)

@@ -57,6 +57,15 @@ def test_all_are_told_what_each_has_said(meeting: Meeting) -> None:
     assert heard == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 3
 
 
+def test_steps_over_tcp_do_not_wait_for_answers(meeting: Meeting) -> None:
+    one, two = meeting.join(1), meeting.join(2)
+    both_sides = [one.socket, two.socket, *meeting.leader.result(5).sockets.values()]
+    for side in both_sides:
+        if side.family != socket.AF_UNIX:
+            assert side.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
 def test_who_has_another_token_is_sent_away_and_the_others_meet(
     meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
