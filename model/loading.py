@@ -95,7 +95,6 @@ def load(
     model, attention, starter = computer.model, computer.attention, computer.backend.starter
     store: Store | None = computer.store
     if group is not None:
-        group.started()
         attention, model, starter = LedAttention(attention, group), LedModel(model, group, layout.page_size), None
         store = None if store is None else LedStore(store, group)
     runner = Runner(
@@ -108,6 +107,8 @@ def load(
         raise
     except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong
         raise CheckpointError(f"{directory} was loaded but cannot compute a token: {error}") from None
+    if group is not None:
+        group.started()
     return LoadedModel(
         config, read_defaults(directory, config), limits, layout, computer.pages, computer.host_slots, computer.dtype,
         device.type, computer.numerics, runner,

@@ -7,7 +7,7 @@ import torch
 
 from model.errors import RankLost
 from model.loading import Computer
-from model.parallel.group import Follower
+from model.parallel.opening import Joined
 from model.parallel.steps import Step, unpack_moves, unpack_step
 from model.parallel.wire import Kind, WireError, pack_arrays
 
@@ -22,13 +22,14 @@ class Work:
         self._dtype: torch.dtype = getattr(torch, computer.dtype)
 
     @torch.inference_mode()
-    def until_the_end(self, follower: Follower) -> None:
+    def until_the_end(self, joined: Joined) -> None:
         """Raises RankLost, WireError, and what a step raises."""
-        while (frame := follower.next()) is not None:
+        while (frame := joined.follower.next()) is not None:
             kind, content = frame
             answer = self._do(kind, content)
             if answer is not None:
-                follower.reply(Kind.LOST, answer)
+                joined.follower.reply(Kind.LOST, answer)
+            joined.started()
 
     def _do(self, kind: Kind, content: bytearray) -> bytes | None:
         attention, store = self._computer.attention, self._computer.store
@@ -59,14 +60,14 @@ class Work:
         self._computer.model.forward(tokens, positions, wanted, attention, attention.plan(step.shape), step.images)
 
 
-def follow(computer: Computer, follower: Follower) -> None:
+def follow(computer: Computer, joined: Joined) -> None:
     """Until rank 0 ends. Raises RankLost, and what a step raises once rank 0 has been told of it."""
     try:
-        Work(computer).until_the_end(follower)
+        Work(computer).until_the_end(joined)
     except RankLost as error:
-        follower.failed(str(error))
+        joined.follower.failed(str(error))
         raise
     except Exception as error:
         log.exception("a step has failed")
-        follower.failed(f"{type(error).__name__}: {error}")
+        joined.follower.failed(f"{type(error).__name__}: {error}")
         raise

@@ -5,8 +5,10 @@ which rank it is and what it runs; what does not fit is refused with the reason.
 the other side of its socket sees it.
 """
 
+import errno
 import hmac
 import logging
+import os
 import select
 import socket
 import threading
@@ -25,6 +27,7 @@ TOKEN_BYTES = 32
 HELLO_SECONDS = 5.0  # that a connection may take to say who it is
 START_SECONDS = 600.0  # that a rank may take to load its part
 UNIX = "unix:"
+CUT_OFF = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 ALIVE = {  # asked after so many seconds without a word, again each second, given up after so many questions
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5))
@@ -285,10 +288,15 @@ class Watch:
         lives: Callable[[], Sequence[int]],
     ) -> None:
         self._sockets, self._lost, self._seconds, self._lives = dict(sockets), lost, seconds, lives
+        self._hears = False
         self._silent: dict[int, tuple[int, int]] = {}  # by rank: last sign, turns since
         self._ended, self._end = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="quire-ranks", daemon=True)
         self._thread.start()
+
+    def hear(self) -> None:
+        """From now on silence counts: whoever loads a model or compiles may be silent for long."""
+        self._hears = True
 
     def close(self) -> None:
         """Nobody is missed any more."""
@@ -312,6 +320,9 @@ class Watch:
                 return
 
     def _gone(self, rank: int) -> str:
+        error = self._sockets[rank].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error in CUT_OFF:
+            return f"rank {rank} cannot be reached: {os.strerror(error)}"
         if rank == 0:
             return LEADER_ENDED
         return last_words(self._sockets[rank], rank) or f"rank {rank} has ended"
@@ -319,7 +330,7 @@ class Watch:
     def _quiet(self) -> str:
         for rank, sign in enumerate(self._lives()):
             last, turns = self._silent.get(rank, (sign, 0))
-            self._silent[rank] = sign, turns + 1 if sign == last else 0
-            if sign and turns * self.TURN > self._seconds:
+            self._silent[rank] = sign, turns + 1 if sign == last and self._hears else 0
+            if self._hears and sign and turns * self.TURN > self._seconds:
                 return f"rank {rank} has shown no sign of life for {self._seconds:g} s: it was stopped, or hangs"
         return ""

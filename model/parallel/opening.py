@@ -60,8 +60,9 @@ class Led:
             tell(why)
 
     def started(self) -> None:
-        """All have loaded: from now on nobody may take long."""
+        """All have loaded and done a step: from now on nobody may take long."""
         self._leader.started()
+        self._watch.hear()
 
     def tell(self, kind: Kind, content: bytes) -> None:
         """All followers. Raises RankLost."""
@@ -93,6 +94,10 @@ class Joined:
 
         # Who else is silent, rank 0 sees: it alone says why the group ends.
         self._watch = Watch({0: follower.socket}, fail, seconds, lambda: collective.lives()[:1])
+
+    def started(self) -> None:
+        """A step is done: from now on rank 0 may not take long."""
+        self._watch.hear()
 
     def close(self) -> None:
         self._watch.close()

@@ -36,7 +36,7 @@ def run_follower(
         except Exception as error:
             joined.follower.failed(f"{type(error).__name__}: {error}")
             raise
-        follow(computer, joined.follower)
+        follow(computer, joined)
     finally:
         joined.close()
 

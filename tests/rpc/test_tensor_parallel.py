@@ -29,7 +29,7 @@ from scheduler.settings import SchedulerSettings
 from tests.support.processes import is_alive, temporary_directory, wait_until
 
 CONFIG = EngineConfig(
-    model=ModelSettings(dtype="float32", kv_cache_memory=2**21, page_size=4, tensor_parallel_timeout=1.0),
+    model=ModelSettings(dtype="float32", kv_cache_memory=2**21, page_size=4, tensor_parallel_timeout=2.0),
     scheduler=SchedulerSettings(max_batched_tokens=64, max_sequences=16),
 )
 LONG = Stopping(max_tokens=200, ignore_eos=True)
@@ -183,8 +183,8 @@ def test_a_stopped_follower_is_missed_after_the_deadline() -> None:
         began = time.monotonic()
         four.followers[1].send_signal(signal.SIGSTOP)
         why = four.failure()
-        assert 0.9 < time.monotonic() - began < 3.0
-        assert "has shown no sign of life for 1 s: it was stopped, or hangs" in why
+        assert 1.5 < time.monotonic() - began < 6.0
+        assert "has shown no sign of life for 2 s: it was stopped, or hangs" in why
 
 
 SCRIPT = """

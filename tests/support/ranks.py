@@ -50,7 +50,7 @@ class ThreadGroup:
                 try:
                     computer = load_computer(directory, settings, rows, recompute, joined.ranks)
                     self.computers[rank] = computer
-                    follow(computer, joined.follower)
+                    follow(computer, joined)
                 finally:
                     joined.close()
             except RankLost:

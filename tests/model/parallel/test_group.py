@@ -183,7 +183,7 @@ def test_a_closed_connection_is_seen_at_once(words: str) -> None:
 
 
 def test_silence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a rank that has been heard, and not of one that has not begun."""
+    """Of a rank that has been heard, and not of one that has not begun; and not before all have loaded."""
     monkeypatch.setattr(Watch, "TURN", 0.02)
     signs = [1, 1, 0]
     stop = threading.Event()
@@ -195,6 +195,9 @@ def test_silence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=live)
     thread.start()
     watch, lost = lost_by({}, lambda: signs, 0.3)
+    time.sleep(0.5)
+    assert not lost.done()  # they may be loading
+    watch.hear()
     assert lost.result(5).startswith("rank 1 has shown no sign of life for 0.3 s")
     stop.set()
     thread.join()
