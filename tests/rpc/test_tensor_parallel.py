@@ -153,7 +153,7 @@ def test_a_killed_follower_fails_the_engine_at_once() -> None:
         began = time.monotonic()
         two.followers[0].kill()
         assert two.failure() == "RankLost: rank 1 has ended"
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1.5
 
 
 def test_followers_that_are_reached_over_tcp(of_one: dict[tuple[int, int], list[int]]) -> None:
@@ -164,7 +164,7 @@ def test_followers_that_are_reached_over_tcp(of_one: dict[tuple[int, int], list[
         began = time.monotonic()
         two.followers[0].kill()
         assert two.failure() == "RankLost: rank 1 has ended"
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 1.5
 
 
 def test_also_one_that_is_idle() -> None:
@@ -172,7 +172,7 @@ def test_also_one_that_is_idle() -> None:
         began = time.monotonic()
         two.followers[0].kill()
         wait_until(lambda: two.engine.failure is not None, "the failure", 5)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1.5
         assert two.engine.failure == "ExecutorLost: rank 1 has ended"
 
 

@@ -178,7 +178,7 @@ def test_a_closed_connection_is_seen_at_once(words: str) -> None:
     began = time.monotonic()
     other.close()
     assert lost.result(5) == (f"rank 1 has failed: {words}" if words else "rank 1 has ended")
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 1.0
     watch.close()
 
 
