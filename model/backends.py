@@ -20,6 +20,7 @@ from model.config import ModelConfig
 from model.decoder import Decoder
 from model.footprint import shape_of
 from model.kv_pool import EIGHT_BIT
+from model.parallel.collective import ALONE, Ranks
 from model.sampling.sampler import TORCH_OPS, LogitOps, Starter
 from model.settings import ModelSettings
 from model.tensors import ProductMaker
@@ -182,8 +183,12 @@ class TritonBackend:
         return GraphDecoder(made, cast(TritonAttention, attention), rows, context, CudaRecorder())
 
 
-def choose_backend(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> Backend:
-    """dtype: of the weights. Raises ValueError where the settings insist on kernels that there are not."""
+def choose_backend(
+    config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks = ALONE
+) -> Backend:
+    """dtype: of the weights. ranks: among which the model is divided; all of them choose alike. Raises ValueError where
+    the settings insist on kernels that there are not.
+    """
     plain = TorchBackend(kv_dtype, torch.device(device))
     if settings.backend == "reference":
         return plain
@@ -191,8 +196,10 @@ def choose_backend(config: ModelConfig, settings: ModelSettings, dtype: str, kv_
     gpu = settings.backend == "triton" or (not insisting and device != "cpu")
     try:
         if gpu:
+            if ranks.shard.size > 1:
+                raise NoKernels("they are for a model that is not divided among ranks")
             return _gpu_kernels(config, settings, dtype, kv_dtype, device)
-        return _kernels(config, settings, dtype, kv_dtype, device)
+        return _kernels(config, settings, dtype, kv_dtype, device, ranks)
     except NoKernels as reason:
         if insisting:
             raise ValueError(f"--backend is {settings.backend!r}: {reason}") from None
@@ -204,7 +211,9 @@ class NoKernels(Exception):
     """Why a model cannot be run by the kernels here."""
 
 
-def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> CpuBackend:
+def _kernels(
+    config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks
+) -> CpuBackend:
     """Raises NoKernels."""
     if device != "cpu":
         raise NoKernels(f"the device is {device}")
@@ -219,17 +228,18 @@ def _kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype:
         raise NoKernels(f"{error.name} is not installed") from None
     except OSError as error:
         raise NoKernels(f"llvmlite cannot be loaded: {error}") from None
-    layout = config.kv_layout(settings.page_size, kv_dtype)
+    own = ranks.shard.of(config)
+    layout = own.kv_layout(settings.page_size, kv_dtype)
     if reason := why_not_attention(layout, dtype):
         raise NoKernels(reason)
     try:
-        machine = open_machine(_cache(settings.kernel_cache))
+        machine = open_machine(kernel_directory(settings.kernel_cache))
     except OSError as error:
         raise NoKernels(str(error)) from None
     backend = CpuBackend(machine, dtype, kv_dtype)
     try:
-        shape = shape_of(config, getattr(torch, dtype), settings.quantization, backend.maker)
-        check_compiled(shape, backend.attention(config, layout, 1))
+        shape = shape_of(config, getattr(torch, dtype), settings.quantization, backend.maker, ranks)
+        check_compiled(shape, backend.attention(own, layout, 1))
     except NotCompiled as error:
         raise NoKernels(str(error)) from None
     return backend
@@ -260,7 +270,8 @@ def _gpu_kernels(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dt
     return backend
 
 
-def _cache(place: str | None) -> Path | None:
+def kernel_directory(place: str | None) -> Path | None:
+    """Where compiled kernels are kept; None for nowhere."""
     if not place:
         return None
     try:

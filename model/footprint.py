@@ -8,6 +8,7 @@ from torch import Tensor
 from model.architectures.registry import build_model
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.parallel.collective import ALONE, Ranks
 from model.tensors import ProductMaker, Tensors
 
 
@@ -28,11 +29,16 @@ class _Shapes:
 
 
 def shape_of(
-    config: ModelConfig, dtype: torch.dtype, quantization: str | None = None, maker: ProductMaker | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    maker: ProductMaker | None = None,
+    ranks: Ranks = ALONE,
 ) -> Decoder:
-    """The model without its numbers. maker: as in `Tensors`. Raises CheckpointError as `build_model`."""
+    """The model without its numbers. maker, ranks: as in `Tensors`. Raises CheckpointError as `build_model`."""
+    tensors = Tensors(_Shapes(), dtype, torch.device("meta"), quantization is not None, maker, ranks)
     with torch.inference_mode():
-        return build_model(config, Tensors(_Shapes(), dtype, torch.device("meta"), quantization is not None, maker))
+        return build_model(config, tensors)
 
 
 def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = None) -> int:

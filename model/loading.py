@@ -3,22 +3,28 @@ checkpoint is found here, before a port opens.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from cache_manager.layout import KVLayout
-from model.architectures.registry import load_model
+from model.architectures.registry import Model, load_model
+from model.attention.backend import AttentionBackend
 from model.backends import Backend, choose_backend
 from model.config import ModelConfig, read_config, read_defaults
 from model.decoder import Decoder
-from model.errors import CheckpointError
+from model.errors import CheckpointError, RankLost
 from model.identity import checkpoint_identity
 from model.images import ImageStore
 from model.memory import free_bytes, free_host_bytes, pool_pages
-from model.page_store import PageStore
+from model.page_store import PageStore, Store
+from model.parallel.collective import ALONE, Ranks
+from model.parallel.lead import LedAttention, LedModel, LedStore
+from model.parallel.opening import Led
 from model.progress import progress_bar
 from model.runner import Runner
 from model.settings import ModelSettings
@@ -33,7 +39,7 @@ log = logging.getLogger("quire.model")
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """What `load` makes. pages: size of the KV pool. host_slots: pages that fit in the host tier, 0 without. numerics:
-    what the numbers in a page depend on beside tokens.
+    what the numbers in a page depend on beside tokens. With several ranks layout is of this one's part.
     """
 
     config: ModelConfig
@@ -48,6 +54,23 @@ class LoadedModel:
     runner: Runner
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Computer:
+    """What a rank computes with. pages: of the pool, which has one more; all ranks have as many, as of host slots."""
+
+    config: ModelConfig
+    model: Model
+    attention: AttentionBackend
+    layout: KVLayout
+    pages: int
+    host_slots: int
+    store: PageStore | None
+    dtype: str
+    device: torch.device
+    numerics: bytes
+    backend: Backend
+
+
 def load(
     directory: Path,
     settings: ModelSettings,
@@ -55,65 +78,116 @@ def load(
     ahead: int,
     request_limits: RequestLimits,
     recompute: bool = False,
-    share: float = 1.0,
+    engines: int = 1,
+    group: Led | None = None,
 ) -> LoadedModel:
     """rows: sequences that run at once. ahead: tokens of one of them that steps in flight compute at most. recompute:
-    as in `Runner`. share: of the memory that one of several engines takes where nobody says how much. Raises
-    CheckpointError for a checkpoint that cannot be served, ValueError for settings that cannot be met.
+    as in `Runner`. engines: that share the machine's memory where nobody says how much one takes. group: the other
+    ranks, which load their parts meanwhile. Raises CheckpointError for a checkpoint that cannot be served, ValueError
+    for settings that cannot be met, RankLost.
     """
     if settings.verify_weights:
         _verify(directory)
+    computer = load_computer(directory, settings, rows, recompute, engines, ALONE if group is None else group.ranks)
+    config, layout, device = computer.config, computer.layout, computer.device
+    limits = Limits(config.vocabulary, config.context, layout.tokens_in(computer.pages, ahead), rows, request_limits)
+    images = None
+    if computer.model.vision is not None:
+        images = ImageStore(computer.model.vision, device, settings.image_cache_memory)
+    model, attention, starter = computer.model, computer.attention, computer.backend.starter
+    store: Store | None = computer.store
+    if group is not None:
+        attention, model, starter = LedAttention(attention, group), LedModel(model, group, layout.page_size), None
+        store = None if store is None else LedStore(store, group)
+    runner = Runner(
+        model, attention, layout, rows, device, computer.pages, settings.poison_freed_pages, store, recompute, images,
+        computer.backend.logit_ops, starter,
+    )  # fmt: skip
+    try:
+        runner.probe()
+    except RankLost:
+        raise
+    except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong
+        raise CheckpointError(f"{directory} was loaded but cannot compute a token: {error}") from None
+    if group is not None:
+        group.started()
+    return LoadedModel(
+        config, read_defaults(directory, config), limits, layout, computer.pages, computer.host_slots, computer.dtype,
+        device.type, computer.numerics, runner,
+    )  # fmt: skip
+
+
+def load_computer(
+    directory: Path, settings: ModelSettings, rows: int, recompute: bool, engines: int, ranks: Ranks
+) -> Computer:
+    """A rank's part of the model, of its KV pool and of its host tier. engines: as in `load`. Raises as that does."""
     config = read_config(directory)
-    defaults = read_defaults(directory, config)
+    ranks.shard.check(config)
+    own = ranks.shard.of(config)
     device = choose_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with torch.inference_mode():
         kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
-        backend = choose_backend(config, settings, dtype, kv_dtype, device)
-        decoder = _load_weights(directory, config, settings, torch_dtype, torch.device(device), backend)
-        windowed = config.kv_layout(settings.page_size, kv_dtype)
+        backend = choose_backend(config, settings, dtype, kv_dtype, device, ranks)
+        decoder = _load_weights(directory, config, settings, torch_dtype, torch.device(device), backend, ranks)
+        windowed = own.kv_layout(settings.page_size, kv_dtype)
         # What is computed again needs its place again, also behind a window.
         layout = replace(windowed, windows=()) if recompute else windowed
-        free, fraction = free_bytes(device)
-        memory = int(free * fraction * share) if settings.kv_cache_memory is None else settings.kv_cache_memory
-        if memory > free:
-            raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
-        pages = pool_pages(layout, memory, rows * config.context)
+        degree = f" 1/{ranks.shard.size}" if ranks.shard.size > 1 else ""
+        numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {backend.numerics} {layout}{degree}"
+        numerics = checkpoint_identity(directory) + numbers.encode()
+        pages, slots = _agree(settings, layout, rows * config.context, device, numerics, engines, ranks)
         # One page more than the scheduler knows of, for the runner's own use.
-        attention = backend.attention(config, windowed, pages + 1)
+        attention = backend.attention(own, windowed, pages + 1)
         model = backend.model(decoder, attention, rows, config.context)
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
-    tokens = layout.tokens_in(pages)
-    longest = layout.tokens_in(pages, ahead)
     log.info(
         "KV cache: %d pages of %d tokens = %d tokens, %d bytes a token, %.1f MiB (%s, %s attention)",
-        pages, layout.page_size, tokens, layout.token_bytes, pages * layout.page_bytes / 2**20, kv_dtype,
-        attention.name,
+        pages, layout.page_size, layout.tokens_in(pages), layout.token_bytes, pages * layout.page_bytes / 2**20,
+        kv_dtype, attention.name,
     )  # fmt: skip
-    numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {backend.numerics} {layout}"
-    numerics = checkpoint_identity(directory) + numbers.encode()
-    slots, store = 0, None
+    store = None
     if settings.host_cache_memory is not None:
-        left = free - pages * layout.page_bytes if device == "cpu" else free_host_bytes()
-        slots = _host_slots(settings.host_cache_memory, left, layout)
         store = PageStore(attention, slots, layout.page_bytes, numerics, pinned=device == "cuda")
         log.info("Host tier: %d pages, %.1f MiB", slots, slots * layout.page_bytes / 2**20)
-    images = None
-    if model.vision is not None:
-        images = ImageStore(model.vision, torch.device(device), settings.image_cache_memory)
-    limits = Limits(config.vocabulary, config.context, longest, rows, request_limits)
-    poison = settings.poison_freed_pages
-    runner = Runner(
-        model, attention, layout, rows, torch.device(device), pages, poison, store, recompute, images,
-        backend.logit_ops, backend.starter,
-    )  # fmt: skip
-    try:
-        runner.probe()
-    except Exception as error:  # whatever torch makes of a config that fits the weights and is still wrong
-        raise CheckpointError(f"{directory} was loaded but cannot compute a token: {error}") from None
-    return LoadedModel(config, defaults, limits, layout, pages, slots, dtype, device, numerics, runner)
+    return Computer(
+        config, model, attention, layout, pages, slots, store, dtype, torch.device(device), numerics, backend
+    )
+
+
+def _agree(
+    settings: ModelSettings,
+    layout: KVLayout,
+    most_tokens: int,
+    device: str,
+    numerics: bytes,
+    engines: int,
+    ranks: Ranks,
+) -> tuple[int, int]:
+    """Pages of the KV pool and slots of the host tier, as many as every rank can have. Raises ValueError."""
+    ranks.exchange({})  # all have their weights: what is free now stays so
+    # Ranks of one machine share its memory. Where they do not, this is too careful; --kv-cache-memory says how much.
+    sharing = engines * (ranks.shard.size if device == "cpu" else 1)
+    free, fraction = free_bytes(device)
+    free //= sharing
+    memory = int(free * fraction) if settings.kv_cache_memory is None else settings.kv_cache_memory
+    if memory > free:
+        raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
+    pages, slots = pool_pages(layout, memory, most_tokens), 0
+    if settings.host_cache_memory is not None:
+        left = free - pages * layout.page_bytes if device == "cpu" else free_host_bytes() // ranks.shard.size
+        slots = _host_slots(settings.host_cache_memory, left, layout)
+    said = ranks.exchange({"numerics": numerics.hex(), "pages": pages, "slots": slots})
+    for rank, other in enumerate(said):
+        if other["numerics"] != said[0]["numerics"]:
+            raise ValueError(f"rank {rank} computes with {_named(other)}, rank 0 with {_named(said[0])}")
+    return min(other["pages"] for other in said), min(other["slots"] for other in said)
+
+
+def _named(said: Mapping[str, Any]) -> str:
+    return bytes.fromhex(said["numerics"])[32:].decode(errors="replace")
 
 
 def _verify(directory: Path) -> None:
@@ -134,10 +208,12 @@ def _load_weights(
     dtype: torch.dtype,
     device: torch.device,
     backend: Backend,
+    ranks: Ranks,
 ) -> Decoder:
     with progress_bar("loading weights", sum(path.stat().st_size for path in weight_files(directory))) as progress:
         checkpoint = Checkpoint(directory, settings.verify_weights, progress)
-        return load_model(config, checkpoint, dtype, device, settings.quantization, backend.maker)
+        decoder = load_model(config, checkpoint, dtype, device, settings.quantization, backend.maker, ranks)
+    return replace(decoder, vision=None) if ranks.shard.rank else decoder  # rank 0 encodes images for all
 
 
 def _host_slots(memory: int, free: int, layout: KVLayout) -> int:

@@ -6,6 +6,7 @@ a flipped bit nor a store that another model filled can become somebody's tokens
 
 import logging
 import zlib
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,14 @@ from numpy.typing import NDArray
 from model.attention.backend import AttentionBackend
 
 log = logging.getLogger("quire.pages")
+
+
+class Store(Protocol):
+    """Where pages are swapped to."""
+
+    def save(self, moves: NDArray[np.int32]) -> None: ...
+
+    def load(self, moves: NDArray[np.int32]) -> NDArray[np.int32]: ...
 
 
 class PageStore:

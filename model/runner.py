@@ -23,8 +23,9 @@ from cache_manager.layout import KVLayout
 from model.architectures.registry import Model
 from model.attention.backend import AttentionBackend, StepShape
 from model.batch import Mirror, PromptSlice, Work
+from model.errors import RankLost
 from model.images import ImagePart, ImageStore
-from model.page_store import PageStore
+from model.page_store import Store
 from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, logprobs_of, sample
 from scheduler.events import Logprobs
 from scheduler.step import FAULTED, StepPlan, StepResult
@@ -51,7 +52,7 @@ class Runner:
         device: torch.device,
         probe_page: int,
         poison: bool = False,
-        store: PageStore | None = None,
+        store: Store | None = None,
         recompute: bool = False,
         images: ImageStore | None = None,
         ops: LogitOps = TORCH_OPS,
@@ -193,6 +194,8 @@ class Runner:
         """Fills in what the work gives; collects the rows that cannot be computed."""
         try:
             drawn, prompt_parts = self._forward(work)
+        except RankLost:  # not one of the sequences is to blame
+            raise
         except Exception as error:  # whatever a sequence makes the model raise ends that sequence alone
             if len(work.slices) == 1:
                 row = int(work.slices[0, 0])

@@ -90,7 +90,23 @@ class ModelSettings:
         metadata={"help": "Directory for compiled kernels, for the next start; empty keeps none."},
     )
 
+    tensor_parallel: int = field(
+        default=1,
+        metadata={
+            "help": "Processes that compute the model together, each with a part of all weights and of the KV cache; "
+            "--kv-cache-memory and --host-cache-memory are of each."
+        },
+    )
+    tensor_parallel_timeout: float = field(
+        default=10.0,
+        metadata={"help": "Seconds without a sign of life from one of these processes after which the engine fails."},
+    )
+
     def __post_init__(self) -> None:
+        if self.tensor_parallel < 1:
+            raise ValueError(f"--tensor-parallel is {self.tensor_parallel}, must be at least 1")
+        if not self.tensor_parallel_timeout > 0:
+            raise ValueError(f"--tensor-parallel-timeout is {self.tensor_parallel_timeout}, must be above 0")
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype is {self.dtype!r}, must be one of {', '.join(DTYPES)}")
         if self.kv_cache_dtype not in KV_DTYPES:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from model.layers import PACKED_DTYPES, LayerNorm, Linear, Product, RMSNorm
+from model.parallel.collective import ALONE, Ranks
+from model.parallel.shard import Shard
 from model.quantization import Int8Linear, Scratch
 
 
@@ -89,7 +91,8 @@ class Tensors:
     """Those whose names begin with `prefix`, which all methods put before the names that they are given.
 
     quantized: whether products keep their weights in 8 bits. maker: makes products in place of `Linear`. held: what
-    all that was made with this or with one that was made from it takes.
+    all that was made with this or with one that was made from it takes. ranks: among which products are divided, where
+    an architecture says how; a rank copies and packs no more than its part.
     """
 
     def __init__(
@@ -99,11 +102,17 @@ class Tensors:
         device: torch.device,
         quantized: bool = False,
         maker: ProductMaker | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, ""
+        self.ranks = ranks
         self.held = Held()
         self._scratch = Scratch(dtype, device) if quantized else None
         self._maker = maker
+
+    @property
+    def shard(self) -> Shard:
+        return self.ranks.shard
 
     def of(self, source: Source) -> "Tensors":
         """The same, out of another source."""
@@ -121,9 +130,10 @@ class Tensors:
         return self.under(next((prefix for prefix in prefixes if prefix + name in self), prefixes[0]))
 
     def plain(self) -> "Tensors":
-        """The same, but with products of the plain kind."""
+        """The same, but with products of the plain kind, whole in each rank."""
         other = copy(self)
         other._scratch = other._maker = None
+        other.ranks = ALONE
         return other
 
     def unquantized(self) -> "Tensors":
@@ -168,12 +178,27 @@ class Tensors:
         out: int = 0,
         bias: bool = False,
         gated: bool = False,
+        rows: Sequence[slice] | None = None,
     ) -> Product:
-        """parts: name and output width of each, or one name, whose width is `out`."""
+        """parts: name and output width of each, or one name, whose width is `out`. rows: which outputs the rank has,
+        each run of them of one part; None for all.
+        """
         parts = [(parts, out)] if isinstance(parts, str) else parts
         weights = [self.stored(f"{name}.weight", out, width) for name, out in parts]
-        biases = torch.cat([self(f"{name}.bias", out) for name, out in parts]) if bias else None
-        return self.product(weights, biases, gated)
+        biases = [self(f"{name}.bias", out) for name, out in parts] if bias else []
+        if rows is not None:
+            weights, biases = _chosen(weights, rows), _chosen(biases, rows)
+        return self.product(weights, torch.cat(biases) if bias else None, gated)
+
+    def summed(self, name: str, width: int, out: int, bias: bool, columns: slice) -> Product:
+        """One of which each rank has these inputs. What they make is added up, the bias once."""
+        biases = self(f"{name}.bias", out) if bias else None
+        return self.summed_product(self.stored(f"{name}.weight", out, width), biases, columns)
+
+    def summed_product(self, weight: Tensor, bias: Tensor | None, columns: slice) -> Product:
+        """Likewise, of a weight [out, in] as it is stored."""
+        mine = bias if self.shard.rank == 0 else None
+        return self.ranks.summed(self.product([weight[:, columns]], mine))
 
     def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """offset: what is added to the weights (Gemma: 1)."""
@@ -184,30 +209,49 @@ class Tensors:
         return LayerNorm(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None, eps)
 
     def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Product:
-        """The output layer. embedding: what it is tied to, if it is, and then it is not quantized either; some
-        checkpoints save it a second time.
+        """The output layer, of which each rank has a part. embedding: what it is tied to, if it is, and then it is not
+        quantized either; some checkpoints save it a second time.
         """
+        rows = self.shard.part(vocabulary)
         if embedding is None:
-            return self.linear(name, width, vocabulary, bias)
+            return self.ranks.gathered(self.linear(name, width, vocabulary, bias, rows=[rows]), vocabulary)
         self.ignore(re.escape(f"{self.prefix}{name}.weight"))
-        biases = self(f"{name}.bias", vocabulary) if bias else None
+        biases = self(f"{name}.bias", vocabulary)[rows] if bias else None
+        return self.ranks.gathered(self._tied(embedding[rows], biases), vocabulary)
+
+    def _tied(self, embedding: Tensor, bias: Tensor | None) -> Product:
+        """embedding: the rows that the rank has."""
         if self._maker is not None:
-            return self.unquantized().product([embedding], biases)
+            return self.unquantized().product([embedding], bias)
         if self.device.type != "cuda" and self.dtype in PACKED_DTYPES:
             self.held.bytes += embedding.nbytes  # the packed copy
-        return Linear(embedding, biases)
+        return Linear(embedding, bias)
 
     def ignore(self, pattern: str) -> None:
         """Tensors whose whole name, prefix included, matches this are not part of the model."""
         self.checkpoint.ignore(pattern)
 
 
-def head_by_head(at: Tensors, name: str, width: int, shape: tuple[int, int, int], bias: bool) -> Product:
+def _chosen(parts: Sequence[Tensor], rows: Sequence[slice]) -> list[Tensor]:
+    """Views of these rows of all parts, one below the other; no run of them crosses from a part to the next."""
+    chosen, first = [], 0
+    for part in parts:
+        last = first + len(part)
+        chosen += [part[run.start - first : run.stop - first] for run in rows if first <= run.start < last]
+        first = last
+    return chosen
+
+
+def head_by_head(
+    at: Tensors, name: str, width: int, shape: tuple[int, int, int], bias: bool, rows: Sequence[slice]
+) -> Product:
     """A product whose outputs stand group by group, put into the order of queries, keys, values. shape: groups of
-    heads, heads in a group (its queries, one of keys, one of values), head_dim.
+    heads, heads in a group (its queries, one of keys, one of values), head_dim. rows: in this order, those that the
+    rank has.
     """
     groups, heads, dim = shape
     order = torch.arange(groups * heads * dim).view(shape)
     order = torch.cat([part.flatten() for part in (order[:, :-2], order[:, -2], order[:, -1])])
+    order = torch.cat(_chosen([order], rows))
     weight = at.stored(f"{name}.weight", groups * heads * dim, width)[order]
     return at.product([weight], at(f"{name}.bias", groups * heads * dim)[order.to(at.device)] if bias else None)

@@ -1,9 +1,10 @@
 """Where the rooms meet: a loaded model, a scheduler and an engine around them. Imports torch."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import torch
+from functools import partial
+from pathlib import Path
 
 from cache_manager.manager import CacheManager
 from cache_manager.name_log import NameLog
@@ -11,8 +12,12 @@ from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.tier import HostTier
 from model.config import ModelConfig, read_config
+from model.errors import RankLost
 from model.loading import LoadedModel, choose_device, load
 from model.overlapped import Overlapped
+from model.parallel.shard import Shard
+from rpc.engines.follower import set_threads
+from rpc.engines.group import FollowerProcesses, Followers, Group, Grouped
 from rpc.engines.local import LocalEngine
 from rpc.frontend.engine_client import EngineInfo
 from rpc.paths import model_directory
@@ -20,6 +25,7 @@ from rpc.settings import EngineConfig
 from scheduler.engine import Sink
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
+from scheduler.step import Executor
 
 SECRET_BYTES = 32
 
@@ -30,28 +36,35 @@ class Parts:
 
     loaded: LoadedModel
     scheduler: Scheduler
+    group: Group | None = None
 
     def engine(self, sink: Sink) -> LocalEngine:
         """The engine, not started. `sink` gets each step's outputs on the engine's thread."""
         loaded, runner = self.loaded, self.loaded.runner
         several = self.scheduler.settings.depth > 1
-        executor = Overlapped(runner) if several and not runner.runs_ahead else runner
+        executor: Executor = runner if self.group is None else Grouped(runner, self.group)
+        if several and not runner.runs_ahead:
+            executor = Overlapped(executor)
         info = EngineInfo(
             loaded.limits, loaded.pages, loaded.dtype, loaded.device, loaded.layout.page_size, loaded.numerics
         )
-        return LocalEngine(self.scheduler, executor, info, sink)
+        engine = LocalEngine(self.scheduler, executor, info, sink)
+        if self.group is not None:
+            self.group.led.when_lost(engine.fail)
+        return engine
 
 
-def assemble(config: EngineConfig) -> Parts:
-    """Loads everything. Raises CheckpointError or ValueError with one clear message."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    elif config.engines_here > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // config.engines_here))
+def assemble(config: EngineConfig, followers: Callable[[EngineConfig], Followers] = FollowerProcesses) -> Parts:
+    """Loads everything. followers: makes the other ranks of a model that is divided.
+
+    Raises CheckpointError or ValueError with one clear message.
+    """
+    set_threads(config)
     directory = model_directory(config.model.model)
     scheduling = config.scheduler
     if scheduling.steps_in_flight is None:
         scheduling = replace(scheduling, steps_in_flight=2 if choose_device(config.model.device) == "cuda" else 1)
+        config = replace(config, scheduler=scheduling)
     rows = scheduling.max_sequences
     secret = bytes.fromhex(config.secret) or secrets.token_bytes(SECRET_BYTES)
     if config.model.host_cache_memory is not None and not config.cache.prefix_cache:
@@ -60,14 +73,37 @@ def assemble(config: EngineConfig) -> Parts:
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
     check_indivisible(read_config(directory), scheduling)
-    loaded = load(directory, config.model, rows, ahead, config.request, recompute, 1 / config.engines_here)
+    loaded, group = _load(config, directory, followers)
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     named = config.cache.prefix_cache and not recompute
     if named and config.tells_names:
         cache.prefix.index.log = NameLog()
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
-    return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer))
+    return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer), group)
+
+
+def _load(
+    config: EngineConfig, directory: Path, followers: Callable[[EngineConfig], Followers]
+) -> tuple[LoadedModel, Group | None]:
+    """The model, and the group where it is divided."""
+    scheduling, size = config.scheduler, config.model.tensor_parallel
+    load_part = partial(
+        load, directory, config.model, scheduling.max_sequences, scheduling.ahead, config.request, scheduling.recompute,
+        config.engines_here,
+    )  # fmt: skip
+    if size == 1:
+        return load_part(), None
+    Shard(0, size).check(read_config(directory))  # before anything is started
+    try:
+        group = Group.open(config, directory, followers(config))
+        try:
+            return load_part(group=group.led), group
+        except BaseException:
+            group.close()
+            raise
+    except RankLost as error:
+        raise ValueError(str(error)) from None
 
 
 def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:

@@ -93,6 +93,7 @@ class LLM:
         recompute: bool = False,
         quantization: str | None = None,
         backend: str = "auto",
+        tensor_parallel: int = 1,
     ) -> None:
         config = EngineConfig(
             model=ModelSettings(
@@ -106,6 +107,7 @@ class LLM:
                 host_cache_memory=host_cache_memory,
                 quantization=quantization,
                 backend=backend,
+                tensor_parallel=tensor_parallel,
             ),
             scheduler=SchedulerSettings(max_batched_tokens, max_sequences, recompute=recompute),
             queue=NO_QUEUE_LIMITS,

@@ -84,7 +84,7 @@ class Server:
         """Not started; and its port. Raises OSError where that cannot be had."""
         listen = self._settings.listen
         server = aio.server(options=[("grpc.so_reuseport", 0)])
-        admin_pb_grpc.add_AdminServiceServicer_to_server(AdminService(self._frontend, self._supervisor), server)
+        admin_pb_grpc.add_AdminServiceServicer_to_server(AdminService(self._frontend, self._supervisor.restart), server)
         try:
             return server, server.add_insecure_port(f"127.0.0.1:{listen.admin_port}")
         except RuntimeError as error:

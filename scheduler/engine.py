@@ -20,6 +20,10 @@ log = logging.getLogger("quire.engine")
 Sink = Callable[[StepOutputs], None]
 
 
+class ExecutorLost(RuntimeError):
+    """What computes has ended by itself, says why."""
+
+
 class Engine:
     """Runs `scheduler` on `executor`. `start` once, `stop` once; `send` from any thread in between."""
 
@@ -34,6 +38,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._progress = clock()
         self._busy = False
+        self._broken: str | None = None
         self.failure: str | None = None
         """Why nothing more comes from this engine, None while it lives."""
 
@@ -48,6 +53,12 @@ class Engine:
                 self._wake.notify()
                 return
         self._tell_failure([e.attempt for e in events if isinstance(e, Submit)])
+
+    def fail(self, why: str) -> None:
+        """From any thread: the executor can run no more steps, which it says before it is asked for one."""
+        with self._wake:
+            self._broken = self._broken or why
+            self._wake.notify()
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the loop after the steps in flight; what still lives gets ENGINE_FAILED. Raises TimeoutError where that
@@ -111,7 +122,9 @@ class Engine:
             idle = not self._launched and not self._scheduler.has_work
             if idle:
                 self._busy = False
-                self._wake.wait_for(lambda: bool(self._inbox) or self._stopping)
+                self._wake.wait_for(lambda: bool(self._inbox) or self._stopping or self._broken is not None)
+            if self._broken is not None:
+                raise ExecutorLost(self._broken)
             if not self._busy:
                 self._progress = self._clock()  # before _busy: another thread must not see old progress of new work
                 self._busy = True

@@ -24,8 +24,9 @@ def load_falcon(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     def layer(number: int) -> Parallel | PreNorm:
         at = tensors.under(f"transformer.h.{number}.")
-        output = at.linear("self_attention.dense", c.hidden, c.hidden, bias)
-        attention = SelfAttention(number, c.heads, c.kv_heads, c.head_dim, _qkv(c, at, new, bias), output, rope)
+        output = at.summed("self_attention.dense", c.hidden, c.hidden, bias, at.shard.queries(c))
+        mine, qkv = at.shard.of(c), _qkv(c, at, new, bias)
+        attention = SelfAttention(number, mine.heads, mine.kv_heads, c.head_dim, qkv, output, rope)
         mlp = _mlp(c, at, bias)
         if two_norms:
             norm, other = at.layer_norm("ln_attn", c.hidden, eps), at.layer_norm("ln_mlp", c.hidden, eps)
@@ -45,18 +46,18 @@ def load_falcon(config: ModelConfig, tensors: Tensors) -> Decoder:
 
 
 def _qkv(config: ModelConfig, at: Tensors, new: bool, bias: bool) -> Product:
-    c, name = config, "self_attention.query_key_value"
+    c, name, rows = config, "self_attention.query_key_value", at.shard.qkv(config)
     if new:
-        return head_by_head(at, name, c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_dim), bias)
+        return head_by_head(at, name, c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_dim), bias, rows)
     if c.kv_heads == 1:
-        return at.linear(name, c.hidden, (c.heads + 2) * c.head_dim, bias)
-    return head_by_head(at, name, c.hidden, (c.heads, 3, c.head_dim), bias)
+        return at.linear(name, c.hidden, (c.heads + 2) * c.head_dim, bias, rows=rows)
+    return head_by_head(at, name, c.hidden, (c.heads, 3, c.head_dim), bias, rows)
 
 
 def _mlp(config: ModelConfig, at: Tensors, bias: bool) -> MLP:
     width = config.fields.positive("ffn_hidden_size", 4 * config.hidden)
     return MLP(
-        at.linear("mlp.dense_h_to_4h", config.hidden, width, bias),
-        at.linear("mlp.dense_4h_to_h", width, config.hidden, bias),
+        at.linear("mlp.dense_h_to_4h", config.hidden, width, bias, rows=[at.shard.part(width)]),
+        at.summed("mlp.dense_4h_to_h", width, config.hidden, bias, at.shard.part(width)),
         read_activation(config.fields, "activation", "gelu"),
     )

@@ -1,5 +1,9 @@
 """GPT-2 (Radford et al., 2019): learned positions, LayerNorm before, GELU; linear weights are saved as [in, out]."""
 
+from collections.abc import Sequence
+
+import torch
+
 from model.blocks import MLP, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder, Embedding
@@ -19,6 +23,7 @@ def load_gpt2(config: ModelConfig, tensors: Tensors) -> Decoder:
     width = c.fields.positive("n_inner", 4 * c.hidden)
     eps = c.fields.positive_float("layer_norm_epsilon", 1e-5)
     activation = read_activation(c.fields, "activation_function", "gelu_new")
+    shard = tensors.shard
     root = tensors.under_any(("transformer.", ""), "wte.weight")  # the first checkpoints have no prefix
     tensors.ignore(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, a buffer
 
@@ -28,14 +33,18 @@ def load_gpt2(config: ModelConfig, tensors: Tensors) -> Decoder:
             at.layer_norm("ln_1", c.hidden, eps),
             SelfAttention(
                 number,
-                c.heads,
-                c.kv_heads,
+                shard.of(c).heads,
+                shard.of(c).kv_heads,
                 c.head_dim,
-                _linear(at, "attn.c_attn", c.hidden, 3 * c.hidden),
-                _linear(at, "attn.c_proj", c.hidden, c.hidden),
+                _linear(at, "attn.c_attn", c.hidden, 3 * c.hidden, shard.qkv(c)),
+                _summed(at, "attn.c_proj", c.hidden, c.hidden, shard.queries(c)),
             ),
             at.layer_norm("ln_2", c.hidden, eps),
-            MLP(_linear(at, "mlp.c_fc", c.hidden, width), _linear(at, "mlp.c_proj", width, c.hidden), activation),
+            MLP(
+                _linear(at, "mlp.c_fc", c.hidden, width, [shard.part(width)]),
+                _summed(at, "mlp.c_proj", width, c.hidden, shard.part(width)),
+                activation,
+            ),
         )
 
     tokens = root("wte.weight", c.vocabulary, c.hidden)
@@ -47,5 +56,10 @@ def load_gpt2(config: ModelConfig, tensors: Tensors) -> Decoder:
     )
 
 
-def _linear(at: Tensors, name: str, width: int, out: int) -> Product:
-    return at.product([at.stored(f"{name}.weight", width, out).T], at(f"{name}.bias", out))
+def _linear(at: Tensors, name: str, width: int, out: int, rows: Sequence[slice]) -> Product:
+    weight, bias = at.stored(f"{name}.weight", width, out).T, at(f"{name}.bias", out)
+    return at.product([weight[run] for run in rows], torch.cat([bias[run] for run in rows]))
+
+
+def _summed(at: Tensors, name: str, width: int, out: int, columns: slice) -> Product:
+    return at.summed_product(at.stored(f"{name}.weight", width, out).T, at(f"{name}.bias", out), columns)

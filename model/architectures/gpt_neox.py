@@ -17,27 +17,28 @@ def load_gpt_neox(config: ModelConfig, tensors: Tensors) -> Decoder:
     theta, part = fields.positive_float("rotary_emb_base", 10000.0), fields.positive_float("rotary_pct", 0.25)
     frequencies, scale = read_rope(fields, c.head_dim, theta, part)
     rope = Rope(frequencies, c.context, tensors.dtype, tensors.device, scale)
+    shard = tensors.shard
     kind = Parallel if fields.flag("use_parallel_residual", True) else PreNorm
     tensors.ignore(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)")  # buffers
 
     def layer(number: int) -> Parallel | PreNorm:
         at = tensors.under(f"gpt_neox.layers.{number}.")
-        qkv = head_by_head(at, "attention.query_key_value", c.hidden, (c.heads, 3, c.head_dim), bias)
+        qkv = head_by_head(at, "attention.query_key_value", c.hidden, (c.heads, 3, c.head_dim), bias, shard.qkv(c))
         return kind(
             at.layer_norm("input_layernorm", c.hidden, eps),
             SelfAttention(
                 number,
-                c.heads,
-                c.kv_heads,
+                shard.of(c).heads,
+                shard.of(c).kv_heads,
                 c.head_dim,
                 qkv,
-                at.linear("attention.dense", c.hidden, c.hidden, bias),
+                at.summed("attention.dense", c.hidden, c.hidden, bias, shard.queries(c)),
                 rope,
             ),
             at.layer_norm("post_attention_layernorm", c.hidden, eps),
             MLP(
-                at.linear("mlp.dense_h_to_4h", c.hidden, width, True),
-                at.linear("mlp.dense_4h_to_h", width, c.hidden, True),
+                at.linear("mlp.dense_h_to_4h", c.hidden, width, True, rows=[shard.part(width)]),
+                at.summed("mlp.dense_4h_to_h", width, c.hidden, True, shard.part(width)),
                 activation,
             ),
         )

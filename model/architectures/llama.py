@@ -98,15 +98,16 @@ def load_attention(
     keys and values are one tensor already.
     """
     c, queries, keys = config, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    mine = at.shard.of(c)
     apart = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
     together = [("self_attn.qkv_proj", queries + 2 * keys)]
     return SelfAttention(
         number,
-        c.heads,
-        c.kv_heads,
+        mine.heads,
+        mine.kv_heads,
         c.head_dim,
-        qkv=at.linear(together if fused else apart, c.hidden, bias=qkv_bias),
-        output=at.linear("self_attn.o_proj", queries, c.hidden, output_bias),
+        qkv=at.linear(together if fused else apart, c.hidden, bias=qkv_bias, rows=at.shard.qkv(c)),
+        output=at.summed("self_attn.o_proj", queries, c.hidden, output_bias, at.shard.queries(c)),
         rope=rope,
         query_norm=head_norm(at, "self_attn.q_norm") if head_norm else None,
         key_norm=head_norm(at, "self_attn.k_norm") if head_norm else None,
@@ -119,7 +120,7 @@ def load_mlp(config: ModelConfig, at: Tensors, fused: bool = False, activation: 
     bias = fields.flag("mlp_bias")
     apart, together = [("mlp.gate_proj", width), ("mlp.up_proj", width)], [("mlp.gate_up_proj", 2 * width)]
     return GatedMLP(
-        at.linear(together if fused else apart, config.hidden, bias=bias, gated=True),
-        at.linear("mlp.down_proj", width, config.hidden, bias),
+        at.linear(together if fused else apart, config.hidden, bias=bias, gated=True, rows=at.shard.gated(width)),
+        at.summed("mlp.down_proj", width, config.hidden, bias, at.shard.part(width)),
         activation or read_activation(fields, "hidden_act", "silu"),
     )

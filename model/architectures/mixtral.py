@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from model.architectures.llama import load_attention, load_decoder, load_mlp, load_rope, norm_eps, rms_norm_of_heads
-from model.blocks import Experts, GatedMLP, PreNorm
+from model.blocks import Experts, GatedMLP, Part, PreNorm
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.layers import read_activation
@@ -53,8 +53,11 @@ def load_qwen3_moe(config: ModelConfig, tensors: Tensors) -> Decoder:
 
 def _load_experts(
     config: ModelConfig, at: Tensors, experts: int, width: int, names: Sequence[str], used: int, normalised: bool
-) -> Experts:
-    """width: of one expert. names: of its gate, up and down products. used: where config.json says nothing."""
+) -> Part:
+    """width: of one expert, of which each rank has a part. names: of its gate, up and down products. used: where
+    config.json says nothing.
+    """
+    rows, columns = at.shard.gated(width), at.shard.part(width)
     used = config.fields.positive("num_experts_per_tok", used)
     if used > experts:
         raise config.fields.refuse("num_experts_per_tok", f"there are {experts} experts")
@@ -63,16 +66,18 @@ def _load_experts(
 
     def expert(number: int) -> GatedMLP:
         one = at.under(f"experts.{number}.")
-        gate_up = one.linear([(gate, width), (up, width)], config.hidden, gated=True)
-        return GatedMLP(gate_up, one.linear(down, width, config.hidden), activation)
+        gate_up = one.linear([(gate, width), (up, width)], config.hidden, gated=True, rows=rows)
+        weight = one.stored(f"{down}.weight", config.hidden, width)
+        return GatedMLP(gate_up, one.product([weight[:, columns]]), activation)
 
     router = at.unquantized().linear("gate", config.hidden, experts)
     if "experts.gate_up_proj" in at:  # all in one, as transformers 5 has them in memory
         gates = at.stored("experts.gate_up_proj", experts, 2 * width, config.hidden)
         downs = at.stored("experts.down_proj", experts, config.hidden, width)
         parts = [
-            GatedMLP(at.product([g], gated=True), at.product([d]), activation)
+            GatedMLP(at.product([g[run] for run in rows], gated=True), at.product([d[:, columns]]), activation)
             for g, d in zip(gates, downs, strict=True)
         ]
-        return Experts(router, parts, used, normalised)
-    return Experts(router, [expert(number) for number in range(experts)], used, normalised)
+    else:
+        parts = [expert(number) for number in range(experts)]
+    return at.ranks.summed(Experts(router, parts, used, normalised))

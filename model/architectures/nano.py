@@ -10,10 +10,12 @@ from model.tensors import Tensors
 
 def load_nano(config: ModelConfig, tensors: Tensors) -> Decoder:
     """Its language model. 'lm_attn_scaling' is of cos and sin."""
-    c, at = config, tensors.under("decoder.")
+    c, at, shard = config, tensors.under("decoder."), tensors.shard
     fields = c.fields if c.vision is None else c.vision.fields
     queries, keys, eps = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.fields.positive_float("rms_norm_eps")
     width = c.fields.positive("intermediate_size")
+    parts = [("attn.q_proj", queries), ("attn.k_proj", keys), ("attn.v_proj", keys)]
+    gate_up = [("mlp.gate_proj", width), ("mlp.up_proj", width)]
     frequencies, _ = read_rope(c.fields, c.head_dim)
     scale = fields.positive_float("lm_attn_scaling", 1.0)
     rope = Rope(frequencies, c.context, tensors.dtype, tensors.device, scale)
@@ -25,17 +27,17 @@ def load_nano(config: ModelConfig, tensors: Tensors) -> Decoder:
             of.rms_norm("norm1", c.hidden, eps),
             SelfAttention(
                 number,
-                c.heads,
-                c.kv_heads,
+                shard.of(c).heads,
+                shard.of(c).kv_heads,
                 c.head_dim,
-                qkv=of.linear([("attn.q_proj", queries), ("attn.k_proj", keys), ("attn.v_proj", keys)], c.hidden),
-                output=of.linear("attn.out_proj", queries, c.hidden),
+                qkv=of.linear(parts, c.hidden, rows=shard.qkv(c)),
+                output=of.summed("attn.out_proj", queries, c.hidden, False, shard.queries(c)),
                 rope=rope,
             ),
             of.rms_norm("norm2", c.hidden, eps),
             GatedMLP(
-                of.linear([("mlp.gate_proj", width), ("mlp.up_proj", width)], c.hidden, gated=True),
-                of.linear("mlp.down_proj", width, c.hidden),
+                of.linear(gate_up, c.hidden, gated=True, rows=shard.gated(width)),
+                of.summed("mlp.down_proj", width, c.hidden, False, shard.part(width)),
                 silu,
             ),
         )

@@ -12,6 +12,11 @@ from model.tensors import Tensors
 def load_olmo2(config: ModelConfig, tensors: Tensors) -> Decoder:
     """Olmo2ForCausalLM."""
     c, rope = config, load_rope(config, tensors)
+    if tensors.shard.size > 1:
+        raise ValueError(
+            f"--tensor-parallel is {tensors.shard.size}: {c.architecture} normalises all heads of a token together, "
+            "which no rank has; it runs with 1"
+        )
     bias = c.fields.flag("attention_bias")
 
     def over_all_heads(at: Tensors, name: str) -> Norm:

@@ -20,14 +20,17 @@ def load_opt(config: ModelConfig, tensors: Tensors) -> Decoder:
         raise fields.refuse("layer_norm_elementwise_affine", "which is not supported")
     width, narrow = fields.positive("ffn_dim"), fields.positive("word_embed_proj_dim", c.hidden)
     activation = read_activation(fields, "activation_function", "relu")
+    shard = tensors.shard
     root = tensors.under_any(("model.decoder.", "decoder."), "embed_tokens.weight")
 
     def layer(number: int) -> PreNorm | PostNorm:
         at = root.under(f"layers.{number}.")
-        qkv = at.linear([(f"self_attn.{part}_proj", c.hidden) for part in "qkv"], c.hidden, bias=bias)
-        output = at.linear("self_attn.out_proj", c.hidden, c.hidden, bias)
-        attention = SelfAttention(number, c.heads, c.kv_heads, c.head_dim, qkv, output)
-        mlp = MLP(at.linear("fc1", c.hidden, width, bias), at.linear("fc2", width, c.hidden, bias), activation)
+        parts = [(f"self_attn.{part}_proj", c.hidden) for part in "qkv"]
+        qkv = at.linear(parts, c.hidden, bias=bias, rows=shard.qkv(c))
+        output = at.summed("self_attn.out_proj", c.hidden, c.hidden, bias, shard.queries(c))
+        attention = SelfAttention(number, shard.of(c).heads, shard.of(c).kv_heads, c.head_dim, qkv, output)
+        up = at.linear("fc1", c.hidden, width, bias, rows=[shard.part(width)])
+        mlp = MLP(up, at.summed("fc2", width, c.hidden, bias, shard.part(width)), activation)
         norms = [at.layer_norm(name, c.hidden, EPS) for name in ("self_attn_layer_norm", "final_layer_norm")]
         return PreNorm(norms[0], attention, norms[1], mlp) if before else PostNorm(attention, norms[0], mlp, norms[1])
 

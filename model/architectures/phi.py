@@ -14,7 +14,7 @@ def load_phi(config: ModelConfig, tensors: Tensors) -> Decoder:
     """PhiForCausalLM."""
     c, fields = config, config.fields
     width, eps = fields.positive("intermediate_size"), fields.positive_float("layer_norm_eps", 1e-5)
-    queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    queries, keys, shard = c.heads * c.head_dim, c.kv_heads * c.head_dim, tensors.shard
     parts = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
     activation = read_activation(fields, "hidden_act", "gelu_new")
     frequencies, scale = read_rope(fields, c.head_dim, partial=0.5)
@@ -27,16 +27,17 @@ def load_phi(config: ModelConfig, tensors: Tensors) -> Decoder:
         at = tensors.under(f"model.layers.{number}.")
         attention = SelfAttention(
             number,
-            c.heads,
-            c.kv_heads,
+            shard.of(c).heads,
+            shard.of(c).kv_heads,
             c.head_dim,
-            at.linear(parts, c.hidden, bias=True),
-            at.linear("self_attn.dense", queries, c.hidden, True),
+            at.linear(parts, c.hidden, bias=True, rows=shard.qkv(c)),
+            at.summed("self_attn.dense", queries, c.hidden, True, shard.queries(c)),
             rope,
             head_norm(at, "q_layernorm"),
             head_norm(at, "k_layernorm"),
         )
-        up, down = at.linear("mlp.fc1", c.hidden, width, True), at.linear("mlp.fc2", width, c.hidden, True)
+        up = at.linear("mlp.fc1", c.hidden, width, True, rows=[shard.part(width)])
+        down = at.summed("mlp.fc2", width, c.hidden, True, shard.part(width))
         norm = at.layer_norm("input_layernorm", c.hidden, eps)
         return Parallel(norm, attention, None, MLP(up, down, activation))
 

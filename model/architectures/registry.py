@@ -14,6 +14,7 @@ from model.config import ModelConfig
 from model.decoder import Decoder, ImageFeatures
 from model.errors import CheckpointError
 from model.multimodal import KINDS, NANO
+from model.parallel.collective import ALONE, Ranks
 from model.tensors import ProductMaker, Renamed, Tensors
 from model.vision.encoder import VisionEncoder
 from model.weights import Checkpoint
@@ -97,11 +98,12 @@ def load_model(
     device: torch.device,
     quantization: str | None = None,
     maker: ProductMaker | None = None,
+    ranks: Ranks = ALONE,
 ) -> Decoder:
-    """quantization: None or int8. maker: as in `Tensors`. Raises CheckpointError as `build_model`,
+    """quantization: None or int8. maker, ranks: as in `Tensors`. Raises CheckpointError as `build_model`,
     and for tensors that are left over.
     """
-    tensors = Tensors(checkpoint, dtype, device, quantization == "int8", maker)
+    tensors = Tensors(checkpoint, dtype, device, quantization == "int8", maker, ranks)
     model = build_model(config, tensors)
     checkpoint.finish()
     log.info("Weights: %.1f MiB (%s)", tensors.held.bytes / 2**20, quantization or str(dtype).removeprefix("torch."))

@@ -17,7 +17,8 @@ def load_starcoder2(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     def layer(number: int) -> PreNorm:
         at = tensors.under(f"model.layers.{number}.")
-        up, down = at.linear("mlp.c_fc", c.hidden, width, bias), at.linear("mlp.c_proj", width, c.hidden, bias)
+        up = at.linear("mlp.c_fc", c.hidden, width, bias, rows=[at.shard.part(width)])
+        down = at.summed("mlp.c_proj", width, c.hidden, bias, at.shard.part(width))
         return PreNorm(
             at.layer_norm("input_layernorm", c.hidden, eps),
             load_attention(c, at, number, rope, bias, bias),

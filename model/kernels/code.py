@@ -110,8 +110,7 @@ class Code:
         head, body, end = (self.builder.append_basic_block(part) for part in ("head", "body", "end"))
         self.builder.branch(head)
         self.builder.position_at_end(head)
-        number = self.builder.load_atomic(self._pointer(address, 0), "acquire", 8, typ=INT64)
-        self.builder.cbranch((Value(self, number) < least).ir, body, end)
+        self.builder.cbranch((self.seen(address) < least).ir, body, end)
         self.builder.position_at_end(body)
         yield
         self.builder.branch(head)
@@ -130,6 +129,10 @@ class Code:
     def pause(self) -> None:
         """Tells the CPU that this thread waits."""
         self.builder.asm(ir.FunctionType(ir.VoidType(), []), "pause", "~{memory}", [], side_effect=True)
+
+    def seen(self, address: Value) -> Value:
+        """The number there, which other threads and processes may change; then all that they had written before."""
+        return Value(self, self.builder.load_atomic(self._pointer(address, 0), "acquire", 8, typ=INT64))
 
     def add_atomic(self, address: Value, number: int) -> None:
         """So that other threads see all that this one has written before."""

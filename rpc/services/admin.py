@@ -1,11 +1,12 @@
 """quire.v1.AdminService: what an operator can ask of a running server, and tell it."""
 
+from collections.abc import Awaitable, Callable
+
 from grpc import aio
 from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
 from cache_manager.ledger import Holder, PageState
-from rpc.engines.supervisor import Supervisor
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.replicas import Replica
@@ -21,10 +22,10 @@ STATES = {
 
 
 class AdminService(pb_grpc.AdminServiceServicer):
-    """Over the engines of one frontend, which the supervisor keeps."""
+    """Over the engines of one frontend. restart: puts a new one in the place of one; how many requests were moved."""
 
-    def __init__(self, frontend: Frontend, supervisor: Supervisor) -> None:
-        self._frontend, self._supervisor = frontend, supervisor
+    def __init__(self, frontend: Frontend, restart: Callable[[int], Awaitable[int]]) -> None:
+        self._frontend, self._restart = frontend, restart
 
     async def ListReplicas(  # noqa: N802 - gRPC's name
         self, _request: pb.ListReplicasRequest, _context: aio.ServicerContext
@@ -48,7 +49,7 @@ class AdminService(pb_grpc.AdminServiceServicer):
         self, request: pb.RestartReplicaRequest, context: aio.ServicerContext
     ) -> pb.RestartReplicaResponse:
         async with failures_to(context, within=""):
-            return pb.RestartReplicaResponse(moved_count=await self._supervisor.restart(request.replica))
+            return pb.RestartReplicaResponse(moved_count=await self._restart(request.replica))
 
     async def GetPageMap(  # noqa: N802 - gRPC's name
         self, request: pb.GetPageMapRequest, context: aio.ServicerContext

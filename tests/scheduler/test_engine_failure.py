@@ -52,6 +52,27 @@ def test_events_that_wait_when_the_engine_fails_are_answered(make_rig):
     assert {attempt: len(ends) for attempt, ends in rig.ends.items()} == {1: 1, 2: 1, 3: 1}
 
 
+def test_an_executor_that_ends_by_itself_ends_an_idle_engine(make_rig):
+    rig = make_rig()
+    rig.engine.start()
+    rig.engine.fail("rank 1 has ended")
+    rig.engine.fail("and another")
+    rig.wait_dead()
+    assert rig.engine.failure == "ExecutorLost: rank 1 has ended"
+    rig.engine.send([Submit(1, make_request(1, 3, 9))])
+    assert rig.reasons() == {1: [EndReason.ENGINE_FAILED]}
+
+
+def test_an_executor_that_ends_by_itself_ends_a_busy_engine(make_rig):
+    rig = make_rig()
+    rig.executor.before["launch", 2] = lambda: rig.engine.fail("rank 1 has ended")
+    rig.engine.start()
+    rig.engine.send([Submit(1, make_request(1, 3, 9))])
+    rig.wait_dead()
+    assert rig.reasons() == {1: [EndReason.ENGINE_FAILED]}
+    assert rig.ends[1][0].message == "ExecutorLost: rank 1 has ended"
+
+
 def test_gauges_of_a_dead_engine_are_zero_and_its_counts_stay(make_rig):
     rig = make_rig(rows=2)
     rig.fail_at("launch", 3)

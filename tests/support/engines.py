@@ -16,12 +16,14 @@ from cache_manager.tier import HostTier
 from model.architectures.registry import Model
 from model.config import read_config
 from model.loading import LoadedModel, load
+from model.parallel.shard import Shard
 from model.settings import ModelSettings
 from scheduler.events import End, Event, Finish, StepOutputs, Submit
 from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
 from tests.support.late import start_late
+from tests.support.ranks import ThreadGroup
 
 
 class LogitsChangedError(AssertionError):
@@ -145,11 +147,14 @@ def make_rig(
     kv_dtype: str = "auto",
     device: str = "cpu",
     ahead: bool = False,
+    ranks: int = 1,
+    apart: bool = False,
 ) -> Rig:
+    """ranks, apart: see `ThreadGroup`; who asks for several ends them, see GROUPS."""
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
     weights = config.dtype if dtype == "auto" else dtype
-    layout = config.kv_layout(page_size, weights if kv_dtype == "auto" else kv_dtype)
+    layout = Shard(0, ranks).of(config).kv_layout(page_size, weights if kv_dtype == "auto" else kv_dtype)
     memory = layout.pages_for(pool_tokens) * layout.page_bytes
     host = host_pages * layout.page_bytes or None
     model_settings = ModelSettings(
@@ -157,7 +162,13 @@ def make_rig(
         quantization=quantization, backend=backend, kv_cache_dtype=kv_dtype,
     )  # fmt: skip
     recompute = settings.recompute
-    loaded = load(directory, model_settings, settings.max_sequences, settings.ahead, RequestLimits(), recompute)
+    rows, group = settings.max_sequences, None
+    if ranks > 1:
+        group = ThreadGroup(directory, model_settings, ranks, rows, recompute, apart)
+        GROUPS.append(group)
+    loaded = load(
+        directory, model_settings, rows, settings.ahead, RequestLimits(), recompute, group.led if group else None
+    )
     tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None
     policy = POLICIES[CacheSettings().eviction]
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
@@ -206,5 +217,8 @@ def make_request(rig: Rig, prompt: list[int], max_tokens: int | None = 16, **sam
     )
     return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0)
 
+
+GROUPS: list[ThreadGroup] = []
+"""Those that rigs have opened."""
 
 Make = Callable[..., Rig]

@@ -8,7 +8,7 @@ from llvmlite.binding import FeatureMap
 from torch import Tensor
 
 from model import layers
-from model.compiled import ACTIVATIONS
+from model.compiled_calls import ACTIVATIONS
 from model.kernels.buffer import Buffer
 from model.kernels.element import BFLOAT, FLOAT, Element
 from model.kernels.linear import TILE

@@ -1,0 +1,73 @@
+"""A follower: computes its part of every step that rank 0 tells it of, until there are no more."""
+
+import logging
+
+import numpy as np
+import torch
+
+from model.errors import RankLost
+from model.loading import Computer
+from model.parallel.opening import Joined
+from model.parallel.steps import Step, unpack_moves, unpack_step
+from model.parallel.wire import Kind, WireError, pack_arrays
+
+log = logging.getLogger("quire.ranks")
+
+
+class Work:
+    """Does what rank 0 says."""
+
+    def __init__(self, computer: Computer) -> None:
+        self._computer = computer
+        self._dtype: torch.dtype = getattr(torch, computer.dtype)
+
+    @torch.inference_mode()
+    def until_the_end(self, joined: Joined) -> None:
+        """Raises RankLost, WireError, and what a step raises."""
+        while (frame := joined.follower.next()) is not None:
+            kind, content = frame
+            answer = self._do(kind, content)
+            if answer is not None:
+                joined.follower.reply(Kind.LOST, answer)
+            joined.started()
+
+    def _do(self, kind: Kind, content: bytearray) -> bytes | None:
+        attention, store = self._computer.attention, self._computer.store
+        match kind:
+            case Kind.STEP:
+                self._step(unpack_step(content, self._dtype, self._computer.device))
+            case Kind.COPY:
+                attention.copy(unpack_moves(content, 2))
+            case Kind.POISON:
+                attention.poison(unpack_moves(content, 1))
+            case Kind.SAVE | Kind.LOAD:
+                if store is None:
+                    raise WireError("pages are to be swapped, and there is no host tier")
+                moves = unpack_moves(content, 2)
+                if kind is Kind.LOAD:
+                    return pack_arrays(store.load(moves).astype(np.int32))
+                store.save(moves)
+            case _:
+                raise WireError(f"{kind.name} is no work for a follower")
+        return None
+
+    def _step(self, step: Step) -> None:
+        device = self._computer.device
+        tokens, positions, wanted = (
+            torch.from_numpy(array).to(device) for array in (step.tokens, step.shape.positions, step.wanted)
+        )
+        attention = self._computer.attention
+        self._computer.model.forward(tokens, positions, wanted, attention, attention.plan(step.shape), step.images)
+
+
+def follow(computer: Computer, joined: Joined) -> None:
+    """Until rank 0 ends. Raises RankLost, and what a step raises once rank 0 has been told of it."""
+    try:
+        Work(computer).until_the_end(joined)
+    except RankLost as error:
+        joined.follower.failed(str(error))
+        raise
+    except Exception as error:
+        log.exception("a step has failed")
+        joined.follower.failed(f"{type(error).__name__}: {error}")
+        raise

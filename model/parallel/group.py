@@ -1,0 +1,336 @@
+"""How the ranks of a group find each other and stay together: a socket from each follower to rank 0.
+
+An address is `unix:PATH`, for processes of one machine, or `HOST:PORT`. Who connects shows the group's token, says
+which rank it is and what it runs; what does not fit is refused with the reason. Then whoever ends is missed at once:
+the other side of its socket sees it.
+"""
+
+import errno
+import hmac
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from model.errors import RankLost
+from model.parallel.wire import FORMAT, MOST_BYTES, MOST_WORDS, Kind, WireError, pack_words, receive, send, unpack_words
+
+log = logging.getLogger("quire.ranks")
+
+TOKEN_BYTES = 32
+HELLO_SECONDS = 5.0  # that a connection may take to say who it is
+START_SECONDS = 600.0  # that a rank may take to load its part
+UNIX = "unix:"
+CUT_OFF = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+ALIVE = {  # asked after so many seconds without a word, again each second, given up after so many questions
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5))
+    if hasattr(socket, name)
+}
+LEADER_ENDED = "rank 0 has ended"
+
+Said = Mapping[str, Any]
+
+
+class Refused(ValueError):
+    """This rank is not wanted; says why."""
+
+
+def listen(address: str) -> socket.socket:
+    """address: with port 0, any. Raises OSError."""
+    if address.startswith(UNIX):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address.removeprefix(UNIX))
+    else:
+        host, _, port = address.rpartition(":")
+        listener = socket.create_server((host, int(port)))
+    listener.listen()
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """What `connect` finds it under."""
+    name = listener.getsockname()
+    return UNIX + name if listener.family == socket.AF_UNIX else f"{name[0]}:{name[1]}"
+
+
+class Leader:
+    """Rank 0's side of the group. seconds: that a follower may take over a message once all are there."""
+
+    def __init__(self, followers: Sequence[socket.socket], seconds: float) -> None:
+        self._followers, self._seconds = list(followers), seconds
+
+    @staticmethod
+    def gather(
+        listener: socket.socket, size: int, token: bytes, runs: Said, seconds: float, ended: Callable[[], str]
+    ) -> "Leader":
+        """Waits for all ranks but 0. runs: what a follower must say that it runs, too. ended: why one will never come,
+        "" while all may. Raises RankLost, Refused.
+        """
+        found: dict[int, socket.socket] = {}
+        deadline = time.monotonic() + START_SECONDS
+        listener.settimeout(0.1)
+        try:
+            while len(found) < size - 1:
+                missing = [rank for rank in range(1, size) if rank not in found]
+                if why := ended():
+                    raise RankLost(why)
+                if time.monotonic() > deadline:
+                    raise RankLost(f"ranks {missing} did not come within {START_SECONDS:g} s")
+                with suppress(TimeoutError):
+                    _admit(listener.accept()[0], missing, token, runs, found)
+        except BaseException:
+            for follower in found.values():
+                follower.close()
+            raise
+        followers = [found[rank] for rank in range(1, size)]
+        for follower in followers:
+            follower.settimeout(START_SECONDS)
+        return Leader(followers, seconds)
+
+    @property
+    def sockets(self) -> dict[int, socket.socket]:
+        """By rank."""
+        return dict(enumerate(self._followers, 1))
+
+    def exchange(self, said: Said) -> list[Said]:
+        """See `Ranks`."""
+        words = [said, *(unpack_words(self._answer(rank, Kind.SAID, MOST_WORDS)) for rank in self.sockets)]
+        self._send(Kind.HEARD, pack_words(words))
+        return words
+
+    def started(self) -> None:
+        """From now on nobody may take long."""
+        for follower in self._followers:
+            follower.settimeout(self._seconds)
+
+    def tell(self, kind: Kind, content: bytes) -> None:
+        """All followers. Raises RankLost."""
+        self._send(kind, content)
+
+    def answers(self, kind: Kind) -> list[bytearray]:
+        """What each follower replies. Raises RankLost."""
+        return [self._answer(rank, kind, MOST_BYTES) for rank in self.sockets]
+
+    def _send(self, kind: Kind, content: bytes) -> None:
+        for rank, follower in self.sockets.items():
+            try:
+                send(follower, kind, content)
+            except TimeoutError:
+                raise RankLost(f"rank {rank} has read nothing for {follower.gettimeout():g} s") from None
+            except OSError as error:
+                raise RankLost(last_words(follower, rank) or f"rank {rank} is gone: {error}") from None
+
+    def _answer(self, rank: int, kind: Kind, most: int) -> bytearray:
+        follower = self._followers[rank - 1]
+        try:
+            frame = receive(follower, most)
+        except TimeoutError:
+            raise RankLost(f"rank {rank} has said nothing for {follower.gettimeout():g} s") from None
+        except (OSError, WireError) as error:
+            raise RankLost(f"rank {rank} is gone: {error}") from None
+        if frame is None:
+            raise RankLost(f"rank {rank} has ended")
+        if frame[0] is Kind.FAILED:
+            raise RankLost(_failure(rank, frame[1]))
+        if frame[0] is not kind:
+            raise RankLost(f"rank {rank} says {frame[0].name}, {kind.name} is due")
+        return frame[1]
+
+    def close(self) -> None:
+        for follower in self._followers:
+            with suppress(OSError):
+                follower.shutdown(socket.SHUT_RDWR)
+            follower.close()
+
+
+def _admit(
+    connection: socket.socket, missing: Sequence[int], token: bytes, runs: Said, found: dict[int, socket.socket]
+) -> None:
+    """Takes a follower in. Who has the wrong token is sent away; raises Refused for a follower that runs something
+    else, with which there will be no group.
+    """
+    connection.settimeout(HELLO_SECONDS)
+    if connection.family != socket.AF_UNIX:
+        _tune(connection)
+    try:
+        frame = receive(connection, TOKEN_BYTES + MOST_WORDS)
+        if frame is None or frame[0] is not Kind.HELLO or not hmac.compare_digest(frame[1][:TOKEN_BYTES], token):
+            log.warning("a connection without this group's token was refused")
+            connection.close()
+            return
+        said = unpack_words(frame[1][TOKEN_BYTES:])
+        if not isinstance(said, dict):
+            raise WireError("a rank does not say what it runs")
+    except (OSError, WireError) as error:
+        log.warning("a connection was refused: %s", error)
+        connection.close()
+        return
+    rank = said.pop("rank", None)
+    due = {"format": FORMAT, **runs}
+    wrong = [f"{key} {said.get(key)}, {value} is due" for key, value in due.items() if said.get(key) != value]
+    if rank not in missing:
+        wrong.append(f"rank {rank}, {' or '.join(map(str, missing))} is missing")
+    if wrong:
+        why = f"a follower has {'; '.join(wrong)}"
+        with suppress(OSError):
+            send(connection, Kind.REFUSED, why.encode())
+        connection.close()
+        raise Refused(why)
+    found[rank] = connection
+
+
+def _tune(connection: socket.socket) -> None:
+    """Of TCP: steps do not wait for the answer to the one before, which never comes; and a machine that is cut off is
+    seen by who waits for it.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class Follower:
+    """A follower's side of the group."""
+
+    def __init__(self, leader: socket.socket) -> None:
+        self.socket = leader
+
+    @staticmethod
+    def join(address: str, rank: int, token: bytes, runs: Said) -> "Follower":
+        """runs: what it says that it runs. Raises OSError."""
+        if address.startswith(UNIX):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(address.removeprefix(UNIX))
+        else:
+            host, _, port = address.rpartition(":")
+            connection = socket.create_connection((host, int(port)), HELLO_SECONDS)
+            _tune(connection)
+        connection.settimeout(START_SECONDS)
+        send(connection, Kind.HELLO, token + pack_words({"format": FORMAT, "rank": rank, **runs}))
+        return Follower(connection)
+
+    def exchange(self, said: Said) -> list[Said]:
+        """See `Ranks`."""
+        send(self.socket, Kind.SAID, pack_words(said))
+        return list(unpack_words(self.answer(Kind.HEARD)))
+
+    def answer(self, kind: Kind) -> bytearray:
+        """Of rank 0, before the first step. Raises Refused, RankLost."""
+        frame = receive(self.socket, MOST_WORDS)
+        if frame is None:
+            raise RankLost(LEADER_ENDED)
+        if frame[0] is Kind.REFUSED:
+            raise Refused(frame[1].decode(errors="replace"))
+        if frame[0] is not kind:
+            raise WireError(f"rank 0 says {frame[0].name}, {kind.name} is due")
+        return frame[1]
+
+    def next(self) -> tuple[Kind, bytearray] | None:
+        """Work, None where there will be no more."""
+        self.socket.settimeout(None)
+        with suppress(ConnectionError):
+            return receive(self.socket)
+        return None
+
+    def reply(self, kind: Kind, content: bytes) -> None:
+        send(self.socket, kind, content)
+
+    def failed(self, why: str) -> None:
+        """Last words."""
+        with suppress(OSError):
+            send(self.socket, Kind.FAILED, why.encode()[:MOST_WORDS])
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def last_words(follower: socket.socket, rank: int) -> str:
+    """Of a follower that has closed its connection, "" where it has none."""
+    with suppress(OSError, WireError):
+        follower.settimeout(0.1)
+        frame = receive(follower, MOST_WORDS)
+        if frame is not None and frame[0] is Kind.FAILED:
+            return _failure(rank, frame[1])
+    return ""
+
+
+def _failure(rank: int, words: bytearray) -> str:
+    return f"rank {rank} has failed: {words.decode(errors='replace')}"
+
+
+def remove_socket(address: str) -> None:
+    """Once all have connected nobody needs it."""
+    if address.startswith(UNIX):
+        Path(address.removeprefix(UNIX)).unlink(missing_ok=True)
+
+
+class Watch:
+    """A thread that misses ranks: those whose connection closes, at once; those that show no sign of life for so many
+    seconds. lives: see `Collective`. lost: is told once.
+
+    Silence is counted in its own turns, so that a machine that slept does not take the others for dead.
+    """
+
+    TURN = 0.25  # seconds
+
+    def __init__(
+        self,
+        sockets: Mapping[int, socket.socket],
+        lost: Callable[[str], None],
+        seconds: float,
+        lives: Callable[[], Sequence[int]],
+    ) -> None:
+        self._sockets, self._lost, self._seconds, self._lives = dict(sockets), lost, seconds, lives
+        self._hears = False
+        self._silent: dict[int, tuple[int, int]] = {}  # by rank: last sign, turns since
+        self._ended, self._end = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="quire-ranks", daemon=True)
+        self._thread.start()
+
+    def hear(self) -> None:
+        """From now on silence counts: whoever loads a model or compiles may be silent for long."""
+        self._hears = True
+
+    def close(self) -> None:
+        """Nobody is missed any more."""
+        self._end.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            self._ended.close()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        ranks = {connection.fileno(): rank for rank, connection in self._sockets.items()}
+        for descriptor in (*ranks, self._ended.fileno()):
+            poll.register(descriptor, select.POLLRDHUP)
+        while True:
+            seen = [descriptor for descriptor, _ in poll.poll(self.TURN * 1000)]
+            if self._ended.fileno() in seen:
+                return
+            why = self._gone(ranks[seen[0]]) if seen else self._quiet()
+            if why:
+                self._lost(why)
+                return
+
+    def _gone(self, rank: int) -> str:
+        error = self._sockets[rank].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error in CUT_OFF:
+            return f"rank {rank} cannot be reached: {os.strerror(error)}"
+        if rank == 0:
+            return LEADER_ENDED
+        return last_words(self._sockets[rank], rank) or f"rank {rank} has ended"
+
+    def _quiet(self) -> str:
+        for rank, sign in enumerate(self._lives()):
+            last, turns = self._silent.get(rank, (sign, 0))
+            self._silent[rank] = sign, turns + 1 if sign == last and self._hears else 0
+            if self._hears and sign and turns * self.TURN > self._seconds:
+                return f"rank {rank} has shown no sign of life for {self._seconds:g} s: it was stopped, or hangs"
+        return ""

@@ -1,0 +1,86 @@
+"""A forward pass as bytes: what rank 0 has packed for its own model, for those of the others.
+
+Followers get no plan and mirror no rows: all that they remember is the KV in their pages. So a step that is run again,
+in halves or from the start, a probe and a search that goes back are to them steps as any other. The page tables of
+the sequences at work are sent each time; 4 bytes for each of their pages.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.attention.backend import StepShape
+from model.decoder import ImageFeatures
+from model.parallel.wire import WireError, pack_arrays, unpack_arrays
+
+INT32, INT64, FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
+LAYOUT = ((INT64, 1), (INT64, 1), (INT32, 2), (INT64, 1), (INT64, 2), (INT32, 3), (INT64, 1))
+IMAGES = ((INT64, 1), (FLOAT32, 2))
+"""dtype and dimensions of the arrays of a step, and of those that follow where it has images."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """tokens: int64 [tokens]. wanted: int64 [m] packed offsets whose logits are needed. shape: its rows are numbered as
+    its slices.
+    """
+
+    tokens: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+    shape: StepShape
+    images: ImageFeatures | None = None
+
+
+def pack_step(
+    tokens: Tensor, wanted: Tensor, shape: StepShape, page_size: int, images: ImageFeatures | None = None
+) -> bytes:
+    """tokens, wanted: as in `Step`, on any device. shape: of any rows."""
+    rows, ends = shape.slices[:, 0], shape.slices[:, 1] + shape.slices[:, 2]
+    pages = -(-int(ends.max(initial=0)) // page_size)
+    slices = shape.slices.astype(INT32)
+    slices[:, 0] = np.arange(len(slices))
+    more: list[NDArray] = []
+    if images is not None:
+        more = [images.places.cpu().numpy(), images.features.float().cpu().numpy()]
+    return pack_arrays(
+        tokens.cpu().numpy(), wanted.cpu().numpy(), slices, shape.positions.astype(INT64), shape.slots.astype(INT64),
+        shape.tables[:, rows, :pages].astype(INT32), shape.whole.astype(INT64), *more,
+    )  # fmt: skip
+
+
+def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) -> Step:
+    """dtype: of features of images. Raises WireError."""
+    arrays = unpack_arrays(content)
+    due = LAYOUT if len(arrays) == len(LAYOUT) else LAYOUT + IMAGES
+    if [(array.dtype, array.ndim) for array in arrays] != list(due):
+        raise WireError(f"a step has arrays of {[(str(array.dtype), array.ndim) for array in arrays]}")
+    tokens, wanted, slices, positions, slots, tables, whole = arrays[: len(LAYOUT)]
+    _check(slices.shape[1] == 3, "slices", slices)
+    _check(len(positions) == len(tokens) == slots.shape[1] == slices[:, 2].sum(), "positions", positions)
+    _check(tables.shape[:2] == (len(slots), len(slices)), "tables", tables)
+    _check(len(whole) == len(slices), "whole", whole)
+    _check(bool(((wanted >= 0) & (wanted < len(tokens))).all()), "wanted", wanted)
+    images = None
+    if len(arrays) > len(LAYOUT):
+        places, features = arrays[len(LAYOUT) :]
+        _check(len(places) == len(features), "features", features)
+        images = ImageFeatures(
+            torch.from_numpy(places).to(device), torch.from_numpy(features).to(device=device, dtype=dtype)
+        )
+    return Step(tokens, wanted, StepShape(slices, positions, slots, tables, whole), images)
+
+
+def unpack_moves(content: bytearray, width: int) -> NDArray[np.int32]:
+    """int32 [n, width], or [n] for a width of 1. Raises WireError."""
+    arrays = unpack_arrays(content)
+    if len(arrays) != 1 or arrays[0].dtype != INT32 or arrays[0].shape[1:] != ((width,) if width > 1 else ()):
+        raise WireError(f"pages are {[array.shape for array in arrays]}, {width} columns are due")
+    return arrays[0]
+
+
+def _check(holds: bool, name: str, array: NDArray) -> None:
+    if not holds:
+        raise WireError(f"the {name} of a step are {list(array.shape)}, or hold what they cannot")

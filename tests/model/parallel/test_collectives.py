@@ -1,0 +1,161 @@
+"""What ranks do together: sums in the order of ranks, in memory that nobody writes too early; and no wait for ever."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.errors import RankLost
+from model.parallel.collective import Collective
+from model.parallel.distributed import Distributed, find_store, offer_store
+from model.parallel.shard import Shard
+from model.parallel.shared import SharedMemory, shared_memory
+from tests.support.kernels import the_machine
+
+HOST = "127.0.0.1"
+NAMED = "/dev/shm"  # noqa: S108 - looked into
+KINDS = ("shared", "gloo")
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@contextmanager
+def group(
+    kind: str, size: int, seconds: float = 10.0, of: type[SharedMemory] = SharedMemory
+) -> Iterator[list[Collective]]:
+    """The collectives of all ranks, in this process."""
+    made: list[Collective] = []
+    if kind == "shared":
+        file = shared_memory()
+        made += [of(the_machine(), Shard(rank, size), os.dup(file)) for rank in range(size)]
+        os.close(file)
+    else:
+        own, port = offer_store(HOST, size)
+        stores = [own, *(find_store(HOST, port, size) for _ in range(size - 1))]
+        with ThreadPoolExecutor(size) as pool:
+            made += pool.map(
+                lambda rank: Distributed("gloo", Shard(rank, size), stores[rank], HOST, seconds), range(size)
+            )
+    try:
+        yield made
+    finally:
+        for collective in made:
+            collective.close()
+
+
+T = TypeVar("T")
+
+
+def together(members: list[Collective], do: Callable[[int, Collective], T]) -> list[T]:
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(do, range(len(members)), members))
+
+
+def part_of(rank: int, number: int, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What a rank has for an exchange of this number."""
+    generator = torch.Generator().manual_seed(1000 * number + rank)
+    return (torch.randn(rows, width, generator=generator) * 10**rank).to(dtype)
+
+
+def sum_of(size: int, number: int, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    total = part_of(0, number, rows, width, dtype).float()
+    for rank in range(1, size):
+        total = total + part_of(rank, number, rows, width, dtype).float()
+    return total.to(dtype)
+
+
+@each_kind
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_in_the_order_of_ranks(kind: str, size: int, dtype: torch.dtype) -> None:
+    """Of shapes that grow and shrink, one after the other."""
+    shapes = [(1, 64), (3, 48), (70, 96), (1, 16), (300, 100), (2, 7)]
+    with group(kind, size) as members:
+        made = together(
+            members, lambda rank, one: [one.sum(part_of(rank, i, *shape, dtype)) for i, shape in enumerate(shapes)]
+        )
+    for sums in made:
+        for i, (total, shape) in enumerate(zip(sums, shapes, strict=True)):
+            assert total.dtype == dtype
+            assert torch.equal(total, sum_of(size, i, *shape, dtype))
+
+
+@each_kind
+def test_rank_0_gets_all_side_by_side(kind: str) -> None:
+    widths = [32, 7, 40]
+    with group(kind, 3) as members:
+        made = together(members, lambda rank, one: one.gather(part_of(rank, 0, 5, widths[rank]), widths))
+    assert torch.equal(made[0], torch.cat([part_of(rank, 0, 5, width) for rank, width in enumerate(widths)], 1))
+
+
+class Slow(SharedMemory):
+    """Rank 1 looks at what it was given when the others have gone on."""
+
+    def _exchanged(self, x: Tensor, room: int, widest: int = 0) -> list[Tensor]:
+        parts = super()._exchanged(x, room, widest)
+        if self._shard.rank == 1:
+            time.sleep(0.003)
+        return parts
+
+
+class OneRoom(Slow):
+    """And they write where it looks."""
+
+    def _exchanged(self, x: Tensor, room: int, widest: int = 0) -> list[Tensor]:
+        return super()._exchanged(x, 0, widest)
+
+
+def exchanges(of: type[SharedMemory]) -> bool:
+    """Whether 60 exchanges give all ranks what they should."""
+    with group("shared", 3, of=of) as members:
+
+        def do(rank: int, one: Collective) -> list[Tensor]:
+            made = []
+            for i in range(60):
+                made.append(one.sum(part_of(rank, i, 1 + i % 7, 32)))
+                if i % 5 == 0:
+                    one.gather(part_of(rank, i, 2, 16), [16] * 3)
+            return made
+
+        made = together(members, do)
+    return all(torch.equal(sums[i], sum_of(3, i, 1 + i % 7, 32)) for sums in made for i in range(60))
+
+
+def test_nobody_writes_where_a_slow_rank_still_reads() -> None:
+    assert exchanges(Slow)
+    assert not exchanges(OneRoom)
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_once_it_is_missed() -> None:
+    with group("shared", 2) as members:
+        threading.Timer(0.2, members[0].fail, ["rank 1 has ended"]).start()
+        began = time.monotonic()
+        with pytest.raises(RankLost, match="rank 1 has ended"):
+            members[0].sum(torch.ones(1, 16))
+        assert time.monotonic() - began < 2.0
+        with pytest.raises(RankLost, match="rank 1 has ended"):
+            members[0].sum(torch.ones(1, 16))
+
+
+def test_gloo_does_not_wait_for_ever() -> None:
+    with group("gloo", 2, seconds=0.5) as members:
+        together(members, lambda rank, one: one.gather(torch.ones(1, 16), [16, 16]))
+        began = time.monotonic()
+        with pytest.raises(RankLost, match="a rank is gone, or was waited for in vain"):
+            members[0].sum(torch.ones(1, 16))
+        assert time.monotonic() - began < 5.0
+
+
+def test_memory_has_no_name_and_ends_with_its_last_user() -> None:
+    before = set(os.listdir(NAMED)), len(os.listdir("/proc/self/fd"))
+    with group("shared", 2) as members:
+        together(members, lambda rank, one: one.sum(part_of(rank, 0, 100, 100)))
+        assert not set(os.listdir(NAMED)) - before[0]
+    del members
+    assert len(os.listdir("/proc/self/fd")) == before[1]

@@ -1,0 +1,223 @@
+"""How ranks find each other: who does not belong to the group is refused with the reason, who is gone is missed."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.errors import RankLost
+from model.parallel import group as module
+from model.parallel.group import UNIX, Follower, Leader, Refused, Watch, address_of, listen
+from model.parallel.wire import Kind, pack_words, receive, send
+
+TOKEN, OTHER = b"a" * 32, b"b" * 32
+RUNS = {"size": 3, "checkpoint": "c"}
+
+
+class Meeting:
+    """Rank 0 waits for ranks 1 and 2 at an address of this kind."""
+
+    def __init__(self, address: str, ended: Callable[[], str] = str) -> None:
+        listener = listen(address)
+        self.address = address_of(listener)
+        self._pool = ThreadPoolExecutor(1)
+        self.leader: Future[Leader] = self._pool.submit(Leader.gather, listener, RUNS["size"], TOKEN, RUNS, 0.3, ended)
+        self.followers: list[Follower] = []
+
+    def join(self, rank: int, token: bytes = TOKEN, runs: Mapping[str, Any] = RUNS) -> Follower:
+        self.followers.append(Follower.join(self.address, rank, token, runs))
+        return self.followers[-1]
+
+    def close(self) -> None:
+        for follower in self.followers:
+            follower.close()
+        self._pool.shutdown()
+        if self.leader.exception() is None:
+            self.leader.result().close()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def meeting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Meeting]:
+    made = Meeting("127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/r")
+    yield made
+    made.close()
+
+
+def test_all_are_told_what_each_has_said(meeting: Meeting) -> None:
+    two, one = meeting.join(2), meeting.join(1)
+    leader = meeting.leader.result(5)
+    with ThreadPoolExecutor(3) as pool:
+        heard = list(pool.map(lambda pair: pair[1].exchange({"rank": pair[0]}), enumerate([leader, one, two])))
+    assert heard == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 3
+
+
+def test_steps_over_tcp_do_not_wait_for_answers(meeting: Meeting) -> None:
+    one, two = meeting.join(1), meeting.join(2)
+    both_sides = [one.socket, two.socket, *meeting.leader.result(5).sockets.values()]
+    for side in both_sides:
+        if side.family != socket.AF_UNIX:
+            assert side.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def test_who_has_another_token_is_sent_away_and_the_others_meet(
+    meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        wrong = meeting.join(1, OTHER)
+        with pytest.raises((RankLost, ConnectionError)):
+            wrong.answer(Kind.WELCOME)
+        silent = connected(meeting.address)
+        silent.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        silent.close()
+        meeting.join(1)
+        meeting.join(2)
+        assert list(meeting.leader.result(10).sockets) == [1, 2]
+    assert "without this group's token" in caplog.text
+
+
+def connected(address: str) -> socket.socket:
+    if not address.startswith(UNIX):
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host, int(port)))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address.removeprefix(UNIX))
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("rank", "runs", "why"),
+    [
+        (1, {"checkpoint": "d"}, "checkpoint d, c is due"),
+        (1, {"size": 2}, "size 2, 3 is due"),
+        (1, {"format": 0}, "format 0, 1 is due"),
+        (3, {}, "rank 3, 1 or 2 is missing"),
+        (0, {}, "rank 0, 1 or 2 is missing"),
+    ],
+)
+def test_who_runs_something_else_is_refused_on_both_sides(
+    meeting: Meeting, rank: int, runs: Mapping[str, Any], why: str
+) -> None:
+    follower = meeting.join(rank, runs={**RUNS, **runs})
+    with pytest.raises(Refused, match=why):
+        follower.answer(Kind.WELCOME)
+    with pytest.raises(Refused, match=why):
+        meeting.leader.result(5)
+
+
+def test_a_rank_that_will_never_come_is_not_waited_for(tmp_path: Path) -> None:
+    meeting = Meeting(f"unix:{tmp_path}/r", lambda: "the process of rank 2 ended with code 1 before it was ready")
+    with pytest.raises(RankLost, match="rank 2 ended with code 1"):
+        meeting.leader.result(5)
+
+
+def test_ranks_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    meeting = Meeting(f"unix:{tmp_path}/r")
+    meeting.join(1)
+    with pytest.raises(RankLost, match=r"ranks \[2\] did not come within 0.3 s"):
+        meeting.leader.result(5)
+    meeting.close()
+
+
+def both(meeting: Meeting) -> tuple[Leader, Follower, Follower]:
+    one, two = meeting.join(1), meeting.join(2)
+    leader = meeting.leader.result(5)
+    leader.started()
+    return leader, one, two
+
+
+def test_last_words_are_heard(meeting: Meeting) -> None:
+    leader, one, two = both(meeting)
+    two.reply(Kind.LOST, b"")
+    one.failed("RuntimeError: out of something")
+    with pytest.raises(RankLost, match="rank 1 has failed: RuntimeError: out of something"):
+        leader.answers(Kind.LOST)
+
+
+def test_who_says_nothing_is_named(meeting: Meeting) -> None:
+    leader, one, _ = both(meeting)
+    one.reply(Kind.LOST, b"")
+    with pytest.raises(RankLost, match=r"rank 2 has said nothing for 0.3 s"):
+        leader.answers(Kind.LOST)
+
+
+def test_who_reads_nothing_is_named(meeting: Meeting) -> None:
+    leader, _, _ = both(meeting)
+    with pytest.raises(RankLost, match=r"rank 1 has read nothing for 0.3 s"):
+        leader.tell(Kind.STEP, bytes(2**24))
+
+
+def test_the_end_of_rank_0_is_the_end_of_the_work(meeting: Meeting) -> None:
+    leader, one, _ = both(meeting)
+    leader.tell(Kind.COPY, b"1")
+    leader.close()
+    assert one.next() == (Kind.COPY, bytearray(b"1"))
+    assert one.next() is None
+
+
+def lost_by(
+    sockets: Mapping[int, socket.socket], lives: Callable[[], list[int]], seconds: float
+) -> tuple[Watch, Future[str]]:
+    lost: Future[str] = Future()
+    return Watch(sockets, lost.set_result, seconds, lives), lost
+
+
+@pytest.mark.parametrize("words", ["", "a reason"])
+def test_a_closed_connection_is_seen_at_once(words: str) -> None:
+    mine, other = socket.socketpair()
+    watch, lost = lost_by({1: mine}, list, 10.0)
+    if words:
+        send(other, Kind.FAILED, words.encode())
+    began = time.monotonic()
+    other.close()
+    assert lost.result(5) == (f"rank 1 has failed: {words}" if words else "rank 1 has ended")
+    assert time.monotonic() - began < 1.0
+    watch.close()
+
+
+def test_silence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a rank that has been heard, and not of one that has not begun; and not before all have loaded."""
+    monkeypatch.setattr(Watch, "TURN", 0.02)
+    signs = [1, 1, 0]
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.wait(0.005):
+            signs[0] += 1
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    watch, lost = lost_by({}, lambda: signs, 0.3)
+    time.sleep(0.5)
+    assert not lost.done()  # they may be loading
+    watch.hear()
+    assert lost.result(5).startswith("rank 1 has shown no sign of life for 0.3 s")
+    stop.set()
+    thread.join()
+    watch.close()
+
+
+def test_a_rank_that_this_one_ends_is_not_missed() -> None:
+    mine, other = socket.socketpair()
+    watch, lost = lost_by({1: mine}, list, 10.0)
+    watch.close()
+    other.close()
+    time.sleep(0.05)
+    assert not lost.done()
+
+
+def test_what_a_follower_says_must_be_words(meeting: Meeting) -> None:
+    one = connected(meeting.address)
+    send(one, Kind.HELLO, TOKEN + pack_words([{"rank": 1}]))
+    assert receive(one) is None
+    one.close()
+    meeting.join(1)
+    meeting.join(2)
+    meeting.leader.result(5)

@@ -1,0 +1,140 @@
+"""Law: float32 logits of several ranks are those of one within 1e-4, for every architecture."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.compiled import CompiledDecoder
+from model.parallel.lead import LedModel
+from scheduler.settings import SchedulerSettings
+from tests.model.families.cases import BY_NAME, CASES, Case
+from tests.model.families.conftest import Shelf
+from tests.model.families.prompts import FEW, PROMPTS
+from tests.model.vision.cases import BY_NAME as SEEING
+from tests.model.vision.cases import Case as SeeingCase
+from tests.model.vision.conftest import Shelf as SeeingShelf
+from tests.model.vision.seen import Seen
+from tests.support.checkpoints import write_llama
+from tests.support.engines import GROUPS, Rig, make_request, make_rig
+
+NEAR = 1e-4
+NEW = 5
+STEPS = SchedulerSettings(max_sequences=16, max_batched_tokens=128)
+WIDE = SchedulerSettings(max_sequences=16, max_batched_tokens=2048)
+
+DIVISIBLE = [case for case in CASES if case.family != "OLMo 2"]
+each = pytest.mark.parametrize("case", DIVISIBLE, ids=str)
+
+
+def run(directory: Path, ranks: int, **kind: Any) -> Rig:
+    rig = make_rig(directory, settings=STEPS, record_logits=True, dtype="float32", ranks=ranks, **kind)
+    rig.run({place: make_request(rig, PROMPTS[place], NEW) for place in FEW[::2]})
+    return rig
+
+
+def near(rig: Rig, one: Rig) -> None:
+    """The same tokens from near logits."""
+    assert rig.logits.keys() == one.logits.keys()
+    assert {key: result.tokens for key, result in rig.results.items()} == {
+        key: result.tokens for key, result in one.results.items()
+    }
+    assert max(np.abs(logits - one.logits[key]).max() for key, logits in rig.logits.items()) < NEAR
+
+
+@each
+def test_two_ranks(case: Case, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(case)
+    near(run(directory, 2), run(directory, 1))
+
+
+@pytest.mark.slow
+@each
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_layer_by_layer(case: Case, ranks: int, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(case)
+    near(run(directory, ranks, backend="reference"), run(directory, 1, backend="reference"))
+
+
+@pytest.mark.slow
+@each
+def test_more_ranks_than_kv_heads(case: Case, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(case)
+    near(run(directory, 4), run(directory, 1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2", "falcon", "gpt-neox"])
+@pytest.mark.parametrize(("ranks", "backend"), [(4, "auto"), (2, "reference")])
+def test_some_of_the_slow_ones(kind: str, ranks: int, backend: str, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(BY_NAME[kind])
+    near(run(directory, ranks, backend=backend), run(directory, 1, backend=backend))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "opt-post-norm", "gemma2"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_ranks_that_share_no_memory_have_the_same_bits(kind: str, backend: str, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(BY_NAME[kind])
+    here, apart = (run(directory, 2, backend=backend, apart=apart) for apart in (False, True))
+    near(apart, here)
+    assert all(logits.tobytes() == here.logits[key].tobytes() for key, logits in apart.logits.items())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_three_ranks_have_unequal_parts(tmp_path: Path, backend: str) -> None:
+    """6 heads over 3; 100 inner columns and 321 outputs."""
+    write_llama(
+        tmp_path, hidden_size=96, num_attention_heads=6, num_key_value_heads=3, intermediate_size=100, vocab_size=321
+    )
+    near(run(tmp_path, 3, backend=backend), run(tmp_path, 1, backend=backend))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
+def test_products_in_eight_bits(kind: str, shelf: Shelf) -> None:
+    """Those whose inputs are divided have a scale for each part: other numbers, but as near to the truth. The median,
+    since a token that goes to another expert is far off.
+    """
+    directory = shelf.checkpoint(BY_NAME[kind])
+    one, exact = (run(directory, 1, quantization=how) for how in ("int8", None))
+    two = run(directory, 2, quantization="int8")
+    first = [key for key in exact.logits if key[1] == 0]
+    errors = [np.median([np.abs(rig.logits[key] - exact.logits[key]).mean() for key in first]) for rig in (one, two)]
+    assert 0 < errors[1] < 1.5 * errors[0]
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "bfloat16"])
+def test_kv_in_fewer_bits(kv_dtype: str, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(BY_NAME["llama"])
+    rig, one = run(directory, 2, kv_dtype=kv_dtype), run(directory, 1, kv_dtype=kv_dtype)
+    first = [key for key in one.logits if key[1] == 0]
+    # Where a key lies between two of these, 1e-6 decides.
+    assert max(np.abs(rig.logits[key] - one.logits[key]).max() for key in first) < 0.3
+    assert np.mean([np.abs(rig.logits[key] - one.logits[key]).mean() for key in first]) < 5e-3
+
+
+@pytest.mark.parametrize("name", ["llava-clip", "paligemma", "smolvlm"])
+def test_images_reach_all_ranks(name: str, seeing: SeeingShelf) -> None:
+    one = Seen(SEEING[name], seeing)
+    rigs = [make_rig(one.directory, settings=WIDE, record_logits=True, ranks=ranks) for ranks in (1, 2)]
+    for rig in rigs:
+        rig.run({i: one.request(rig.loaded.limits, i) for i in range(len(one.expected))})
+    near(rigs[1], rigs[0])
+
+
+def test_the_kernels_are_what_ranks_run_too(shelf: Shelf) -> None:
+    rig = make_rig(shelf.checkpoint(BY_NAME["llama"]), dtype="float32", ranks=2)
+    model = rig.loaded.runner._model
+    assert isinstance(model, LedModel)
+    assert isinstance(model._own, CompiledDecoder)
+
+
+def test_norms_over_all_heads_are_refused(shelf: Shelf) -> None:
+    with pytest.raises(ValueError, match="--tensor-parallel is 2: Olmo2ForCausalLM normalises all heads of a token"):
+        make_rig(shelf.checkpoint(BY_NAME["olmo2"]), ranks=2)
+    GROUPS.pop().close()  # its follower has found the same
+
+
+@pytest.mark.parametrize("case", SEEING.values(), ids=str)
+@pytest.mark.slow
+def test_all_that_see(case: SeeingCase, seeing: SeeingShelf) -> None:
+    test_images_reach_all_ranks(case.name, seeing)

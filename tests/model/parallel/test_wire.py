@@ -1,0 +1,159 @@
+"""What ranks send each other comes back as it was; bytes that are something else are told so, and nothing worse."""
+
+import json
+import socket
+import struct
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from model.attention.backend import StepShape
+from model.decoder import ImageFeatures
+from model.parallel.steps import pack_step, unpack_moves, unpack_step
+from model.parallel.wire import (
+    DTYPES,
+    FRAME,
+    Kind,
+    WireError,
+    pack_arrays,
+    receive,
+    send,
+    unpack_arrays,
+    unpack_words,
+)
+
+CPU = torch.device("cpu")
+
+arrays = st.lists(
+    st.sampled_from(DTYPES).flatmap(
+        lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5))
+    ),
+    max_size=5,
+)
+
+
+@given(arrays)
+def test_arrays_come_back(sent: list[NDArray]) -> None:
+    got = unpack_arrays(bytearray(pack_arrays(*sent)))
+    assert [(a.dtype, a.shape, a.tobytes()) for a in got] == [(a.dtype, a.shape, a.tobytes()) for a in sent]
+
+
+@given(arrays, st.data())
+def test_other_bytes_are_told_so(sent: list[NDArray], data: st.DataObject) -> None:
+    content = bytearray(pack_arrays(*sent))
+    kind = data.draw(st.sampled_from(["cut", "longer", "changed"]))
+    if kind == "cut":
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    elif kind == "longer":
+        content += data.draw(st.binary(min_size=1, max_size=20))
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        unpack_arrays(content)
+    except WireError:
+        return
+    assert kind == "changed"  # what numbers there are, nobody can tell
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_step_or_none(content: bytes) -> None:
+    for read in (unpack_step, unpack_moves):
+        with pytest.raises(WireError):
+            read(bytearray(content), *((torch.float32, CPU) if read is unpack_step else (2,)))
+
+
+def test_frames_come_back_and_the_end_is_seen() -> None:
+    one, other = socket.socketpair()
+    content = bytes(range(256)) * 4096
+    thread = threading.Thread(target=lambda: (send(one, Kind.STEP, content), send(one, Kind.COPY), one.close()))
+    thread.start()
+    assert receive(other) == (Kind.STEP, bytearray(content))
+    assert receive(other) == (Kind.COPY, bytearray())
+    assert receive(other) is None
+    thread.join()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (FRAME.pack(1001, Kind.SAID), "has 1001 bytes, at most 1000"),
+        (FRAME.pack(0, 99), "of kind 99"),
+        (FRAME.pack(5, Kind.SAID) + b"abc", "cut off after 3 of 5"),
+        (FRAME.pack(5, Kind.SAID), "was cut off"),
+        (b"\0\0", "cut off after 2 of 5"),
+    ],
+)
+def test_frames_that_are_none(sent: bytes, says: str) -> None:
+    one, other = socket.socketpair()
+    one.sendall(sent)
+    one.close()
+    with pytest.raises(WireError, match=says):
+        receive(other, 1000)
+    other.close()
+
+
+def test_words_are_json() -> None:
+    assert unpack_words(json.dumps({"a": [1, "b"]}).encode()) == {"a": [1, "b"]}
+    for wrong in (b"{", b"\xff", b""):
+        with pytest.raises(WireError, match="no JSON"):
+            unpack_words(wrong)
+
+
+def a_step() -> tuple[torch.Tensor, torch.Tensor, StepShape]:
+    """Rows 5 and 2 of 7: 3 tokens from the 4th on, and the 9th, in pages of 4."""
+    slices = np.array([[5, 3, 3], [2, 8, 1]], np.int32)
+    tables = np.arange(2 * 7 * 8, dtype=np.int32).reshape(2, 7, 8)
+    positions = np.array([3, 4, 5, 8])
+    slots = np.stack([tables[g, [5, 5, 5, 2], positions // 4] * 4 + positions % 4 for g in range(2)]).astype(np.int64)
+    return (
+        torch.tensor([7, 8, 9, 10]),
+        torch.tensor([2, 3]),
+        StepShape(slices, positions, slots, tables, np.zeros(2, np.int64)),
+    )
+
+
+def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
+    tokens, wanted, shape = a_step()
+    images = ImageFeatures(torch.tensor([0, 2]), torch.randn(2, 6).to(torch.bfloat16))
+    step = unpack_step(bytearray(pack_step(tokens, wanted, shape, 4, images)), torch.bfloat16, CPU)
+    assert step.tokens.tolist() == tokens.tolist()
+    assert step.wanted.tolist() == wanted.tolist()
+    assert step.shape.slices.tolist() == [[0, 3, 3], [1, 8, 1]]
+    assert step.shape.tables.tolist() == shape.tables[:, [5, 2], :3].tolist()
+    assert step.shape.slots.tolist() == shape.slots.tolist()
+    assert step.shape.positions.tolist() == shape.positions.tolist()
+    assert step.images is not None
+    assert torch.equal(step.images.places, images.places)
+    assert torch.equal(step.images.features, images.features)
+
+
+@pytest.mark.parametrize(
+    ("number", "wrong", "name"),
+    [
+        (0, np.zeros(3, np.int64), "positions"),
+        (1, np.array([4]), "wanted"),
+        (2, np.zeros((2, 2), np.int32), "slices"),
+        (4, np.zeros((2, 3), np.int64), "positions"),
+        (5, np.zeros((1, 2, 3), np.int32), "tables"),
+        (6, np.zeros(3, np.int64), "whole"),
+        (6, np.zeros(2, np.int32), "arrays of"),
+    ],
+)
+def test_a_step_that_does_not_fit_together(number: int, wrong: NDArray, name: str) -> None:
+    parts = unpack_arrays(bytearray(pack_step(*a_step(), 4)))
+    parts[number] = wrong
+    with pytest.raises(WireError, match=name):
+        unpack_step(bytearray(pack_arrays(*parts)), torch.float32, CPU)
+
+
+def test_an_array_of_more_than_there_is_is_not_made() -> None:
+    head = struct.pack("<BBBIII", 1, 0, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1)
+    with pytest.raises(WireError, match="does not fit"):
+        unpack_arrays(bytearray(head.ljust(16, b"\0")))

@@ -1,0 +1,282 @@
+"""An engine whose model is divided among processes: what it answers, what it says when one ends, what is left."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from model.settings import ModelSettings
+from rpc.assembly import Parts, assemble
+from rpc.engines import group
+from rpc.engines.follower import set_threads
+from rpc.engines.local import LocalEngine
+from rpc.frontend.prepare import Preparer, load_preparer
+from rpc.settings import EngineConfig
+from scheduler.events import EndReason, StepOutputs, Submit
+from scheduler.request import Beam, Sampling, Spec, Stopping
+from scheduler.settings import SchedulerSettings
+from tests.support.processes import is_alive, temporary_directory, wait_until
+
+CONFIG = EngineConfig(
+    model=ModelSettings(dtype="float32", kv_cache_memory=2**21, page_size=4, tensor_parallel_timeout=2.0),
+    scheduler=SchedulerSettings(max_batched_tokens=64, max_sequences=16),
+)
+LONG = Stopping(max_tokens=200, ignore_eos=True)
+SHORT = Stopping(max_tokens=12, ignore_eos=True)
+FOLLOWER = "rpc.engines.follower_process"
+
+OTHERS = [Sampling(temperature=0.0), Sampling(temperature=1.0, seed=5), Sampling(temperature=0.9, top_k=20, seed=1)]
+SPECS = [Spec(f"Speech {i}: what, " * (1 + i % 3), sampling=OTHERS[i % 3], stopping=SHORT) for i in range(9)] + [
+    Spec("What light", sampling=Sampling(temperature=1.0, seed=2, sequence_count=3), stopping=SHORT),
+    Spec("What light", sampling=Sampling(beam=Beam(3), sequence_count=2), stopping=SHORT),
+    Spec(
+        "To be, or not to be",
+        sampling=Sampling(
+            temperature=0.7, seed=9, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias=((7, 2.0),)
+        ),
+        stopping=SHORT,
+    ),
+]
+
+
+def config_of(ranks: int, **scheduling: object) -> EngineConfig:
+    scheduler = replace(CONFIG.scheduler, **scheduling)  # type: ignore[arg-type]
+    return replace(CONFIG, model=replace(CONFIG.model, tensor_parallel=ranks), scheduler=scheduler)
+
+
+class Running:
+    """An engine that runs, what came out of it, and the processes of its other ranks."""
+
+    def __init__(self, parts: Parts, preparer: Preparer) -> None:
+        self.outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
+        self.engine: LocalEngine = parts.engine(self.outputs.put)
+        self.followers = followers_of(os.getpid())
+        self._preparer, self.parts = preparer, parts
+        self.engine.start()
+
+    def send(self, specs: Sequence[Spec]) -> None:
+        limits = self.engine.info.limits
+        self.engine.send([Submit(i, self._preparer.prepare(spec, limits)) for i, spec in enumerate(specs)])
+
+    def tokens(self, specs: Sequence[Spec]) -> dict[tuple[int, int], list[int]]:
+        """Of each sequence, and of each hypothesis that a search found."""
+        self.send(specs)
+        tokens: dict[tuple[int, int], list[int]] = {}
+        ended = 0
+        while ended < len(specs):
+            step = self.outputs.get(timeout=60)
+            for attempt, index, token in zip(
+                step.attempts.tolist(), step.indices.tolist(), step.tokens.tolist(), strict=True
+            ):
+                tokens.setdefault((attempt, index), []).append(token)
+            for end in step.ends:
+                assert end.reason is not EndReason.ENGINE_FAILED, end.message
+                ended += not end.more
+        return tokens
+
+    def failure(self) -> str:
+        """Of the first request that is told of one."""
+        while True:
+            for end in self.outputs.get(timeout=30).ends:
+                assert end.reason is EndReason.ENGINE_FAILED
+                return end.message
+
+
+def followers_of(pid: int) -> list[psutil.Process]:
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if is_alive(child) and FOLLOWER in child.cmdline()]
+
+
+class Apart(group.FollowerProcesses):
+    """As if they ran on other machines."""
+
+    @property
+    def listen_on(self) -> str:
+        return "127.0.0.1:0"
+
+
+@contextmanager
+def running(
+    config: EngineConfig, followers: type[group.FollowerProcesses] = group.FollowerProcesses
+) -> Iterator[Running]:
+    """Afterwards nothing of it may be left."""
+    threads = torch.get_num_threads()
+    with temporary_directory():
+        made = Running(assemble(config, followers), load_preparer(config.model))
+        try:
+            assert len(made.followers) == config.model.tensor_parallel - 1
+            yield made
+        finally:
+            made.engine.stop()
+            torch.set_num_threads(threads)
+        wait_until(lambda: not any(map(is_alive, made.followers)), "the end of all followers", 5)
+        wait_until(lambda: not [t for t in threading.enumerate() if t.name in NAMES], "the end of their threads", 5)
+
+
+NAMES = ("quire-ranks", "quire-followers")
+
+
+@pytest.fixture(scope="module")
+def of_one() -> dict[tuple[int, int], list[int]]:
+    with running(config_of(1)) as one:
+        return one.tokens(SPECS)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_answers_are_those_of_one_process(ranks: int, of_one: dict[tuple[int, int], list[int]]) -> None:
+    with running(config_of(ranks)) as several:
+        assert several.tokens(SPECS) == of_one
+        assert several.tokens(SPECS) == of_one, "out of the prefix cache"
+        assert several.parts.scheduler.stats().prefix_hits > 0
+
+
+def test_two_steps_in_flight_and_chunks(of_one: dict[tuple[int, int], list[int]]) -> None:
+    with running(config_of(2, steps_in_flight=2, prefill_chunk=5)) as two:
+        assert two.tokens(SPECS) == of_one
+
+
+def test_a_killed_follower_fails_the_engine_at_once() -> None:
+    with running(config_of(2)) as two:
+        two.send([Spec("To be", stopping=LONG)] * 4)
+        two.outputs.get(timeout=30)
+        began = time.monotonic()
+        two.followers[0].kill()
+        assert two.failure() == "RankLost: rank 1 has ended"
+        assert time.monotonic() - began < 1.5
+
+
+def test_followers_that_are_reached_over_tcp(of_one: dict[tuple[int, int], list[int]]) -> None:
+    with running(config_of(2), Apart) as two:
+        assert two.tokens(SPECS) == of_one
+        two.send([Spec("To be", stopping=LONG)] * 4)
+        two.outputs.get(timeout=30)
+        began = time.monotonic()
+        two.followers[0].kill()
+        assert two.failure() == "RankLost: rank 1 has ended"
+        assert time.monotonic() - began < 1.5
+
+
+def test_also_one_that_is_idle() -> None:
+    with running(config_of(2)) as two:
+        began = time.monotonic()
+        two.followers[0].kill()
+        wait_until(lambda: two.engine.failure is not None, "the failure", 5)
+        assert time.monotonic() - began < 1.5
+        assert two.engine.failure == "ExecutorLost: rank 1 has ended"
+
+
+def test_a_stopped_follower_is_missed_after_the_deadline() -> None:
+    with running(config_of(4)) as four:
+        four.send([Spec("To be", stopping=LONG)] * 4)
+        four.outputs.get(timeout=30)
+        began = time.monotonic()
+        four.followers[1].send_signal(signal.SIGSTOP)
+        why = four.failure()
+        assert 1.5 < time.monotonic() - began < 6.0
+        assert "has shown no sign of life for 2 s: it was stopped, or hangs" in why
+
+
+SCRIPT = """
+import sys, time
+from rpc.assembly import assemble
+from rpc.settings import EngineConfig
+parts = assemble(EngineConfig.from_json(sys.stdin.readline()))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_is_left_of_a_killed_leader(stopped: bool) -> None:
+    """Not even of a follower that cannot see its end."""
+    with (
+        temporary_directory() as place,
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as leader,
+    ):
+        assert leader.stdin is not None
+        assert leader.stdout is not None
+        leader.stdin.write(config_of(2).to_json() + "\n")
+        leader.stdin.flush()
+        assert leader.stdout.readline() == "ready\n"
+        followers = followers_of(leader.pid)
+        assert len(followers) == 1
+        if stopped:
+            followers[0].send_signal(signal.SIGSTOP)
+        leader.kill()
+        leader.wait()
+        wait_until(lambda: not any(map(is_alive, followers)), "the end of all followers", 5)
+        assert list(place.iterdir()) == []
+
+
+def test_a_follower_that_cannot_start_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group.sys, "executable", "/bin/false")
+    with (
+        temporary_directory(),
+        pytest.raises(ValueError, match="the process of rank 1 ended with code 1 before it was re"),
+    ):
+        assemble(config_of(2))
+
+
+def test_what_a_follower_cannot_load_is_told_with_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are to be kept where they cannot."""
+    line = group.FollowerProcesses._start
+
+    def other(self: group.FollowerProcesses, *place: object) -> object:
+        self._config = replace(self._config, model=replace(self._config.model, kv_cache_memory=2**60))
+        return line(self, *place)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(group.FollowerProcesses, "_start", other)
+    with (
+        temporary_directory(),
+        pytest.raises(
+            ValueError, match="rank 1 has failed: ValueError: --kv-cache-memory is 1152921504606846976 bytes"
+        ),
+    ):
+        assemble(config_of(2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "engines", "each"),
+    [(None, 1, 1, 4), (None, 2, 1, 2), (None, 8, 1, 1), (None, 2, 2, 1), (None, 1, 2, 2), (3, 2, 2, 3)],
+)
+def test_ranks_and_engines_share_the_cores(asked: int | None, ranks: int, engines: int, each: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        model = replace(CONFIG.model, tensor_parallel=ranks)
+        set_threads(replace(CONFIG, threads=asked, model=model, engines_here=engines))
+        assert torch.get_num_threads() == each
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "choose_device", lambda device: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert group.gpus_of(config_of(2)) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,7")
+    assert group.gpus_of(config_of(3)) == ["5", "3", "7"]
+    with pytest.raises(ValueError, match="--tensor-parallel is 4, there are 3 CUDA devices"):
+        group.gpus_of(config_of(4))
+
+
+def test_what_cannot_be_divided_starts_nothing() -> None:
+    with temporary_directory() as place:
+        with pytest.raises(ValueError, match="--tensor-parallel is 5: the model has"):
+            assemble(config_of(5))
+        assert list(place.iterdir()) == []
+        assert followers_of(os.getpid()) == []
