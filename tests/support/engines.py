@@ -166,9 +166,8 @@ def make_rig(
     if ranks > 1:
         group = ThreadGroup(directory, model_settings, ranks, rows, recompute, apart)
         GROUPS.append(group)
-    loaded = load(
-        directory, model_settings, rows, settings.ahead, RequestLimits(), recompute, group.led if group else None
-    )
+    led = group.led if group else None
+    loaded = load(directory, model_settings, rows, settings.ahead, RequestLimits(), recompute, group=led)
     tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None
     policy = POLICIES[CacheSettings().eviction]
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
