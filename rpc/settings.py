@@ -104,6 +104,13 @@ class EngineSettings:
             "cluster that is there as many as its largest node has, 1 beside a GPU."
         },
     )
+    spread: bool = field(
+        default=False,
+        metadata={
+            "help": "The processes of an engine with --tensor-parallel may be on different nodes of the Ray cluster; "
+            "else they share one."
+        },
+    )
     start: float = field(
         default=600.0,
         metadata={"flag": "--engine-start-timeout", "help": "Seconds that an engine's process may take to be ready."},
@@ -131,8 +138,8 @@ class EngineSettings:
             raise ValueError("--engine thread and --ray exclude each other: an actor is a process of its own")
         if self.ray_address is not None and not re.fullmatch(r"[^:/]+:\d+|\[.+\]:\d+", self.ray_address):
             raise ValueError(f"--ray-address is {self.ray_address!r}, must be HOST:PORT")
-        for name in ("ray_token_file", "ray_cpus"):
-            if getattr(self, name) is not None and self.ray_address is None:
+        for name in ("ray_token_file", "ray_cpus", "spread"):
+            if getattr(self, name) and self.ray_address is None:
                 raise ValueError(f"--{name.replace('_', '-')} is for a cluster that is there: give its --ray-address")
         if self.ray_cpus is not None and not self.ray_cpus > 0:
             raise ValueError(f"--ray-cpus is {self.ray_cpus}, must be above 0")

@@ -1,12 +1,20 @@
-"""The Ray actor that hosts an engine."""
+"""The Ray actors of an engine: one hosts it and is rank 0 of its group, the others follow."""
 
 import asyncio
+import logging
 import os
+import shutil
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
+from model.errors import RankLost
+from model.parallel.group import UNIX
 from rpc.engines.engine_process import make_engine, run_and_report, run_engine, set_up_logging
+from rpc.engines.process import private_directory
 from rpc.engines.reaping import die_with_parent
 from rpc.settings import EngineConfig
 
@@ -16,15 +24,19 @@ LAST_WORDS = 5.0  # seconds
 class EngineActor:
     """Made an actor by `rpc.cluster.driver`. `start` once, then `wait` runs as long as the engine does."""
 
-    def start(self, config: str, listen: str, token: str, lease: float | None) -> str:
+    def start(
+        self, config: str, listen: str, token: str, lease: float | None, followers: Sequence[Any], apart: bool
+    ) -> str:
         """Serves the engine link on `listen` (unix:PATH, or "" for a port of this node's address); returns where it can
-        be reached, before the model is loaded. token, lease: as in `run_engine`.
+        be reached, before the model is loaded. token, lease: as in `run_engine`. followers: actors of ranks 1 and up.
+        apart: they may be on other nodes.
         """
         die_with_parent()
         set_up_logging()
         import ray
 
-        at = listen or f"{ray.util.get_node_ip_address()}:0"
+        node = ray.util.get_node_ip_address()
+        at = listen or f"{node}:0"
         self._why, self._address, bound = "", "", threading.Event()
 
         def opened(address: str) -> None:
@@ -33,7 +45,9 @@ class EngineActor:
 
         def run() -> None:
             never = asyncio.Event()  # a cluster that ends kills its actors
-            engine = run_engine(partial(make_engine, EngineConfig.from_json(config)), at, never, token, opened, lease)
+            actors = partial(FollowerActors, f"{node}:0" if apart else "", followers)
+            make = partial(make_engine, EngineConfig.from_json(config), followers=actors)
+            engine = run_engine(make, at, never, token, opened, lease)
             self._why = run_and_report(lambda: asyncio.run(engine))
             bound.set()
             self._ended.set()
@@ -49,3 +63,59 @@ class EngineActor:
         """Why the engine did not start, or has failed."""
         self._ended.wait()
         return self._why
+
+
+class FollowerActor:
+    """A rank that follows; its one call runs as long as the group does."""
+
+    def run(self, config: str, rank: int, size: int, address: str, token: bytes) -> str:
+        """Why it ended."""
+        die_with_parent()
+        set_up_logging()
+        from rpc.engines.follower import run_follower
+
+        def lost(why: str) -> None:
+            logging.getLogger("quire.cluster").warning("rank %d: %s", rank, why)
+            os._exit(1)  # the other thread may wait for a sum that never comes
+
+        def follow() -> None:
+            with suppress(RankLost):  # rank 0 says why
+                run_follower(EngineConfig.from_json(config), rank, size, address, token, lost)
+
+        return run_and_report(follow)
+
+
+class FollowerActors:
+    """`Followers` that are actors. listen_on: "" where all are on this node."""
+
+    def __init__(self, listen_on: str, actors: Sequence[Any], config: EngineConfig) -> None:
+        self._actors, self._config = actors, config
+        self._directory = None if listen_on else private_directory()
+        self.listen_on = listen_on or f"{UNIX}{self._directory}/ranks.sock"
+        self._calls: list[Any] = []
+
+    def start(self, address: str, token: bytes) -> None:
+        size, config = self._config.model.tensor_parallel, self._config.to_json()
+        self._calls = [
+            actor.run.remote(config, rank, size, address, token) for rank, actor in enumerate(self._actors, 1)
+        ]
+
+    def ended(self) -> str:
+        import ray
+
+        done, _ = ray.wait(self._calls, timeout=0) if self._calls else ((), ())
+        for call in done:
+            rank = self._calls.index(call) + 1
+            try:
+                return f"rank {rank} ended before it was ready: {ray.get(call)}"
+            except ray.exceptions.RayError as error:
+                return f"the actor of rank {rank} has died: {str(error).splitlines()[0]}"
+        return ""
+
+    def connected(self) -> None:
+        """So nothing stays of the socket, however this process ends."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def close(self, grace: float) -> None:  # noqa: ARG002 - whoever placed them ends what does not end with rank 0
+        self.connected()

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from rpc.cluster.actor import EngineActor
+from rpc.cluster.actor import EngineActor, FollowerActor
 from rpc.cluster.config import ClusterConfig
 from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, place
 from rpc.cluster.token import check_cluster, find_token
@@ -87,7 +87,7 @@ class Driver:
         """Set once Ray is there; engines wait for it."""
         self._telling = threading.Lock()
         self._stops: dict[str, threading.Event] = {}
-        self._actors: dict[str, Any] = {}
+        self._actors: dict[str, list[Any]] = {}  # by engine, by rank
 
     def tell(self, **event: str) -> None:
         with self._telling:
@@ -106,10 +106,10 @@ class Driver:
     def _end(self, name: str) -> None:
         import ray
 
-        stop, actor = self._stops.get(name), self._actors.get(name)
+        stop = self._stops.get(name)
         if stop is not None:
             stop.set()
-        if actor is not None:
+        for actor in self._actors.get(name, ()):
             ray.kill(actor, no_restart=True)
 
     def _see_to_its_end(self, name: str, config: dict[str, Any], listen: str, token: str) -> None:
@@ -143,25 +143,28 @@ class Driver:
         except PlacementError as error:
             return str(error)
         try:
-            strategy = PlacementGroupSchedulingStrategy(group, 0)
-            actor: Any = (
-                ray.remote(EngineActor)
+            ranks: list[Any] = [
+                ray.remote(FollowerActor if rank else EngineActor)
                 .options(
-                    name=f"engine-{name}", num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0,
-                    scheduling_strategy=strategy, max_concurrency=2,
+                    name=f"engine-{name}-{rank}", num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0,
+                    max_concurrency=2, scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank),
                 )
                 .remote()
-            )  # fmt: skip
-            self._actors[name] = actor
+                for rank in range(needs.processes)
+            ]  # fmt: skip
+            self._actors[name] = ranks
             if self._stops[name].is_set():
-                ray.kill(actor, no_restart=True)
-            address = ray.get(actor.start.remote(config.to_json(), listen, token, self._config.lease))
+                self._end(name)
+            lease, apart = self._config.lease, needs.spread
+            address = ray.get(ranks[0].start.remote(config.to_json(), listen, token, lease, ranks[1:], apart))
             if address:
                 self.tell(started=name, address=address)
-            return str(ray.get(actor.wait.remote()))
+            return str(ray.get(ranks[0].wait.remote()))
         except ray.exceptions.RayError as error:
             return f"the engine's actor has died: {str(error).splitlines()[0]}"
         finally:
+            if ray.is_initialized():
+                self._end(name)  # ranks that are left
             self._actors.pop(name, None)
             if ray.is_initialized():
                 remove_placement_group(group)
@@ -169,14 +172,15 @@ class Driver:
     def _needs(self, config: EngineConfig) -> Needs:
         import ray
 
+        size, spread = config.model.tensor_parallel, self._config.spread
         gpus = 1 if config.model.device != "cpu" and ray.cluster_resources().get("GPU") else 0
         if self._config.address is None or gpus:
-            return Needs(cpus=self._config.cpus or 1, gpus=gpus)
-        cpus = self._config.cpus or max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
-        return Needs(cpus=cpus)
+            return Needs(size, self._config.cpus or 1, gpus, spread)
+        most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+        return Needs(size, self._config.cpus or max(1, most if spread else most // size), 0, spread)
 
     def _threads(self, config: EngineConfig) -> int:
-        return max(1, usable_cores() // config.engines_here)
+        return max(1, usable_cores() // (config.engines_here * config.model.tensor_parallel))
 
 
 def usable_cores() -> int:

@@ -84,7 +84,7 @@ class RayCluster:
         self._broken = ""
         config = ClusterConfig(
             str(directory), self._processes, settings.start, settings.ray_address, settings.ray_token_file,
-            settings.ray_cpus, settings.lease if settings.ray_address else None,
+            settings.ray_cpus, settings.lease if settings.ray_address else None, settings.spread,
         )  # fmt: skip
         self._write(json.loads(config.to_json()))
         self._reader = asyncio.create_task(self._read(process, directory))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpc import aio
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
@@ -21,6 +22,9 @@ from rpc.link.server import LinkService
 from rpc.settings import EngineConfig
 from scheduler.engine import Sink
 
+if TYPE_CHECKING:
+    from rpc.engines.group import Followers
+
 log = logging.getLogger("quire.engines")
 
 
@@ -28,11 +32,15 @@ class EngineFailedError(RuntimeError):
     """The engine of this process has died; says why."""
 
 
-def make_engine(config: EngineConfig, sink: Sink) -> LocalEngine:
-    """Loads a model. Raises CheckpointError, ValueError."""
+def make_engine(
+    config: EngineConfig, sink: Sink, followers: "Callable[[EngineConfig], Followers] | None" = None
+) -> LocalEngine:
+    """Loads a model. followers: as in `assemble`, None for processes of this machine. Raises CheckpointError,
+    ValueError.
+    """
     from rpc.assembly import assemble  # here, since it imports torch: Ray's driver, too, imports this module
 
-    return assemble(config).engine(sink)
+    return (assemble(config) if followers is None else assemble(config, followers)).engine(sink)
 
 
 async def run_engine(

@@ -33,7 +33,7 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     if engine.in_ray:
         if engine.ray_address is not None:
             config = replace(config, engines_here=1)  # Ray says who shares a node
-        cluster = RayCluster(engine, engine.replicas)
+        cluster = RayCluster(engine, engine.replicas * settings.model.tensor_parallel)
         return [RayHost(number, cluster, config, engine) for number in range(engine.replicas)]
     if engine.replicas > 1 or engine.engine == "process" or _chooses_process(settings):
         return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(engine.replicas)]

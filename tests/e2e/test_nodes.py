@@ -1,9 +1,11 @@
 """A Ray cluster of several machines, which are network namespaces: engines on each, links cut and machines killed."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +18,7 @@ from tests.support.server import READY
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-")]
 
 STREAMS, TOKENS = 12, 500
+ACTOR = re.compile("ray::(Engine|Follower)Actor")
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Cluster:
         """Processes of engines by the address of their machine."""
         found: dict[str, list[int]] = {}
         for machine in self.machines:
-            pids = [pid for pid in machine.pids() if "ray::EngineActor" in nodes.command_of(pid)]
+            pids = [pid for pid in machine.pids() if ACTOR.search(nodes.command_of(pid))]
             if pids:
                 found[machine.address] = pids
         return found
@@ -55,26 +58,37 @@ def until_running(client: subprocess.Popen) -> None:
     assert client.stdout.readline() == "running\n"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+@contextmanager
+def serving(*flags: str) -> Iterator[Cluster]:
+    """A server whose engines take two of three machines."""
     with nodes.nodes(4) as machines:
         address = nodes.start_ray(machines, [0, 1, 1, 1])
         head = machines[0]
-        flags = ["--ray-address", address, "--ray-token-file", str(head.token), "--replicas", "2"]
-        flags += ["--host", head.address, "--port", "0", "--metrics-port", "0", "--admin-port", "0"]
-        flags += ["--allow-insecure-bind", "--engine-lease", "4", "--engine-start-timeout", "120"]
-        server = nodes.serve_on(head, *flags)
+        where = ["--ray-address", address, "--ray-token-file", str(head.token), "--host", head.address]
+        ports = ["--port", "0", "--metrics-port", "0", "--admin-port", "0", "--allow-insecure-bind"]
+        server = nodes.serve_on(head, *where, *ports, "--engine-lease", "4", "--engine-start-timeout", "120", *flags)
         assert server.stdout is not None
         found = READY.search(line := server.stdout.readline())
         assert found, f"the server said {line!r}"
         yield Cluster(machines, server, found[2])
 
 
-@pytest.mark.parametrize("end", ["cut", "kill"])
-def test_streams_go_on_when_a_machine_is_gone(cluster: Cluster, end: str) -> None:
-    """With the other engine; the one that takes the lost one's place finds room on the third machine. An engine that is
-    cut off ends by itself: nobody could tell it to.
+def test_streams_go_on_with_another_replica() -> None:
+    """A machine that is cut off lets go of its engine by itself: nobody could tell it to. The one that takes its place
+    finds room on the third machine; then another one loses its power.
     """
+    with serving("--replicas", "2") as cluster:
+        check_one_goes(cluster, "cut")
+        check_one_goes(cluster, "kill")
+
+
+def test_streams_of_a_divided_model_go_on_with_the_next_group() -> None:
+    """One of two ranks is cut off: both end, and two others find room."""
+    with serving("--tensor-parallel", "2", "--spread") as cluster:
+        check_one_goes(cluster, "cut")
+
+
+def check_one_goes(cluster: Cluster, end: str) -> None:
     before = cluster.client()
     until_running(before)
     expected = result_of(before)

@@ -162,6 +162,7 @@ def test_the_servers_settings_reach_the_engine() -> None:
             for value in ("auto", "ray://h:1")
         ),
         ({"ray_token_file": "f"}, "--ray-token-file is for a cluster that is there"),
+        ({"spread": True, "ray": True}, "--spread is for a cluster that is there"),
         ({"ray_cpus": 2, "ray": True}, "--ray-cpus is for a cluster that is there"),
         *(({"ray_cpus": value, "ray_address": "h:1"}, f"--ray-cpus is {value}") for value in (0, -1.0, math.nan)),
         *(({"start": value}, f"--engine-start-timeout is {value}, must be above 0") for value in (0, -1.0, math.nan)),
