@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """directory: private to the server. address: of a cluster that is there, None for one of this machine alone with
-    room for so many processes. token_file: that lets one into it. start_seconds: for an engine's actor to be placed.
-    cpus: that each process of an engine reserves, None for as many as a node has. lease: seconds that an engine stays
-    without a frontend, None for ever. spread: the ranks of an engine may be on different nodes.
+    """directory: private to the server, for a cluster of this machine alone, which has room for so many processes.
+    address: of a cluster that is there. token_file: that lets one into it. start_seconds: for an engine's actor to be
+    placed. cpus: that each process of an engine reserves, None for as many as a node has. lease: seconds that an engine
+    stays without a frontend, None for ever. spread: the ranks of an engine may be on different nodes.
     """
 
-    directory: str
+    directory: str | None
     processes: int
     start_seconds: float
     address: str | None = None

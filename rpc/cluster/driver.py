@@ -56,7 +56,7 @@ def join_cluster(config: ClusterConfig) -> None:
     for name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_NAMESPACE"):
         os.environ.pop(name, None)  # of some other cluster
     options: dict[str, Any] = {"namespace": "quire", "logging_level": logging.WARNING}
-    if config.address is None:
+    if config.directory is not None:
         directory = Path(config.directory)
         token = directory / "token"
         token.write_text(secrets.token_hex(32))
@@ -70,7 +70,7 @@ def join_cluster(config: ClusterConfig) -> None:
         }
     else:
         os.environ["RAY_AUTH_TOKEN_PATH"] = token_file = find_token(config.token_file, os.environ)
-        check_cluster(config.address, token_file)
+        check_cluster(config.address or "", token_file)
         options |= {"address": config.address}
     import ray
 
@@ -220,9 +220,8 @@ def _end(config: ClusterConfig, code: int) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Ray has to say of its daemons' end
         kill_session(os.getpid())
         reap()
-        directory = Path(config.directory)
-        while directory.exists():  # the main thread may still be starting Ray in it
-            shutil.rmtree(directory, ignore_errors=True)
+        while config.directory is not None and Path(config.directory).exists():
+            shutil.rmtree(config.directory, ignore_errors=True)  # the main thread may still be starting Ray in it
     finally:
         os._exit(code)
 

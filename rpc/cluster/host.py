@@ -77,15 +77,21 @@ class RayCluster:
 
     async def _start(self) -> None:
         settings = self._settings
-        directory = self.directory = private_directory()
+        directory = self.directory = None if settings.ray_address else private_directory()
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "rpc.cluster.driver", stdin=PIPE, stdout=PIPE, start_new_session=True
         )
         self._broken = ""
         config = ClusterConfig(
-            str(directory), self._processes, settings.start, settings.ray_address, settings.ray_token_file,
-            settings.ray_cpus, settings.lease if settings.ray_address else None, settings.spread,
-        )  # fmt: skip
+            None if directory is None else str(directory),
+            self._processes,
+            settings.start,
+            settings.ray_address,
+            settings.ray_token_file,
+            settings.ray_cpus,
+            settings.lease if settings.ray_address else None,
+            settings.spread,
+        )
         self._write(json.loads(config.to_json()))
         self._reader = asyncio.create_task(self._read(process, directory))
 
@@ -94,7 +100,7 @@ class RayCluster:
             with suppress(OSError):  # `_read` finds that it has ended
                 self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
-    async def _read(self, process: Process, directory: Path) -> None:
+    async def _read(self, process: Process, directory: Path | None) -> None:
         """What the driver tells, until it ends; then all engines have ended."""
         assert process.stdout is not None  # noqa: S101 - a pipe was asked for
         async for line in process.stdout:
@@ -112,7 +118,8 @@ class RayCluster:
         why = self._broken or f"Ray's driver has ended with code {code}"
         self._process = None
         await asyncio.to_thread(kill_session, process.pid)  # it may have been killed, and its cluster not
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         for order in self._orders.values():
             if not order.ended.done():
                 order.ended.set_result(why)

@@ -17,7 +17,6 @@ from tests.support.server import READY
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-")]
 
-STREAMS, TOKENS = 12, 500
 ACTOR = re.compile("ray::(Engine|Follower)Actor")
 
 
@@ -28,11 +27,13 @@ class Cluster:
     machines: list[Node]
     server: subprocess.Popen
     address: str
+    streams: int
+    tokens: int
 
-    def client(self, tokens: int = TOKENS) -> subprocess.Popen:
+    def client(self) -> subprocess.Popen:
         """Watches streams, from the head's machine."""
         module = "tests.support.watching_client"
-        return self.machines[0].start(sys.executable, "-m", module, self.address, str(STREAMS), str(tokens))
+        return self.machines[0].start(sys.executable, "-m", module, self.address, str(self.streams), str(self.tokens))
 
     def engines(self) -> dict[str, list[int]]:
         """Processes of engines by the address of their machine."""
@@ -59,8 +60,8 @@ def until_running(client: subprocess.Popen) -> None:
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[Cluster]:
-    """A server whose engines take two of three machines."""
+def serving(*flags: str, streams: int = 12, tokens: int = 500) -> Iterator[Cluster]:
+    """A server whose engines take two of three machines, for so many streams of so many tokens."""
     with nodes.nodes(4) as machines:
         address = nodes.start_ray(machines, [0, 1, 1, 1])
         head = machines[0]
@@ -70,7 +71,7 @@ def serving(*flags: str) -> Iterator[Cluster]:
         assert server.stdout is not None
         found = READY.search(line := server.stdout.readline())
         assert found, f"the server said {line!r}"
-        yield Cluster(machines, server, found[2])
+        yield Cluster(machines, server, found[2], streams, tokens)
 
 
 def test_streams_go_on_with_another_replica() -> None:
@@ -84,7 +85,7 @@ def test_streams_go_on_with_another_replica() -> None:
 
 def test_streams_of_a_divided_model_go_on_with_the_next_group() -> None:
     """One of two ranks is cut off: both end, and two others find room."""
-    with serving("--tensor-parallel", "2", "--spread") as cluster:
+    with serving("--tensor-parallel", "2", "--spread", streams=4, tokens=60) as cluster:
         check_one_goes(cluster, "cut")
 
 
