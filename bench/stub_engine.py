@@ -123,6 +123,9 @@ class StubEngine(Ticker):
                 elif isinstance(event, events.Finish):
                     self._positions.pop(event.attempt, None)
 
+    def overdue(self) -> str:
+        return ""
+
     def stalled_for(self) -> float:
         return 0.0
 

@@ -47,6 +47,9 @@ class Backend(Protocol):
     @property
     def maker(self) -> ProductMaker | None: ...
 
+    def last_compiled(self) -> float:
+        """When, on the monotonic clock, a kernel was compiled: now, where one is being; 0 where none ever was."""
+
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend: ...
 
     def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
@@ -69,6 +72,9 @@ class TorchBackend:
     device: torch.device
     maker: None = None
     numerics: str = "reference"
+
+    def last_compiled(self) -> float:
+        return 0.0
 
     @property
     def starter(self) -> None:
@@ -94,6 +100,9 @@ class CpuBackend:
     machine: "Machine"
     dtype: str
     kv_dtype: str
+
+    def last_compiled(self) -> float:
+        return self.machine.compiler.last_compiled
 
     @property
     def starter(self) -> None:
@@ -141,6 +150,9 @@ class TritonBackend:
     kv_dtype: str
     device: torch.device
     maker: None = None
+
+    def last_compiled(self) -> float:
+        return 0.0
 
     @property
     def numerics(self) -> str:

@@ -3,7 +3,7 @@ checkpoint is found here, before a port opens.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ log = logging.getLogger("quire.model")
 class LoadedModel:
     """What `load` makes. pages: size of the KV pool. host_slots: pages that fit in the host tier, 0 without. numerics:
     what the numbers in a page depend on beside tokens. With several ranks layout is of this one's part.
+    last_compiled: when, on the monotonic clock, a kernel was.
     """
 
     config: ModelConfig
@@ -52,6 +53,7 @@ class LoadedModel:
     device: str
     numerics: bytes
     runner: Runner
+    last_compiled: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +115,7 @@ def load(
         group.started()
     return LoadedModel(
         config, read_defaults(directory, config), limits, layout, computer.pages, computer.host_slots, computer.dtype,
-        device.type, computer.numerics, runner,
+        device.type, computer.numerics, runner, computer.backend.last_compiled,
     )  # fmt: skip
 
 

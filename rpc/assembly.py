@@ -48,7 +48,7 @@ class Parts:
         info = EngineInfo(
             loaded.limits, loaded.pages, loaded.dtype, loaded.device, loaded.layout.page_size, loaded.numerics
         )
-        engine = LocalEngine(self.scheduler, executor, info, sink)
+        engine = LocalEngine(self.scheduler, executor, info, sink, loaded.last_compiled)
         if self.group is not None:
             self.group.led.when_lost(engine.fail)
         return engine

@@ -8,9 +8,12 @@ class StepCost:
     """Fits seconds = a + b x tokens to the steps that ran."""
 
     def __init__(self) -> None:
+        self._largest, self._largest_seconds = 0, 0.0
         self._weight = self._n = self._t = self._nn = self._nt = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
+        if tokens >= self._largest:
+            self._largest, self._largest_seconds = tokens, seconds
         self._weight = MEMORY * self._weight + 1
         self._n = MEMORY * self._n + tokens
         self._t = MEMORY * self._t + seconds
@@ -26,6 +29,16 @@ class StepCost:
         covariance = self._nt / self._weight - n * t
         b = min(max(covariance / variance, 0.0), t / n) if variance > 1e-6 * n * n else 0.0
         return max(t - b * n, 0.0), b
+
+    def expected(self, tokens: int) -> float | None:
+        """Seconds of a step of so many tokens; None before the first step. One that is larger than any before takes no
+        longer than in proportion to the largest.
+        """
+        if not self._weight:
+            return None
+        a, b = self.fit()
+        scaled = self._largest_seconds * tokens / max(1, self._largest) if tokens > self._largest else 0.0
+        return max(a + b * tokens, scaled)
 
 
 class SwapCost:

@@ -5,6 +5,7 @@ the sender's once the engine is dead. An idle engine waits on a condition and us
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from scheduler.step import Executor
 
 log = logging.getLogger("quire.engine")
 
+LEAST_PATIENCE, PATIENCE = 3.0, 10.0  # seconds; times what a step is expected to take
+
 Sink = Callable[[StepOutputs], None]
 
 
@@ -25,12 +28,20 @@ class ExecutorLost(RuntimeError):
 
 
 class Engine:
-    """Runs `scheduler` on `executor`. `start` once, `stop` once; `send` from any thread in between."""
+    """Runs `scheduler` on `executor`. `start` once, `stop` once; `send` from any thread in between. last_excuse: when,
+    on the clock, the executor last did what steps need not do, such as compiling a kernel.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, sink: Sink, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        sink: Sink,
+        clock: Callable[[], float] = time.monotonic,
+        last_excuse: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._scheduler, self._executor, self._sink, self._clock = scheduler, executor, sink, clock
+        self._last_excuse, self._patience = last_excuse, math.inf
         self._inbox: list[Event] = []
         self._wake = threading.Condition()
         self._stopping = False
@@ -74,6 +85,15 @@ class Engine:
     def stalled_for(self) -> float:
         """Seconds since the last progress, 0 for an idle engine. Read from any thread."""
         return self._clock() - self._progress if self._busy else 0.0
+
+    def overdue(self) -> str:
+        """What is wrong, where a step takes far longer than such steps do; "" while it may still end. Read from any
+        thread.
+        """
+        stalled = min(self.stalled_for(), self._clock() - self._last_excuse())
+        if stalled <= self._patience:
+            return ""
+        return f"a step has run for {stalled:.1f} s, where at most {self._patience:.1f} s were expected: it hangs"
 
     def _run(self) -> None:
         events: list[Event] = []
@@ -136,6 +156,8 @@ class Engine:
         plan = self._scheduler.schedule(self._clock(), events)
         planning = time.perf_counter() - began
         if plan is not None:
+            expected = self._scheduler.expected_seconds(plan)
+            self._patience = math.inf if expected is None else max(LEAST_PATIENCE, PATIENCE * expected)
             self._executor.launch(plan)
             self._launched.append(planning)
         if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.depth):

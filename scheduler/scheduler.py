@@ -108,6 +108,12 @@ class Scheduler:
     def live_attempts(self) -> list[int]:
         return self._attempts.live()
 
+    def expected_seconds(self, plan: StepPlan) -> float | None:
+        """How long this step will take, as far as is known; None where no step has run yet, or it encodes images."""
+        if any(join.images for join in plan.joins):
+            return None
+        return self.admission.cost.expected(int(plan.slices[:, 2].sum()))
+
     # Planning
 
     def schedule(self, now: float, events: Seq[Event]) -> StepPlan | None:

@@ -11,6 +11,7 @@ import platform
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,12 @@ class Compiler:
         self.made_from = _digest(_source(), self._cpu, self._features.flatten(), llvmlite.__version__)
         self._addresses: dict[str, int] = {}
         self.compiled = 0
+        self._compiling, self._compiled_at = False, 0.0
+
+    @property
+    def last_compiled(self) -> float:
+        """When, on the monotonic clock: now, while it compiles; 0 before it ever has. Read from any thread."""
+        return time.monotonic() if self._compiling else self._compiled_at
 
     @property
     def has_pairs(self) -> bool:
@@ -62,9 +69,13 @@ class Compiler:
         found = self._read(file)
         if found is None:
             code = Code(name, self.has_pairs)
-            write(code)
-            found = self._compile(code.finished())
-            self._write(file, found)
+            self._compiling = True
+            try:
+                write(code)
+                found = self._compile(code.finished())
+                self._write(file, found)
+            finally:
+                self._compiled_at, self._compiling = time.monotonic(), False
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(found))
         self._engine.finalize_object()
         address = int(self._engine.get_function_address(name))

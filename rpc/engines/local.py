@@ -1,5 +1,7 @@
 """An engine in this process, as frontends and the link see one."""
 
+from collections.abc import Callable
+
 from rpc.frontend.engine_client import EngineInfo
 from scheduler.engine import Engine, Sink
 from scheduler.scheduler import Scheduler
@@ -7,9 +9,16 @@ from scheduler.step import Executor
 
 
 class LocalEngine(Engine):
-    """An `EngineClient` with its thread. info: what it tells frontends that it is."""
+    """An `EngineClient` with its thread. info: what it tells frontends that it is. last_excuse: as in `Engine`."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, info: EngineInfo, sink: Sink) -> None:
-        super().__init__(scheduler, executor, sink)
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        info: EngineInfo,
+        sink: Sink,
+        last_excuse: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        super().__init__(scheduler, executor, sink, last_excuse=last_excuse)
         self.info = info
         self.place = "a thread of the server"

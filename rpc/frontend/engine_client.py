@@ -44,6 +44,9 @@ class EngineClient(Protocol):
     def stalled_for(self) -> float:
         """Seconds since the engine last made progress while it had work; 0 when idle."""
 
+    def overdue(self) -> str:
+        """What is wrong, where a step hangs; "" otherwise."""
+
     @property
     def failure(self) -> str | None:
         """Why the engine is dead, None while it lives."""

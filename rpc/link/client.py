@@ -91,6 +91,10 @@ class LinkClient:
         silent = time.monotonic() - self._heard
         return self._stalled + silent if self._stalled else silent if silent > LATE else 0.0
 
+    def overdue(self) -> str:
+        """Such an engine is lost at once."""
+        return ""
+
     async def close(self) -> None:
         """Hangs up. What lives gets ENGINE_FAILED."""
         self._lost("the link was closed")
@@ -106,6 +110,9 @@ class LinkClient:
             while isinstance(message := await self._call.read(), pb.ConnectResponse):  # else the stream's end
                 self._heard, self._stalled = time.monotonic(), message.stalled
                 self._take(codec.decode_outputs(message.outputs))
+                if message.overdue:
+                    self._lost(message.overdue)
+                    return
         except grpc.RpcError as error:
             why = _sentence(error)
         except LinkError as error:

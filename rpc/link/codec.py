@@ -207,10 +207,11 @@ def decode_info(message: pb.EngineInfo, request: RequestLimits) -> EngineInfo:
     return EngineInfo(limits, message.pages, message.dtype, message.device, message.page_size, message.numerics)
 
 
-def encode_outputs(outputs: StepOutputs, stalled: float) -> pb.ConnectResponse:
-    """stalled: seconds since the engine last made progress, 0 without work."""
+def encode_outputs(outputs: StepOutputs, stalled: float, overdue: str = "") -> pb.ConnectResponse:
+    """stalled: seconds since the engine last made progress, 0 without work. overdue: as in `EngineClient`."""
     return pb.ConnectResponse(
         stalled=stalled,
+        overdue=overdue,
         outputs=pb.Outputs(
             attempts=packed(outputs.attempts, INT64),
             indices=packed(outputs.indices, INT32) if outputs.indices.any() else b"",

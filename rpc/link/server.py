@@ -202,7 +202,8 @@ class LinkService(pb_grpc.EngineServiceServicer):
             closing = self._closing.is_set()
             if connection.overrun:
                 raise LinkError("it does not read what waits for it")
-            await context.write(codec.encode_outputs(connection.take(self._stats), engine.stalled_for()))
+            outputs = connection.take(self._stats)
+            await context.write(codec.encode_outputs(outputs, engine.stalled_for(), engine.overdue()))
             if closing:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, engine.failure or "the engine has ended")
         reader.result()

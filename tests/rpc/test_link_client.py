@@ -185,3 +185,17 @@ def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice(tmp_p
             assert len(heard.ends[1]) == 1
 
     run(test())
+
+
+def test_an_engine_whose_step_hangs_is_lost(tmp_path: Path, fast_heartbeat: None) -> None:
+    async def test() -> None:
+        async with linked(tmp_path) as (target, _, engine), connected(target) as (client, heard):
+            client.send([submit(1)])
+            await eventually(engine.submitted)
+            assert client.failure is None
+            engine.hangs = "a step has run for 9 s"
+            await eventually(lambda: client.failure)
+            assert client.failure == "a step has run for 9 s"
+            assert heard.reasons() == {1: GONE}
+
+    run(test())

@@ -130,3 +130,15 @@ def test_every_refusal_says_why_and_a_time_worth_waiting(steps, outputs, request
         assert requests < 10
         assert tokens + prompt <= 2000
         assert door.predicted_wait(requests, tokens) <= patience
+
+
+def test_a_step_larger_than_any_before_is_expected_to_take_no_longer_than_in_proportion() -> None:
+    cost = StepCost()
+    assert cost.expected(10) is None
+    for _ in range(5):
+        cost.observe(1, 0.25)
+    assert cost.expected(1) == pytest.approx(0.25)
+    assert cost.expected(8) == pytest.approx(2.0)
+    cost.observe(10, 0.5)
+    assert cost.expected(10) < 0.6
+    assert cost.expected(100) == pytest.approx(5.0)

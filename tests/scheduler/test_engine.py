@@ -163,3 +163,29 @@ def test_time_spent_idle_is_not_a_stall(make_rig):
     gate.wait_reached()
     assert rig.engine.stalled_for() == 0.0
     gate.open()
+
+
+def test_a_step_that_takes_ten_times_as_long_as_such_steps_hangs_but_none_below_three_seconds(make_rig):
+    rig = make_rig()
+    rig.on_outputs = lambda outputs: setattr(rig.clock, "now", rig.clock.now)
+    first, second = rig.stop_at("collect", 0), rig.stop_at("collect", 1)
+    rig.engine.start()
+    rig.parked()
+    rig.engine.send(submits(1, max_tokens=4))
+    first.wait_reached()
+    rig.clock.now += 1000.0
+    assert rig.engine.overdue() == "", "nobody knows how long a step takes here"
+    rig.clock.now -= 1000.0
+    rig.clock.now += 0.5  # the prompt of three tokens
+    first.open()
+    second.wait_reached()
+    rig.clock.now += 2.9
+    assert rig.engine.overdue() == ""
+    rig.clock.now += 2.2
+    assert "a step has run for 5.1 s, where at most" in rig.engine.overdue()
+    rig.engine._last_excuse = lambda: rig.clock.now - 1.0
+    assert rig.engine.overdue() == "", "a kernel was compiled a second ago"
+    rig.engine._last_excuse = lambda: 0.0
+    second.open()
+    rig.parked()
+    assert rig.engine.overdue() == ""

@@ -22,7 +22,7 @@ class PuppetEngine:
         self.info = EngineInfo(limits, pages=256, dtype="float32", device="cpu")
         self.place = "a test"
         self.sent: list[Event] = []
-        self.stalled = 0.0
+        self.stalled, self.hangs = 0.0, ""
         self.failure: str | None = None
         self.deliver: Callable[[StepOutputs], None] = lambda outputs: None
         """As the sink that the frontend gave, but at once."""
@@ -32,6 +32,9 @@ class PuppetEngine:
 
     def stalled_for(self) -> float:
         return self.stalled
+
+    def overdue(self) -> str:
+        return self.hangs
 
     def submitted(self) -> list[int]:
         return [event.attempt for event in self.sent if isinstance(event, Submit)]

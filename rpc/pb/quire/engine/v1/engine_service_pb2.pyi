@@ -176,14 +176,16 @@ class Tokens(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("info", "outputs", "stalled")
+    __slots__ = ("info", "outputs", "stalled", "overdue")
     INFO_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STALLED_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
     info: EngineInfo
     outputs: Outputs
     stalled: float
-    def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., stalled: _Optional[float] = ...) -> None: ...
+    overdue: str
+    def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., stalled: _Optional[float] = ..., overdue: _Optional[str] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
     __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device", "page_size", "numerics")
