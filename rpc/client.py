@@ -5,7 +5,8 @@ from typing import Any
 
 import grpc
 from quire.v1 import generation_service_pb2 as pb
-from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+from rpc.resuming import Resuming
 
 
 class CallFailed(RuntimeError):
@@ -13,7 +14,7 @@ class CallFailed(RuntimeError):
 
 
 def stream_text(
-    server: str,
+    servers: Sequence[str],
     prompt: str,
     model: str,
     sampling: Mapping[str, Any],
@@ -23,8 +24,9 @@ def stream_text(
     chat: bool = False,
     images: Sequence[bytes] = (),
 ) -> str:
-    """Calls StreamGenerate and hands each piece of text to `show`. sampling, stopping: fields of the messages. chat:
-    the images and the prompt are the one message, of a user, of a conversation.
+    """Calls StreamGenerate and hands each piece of text to `show`. servers: HOST:PORT; where one is lost, the next one
+    goes on. sampling, stopping: fields of the messages. chat: the images and the prompt are the one message, of a user,
+    of a conversation.
 
     Returns a summary line. Raises CallFailed.
     """
@@ -42,16 +44,16 @@ def stream_text(
         request.spec.text = prompt
         request.spec.images.extend(pb.Image(data=image) for image in images)
     usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0
-    with grpc.insecure_channel(server, options=[("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)]) as channel:
-        try:
-            for message in pb_grpc.GenerationServiceStub(channel).StreamGenerate(request, timeout=timeout):
-                seed = message.prompt_info.seed or seed
-                for delta in message.deltas:
-                    show(delta.text)
-                    reason = delta.finish_reason or reason
-                usage = message.usage
-        except grpc.RpcError as error:
-            raise CallFailed(explain(error, server)) from None
+    stream = Resuming(servers, request, timeout)
+    try:
+        for message in stream.messages():
+            seed = message.prompt_info.seed or seed
+            for delta in message.deltas:
+                show(delta.text)
+                reason = delta.finish_reason or reason
+            usage = message.usage
+    except grpc.RpcError as error:
+        raise CallFailed(explain(error, stream.server)) from None
     ended = pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
     return f"{usage.prompt_tokens} prompt + {usage.completion_tokens} generated tokens, {ended}, seed {seed}"
 

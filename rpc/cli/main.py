@@ -99,7 +99,12 @@ def _given(options: Mapping[str, object]) -> dict[str, object]:
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
-    server: Annotated[str, typer.Option(help="HOST:PORT of a running `quire serve`.")] = "127.0.0.1:50051",
+    server: Annotated[
+        list[str],
+        typer.Option(
+            help="HOST:PORT of a running `quire serve`; given several times, the next one goes on where one is lost."
+        ),
+    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
     model: Annotated[str, typer.Option(help="Served model's name; unset: the only one.", show_default=False)] = "",
     max_tokens: Annotated[
         int | None,

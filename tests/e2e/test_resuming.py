@@ -1,0 +1,72 @@
+"""A client whose server dies goes on with another one."""
+
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc import resuming
+from rpc.resuming import Resuming
+from tests.support.server import QUIRE, RunningServer, running_server, stream_request
+
+TOKENS = 600
+
+
+@pytest.fixture
+def servers() -> Iterator[list[RunningServer]]:
+    with running_server() as first, running_server() as second:
+        yield [first, second]
+
+
+def sampled(**sampling: float) -> pb.StreamGenerateRequest:
+    request = stream_request("ROMEO:", TOKENS, temperature=0.9, frequency_penalty=0.3, **sampling)
+    request.spec.output.token_ids = False
+    return request
+
+
+def read(stream: Resuming, after: int = 0, then: threading.Event | None = None) -> tuple[str, int]:
+    """The text and how many tokens; sets the event after so many messages."""
+    text, tokens = "", 0
+    for number, message in enumerate(stream.messages()):
+        for delta in message.deltas:
+            assert delta.first_position == tokens, "a gap or a duplicate"
+            assert not delta.token_ids, "they were not asked for"
+            text, tokens = text + delta.text, tokens + delta.token_count
+        if then is not None and number == after:
+            then.set()
+    return text, tokens
+
+
+def test_a_stream_goes_on_with_the_next_server(servers: list[RunningServer]) -> None:
+    first, second = servers
+    request, going = sampled(seed=5), threading.Event()
+    expected = read(Resuming([second.address], request, 60))
+
+    def strike() -> None:
+        assert going.wait(30)
+        first.process.send_signal(signal.SIGKILL)
+
+    killer = threading.Thread(target=strike)
+    killer.start()
+    stream = Resuming([first.address, second.address], request, 60)
+    assert read(stream, 20, going) == expected
+    killer.join()
+    first.process.wait()
+    assert stream.server == second.address
+    assert expected[1] == TOKENS
+    said = subprocess.run(
+        [QUIRE, "generate", "ROMEO:", "--server", first.address, "--server", second.address, "--max-tokens", "5"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "5 generated tokens" in said.stderr
+
+
+def test_without_any_server_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "PAUSE", 0.0)
+    with pytest.raises(grpc.RpcError) as lost:
+        read(Resuming(["127.0.0.1:1", "127.0.0.1:2"], sampled(), 20))
+    assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
