@@ -30,6 +30,8 @@ class Resuming:
         self._request.CopyFrom(request)
         self._wants_ids = request.spec.output.token_ids
         self._request.spec.output.token_ids = True  # what was lost is known by its tokens
+        self._bound = False  # nobody can go on from what there is
+        self._ended: set[int] = set()
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.server = self._servers[0]
 
@@ -44,6 +46,8 @@ class Resuming:
                 yield from self._of_one_server()
                 return
             except grpc.RpcError as error:
+                if len(self._ended) >= max(1, self._request.spec.sampling.sequence_count):
+                    return  # all that was lost is the word that nothing more comes
                 failures = 1 if len(known) > before else failures + 1
                 if error.code() not in LOST or not self._may_go_on() or failures >= ROUNDS * len(self._servers):
                     raise
@@ -51,7 +55,7 @@ class Resuming:
                     time.sleep(PAUSE)
 
     def _may_go_on(self) -> bool:
-        return self._deadline is None or time.monotonic() < self._deadline
+        return not self._bound and (self._deadline is None or time.monotonic() < self._deadline)
 
     def _of_one_server(self) -> Iterator[pb.StreamGenerateResponse]:
         spec = self._request.spec
@@ -64,7 +68,9 @@ class Resuming:
                     if spec.sampling.sequence_count <= 1 and not spec.sampling.HasField("beam_search"):
                         spec.output_prefix.ids.extend(delta.token_ids)
                     elif delta.token_ids:
-                        self._servers = [self.server]  # nobody else can go on from several outputs
+                        self._bound = True
+                    if delta.finish_reason:
+                        self._ended.add(delta.index)
                     if not self._wants_ids:
                         del delta.token_ids[:]
                 yield message

@@ -45,7 +45,8 @@ class Engine:
         self._inbox: list[Event] = []
         self._wake = threading.Condition()
         self._stopping = False
-        self._launched: deque[float] = deque()  # by step: seconds that its planning took
+        # By step in flight: seconds that its planning took, and that it is expected to take itself.
+        self._launched: deque[tuple[float, float]] = deque()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._progress = clock()
         self._busy = False
@@ -121,7 +122,8 @@ class Engine:
 
     def _collect(self) -> None:
         """Waits for the oldest step in flight and tells what came of it."""
-        result, planning = self._executor.collect(), self._launched.popleft()
+        result = self._executor.collect()
+        planning, _ = self._launched.popleft()
         began = time.perf_counter()
         outputs = self._scheduler.commit(result, self._clock())
         overhead = planning + result.packing_seconds + time.perf_counter() - began
@@ -157,9 +159,10 @@ class Engine:
         planning = time.perf_counter() - began
         if plan is not None:
             expected = self._scheduler.expected_seconds(plan)
-            self._patience = math.inf if expected is None else max(LEAST_PATIENCE, PATIENCE * expected)
+            flight = (planning, math.inf if expected is None else expected)
+            self._patience = max(LEAST_PATIENCE, PATIENCE * sum(seconds for _, seconds in (*self._launched, flight)))
             self._executor.launch(plan)
-            self._launched.append(planning)
+            self._launched.append(flight)
         if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.depth):
             self._collect()
         elif events or self._scheduler.has_news:

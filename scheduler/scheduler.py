@@ -112,7 +112,11 @@ class Scheduler:
         """How long this step will take, as far as is known; None where no step has run yet, or it encodes images."""
         if any(join.images for join in plan.joins):
             return None
-        return self.admission.cost.expected(int(plan.slices[:, 2].sum()))
+        return self.admission.cost.expected(self._computed(plan.slices))
+
+    def _computed(self, slices: Index) -> int:
+        """Tokens that such slices take to compute."""
+        return int(slices[:, 1 if self.settings.recompute else 2 :].sum())
 
     # Planning
 
@@ -186,7 +190,7 @@ class Scheduler:
         queued = len(self.queue)
         mean = -(-self.queue.tokens // max(queued, 1))
         startable = min(
-            self.rows.free,
+            self.rows.free if self._alone is None else 0,
             self.cache.pool.free // max(1, self.cache.layout.pages_for(mean, self.settings.ahead)),
         )
         waiting = max(0, queued - startable)
@@ -262,6 +266,8 @@ class Scheduler:
         all others until it no longer has to.
         """
         if self._alone is not None and (self._alone not in self._attempts or self._steps >= self._alone_until):
+            for sequence in self.queue.in_order():
+                sequence.alone *= sequence.attempt != self._alone
             self._alone = None
         for sequence in self.queue.in_order():
             if not slices.budget or not self._free_rows(sequence):
@@ -327,7 +333,7 @@ class Scheduler:
         if sequence.alone and self._alone is None:
             prefill = -(-(sequence.length - match.tokens) // self.settings.chunk)
             self._alone, self._alone_until = sequence.attempt, self._steps + prefill + sequence.alone
-            sequence.alone = 0  # where it is preempted later, it comes back as any other
+        sequence.alone = 0  # where it is preempted later, it comes back as any other
         if sequence.preempted:
             return row
         self._running.serve(sequence.attempt)
@@ -432,7 +438,7 @@ class Scheduler:
         return (NameChanges(removed, added),) if removed or added else ()
 
     def _observe(self, flown: InFlight, result: StepResult, seconds: float) -> None:
-        computed = int(flown.slices[:, 1 if self.settings.recompute else 2 :].sum())
+        computed = self._computed(flown.slices)
         self._tally.computed += computed
         self._tally.images_encoded += result.images_encoded
         self.admission.observe_step(computed, seconds - result.swap_seconds)

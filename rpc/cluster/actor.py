@@ -35,7 +35,7 @@ class EngineActor:
         set_up_logging()
         import ray
 
-        node = ray.util.get_node_ip_address()
+        engine_config, node = EngineConfig.from_json(config), ray.util.get_node_ip_address()
         at = listen or f"{node}:0"
         self._why, self._address, bound = "", "", threading.Event()
 
@@ -46,7 +46,7 @@ class EngineActor:
         def run() -> None:
             never = asyncio.Event()  # a cluster that ends kills its actors
             actors = partial(FollowerActors, f"{node}:0" if apart else "", followers)
-            make = partial(make_engine, EngineConfig.from_json(config), followers=actors)
+            make = partial(make_engine, engine_config, followers=actors)
             engine = run_engine(make, at, never, token, opened, lease)
             self._why = run_and_report(lambda: asyncio.run(engine))
             bound.set()
@@ -82,7 +82,11 @@ class FollowerActor:
             with suppress(RankLost):  # rank 0 says why
                 run_follower(EngineConfig.from_json(config), rank, size, address, token, lost)
 
-        return run_and_report(follow)
+        why = run_and_report(follow)
+        leave = threading.Timer(LAST_WORDS, os._exit, (1,))  # nobody may be there to end this process
+        leave.daemon = True
+        leave.start()
+        return why
 
 
 class FollowerActors:
@@ -109,7 +113,7 @@ class FollowerActors:
             try:
                 return f"rank {rank} ended before it was ready: {ray.get(call)}"
             except ray.exceptions.RayError as error:
-                return f"the actor of rank {rank} has died: {str(error).splitlines()[0]}"
+                return f"the actor of rank {rank} has died: {last_line(error)}"
         return ""
 
     def connected(self) -> None:
@@ -119,3 +123,8 @@ class FollowerActors:
 
     def close(self, grace: float) -> None:  # noqa: ARG002 - whoever placed them ends what does not end with rank 0
         self.connected()
+
+
+def last_line(error: Exception) -> str:
+    """Of what Ray says of a death: the cause."""
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

@@ -19,18 +19,19 @@ import secrets
 import shutil
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rpc.cluster.actor import EngineActor, FollowerActor
+from rpc.cluster.actor import EngineActor, FollowerActor, last_line
 from rpc.cluster.config import ClusterConfig
 from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, place
 from rpc.cluster.token import check_cluster, find_token
 from rpc.engines.engine_process import ignore_signals, run_and_report, set_up_logging, take_standard_output
-from rpc.engines.reaping import adopt_orphans, kill_session, reap
+from rpc.engines.reaping import PATIENCE, adopt_orphans, kill_session, reap
 from rpc.settings import EngineConfig
 
 log = logging.getLogger("quire.cluster")
@@ -55,7 +56,7 @@ def join_cluster(config: ClusterConfig) -> None:
     os.environ.update(ENVIRONMENT)
     for name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_NAMESPACE"):
         os.environ.pop(name, None)  # of some other cluster
-    options: dict[str, Any] = {"namespace": "quire", "logging_level": logging.WARNING}
+    options: dict[str, Any] = {"namespace": f"quire-{secrets.token_hex(4)}", "logging_level": logging.WARNING}
     if config.directory is not None:
         directory = Path(config.directory)
         token = directory / "token"
@@ -109,8 +110,13 @@ class Driver:
         stop = self._stops.get(name)
         if stop is not None:
             stop.set()
+            if not self.joined.is_set():  # nothing was started
+                self.tell(ended=name, why="it is not wanted any more")
         for actor in self._actors.get(name, ()):
-            ray.kill(actor, no_restart=True)
+            try:
+                ray.kill(actor, no_restart=True)
+            except Exception as error:  # of Ray's, which is on its way out: its engines end with it
+                log.warning("an actor of engine %s cannot be ended: %s", name, error)
 
     def _see_to_its_end(self, name: str, config: dict[str, Any], listen: str, token: str) -> None:
         why = ""
@@ -130,6 +136,8 @@ class Driver:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self.joined.wait()
+        if self._stops[name].is_set():
+            return "it is not wanted any more"
         needs = self._needs(config)
         threads = config.threads or (max(1, int(needs.cpus)) if self._config.address else self._threads(config))
         config = replace(config, threads=threads)  # Ray gives an actor as many OpenMP threads as it reserves processors
@@ -161,7 +169,7 @@ class Driver:
                 self.tell(started=name, address=address)
             return str(ray.get(ranks[0].wait.remote()))
         except ray.exceptions.RayError as error:
-            return f"the engine's actor has died: {str(error).splitlines()[0]}"
+            return f"the engine's actor has died: {last_line(error)}"
         finally:
             if ray.is_initialized():
                 self._end(name)  # ranks that are left
@@ -199,9 +207,11 @@ def main() -> None:
     driver = Driver(config, report)
 
     def obey_all() -> None:
-        for line in orders:
-            driver.obey(line)
-        _end(config, 0)
+        try:
+            for line in orders:
+                driver.obey(line)
+        finally:
+            _end(config, 0)
 
     threading.Thread(target=obey_all, daemon=True).start()
     why = run_and_report(lambda: join_cluster(config))
@@ -220,7 +230,8 @@ def _end(config: ClusterConfig, code: int) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Ray has to say of its daemons' end
         kill_session(os.getpid())
         reap()
-        while config.directory is not None and Path(config.directory).exists():
+        deadline = time.monotonic() + PATIENCE
+        while config.directory is not None and Path(config.directory).exists() and time.monotonic() < deadline:
             shutil.rmtree(config.directory, ignore_errors=True)  # the main thread may still be starting Ray in it
     finally:
         os._exit(code)

@@ -20,6 +20,7 @@ from scheduler.engine import Sink
 
 log = logging.getLogger("quire.cluster")
 
+MOST_LINE = 2**20  # bytes of what the driver tells in one
 RAY_SECONDS = 60.0  # that it may take to start Ray, or to join a cluster
 
 
@@ -79,7 +80,14 @@ class RayCluster:
         settings = self._settings
         directory = self.directory = None if settings.ray_address else private_directory()
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "rpc.cluster.driver", stdin=PIPE, stdout=PIPE, start_new_session=True
+            sys.executable,
+            "-P",
+            "-m",
+            "rpc.cluster.driver",
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            limit=MOST_LINE,
         )
         self._broken = ""
         config = ClusterConfig(
@@ -93,15 +101,25 @@ class RayCluster:
             settings.spread,
         )
         self._write(json.loads(config.to_json()))
-        self._reader = asyncio.create_task(self._read(process, directory))
+        self._reader = asyncio.create_task(self._follow(process, directory))
 
     def _write(self, order: dict[str, object]) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):  # `_read` finds that it has ended
                 self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
-    async def _read(self, process: Process, directory: Path | None) -> None:
-        """What the driver tells, until it ends; then all engines have ended."""
+    async def _follow(self, process: Process, directory: Path | None) -> None:
+        """Until the driver ends; then all engines have ended."""
+        try:
+            await self._read(process)
+        except ValueError as error:  # a line that is none: nothing more can be understood
+            log.error("Ray's driver cannot be understood: %s", error)
+            process.kill()
+        finally:
+            await self._end_of(process, directory)
+
+    async def _read(self, process: Process) -> None:
+        """What the driver tells."""
         assert process.stdout is not None  # noqa: S101 - a pipe was asked for
         async for line in process.stdout:
             event = json.loads(line)
@@ -114,15 +132,22 @@ class RayCluster:
             future, text = (order.address, event["address"]) if "started" in event else (order.ended, event["why"])
             if not future.done():
                 future.set_result(text)
+
+    async def _end_of(self, process: Process, directory: Path | None) -> None:
+        """Nothing of it stays, and all that it had been asked for has ended; its successor's orders are others."""
         code = await process.wait()
-        why = self._broken or f"Ray's driver has ended with code {code}"
+        why, orders = self._broken or f"Ray's driver has ended with code {code}", list(self._orders.values())
         self._process = None
-        await asyncio.to_thread(kill_session, process.pid)  # it may have been killed, and its cluster not
-        if directory is not None:
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-        for order in self._orders.values():
-            if not order.ended.done():
-                order.ended.set_result(why)
+        try:
+            await asyncio.to_thread(kill_session, process.pid)  # it may have been killed, and its cluster not
+        except TimeoutError as error:
+            log.error("%s", error)
+        finally:
+            if directory is not None:
+                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            for order in orders:
+                if not order.ended.done():
+                    order.ended.set_result(why)
 
     async def _stop(self) -> None:
         """With the last engine goes the driver, and a cluster that was started for it."""
@@ -158,7 +183,9 @@ class RayHost:
             await asyncio.wait(waited, timeout=seconds + RAY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not order.address.done():
                 raise EngineStartError(
-                    order.ended.result() if order.ended.done() else f"engine {name} has no actor after {seconds:g} s"
+                    order.ended.result()
+                    if order.ended.done()
+                    else f"engine {name} has no actor after {seconds + RAY_SECONDS:g} s"
                 )
             address = order.address.result()
             client = self._client = LinkClient(address, sink, self._config.request, self._settings.silence, token)
@@ -171,9 +198,8 @@ class RayHost:
         return client
 
     async def stop(self) -> None:
-        name, self._name = self._name, ""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
-        if name:
-            await self._cluster.end(name)
+        if self._client is not None:
+            await self._client.close()
+        if self._name:
+            await self._cluster.end(self._name)
+        self._name, self._client = "", None  # now: who is cancelled before is asked again

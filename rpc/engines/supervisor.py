@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Sequence
 from model.errors import CheckpointError
 from rpc.engines.host import EngineHost
 from rpc.engines.process import EngineStartError
+from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 
 log = logging.getLogger("quire.engines")
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between two attempts to start an engine
+RESTART_SECONDS = 900.0  # that a restart waits for the new engine
 STEADY = 10.0  # seconds after which an engine's death counts as the first again
 
 
@@ -33,6 +35,8 @@ class Supervisor:
                 launch.cancel()
             await asyncio.gather(*launches, return_exceptions=True)
         self._tasks = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
+        for task in self._tasks:
+            task.add_done_callback(_say_why)
 
     async def restart(self, number: int) -> int:
         """Puts a new engine in the place of one that serves, whose requests go on elsewhere or wait; how many. Raises
@@ -63,10 +67,15 @@ class Keeper:
         self._asked, self._restarted = asyncio.Event(), asyncio.Event()
 
     async def restart(self) -> None:
-        """Replaces the engine though it lives; until the new one serves."""
+        """Replaces the engine though it lives; until the new one serves. Raises RequestFailed."""
         self._restarted.clear()
         self._asked.set()
-        await self._restarted.wait()
+        try:
+            async with asyncio.timeout(RESTART_SECONDS):
+                await self._restarted.wait()
+        except TimeoutError:
+            message = f"engine {self._number} is not there again after {RESTART_SECONDS:g} s: the server's log says why"
+            raise RequestFailed("UNAVAILABLE", "NOT_RESTARTED", message) from None
 
     async def stop(self) -> None:
         """Raises TimeoutError."""
@@ -77,8 +86,8 @@ class Keeper:
         clock = asyncio.get_running_loop().time
         delay, since = 0.0, clock()
         while True:
-            await self._until_due()
-            if clock() - since > STEADY:
+            asked = await self._until_due()
+            if asked or clock() - since > STEADY:
                 delay = 0.0
             self._frontend.detach(self._number)
             delay = await self._replace(delay)
@@ -86,8 +95,8 @@ class Keeper:
             log.info("engine %d is ready again", self._number)
             self._restarted.set()
 
-    async def _until_due(self) -> None:
-        """Until the engine is dead, or another one is wanted in its place."""
+    async def _until_due(self) -> bool:
+        """Until the engine is dead, or another one is wanted in its place. Returns whether it was wanted."""
         lost, asked = (
             asyncio.create_task(self._frontend.engine_lost(self._number)),
             asyncio.create_task(self._asked.wait()),
@@ -97,8 +106,9 @@ class Keeper:
             if asked.done():
                 self._asked.clear()
                 log.info("engine %d is replaced, as was asked for", self._number)
-            else:
-                log.error("engine %d has failed: %s. Starting a new one", self._number, lost.result())
+                return True
+            log.error("engine %d has failed: %s. Starting a new one", self._number, lost.result())
+            return False
         finally:
             for task in (lost, asked):
                 task.cancel()
@@ -125,3 +135,9 @@ class Keeper:
             log.error("engine %d cannot be replaced yet, trying again: %s", self._number, error, exc_info=not known)
             return False
         return True
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    """A keeper that ends by itself is a bug; its engine would never be replaced, and nobody would know."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("an engine is not watched any more", exc_info=error)

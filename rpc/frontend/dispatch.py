@@ -31,7 +31,7 @@ class Dispatch:
         self.replicas, self._settings, self._metrics = replicas, settings, metrics
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._attempts, self._serials = itertools.count(1), itertools.count(1)
+        self._attempts = itertools.count(1)
         self._live: dict[int, Live] = {}
         self._places: dict[int, Replica] = {}
         self._parked: dict[Live, None] = {}
@@ -49,20 +49,22 @@ class Dispatch:
         """For the first time; it ends after so many seconds with what there is. Raises RequestFailed where no engine is
         there, and too many wait for one.
         """
-        new = sum(not waiting.attempt for waiting in self._parked)
-        if not self.replicas.usable and (self._closing or new >= self._settings.max_parked):
+        new = sum(not waiting.submissions for waiting in self._parked)
+        if not self.replicas.open and (self._closing or new >= self._settings.max_parked):
             raise RequestFailed("UNAVAILABLE", "STARTING", "there is no engine at the moment", retry_after=1.0)
         live.timer = self._loop.call_later(max(0.0, seconds), self._time_is_up, live)
         self._go_on(live)
 
     def _send(self, live: Live, replica: Replica, alone: int = 0) -> None:
-        stream, client, again = live.stream, replica.client, live.attempt > 0
+        stream, client, again = live.stream, replica.client, live.submissions > 0
         if client is None:
             raise RuntimeError("a request is sent to an engine that is not there")
         live.attempt, live.started_here = next(self._attempts), False
+        live.submissions += 1
+        live.stop_waiting()
         self._live[live.attempt], self._places[live.attempt] = live, replica
         emitted = stream.emitted()
-        replica.send_off(live.attempt, len(stream.request.prompt) + sum(len(tokens or ()) for tokens in emitted))
+        replica.send_off(live.attempt, stream.length)
         request = stream.request
         if live.patience is not None:
             left = None if live.served else max(0.0, live.patience - time.monotonic())
@@ -71,12 +73,23 @@ class Dispatch:
 
     def _go_on(self, live: Live) -> None:
         """On an engine, as soon as there is one."""
-        replica = self.replicas.choose(live.names, len(live.stream.request.prompt))
+        replica = self.replicas.choose(live.names, live.stream.length)
         if replica is not None:
             self._send(live, replica)
         else:
             self._parked[live] = None
             self._limit_the_wait()
+            self._limit_the_patience(live)
+
+    def _limit_the_patience(self, live: Live) -> None:
+        """Of one that waits here rather than in an engine's queue."""
+        if live.patience is not None and not live.served:
+            left = max(0.0, live.patience - time.monotonic())
+            live.waits = self._loop.call_later(left, self._patience_is_up, live)
+
+    def _patience_is_up(self, live: Live) -> None:
+        message = "it was not scheduled within the time that it would wait: there was no engine for it"
+        self.cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_TIMEOUT", message, retry_after=1.0))
 
     def _limit_the_wait(self) -> None:
         """For an engine."""
@@ -85,6 +98,7 @@ class Dispatch:
 
     def _give_up(self) -> None:
         """There was no engine for too long."""
+        self._without_engine = None
         message = f"there was no engine for it within {self._settings.failover:g} s"
         for live in (*self._parked, *self._suspects.waiting):
             self.cut_off(live, RequestFailed("UNAVAILABLE", "ENGINE_FAILED", message, retry_after=5.0))
@@ -100,13 +114,15 @@ class Dispatch:
         self._try_a_suspect()
 
     def _try_a_suspect(self) -> None:
-        if not self.replicas.usable or (turn := self._suspects.next()) is None:
+        if not self.replicas.open or (turn := self._suspects.next()) is None:
             return
         live, steps = turn
-        replica = self.replicas.choose((), len(live.stream.request.prompt))
-        if replica is not None:
-            replica.alone = live
-            self._send(live, replica, alone=steps)
+        replica = self.replicas.choose((), live.stream.length)
+        if replica is None:
+            self._suspects.postpone()
+            return
+        replica.alone = live
+        self._send(live, replica, alone=steps)
 
     # Away from it
 
@@ -145,6 +161,7 @@ class Dispatch:
     def _gone(self, live: Live) -> None:
         """It has ended, one way or another."""
         self._parked.pop(live, None)
+        live.stop_waiting()
         if self._suspects.forget(live):
             self._free_who_was_alone()
 
@@ -166,9 +183,11 @@ class Dispatch:
             for live in lives:
                 self._cut_off_lost(live)
             return
-        serial, alone = next(self._serials), replica.alone
+        alone = replica.alone
         if alone is None:
-            free = self._suspects.died_with(lives, serial)
+            free = self._suspects.died_with(lives, (replica.number, replica.epoch))
+            for live in self._suspects.waiting:
+                self._limit_the_patience(live)
         else:
             free = [live for live in lives if live is not alone]
             if alone in lives:
@@ -177,7 +196,7 @@ class Dispatch:
         for live in free:
             self._go_on(live)
         self._try_a_suspect()
-        if not self.replicas.usable:
+        if not self.replicas.open:
             self._limit_the_wait()
 
     def _died_alone(self, replica: Replica, live: Live) -> list[Live]:
@@ -215,7 +234,7 @@ class Dispatch:
     def deliver(self, outputs: events.StepOutputs, replica: Replica) -> None:
         """What a step of this engine gave, or its end."""
         now = time.monotonic()
-        if self.replicas.is_newest(replica):
+        if self.replicas.get(replica.number) is replica:
             self._metrics.engine_step(outputs, replica.number)
         replica.take(outputs)
         replica.questions.take(outputs.answers)
@@ -230,6 +249,7 @@ class Dispatch:
                     live.stream.accept_prompt(part)
         if len(outputs.attempts):
             self._accept_all(StepTokens.of(outputs), now)
+        replica.failing = replica.failing or any(end.reason is events.EndReason.ENGINE_FAILED for end in outputs.ends)
         lost = [live for end in outputs.ends if (live := self._ended(end)) is not None]
         if lost:
             self.engine_lost(replica, lost)
@@ -249,7 +269,9 @@ class Dispatch:
         if not live.served:
             live.served = True
             live.stream.cached_tokens = start.cached
-            self._metrics.request_started(len(live.stream.request.prompt), start.cached, start.waited)
+            # An engine knows only of its own queue.
+            waited = start.waited if live.submissions == 1 else time.monotonic() - live.started
+            self._metrics.request_started(len(live.stream.request.prompt), start.cached, waited)
 
     def _ended(self, end: events.End) -> Live | None:
         """Returns the request where it has to go on elsewhere."""

@@ -97,14 +97,15 @@ class Frontend:
         RequestFailed where there is no such engine, or no other.
         """
         replica = self.serving(number)
-        if not any(other is not replica and not other.drained for other in self.replicas.usable):
+        if not any(other is not replica for other in self.replicas.open):
             message = f"replica {number} is the only one that takes requests: they would have nowhere to go"
             raise RequestFailed("FAILED_PRECONDITION", "NO_OTHER_REPLICA", message)
-        return self.empty(replica)
+        replica.drained = True
+        return self._dispatch.move_from(replica)
 
     def empty(self, replica: Replica) -> int:
-        """As `drain_replica`, though there may be no other: then they wait for one."""
-        replica.drained = True
+        """For another engine to take its place. As `drain_replica`, though there may be no other: then they wait."""
+        replica.leaving = True
         return self._dispatch.move_from(replica)
 
     def resume_replica(self, number: int) -> None:
@@ -120,7 +121,7 @@ class Frontend:
         return replica
 
     async def engine_lost(self, number: int = 0) -> str:
-        """Until the attached engine of this number is dead; why. Its requests have gone elsewhere by then."""
+        """Until the attached engine of this number is dead; why."""
         replica = self.replicas.get(number)
         if replica is None or replica.client is None:
             return "it is not there"
@@ -154,8 +155,8 @@ class Frontend:
         """Whether new requests can be expected to be served: an engine lives and, if it has work, makes progress."""
         if self.draining:
             return False
-        alive = (replica.client for replica in self.replicas.usable)
-        return any(client is not None and client.stalled_for() < self.settings.stall_timeout for client in alive)
+        takes = (replica.client for replica in self.replicas.open)
+        return any(client is not None and client.stalled_for() < self.settings.stall_timeout for client in takes)
 
     # Requests
 

@@ -12,7 +12,7 @@ class Live:
     when the newest one of each sequence came.
 
     names: of the pages of its prompt. patience: until when it may wait for its start. attempt: the one that is on an
-    engine, or was the last. served: an engine has started it; started_here: the attempt's has.
+    engine, or was the last of so many submissions. served: an engine has started it; started_here: the attempt's has.
     """
 
     stream: RequestStream
@@ -22,8 +22,11 @@ class Live:
     names: list[bytes] = field(default_factory=list)
     patience: float | None = None
     attempt: int = 0
+    submissions: int = 0
     served: bool = False
     started_here: bool = False
+    waits: asyncio.TimerHandle | None = None
+    """Runs while it waits for an engine, if its patience has an end."""
     last_tokens: dict[int, float] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     _news: bool = False
@@ -40,6 +43,12 @@ class Live:
         """There are more tokens; a reader who waits for several sleeps on until they are there."""
         if self._wanted == 1 or self.stream.pending_tokens >= self._wanted:
             self.tell()
+
+    def stop_waiting(self) -> None:
+        """For an engine."""
+        if self.waits is not None:
+            self.waits.cancel()
+            self.waits = None
 
     async def wait(self, tokens: int = 1, delay: float | None = None) -> None:
         """Until the stream ended or so many tokens wait; no longer than `delay` seconds after the first of them."""

@@ -21,14 +21,17 @@ class Replica:
     """An engine in its place among the others: one that takes the place of a dead one has its number.
 
     waiting: of each attempt that is there, tokens that it brought; none once it has started. alone: what this frontend
-    has there, and nobody beside it. lost: set once the engine is dead and its attempts have their ends. epoch: the
-    how-manieth in its place. drained: nothing new goes there.
+    has there, and nobody beside it. failing: it has told of its end, which its client may not know yet. lost: set once
+    that does. epoch: the how-manieth in its place. drained: nothing new goes there; nor where it is leaving, since
+    another engine is to come.
     """
 
     number: int
     epoch: int = 1
     client: EngineClient | None = None
     drained: bool = False
+    leaving: bool = False
+    failing: bool = False
     stats: EngineStats = field(default_factory=EngineStats)
     names: set[bytes] = field(default_factory=set)
     waiting: dict[int, int] = field(default_factory=dict)
@@ -39,7 +42,13 @@ class Replica:
 
     @property
     def usable(self) -> bool:
-        return self.client is not None and self.client.failure is None
+        """It lives."""
+        return self.client is not None and self.client.failure is None and not self.failing
+
+    @property
+    def open(self) -> bool:
+        """It takes requests."""
+        return self.usable and not self.drained and not self.leaving
 
     def send_off(self, attempt: int, tokens: int) -> None:
         """An attempt with so many tokens is on its way."""
@@ -92,18 +101,18 @@ class Replicas:
         return iter(self._attached.values())
 
     def new(self, number: int) -> Replica:
-        """For an engine that is about to start. One that had the place before counts no more."""
+        """For an engine that is about to start. One that had the place before counts no more; where that was drained
+        and died, this one is drained too.
+        """
         before = self._newest.get(number)
         replica = self._newest[number] = Replica(number, before.epoch + 1 if before else 1)
+        replica.drained = before is not None and before.drained and not before.leaving
         return replica
 
     @property
     def newest(self) -> list[Replica]:
         """The one in each place, also one that is only starting."""
         return [self._newest[number] for number in sorted(self._newest)]
-
-    def is_newest(self, replica: Replica) -> bool:
-        return self._newest.get(replica.number) is replica
 
     def get(self, number: int) -> Replica | None:
         return self._attached.get(number)
@@ -122,7 +131,13 @@ class Replicas:
 
     @property
     def usable(self) -> list[Replica]:
+        """Those that live."""
         return [replica for replica in self._attached.values() if replica.usable]
+
+    @property
+    def open(self) -> list[Replica]:
+        """Those that take requests."""
+        return [replica for replica in self._attached.values() if replica.open]
 
     @property
     def info(self) -> EngineInfo:
@@ -146,8 +161,7 @@ class Replicas:
 
     def choose(self, names: Sequence[bytes], length: int) -> Replica | None:
         """For a prompt of this length with these names of pages; None where no engine takes any."""
-        open_ = [replica for replica in self.usable if not replica.drained]
-        free = [replica for replica in open_ if replica.alone is None] or open_
+        free = [replica for replica in self.open if replica.alone is None] or self.open
         views = [replica.view(replica.client.info, names) for replica in free if replica.client is not None]
         return free[choose(views, length, self._random.randrange)] if views else None
 

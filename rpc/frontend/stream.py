@@ -34,6 +34,11 @@ class RequestStream:
         return sum(sequence.token_count for sequence in self.sequences)
 
     @property
+    def length(self) -> int:
+        """Tokens of its prompt and of its output so far."""
+        return len(self.request.prompt) + self.token_count
+
+    @property
     def pending_tokens(self) -> int:
         """Tokens that wait to be taken."""
         return sum(sequence.pending_tokens for sequence in self.sequences)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from rpc.frontend.live import Live
 
+Engine = tuple[int, int]
+"""Number and epoch."""
+
 DEATHS = 2
 PROBATION = 16  # steps that a suspect goes beyond where the last engine died
 TO_THE_END = 2**31 - 1
@@ -19,11 +22,11 @@ TO_THE_END = 2**31 - 1
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What is known of a suspect. deaths: engines that died with it, by serial number. unseen: engines that died while
-    it was to be alone there, and had not said that it runs. paroled: it has run alone before.
+    """What is known of a suspect. deaths: engines that died with it. unseen: how many died while it was to be alone
+    there, and had not said that it runs. paroled: it has run alone before.
     """
 
-    deaths: set[int] = field(default_factory=set)
+    deaths: set[Engine] = field(default_factory=set)
     unseen: int = 0
     paroled: bool = False
 
@@ -42,14 +45,14 @@ class Suspects:
         """For their turn."""
         return list(self._waiting)
 
-    def died_with(self, lives: Iterable[Live], serial: int) -> list[Live]:
-        """The engine with this serial number died with these on it, none of them alone. Returns those of them that go
-        on as any other; the others wait for their turn.
+    def died_with(self, lives: Iterable[Live], engine: Engine) -> list[Live]:
+        """This engine died with these on it, none of them alone. Returns those of them that go on as any other; the
+        others wait for their turn.
         """
         free = []
         for live in lives:
             record = self._records.setdefault(live, Record())
-            record.deaths.add(serial)
+            record.deaths.add(engine)
             if len(record.deaths) < DEATHS:
                 free.append(live)
             else:

@@ -90,7 +90,7 @@ def _replica(replica: Replica) -> pb.Replica:
     drained, alone = pb.REPLICA_STATE_DRAINED, pb.REPLICA_STATE_ISOLATED
     return pb.Replica(
         number=replica.number,
-        state=drained if replica.drained else alone if replica.alone else pb.REPLICA_STATE_SERVING,
+        state=drained if replica.drained or replica.leaving else alone if replica.alone else pb.REPLICA_STATE_SERVING,
         epoch=replica.epoch,
         place=replica.client.place,
         running=stats.running,

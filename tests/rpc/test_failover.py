@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.suspects import PROBATION, TO_THE_END
 from rpc.observe.metrics import Metrics
-from scheduler.events import End, EndReason, Finish, StepOutputs, Submit, nothing
+from scheduler.events import End, EndReason, EngineStats, Finish, StepOutputs, Submit, nothing
 from scheduler.limits import ModelDefaults
 from scheduler.request import Beam, Sampling, Spec, Stopping
 from tests.support.frontends import outputs
@@ -293,6 +294,99 @@ def test_a_suspect_that_leaves_makes_way_for_the_next(tokenizer: Tokenizer) -> N
             fleet.dispatch.forget(first)
             assert Finish(gone) in fleet.engines[0].sent
             assert fleet.submit_of(third).alone == PROBATION
+
+    run(test())
+
+
+def test_an_engine_that_tells_of_its_end_before_its_client_knows_dies_once(tokenizer: Tokenizer) -> None:
+    """As over the link: the last message has the ends, and the stream breaks after it."""
+
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=2)
+        async with AsyncExitStack() as stack:
+            (live,) = await opened(stack, fleet, 1)
+            place, attempt = fleet.place_of(live), live.attempt
+            dying = fleet.engines.pop(place)
+            dying.tell(outputs(ends=[(attempt, EndReason.ENGINE_FAILED)]))
+            assert dying.submitted() == [attempt], "it is not sent back to where it comes from"
+            dying.die("the link broke")
+            fleet.frontend.detach(place)
+            fleet.bring(place)
+            fleet.kill(fleet.place_of(live))
+            assert fleet.dispatch._suspects.running is live, "this was its second death"
+            assert fleet.submit_of(live).alone == PROBATION
+
+    run(test())
+
+
+def test_a_suspect_waits_where_no_engine_takes_requests(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=1)
+        async with AsyncExitStack() as stack:
+            (suspect,) = await opened(stack, fleet, 1)
+            for _ in range(2):
+                fleet.kill(0)
+                fleet.bring(0)
+            assert fleet.submit_of(suspect).alone == PROBATION
+            fleet.frontend.empty(fleet.frontend.serving(0))
+            assert fleet.dispatch._suspects.waiting == [suspect]
+            fleet.kill(0)
+            fleet.bring(0)
+            assert fleet.submit_of(suspect).alone == PROBATION, "the new engine has it"
+
+    run(test())
+
+
+def test_each_time_without_an_engine_has_its_own_limit(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=1, failover=0.03)
+        async with AsyncExitStack() as stack:
+            (first,) = await opened(stack, fleet, 1)
+            fleet.kill(0)
+            await eventually(lambda: first.stream.ended)
+            second = await stack.enter_async_context(fleet.frontend.open(CAT, "second", None))
+            await eventually(lambda: second.stream.ended)
+            assert second.stream.failure.reason == "ENGINE_FAILED"
+
+    run(test())
+
+
+def test_patience_ends_where_there_is_no_engine_too(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=1)
+        fleet.kill(0)
+        async with AsyncExitStack() as stack:
+            spec = Spec("cat", max_queue_time=0.02)
+            live = await stack.enter_async_context(fleet.frontend.open(spec, "r", None))
+            await eventually(lambda: live.stream.ended)
+            assert (live.stream.failure.code, live.stream.failure.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_TIMEOUT")
+
+    run(test())
+
+
+def test_a_drained_engine_that_dies_comes_back_drained_and_one_that_is_replaced_does_not(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=2)
+        fleet.frontend.drain_replica(1)
+        fleet.kill(1)
+        fleet.bring(1)
+        assert [replica.open for replica in fleet.frontend.replicas.newest] == [True, False]
+        fleet.frontend.empty(fleet.frontend.serving(1))
+        fleet.kill(1)
+        fleet.bring(1)
+        assert [replica.open for replica in fleet.frontend.replicas.newest] == [True, True]
+
+    run(test())
+
+
+def test_what_an_engine_says_when_it_is_let_go_of_counts_nothing_twice(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=1)
+        engine = fleet.engines[0]
+        engine.tell(replace(outputs(), stats=EngineStats(steps=7, pages_total=100)))
+        fleet.frontend.detach(0)
+        engine.tell(replace(outputs(), stats=EngineStats(steps=7, pages_total=100)))
+        assert fleet.metrics.registry.get_sample_value("quire_engine_steps_total", {"model_name": "m"}) == 7
 
     run(test())
 

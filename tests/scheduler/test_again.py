@@ -81,6 +81,17 @@ def test_two_that_run_alone_take_turns() -> None:
     assert {frozenset(now) for now in seen} == {frozenset({1}), frozenset({2}), frozenset()}
 
 
+def test_after_its_time_alone_none_of_its_sequences_is_alone() -> None:
+    """Two that go on from outputs of their own, of which one has no row yet when the time is over."""
+    scheduler = engine(rows=1)
+    request = replace(make_request(1, 3, 9), count=2)
+    step(scheduler, 0.0, [Submit(1, request, ((5,), (6, 7)), again=True, alone=2)])
+    for _ in range(4):
+        step(scheduler)
+    step(scheduler, 0.0, [submit(2)])
+    assert [sequence.alone for sequence in scheduler.queue.in_order()] == [0, 0]
+
+
 def test_sequences_of_one_that_runs_alone_run_together() -> None:
     scheduler = engine(rows=4)
     request = replace(make_request(1, 3, 6), count=3)

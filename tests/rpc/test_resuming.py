@@ -1,0 +1,83 @@
+"""What a client that goes on with another server makes of ends, gaps and several sequences; a test makes the calls."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc import resuming
+from rpc.resuming import Resuming
+
+
+class Lost(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+
+def message(*tokens: int, index: int = 0, end: bool = False) -> pb.StreamGenerateResponse:
+    reason = pb.FINISH_REASON_LENGTH if end else pb.FINISH_REASON_UNSPECIFIED
+    return pb.StreamGenerateResponse(deltas=[pb.SequenceDelta(index=index, token_ids=tokens, finish_reason=reason)])
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list]]:
+    """By call: the prefix that it had, and what it was given: messages, then an end or None for a lost connection."""
+    scripts: list[tuple[list[int], list]] = []
+    given: list[list] = []
+
+    class Stub:
+        def __init__(self, channel: object) -> None:
+            pass
+
+        def StreamGenerate(self, request: pb.StreamGenerateRequest, timeout: float | None) -> Iterator:  # noqa: N802
+            del timeout
+            script = given.pop(0)
+            scripts.append((list(request.spec.output_prefix.ids), script))
+            for item in script:
+                if item is None:
+                    raise Lost
+                yield item
+
+    monkeypatch.setattr(resuming.pb_grpc, "GenerationServiceStub", Stub)
+    monkeypatch.setattr(resuming, "PAUSE", 0.0)
+    scripts.append(([], given))
+    return scripts
+
+
+def run(calls: list, *given: list, count: int = 1) -> list[int]:
+    """Tokens that the caller gets."""
+    calls[0][1].extend(given)
+    request = pb.StreamGenerateRequest()
+    request.spec.sampling.sequence_count = count
+    request.spec.output.token_ids = True
+    stream = Resuming(["a:1", "b:1"], request, None)
+    return [token for got in stream.messages() for delta in got.deltas for token in delta.token_ids]
+
+
+def test_it_goes_on_from_what_came(calls: list) -> None:
+    assert run(calls, [message(1, 2), None], [None], [message(3, end=True)]) == [1, 2, 3]
+    assert [prefix for prefix, _ in calls[1:]] == [[], [1, 2], [1, 2]]
+
+
+def test_an_end_whose_last_word_was_lost_is_the_end(calls: list) -> None:
+    assert run(calls, [message(1, 2, end=True), None]) == [1, 2]
+    assert len(calls) == 2
+
+
+def test_several_sequences_are_not_begun_again(calls: list) -> None:
+    calls[0][1].extend([[message(1), message(5, index=1), None]])
+    with pytest.raises(Lost):
+        run(calls, count=2)
+    assert len(calls) == 2
+
+
+def test_several_sequences_of_which_nothing_came_are(calls: list) -> None:
+    ends = [message(1, end=True), message(5, index=1, end=True)]
+    assert run(calls, [None], ends, count=2) == [1, 5]
+
+
+def test_it_gives_up_where_nothing_comes(calls: list) -> None:
+    with pytest.raises(Lost):
+        run(calls, *[[None]] * 6)
+    assert len(calls) == 7
