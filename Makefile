@@ -43,7 +43,7 @@ serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 	$(BIN)/quire serve $(ARGS)
 
 test: setup-dev lint check-proto ## Lint, types, all tests (about 15 minutes on 2 cores, once installed)
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: setup-dev ## Tests without the slow ones
 	$(BIN)/pytest -m "not slow"

@@ -105,13 +105,14 @@ class Driver:
         threading.Thread(target=self._see_to_its_end, args=arguments, daemon=True).start()
 
     def _end(self, name: str) -> None:
-        import ray
-
         stop = self._stops.get(name)
         if stop is not None:
             stop.set()
-            if not self.joined.is_set():  # nothing was started
-                self.tell(ended=name, why="it is not wanted any more")
+        if not self.joined.is_set():  # nothing was started
+            self.tell(ended=name, why="it is not wanted any more")
+            return
+        import ray
+
         for actor in self._actors.get(name, ()):
             try:
                 ray.kill(actor, no_restart=True)
@@ -120,6 +121,7 @@ class Driver:
 
     def _see_to_its_end(self, name: str, config: dict[str, Any], listen: str, token: str) -> None:
         why = ""
+        self.joined.wait()  # before Ray is imported: it reads its environment then, which `join_cluster` sets
 
         def run() -> None:
             nonlocal why
@@ -135,7 +137,6 @@ class Driver:
         from ray.util.placement_group import remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self.joined.wait()
         if self._stops[name].is_set():
             return "it is not wanted any more"
         needs = self._needs(config)

@@ -152,7 +152,7 @@ def test_a_job_outlives_its_engine(tmp_path: Path) -> None:
     (engine,) = [c for c in psutil.Process(job.pid).children() if "rpc.engines.engine_process" in c.cmdline()]
     engine.kill()
     said = finish(job)
-    assert "the engine has failed" in said
+    assert "engine 0 has failed" in said
     assert "300 results and 0 errors" in said
     check_results(output, 300, frozenset(), tokens=20)
 

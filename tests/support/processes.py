@@ -129,7 +129,7 @@ STREAMED, UNARY, BATCHED = 32, 4, 6
 REQUESTS = STREAMED + UNARY + BATCHED
 
 
-def request_of(tokens: int = 500, seed: int = 0) -> pb.GenerateRequest:
+def request_of(tokens: int = 350, seed: int = 0) -> pb.GenerateRequest:
     return pb.GenerateRequest(spec=stream_request("A", tokens, temperature=1, seed=seed).spec)
 
 
