@@ -24,6 +24,7 @@ from model.parallel.wire import FORMAT, MOST_BYTES, MOST_WORDS, Kind, WireError,
 log = logging.getLogger("quire.ranks")
 
 TOKEN_BYTES = 32
+WORDS_SECONDS = 0.5  # that last words may take
 HELLO_SECONDS = 5.0  # that a connection may take to say who it is
 START_SECONDS = 600.0  # that a rank may take to load its part
 UNIX = "unix:"
@@ -65,6 +66,9 @@ class Leader:
 
     def __init__(self, followers: Sequence[socket.socket], seconds: float) -> None:
         self._followers, self._seconds = list(followers), seconds
+        # The thread that watches reads last words where no other thread is reading.
+        self._reading = [threading.Lock() for _ in followers]
+        self._words: dict[int, str] = {}
 
     @staticmethod
     def gather(
@@ -125,23 +129,40 @@ class Leader:
             except TimeoutError:
                 raise RankLost(f"rank {rank} has read nothing for {follower.gettimeout():g} s") from None
             except OSError as error:
-                raise RankLost(last_words(follower, rank) or f"rank {rank} is gone: {error}") from None
+                raise RankLost(self.last_words(rank) or f"rank {rank} is gone: {error}") from None
 
     def _answer(self, rank: int, kind: Kind, most: int) -> bytearray:
         follower = self._followers[rank - 1]
         try:
-            frame = receive(follower, most)
+            with self._reading[rank - 1]:
+                frame = receive(follower, most)
         except TimeoutError:
             raise RankLost(f"rank {rank} has said nothing for {follower.gettimeout():g} s") from None
         except (OSError, WireError) as error:
-            raise RankLost(f"rank {rank} is gone: {error}") from None
+            raise RankLost(self._words.get(rank) or f"rank {rank} is gone: {error}") from None
         if frame is None:
-            raise RankLost(f"rank {rank} has ended")
+            raise RankLost(self._words.get(rank) or f"rank {rank} has ended")
         if frame[0] is Kind.FAILED:
             raise RankLost(_failure(rank, frame[1]))
         if frame[0] is not kind:
             raise RankLost(f"rank {rank} says {frame[0].name}, {kind.name} is due")
         return frame[1]
+
+    def last_words(self, rank: int) -> str:
+        """Of a follower that has closed its connection, "" where it has none, or another thread is reading them."""
+        follower, reading = self._followers[rank - 1], self._reading[rank - 1]
+        if not reading.acquire(timeout=WORDS_SECONDS):
+            return ""
+        try:
+            follower.settimeout(WORDS_SECONDS)
+            frame = receive(follower, MOST_WORDS)
+            if frame is not None and frame[0] is Kind.FAILED:
+                self._words[rank] = _failure(rank, frame[1])
+        except (OSError, WireError):
+            pass  # what it had to say cannot be read: there are no words
+        finally:
+            reading.release()
+        return self._words.get(rank, "")
 
     def close(self) -> None:
         for follower in self._followers:
@@ -251,16 +272,6 @@ class Follower:
         self.socket.close()
 
 
-def last_words(follower: socket.socket, rank: int) -> str:
-    """Of a follower that has closed its connection, "" where it has none."""
-    with suppress(OSError, WireError):
-        follower.settimeout(0.1)
-        frame = receive(follower, MOST_WORDS)
-        if frame is not None and frame[0] is Kind.FAILED:
-            return _failure(rank, frame[1])
-    return ""
-
-
 def _failure(rank: int, words: bytearray) -> str:
     return f"rank {rank} has failed: {words.decode(errors='replace')}"
 
@@ -273,7 +284,7 @@ def remove_socket(address: str) -> None:
 
 class Watch:
     """A thread that misses ranks: those whose connection closes, at once; those that show no sign of life for so many
-    seconds. lives: see `Collective`. lost: is told once.
+    seconds. lives: see `Collective`. lost: is told once. last_words: of a rank whose connection has closed.
 
     Silence is counted in its own turns, so that a machine that slept does not take the others for dead.
     """
@@ -286,8 +297,10 @@ class Watch:
         lost: Callable[[str], None],
         seconds: float,
         lives: Callable[[], Sequence[int]],
+        last_words: Callable[[int], str],
     ) -> None:
         self._sockets, self._lost, self._seconds, self._lives = dict(sockets), lost, seconds, lives
+        self._last_words = last_words
         self._hears = False
         self._silent: dict[int, tuple[int, int]] = {}  # by rank: last sign, turns since
         self._ended, self._end = socket.socketpair()
@@ -325,7 +338,7 @@ class Watch:
             return f"rank {rank} cannot be reached: {os.strerror(error)}"
         if rank == 0:
             return LEADER_ENDED
-        return last_words(self._sockets[rank], rank) or f"rank {rank} has ended"
+        return self._last_words(rank) or f"rank {rank} has ended"
 
     def _quiet(self) -> str:
         for rank, sign in enumerate(self._lives()):

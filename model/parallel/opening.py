@@ -39,7 +39,7 @@ class Led:
         self.lost: str | None = None
         self._told: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
-        self._watch = Watch(leader.sockets, self.fail, seconds, collective.lives)
+        self._watch = Watch(leader.sockets, self.fail, seconds, collective.lives, leader.last_words)
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
         """tell: is told why, on any thread; at once if it has happened."""
@@ -93,7 +93,7 @@ class Joined:
             lost(why)
 
         # Who else is silent, rank 0 sees: it alone says why the group ends.
-        self._watch = Watch({0: follower.socket}, fail, seconds, lambda: collective.lives()[:1])
+        self._watch = Watch({0: follower.socket}, fail, seconds, lambda: collective.lives()[:1], lambda _: "")
 
     def started(self) -> None:
         """A step is done: from now on rank 0 may not take long."""

@@ -166,7 +166,8 @@ def lost_by(
     sockets: Mapping[int, socket.socket], lives: Callable[[], list[int]], seconds: float
 ) -> tuple[Watch, Future[str]]:
     lost: Future[str] = Future()
-    return Watch(sockets, lost.set_result, seconds, lives), lost
+    leader = Leader(list(sockets.values()), 1.0)
+    return Watch(sockets, lost.set_result, seconds, lives, leader.last_words), lost
 
 
 @pytest.mark.parametrize("words", ["", "a reason"])
@@ -180,6 +181,22 @@ def test_a_closed_connection_is_seen_at_once(words: str) -> None:
     assert lost.result(5) == (f"rank 1 has failed: {words}" if words else "rank 1 has ended")
     assert time.monotonic() - began < 1.0
     watch.close()
+
+
+def test_words_that_one_thread_has_read_are_told_by_both() -> None:
+    """Rank 0 waits for an answer while its other thread watches the same connection."""
+    for _ in range(30):
+        mine, other = socket.socketpair()
+        leader, lost = Leader([mine], 1.0), Future[str]()
+        watch = Watch({1: mine}, lost.set_result, 10.0, list, leader.last_words)
+        with ThreadPoolExecutor(1) as pool:
+            answers = pool.submit(leader.answers, Kind.LOST)
+            send(other, Kind.FAILED, b"a reason")
+            other.close()
+            with pytest.raises(RankLost, match="rank 1 has failed: a reason"):
+                answers.result(5)
+        watch.close()
+        leader.close()
 
 
 def test_silence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
