@@ -5,6 +5,7 @@ A token says when it was made: it is the number of its step on the grid, modulo 
     python -m bench.paced bare               the engine, its outputs thrown away
     python -m bench.paced thread             gRPC, frontend and engine in one process
     python -m bench.paced process            gRPC and frontend, the engine in a process behind the link
+    python -m bench.paced pair               two such engines
 
 Each prints a line of JSON with its address and process ids when it is ready, and runs until its input ends.
 """
@@ -102,21 +103,21 @@ async def serve(mode: str) -> None:
         engine.start()
         frontend.attach(engine)
         ids["engine"] = os.getpid()
-    else:
-        directory = private_directory()
+    directories = [private_directory() for _ in range({"thread": 0, "process": 1, "pair": 2}[mode])]
+    for number, directory in enumerate(directories):
         command = [sys.executable, "-m", "bench.paced", "engine", str(directory)]
         child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
-        client = LinkClient(f"unix:{directory / SOCKET}", frontend.new_sink(), RequestLimits(), 10.0)
+        client = LinkClient(f"unix:{directory / SOCKET}", frontend.new_sink(number), RequestLimits(), 10.0)
         await client.connect()
-        frontend.attach(client)
-        ids["engine"] = child.pid
+        frontend.attach(client, number)
+        ids["engine" if number == 0 else f"engine {number}"] = child.pid
     server = aio.server(options=[("grpc.so_reuseport", 0)])
     pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(frontend), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(json.dumps({"address": f"127.0.0.1:{port}", **ids}), flush=True)
     await end_of_input()
-    if mode == "process":
+    for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)  # and the child's input ends with this process
 
@@ -140,7 +141,7 @@ if __name__ == "__main__":
         case ["engine", directory]:
             asyncio.run(engine_process(Path(directory)))
             os._exit(0)
-        case [("thread" | "process") as mode]:
+        case [("thread" | "process" | "pair") as mode]:
             asyncio.run(serve(mode))
         case _:
             sys.exit(__doc__)

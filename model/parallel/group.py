@@ -304,6 +304,7 @@ class Watch:
         self._hears = False
         self._silent: dict[int, tuple[int, int]] = {}  # by rank: last sign, turns since
         self._ended, self._end = socket.socketpair()
+        self._lives()  # a first sign now: who stops before its first turn is missed too
         self._thread = threading.Thread(target=self._run, name="quire-ranks", daemon=True)
         self._thread.start()
 

@@ -221,6 +221,15 @@ def test_silence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.close()
 
 
+def test_a_sign_is_given_before_the_first_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a rank that is stopped right after it came would never be missed."""
+    monkeypatch.setattr(Watch, "TURN", 1000.0)
+    given: list[int] = []
+    watch, _ = lost_by({}, lambda: given.append(1) or [], 0.3)  # type: ignore[func-returns-value]
+    assert given
+    watch.close()
+
+
 def test_a_rank_that_this_one_ends_is_not_missed() -> None:
     mine, other = socket.socketpair()
     watch, lost = lost_by({1: mine}, list, 10.0)
