@@ -1,6 +1,6 @@
-"""What clients see of an engine that is killed: 64 streams over two engines with steps of 20 ms, one of which dies.
+"""What clients see of an engine that is killed: streams over two engines with steps of 20 ms, one of which dies.
 
-    python -m bench.failover --rounds 10
+    python -m bench.failover --rounds 10 --streams 16
 
 In each round one engine gets SIGKILL while all streams run. Prints the longest time between two messages of any stream
 in the second after it, beside that of the second before, which is what the machine does anyway. A gap or a duplicate in
@@ -61,11 +61,11 @@ async def watch(stub: pb_grpc.GenerationServiceStub, number: int, watched: Watch
     call.cancel()
 
 
-async def one_round(chance: random.Random) -> tuple[float, float]:
+async def one_round(chance: random.Random, count: int) -> tuple[float, float]:
     """The worst gap of all streams before the kill, and after it."""
     with running("pair") as ids:
         async with aio.insecure_channel(ids["address"], options=[("grpc.enable_http_proxy", 0)]) as channel:
-            stub, streams = pb_grpc.GenerationServiceStub(channel), [Watched() for _ in range(STREAMS)]
+            stub, streams = pb_grpc.GenerationServiceStub(channel), [Watched() for _ in range(count)]
             kill_at = time.monotonic() + WARM_UP + WINDOW + chance.uniform(0, PERIOD)
             watching = [
                 asyncio.create_task(watch(stub, number, stream, kill_at + WINDOW))
@@ -78,16 +78,20 @@ async def one_round(chance: random.Random) -> tuple[float, float]:
     return before, max(stream.worst(kill_at, kill_at + WINDOW) for stream in streams)
 
 
-def main(rounds: Annotated[int, typer.Option(help="Kills.")] = 10, seed: int = 1) -> None:
+def main(
+    rounds: Annotated[int, typer.Option(help="Kills.")] = 10,
+    streams: Annotated[int, typer.Option(max=STREAMS, help="Over both engines.")] = 16,
+    seed: int = 1,
+) -> None:
     chance, found = random.Random(seed), list[tuple[float, float]]()
     psutil.cpu_percent()
     for number in range(rounds):
-        found.append(asyncio.run(one_round(chance)))
+        found.append(asyncio.run(one_round(chance, streams)))
         print(
             f"{number + 1} of {rounds}: {1000 * found[-1][0]:.0f} ms before, {1000 * found[-1][1]:.0f} after",
             flush=True,
         )
-    table = Table("longest time between two messages of 64 streams", "median of rounds", "worst")
+    table = Table(f"longest time between two messages of {streams} streams", "median of rounds", "worst")
     for name, gaps in zip(("a second without a death", "the second after one"), zip(*found, strict=True), strict=True):
         table.add_row(name, f"{1000 * median(gaps):.0f} ms", f"{1000 * max(gaps):.0f} ms")
     Console().print(table)
