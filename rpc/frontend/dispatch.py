@@ -27,6 +27,8 @@ log = logging.getLogger("quire.frontend")
 
 
 class Dispatch:
+    """The live requests of one frontend, each on an engine, on its way to one, or under suspicion."""
+
     def __init__(self, replicas: Replicas, settings: FrontendSettings, metrics: Metrics) -> None:
         self.replicas, self._settings, self._metrics = replicas, settings, metrics
         self._closing = False
@@ -83,6 +85,7 @@ class Dispatch:
 
     def _limit_the_patience(self, live: Live) -> None:
         """Of one that waits here rather than in an engine's queue."""
+        live.stop_waiting()
         if live.patience is not None and not live.served:
             left = max(0.0, live.patience - time.monotonic())
             live.waits = self._loop.call_later(left, self._patience_is_up, live)

@@ -130,11 +130,6 @@ class Replicas:
             self._info = self._common_info()
 
     @property
-    def usable(self) -> list[Replica]:
-        """Those that live."""
-        return [replica for replica in self._attached.values() if replica.usable]
-
-    @property
     def open(self) -> list[Replica]:
         """Those that take requests."""
         return [replica for replica in self._attached.values() if replica.open]

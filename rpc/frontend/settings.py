@@ -33,7 +33,7 @@ class FrontendSettings:
         default=120.0,
         metadata={
             "flag": "--failover-time",
-            "help": "Seconds that a request whose engine has died waits for another one to go on.",
+            "help": "Seconds that requests wait for an engine, the first one or another one, while there is none.",
         },
     )
     max_parked: int = field(

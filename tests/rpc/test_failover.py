@@ -364,6 +364,27 @@ def test_patience_ends_where_there_is_no_engine_too(tokenizer: Tokenizer) -> Non
     run(test())
 
 
+def test_patience_that_began_twice_ends_with_the_wait(tokenizer: Tokenizer) -> None:
+    """It waits, waits again since the engine that comes is drained, and is served at last: nothing cuts it off then."""
+
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=1)
+        async with AsyncExitStack() as stack:
+            fleet.frontend.replicas.get(0).drained = True
+            fleet.kill(0)
+            spec = Spec("cat", max_queue_time=0.1)
+            live = await stack.enter_async_context(fleet.frontend.open(spec, "r", None))
+            fleet.bring(0)
+            first = live.waits
+            fleet.dispatch.engine_came()
+            assert first.cancelled()
+            fleet.frontend.resume_replica(0)
+            assert live.waits is None
+            assert fleet.submit_of(live).request.patience <= 0.1
+
+    run(test())
+
+
 def test_a_drained_engine_that_dies_comes_back_drained_and_one_that_is_replaced_does_not(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         fleet = Fleet(tokenizer, engines=2)
