@@ -13,11 +13,9 @@ Each prints a line of JSON with its address and process ids when it is ready, an
 import asyncio
 import json
 import os
-import shutil
 import sys
 import time
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 from grpc import aio
@@ -28,8 +26,7 @@ from cache_manager.manager import CacheManager
 from model.settings import ModelSettings
 from rpc.engines.engine_process import run_engine
 from rpc.engines.local import LocalEngine
-from rpc.engines.process import SOCKET, private_directory
-from rpc.frontend.engine_client import EngineInfo
+from rpc.frontend.engine_client import EngineInfo, Reach
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import load_preparer
 from rpc.frontend.settings import FrontendSettings
@@ -103,11 +100,11 @@ async def serve(mode: str) -> None:
         engine.start()
         frontend.attach(engine)
         ids["engine"] = os.getpid()
-    directories = [private_directory() for _ in range({"thread": 0, "process": 1, "pair": 2}[mode])]
-    for number, directory in enumerate(directories):
-        command = [sys.executable, "-m", "bench.paced", "engine", str(directory)]
+    for number in range({"thread": 0, "process": 1, "pair": 2}[mode]):
+        address = f"unix-abstract:quire-bench-{os.getpid()}-{number}"
+        command = [sys.executable, "-m", "bench.paced", "engine", address]
         child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
-        client = LinkClient(f"unix:{directory / SOCKET}", frontend.new_sink(number), RequestLimits(), 10.0)
+        client = LinkClient(Reach(address), frontend.new_sink(number), RequestLimits(), 10.0)
         await client.connect()
         frontend.attach(client, number)
         ids["engine" if number == 0 else f"engine {number}"] = child.pid
@@ -117,8 +114,6 @@ async def serve(mode: str) -> None:
     await server.start()
     print(json.dumps({"address": f"127.0.0.1:{port}", **ids}), flush=True)
     await end_of_input()
-    for directory in directories:
-        shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)  # and the child's input ends with this process
 
 
@@ -128,18 +123,18 @@ async def end_of_input() -> None:
     await ended.wait()
 
 
-async def engine_process(directory: Path) -> None:
+async def engine_process(address: str) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, stop.set)
-    await run_engine(make_engine, f"unix:{directory / SOCKET}", stop)
+    await run_engine(make_engine, address, stop)
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["bare"]:
             bare()
-        case ["engine", directory]:
-            asyncio.run(engine_process(Path(directory)))
+        case ["engine", address]:
+            asyncio.run(engine_process(address))
             os._exit(0)
         case [("thread" | "process" | "pair") as mode]:
             asyncio.run(serve(mode))

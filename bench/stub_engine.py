@@ -26,7 +26,7 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from model.inputs.tokenizer import Tokenizer
 from model.settings import ModelSettings
-from rpc.frontend.engine_client import EngineInfo
+from rpc.frontend.engine_client import EngineInfo, Reach
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.output import Delta
 from rpc.frontend.prepare import load_preparer
@@ -106,6 +106,7 @@ class StubEngine(Ticker):
     def __init__(self, sink: Sink, vocabulary: int, rate: float) -> None:
         super().__init__(rate)
         self.place = "a stub"
+        self.reach: Reach | None = None
         self.info = EngineInfo(Limits(vocabulary, CONTEXT, CONTEXT * SEQUENCES, SEQUENCES), 1, "none", "cpu")
         self._sink = sink
         self._rng = np.random.default_rng(0)

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from rpc.cluster.config import ClusterConfig
-from rpc.engines.process import STOP_SECONDS, EngineStartError, connect, private_directory, remove_socket
+from rpc.engines.process import STOP_SECONDS, EngineStartError, connect, private_directory
 from rpc.engines.reaping import kill_session
-from rpc.frontend.engine_client import EngineClient
+from rpc.frontend.engine_client import EngineClient, Reach
 from rpc.link.client import LinkClient
 from rpc.settings import EngineConfig, EngineSettings
 from scheduler.engine import Sink
@@ -172,9 +172,8 @@ class RayHost:
     async def launch(self, sink: Sink) -> EngineClient:
         self._launches += 1
         name = self._name = f"{self._number}-{self._launches}"
-        token = secrets.token_urlsafe(
-            32
-        )  # of this launch alone: an address that has come to mean another engine is none
+        # Of this launch alone: an address that has come to mean another engine is none.
+        token = secrets.token_urlsafe(32)
         seconds = self._settings.start
         order = await self._cluster.launch(name, self._config, token)
         try:
@@ -187,14 +186,12 @@ class RayHost:
                     if order.ended.done()
                     else f"engine {name} has no actor after {seconds + RAY_SECONDS:g} s"
                 )
-            address = order.address.result()
-            client = self._client = LinkClient(address, sink, self._config.request, self._settings.silence, token)
+            reach = Reach(order.address.result(), token)
+            client = self._client = LinkClient(reach, sink, self._config.request, self._settings.silence)
             await connect(client, asyncio.shield(order.ended), seconds)
         except BaseException:
             await self.stop()
             raise
-        if not self._settings.ray_address:
-            remove_socket(self._cluster.socket_of(name))
         return client
 
     async def stop(self) -> None:

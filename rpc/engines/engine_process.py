@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpc import aio
@@ -15,7 +14,6 @@ from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from model.errors import CheckpointError
 from rpc.engines.local import LocalEngine
-from rpc.engines.process import SOCKET
 from rpc.engines.reaping import die_with_parent
 from rpc.link import CHANNEL_OPTIONS, LISTENING
 from rpc.link.server import LinkService
@@ -51,7 +49,8 @@ async def run_engine(
     opened: Callable[[str], None] | None = None,
     lease: float | None = None,
 ) -> None:
-    """Serves the engine that `make` gives on the link, until `stop`. listen: unix:PATH, or HOST:0 for a free port.
+    """Serves the engine that `make` gives on the link, until `stop`. listen: as gRPC writes addresses; port 0 is a free
+    one.
     token: what a frontend has to show. opened: is told the address, before the engine is made. lease: seconds without a
     frontend after which it ends: on another machine, it may be all that is left of its server.
 
@@ -65,7 +64,7 @@ async def run_engine(
         raise OSError(f"the engine link cannot listen on {listen}: {error}") from None
     await server.start()
     if opened is not None:
-        opened(listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}")
+        opened(listen if listen.startswith("unix") else f"{listen.rpartition(':')[0]}:{port}")
     engine = await asyncio.to_thread(make, service.sink)
     engine.start()
     service.attach(engine)
@@ -96,15 +95,15 @@ def run_and_report(run: Callable[[], None]) -> str:
     return ""
 
 
-def read_config() -> EngineConfig:
-    """From the first line of standard input, which is left open."""
+def read_line() -> str:
+    """Of standard input, which is left open."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)  # no buffer: the end of the input is watched for on the file descriptor
         if not byte:
             raise ValueError("the engine's process got no configuration: its parent ended")
         line += byte
-    return EngineConfig.from_json(line.decode())
+    return line.decode().removesuffix("\n")
 
 
 def take_standard_output() -> int:
@@ -124,7 +123,7 @@ def set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
 
 
-async def _main(config: EngineConfig, directory: Path) -> None:
+async def _main(config: EngineConfig, token: str, listen: str) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def parent_has_closed() -> None:
@@ -132,7 +131,7 @@ async def _main(config: EngineConfig, directory: Path) -> None:
         stop.set()
 
     loop.add_reader(0, parent_has_closed)
-    await run_engine(partial(make_engine, config), f"unix:{directory / SOCKET}", stop)
+    await run_engine(partial(make_engine, config), listen, stop, token)
 
 
 def main() -> None:
@@ -140,8 +139,8 @@ def main() -> None:
     ignore_signals()
     report = take_standard_output()
     set_up_logging()
-    config = read_config()
-    why = run_and_report(lambda: asyncio.run(_main(config, Path(sys.argv[1]))))
+    config, token = EngineConfig.from_json(read_line()), read_line()
+    why = run_and_report(lambda: asyncio.run(_main(config, token, sys.argv[1])))
     os.write(report, why.encode())
     sys.stderr.flush()
     os._exit(1 if why else 0)  # a thread of the model may hang

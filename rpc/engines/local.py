@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rpc.frontend.engine_client import EngineInfo
+from rpc.frontend.engine_client import EngineInfo, Reach
 from scheduler.engine import Engine, Sink
 from scheduler.scheduler import Scheduler
 from scheduler.step import Executor
@@ -22,3 +22,4 @@ class LocalEngine(Engine):
         super().__init__(scheduler, executor, sink, last_excuse=last_excuse)
         self.info = info
         self.place = "a thread of the server"
+        self.reach: Reach | None = None

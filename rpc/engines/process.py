@@ -1,29 +1,29 @@
 """An engine in a process of its own, behind the engine link.
 
-The process is `python -m MODULE DIRECTORY` in a session of its own. It reads an EngineConfig as one line of JSON from
-its standard input, whose end tells it to stop; serves the link on `engine.sock` in the directory; and, where it cannot
-start or has failed, says why in a line on its standard output. Its standard error is the server's.
+The process is `python -m MODULE ADDRESS` in a session of its own. It reads an EngineConfig as one line of JSON, and
+a line with the token that frontends have to show, from its standard input, whose end tells it to stop; serves the link
+at the address; and, where it cannot start or has failed, says why in a line on its standard output. Its standard error
+is the server's.
 """
 
 import asyncio
 import logging
+import secrets
 import shutil
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable
-from contextlib import suppress
 from pathlib import Path
 
 from rpc.engines.reaping import kill_session
-from rpc.frontend.engine_client import EngineClient
+from rpc.frontend.engine_client import EngineClient, Reach
 from rpc.link.client import LinkClient
 from rpc.settings import EngineConfig, EngineSettings
 from scheduler.engine import Sink
 
 log = logging.getLogger("quire.engines")
 
-SOCKET = "engine.sock"
 STOP_SECONDS = 10.0
 
 
@@ -41,26 +41,27 @@ class ProcessHost:
         self._directory: Path | None = None
 
     async def launch(self, sink: Sink) -> EngineClient:
-        directory = self._directory = private_directory()
+        reach = Reach(self._new_address(), secrets.token_urlsafe(32))
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", self._module, str(directory), stdin=PIPE, stdout=PIPE, start_new_session=True
+            sys.executable, "-P", "-m", self._module, reach.address, stdin=PIPE, stdout=PIPE, start_new_session=True
         )
         assert process.stdin is not None  # noqa: S101 - a pipe was asked for
-        process.stdin.write(self._config.to_json().encode() + b"\n")
-        client = self._client = LinkClient(
-            f"unix:{directory / SOCKET}",
-            sink,
-            self._config.request,
-            self._settings.silence,
-            place=f"process {process.pid}",
-        )
+        process.stdin.write(f"{self._config.to_json()}\n{reach.token}\n".encode())
+        place = f"process {process.pid}"
+        client = self._client = LinkClient(reach, sink, self._config.request, self._settings.silence, place)
         try:
             await connect(client, _last_words(process), self._settings.start)
         except BaseException:
             await self._end(0.0)  # there is nothing to wait for
             raise
-        remove_socket(directory / SOCKET)
         return client
+
+    def _new_address(self) -> str:
+        """Linux has names of sockets that are no files: nothing of one stays, whoever is killed."""
+        if sys.platform == "linux":
+            return f"unix-abstract:quire-{secrets.token_hex(8)}"
+        self._directory = private_directory()
+        return f"unix:{self._directory}/engine.sock"
 
     async def stop(self) -> None:
         await self._end(STOP_SECONDS)
@@ -112,15 +113,6 @@ async def _last_words(process: Process) -> str:
     words = (await process.stdout.read()).decode(errors="replace").strip()
     code = await process.wait()
     return words or f"the engine's process ended with code {code} before it was ready"
-
-
-def remove_socket(path: Path) -> None:
-    """It has served: the link keeps its connection. Nothing of it, nor an empty directory, stays if this process is
-    killed.
-    """
-    path.unlink(missing_ok=True)
-    with suppress(OSError):  # Ray's own files are in it
-        path.parent.rmdir()
 
 
 def private_directory() -> Path:

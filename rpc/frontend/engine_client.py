@@ -1,7 +1,7 @@
 """What a frontend sees of an engine, in its own process or in another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler.events import Event
@@ -23,6 +23,14 @@ class EngineInfo:
     numerics: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where other processes find an engine's link. address: as gRPC writes one. token: what they have to show there."""
+
+    address: str
+    token: str = field(default="", repr=False)
+
+
 class EngineClient(Protocol):
     """`StepOutputs` reach a sink that the engine was given when it was made.
 
@@ -37,6 +45,10 @@ class EngineClient(Protocol):
     @property
     def place(self) -> str:
         """Where it runs, for people."""
+
+    @property
+    def reach(self) -> Reach | None:
+        """None where only this process reaches it."""
 
     def send(self, events: Sequence[Event]) -> None:
         """Hands over events; never blocks on the engine's step. On the frontend's loop."""

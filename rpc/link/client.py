@@ -11,7 +11,7 @@ from grpc import aio
 from quire.engine.v1 import engine_service_pb2 as pb
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
-from rpc.frontend.engine_client import EngineInfo
+from rpc.frontend.engine_client import EngineInfo, Reach
 from rpc.link import CHANNEL_OPTIONS, HEARTBEAT, codec
 from rpc.link.arrays import LinkError
 from scheduler.events import Ask, End, EndReason, EngineStats, Event, StepOutputs, Submit, nothing
@@ -35,17 +35,14 @@ LATE = 4 * HEARTBEAT  # seconds of silence that begin to count as a stall
 class LinkClient:
     """One stream to an engine; `connect` makes it. Lives on the loop that made it, and its sink is called there.
 
-    silence: seconds without a sign of life after which the engine counts as dead. token: what the engine asks for.
-    place: where it runs, for people.
+    silence: seconds without a sign of life after which the engine counts as dead. place: where it runs, for people.
     """
 
-    def __init__(
-        self, target: str, sink: Sink, request: RequestLimits, silence: float, token: str = "", place: str = ""
-    ) -> None:
+    def __init__(self, reach: Reach, sink: Sink, request: RequestLimits, silence: float, place: str = "") -> None:
         self._sink, self._request, self._silence = sink, request, silence
-        self.place = place or target
-        self._channel = aio.insecure_channel(target, options=OPTIONS)
-        metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self.reach, self.place = reach, place or reach.address
+        self._channel = aio.insecure_channel(reach.address, options=OPTIONS)
+        metadata = (("authorization", f"Bearer {reach.token}"),) if reach.token else ()
         self._call = pb_grpc.EngineServiceStub(self._channel).Connect(wait_for_ready=True, metadata=metadata)
         self._outbox = pb.ConnectRequest()
         self._wake = asyncio.Event()

@@ -11,6 +11,7 @@ import pytest
 from grpc import aio
 from quire.engine.v1 import engine_service_pb2 as pb
 
+from rpc.frontend.engine_client import Reach
 from rpc.link import codec
 from rpc.link.client import LinkClient
 from rpc.link.server import LinkService
@@ -168,7 +169,7 @@ def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice(tmp_p
     async def test() -> None:
         async with linked(tmp_path) as (target, _, _):
             heard = Heard()
-            client = LinkClient(target, heard, RequestLimits(), 10.0)
+            client = LinkClient(Reach(target), heard, RequestLimits(), 10.0)
             client._call.cancel()
             client._call = mailbox = Mailbox()
             client.send([submit(1)])

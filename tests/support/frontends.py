@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from model.inputs.tokenizer import Tokenizer
-from rpc.frontend.engine_client import EngineInfo
+from rpc.frontend.engine_client import EngineInfo, Reach
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
@@ -21,6 +21,7 @@ class PuppetEngine:
         limits = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
         self.info = EngineInfo(limits, pages=256, dtype="float32", device="cpu")
         self.place = "a test"
+        self.reach: Reach | None = None
         self.sent: list[Event] = []
         self.stalled, self.hangs = 0.0, ""
         self.failure: str | None = None

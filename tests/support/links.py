@@ -18,6 +18,7 @@ from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from cache_manager.ledger import Holder, PageMap
 from cache_manager.page_names import Scope
+from rpc.frontend.engine_client import Reach
 from rpc.link import CHANNEL_OPTIONS
 from rpc.link.client import LinkClient
 from rpc.link.coalesce import LOCAL_BITS
@@ -149,7 +150,7 @@ async def linked(directory: Path) -> AsyncIterator[tuple[str, LinkService, Morta
 async def connected(target: str, silence: float = DEADLINE) -> AsyncIterator[tuple[LinkClient, Heard]]:
     """A client and what it hears; nothing of that may be wrong."""
     heard = Heard()
-    client = LinkClient(target, heard, RequestLimits(), silence)
+    client = LinkClient(Reach(target), heard, RequestLimits(), silence)
     try:
         await client.connect()
         yield client, heard
