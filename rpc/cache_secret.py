@@ -4,6 +4,7 @@ import secrets
 from pathlib import Path
 
 from cache_manager.settings import CacheSettings
+from rpc.private_files import read_private
 
 LEAST_SECRET_BYTES = 32
 
@@ -13,9 +14,7 @@ def read_secret(settings: CacheSettings) -> bytes:
     if settings.secret_file is None:
         return secrets.token_bytes(32)
     path = Path(settings.secret_file)
-    if path.stat().st_mode & 0o077:
-        raise ValueError(f"--cache-secret-file {path} can be used by others than its owner: chmod 600 {path}")
-    secret = path.read_bytes()
+    secret = read_private(path, "--cache-secret-file")
     if len(secret) < LEAST_SECRET_BYTES:
         raise ValueError(f"--cache-secret-file {path} has {len(secret)} bytes, must have at least {LEAST_SECRET_BYTES}")
     return secret

@@ -1,12 +1,15 @@
 """Where a model lies: a directory, the demo model, or a name on the Hugging Face hub."""
 
+import hashlib
 from pathlib import Path
 
 import model.demo
 from model.errors import CheckpointError
 
 DEMO = "demo"
-FILES = ["*.json", "*.safetensors", "*.model", "*.jinja"]
+INPUTS = ["*.json", "*.model", "*.jinja"]
+FILES = [*INPUTS, "*.safetensors"]
+WEIGHTS_INDEX = ".safetensors.index.json"
 
 
 def demo_directory() -> Path:
@@ -35,6 +38,17 @@ def model_directory(name: str) -> Path:
             f"--model {name}: no such directory, and the Hugging Face hub did not give it: "
             f"{type(error).__name__}: {error}"
         ) from None
+
+
+def inputs_digest(directory: Path) -> bytes:
+    """[32] of all that a frontend reads of a model: its configuration, tokenizer and chat template."""
+    digest = hashlib.blake2b(digest_size=32)
+    files = (path for pattern in INPUTS for path in directory.glob(pattern) if not path.name.endswith(WEIGHTS_INDEX))
+    for path in sorted(files):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.digest()
 
 
 def model_name(name: str, directory: Path) -> str:

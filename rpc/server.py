@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
 from grpc import aio
@@ -16,17 +17,25 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 from quire.v1 import tokenization_service_pb2 as tokenization_pb
 from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 
+from model.settings import ModelSettings
 from rpc.cache_secret import read_secret
+from rpc.engines.fleet import Fleet
 from rpc.engines.host import choose_hosts
+from rpc.engines.joined import JoinedEngines
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.frontend import Frontend
-from rpc.frontend.prepare import Preparer, load_preparer
+from rpc.frontend.prepare import load_preparer
+from rpc.frontend.settings import FrontendSettings
+from rpc.link.table import TableService
 from rpc.observe.metrics import Metrics
+from rpc.paths import inputs_digest, model_directory
+from rpc.private_files import read_token
 from rpc.services.admin import AdminService
 from rpc.services.generation import GenerationService
 from rpc.services.health import HealthService
 from rpc.services.tokenization import TokenizationService
-from rpc.settings import ListenSettings, ServerSettings, is_loopback
+from rpc.settings import JoinedSettings, ListenSettings, ServerSettings, is_loopback
+from scheduler.settings import ImageLimits
 
 log = logging.getLogger("quire.server")
 
@@ -55,13 +64,13 @@ def channel_options(settings: ListenSettings, context: int, images: int = 0) -> 
 
 
 class Server:
-    """The frontend of this process over its engines: `start`, on `stop` `drain`, always `close`."""
+    """The frontend of this process over a fleet of engines: `start`, on `stop` `drain`, always `close`."""
 
-    def __init__(self, settings: ServerSettings, preparer: Preparer, secret: bytes) -> None:
-        self._settings = settings
-        self._metrics = Metrics(preparer.name)
-        self._frontend = Frontend(preparer, settings.frontend, self._metrics, secret)
-        self._supervisor = Supervisor(choose_hosts(settings, secret), self._frontend)
+    def __init__(
+        self, listen: ListenSettings, images: ImageLimits, frontend: Frontend, metrics: Metrics, fleet: Fleet
+    ) -> None:
+        self._listen, self._images = listen, images
+        self._frontend, self._metrics, self._fleet = frontend, metrics, fleet
         self._health = HealthService(SERVICES, self._frontend.health)
         self._grpc: aio.Server | None = None
         self._admin: aio.Server | None = None
@@ -69,8 +78,8 @@ class Server:
         self._asked_to_stop, self._hurry = asyncio.Event(), asyncio.Event()
 
     def _services(self) -> aio.Server:
-        listen = self._settings.listen
-        images = 4 * self._settings.images.image_bytes if self._frontend.preparer.images is not None else 0
+        listen = self._listen
+        images = 4 * self._images.image_bytes if self._frontend.preparer.images is not None else 0
         server = aio.server(options=channel_options(listen, self._frontend.info.limits.context, images))
         pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend), server)
         tokenization_pb_grpc.add_TokenizationServiceServicer_to_server(TokenizationService(self._frontend), server)
@@ -82,9 +91,9 @@ class Server:
 
     def _admin_server(self) -> tuple[aio.Server, int]:
         """Not started; and its port. Raises OSError where that cannot be had."""
-        listen = self._settings.listen
+        listen = self._listen
         server = aio.server(options=[("grpc.so_reuseport", 0)])
-        admin_pb_grpc.add_AdminServiceServicer_to_server(AdminService(self._frontend, self._supervisor.restart), server)
+        admin_pb_grpc.add_AdminServiceServicer_to_server(AdminService(self._frontend, self._fleet), server)
         try:
             return server, server.add_insecure_port(f"127.0.0.1:{listen.admin_port}")
         except RuntimeError as error:
@@ -94,8 +103,8 @@ class Server:
         """Starts the engine, then opens the ports; returns the line that names every address. Raises OSError where a
         port cannot be had, and what a host's `launch` does.
         """
-        listen = self._settings.listen
-        await self._supervisor.start()
+        listen = self._listen
+        await self._fleet.start()
         self._grpc = self._services()
         host = f"[{listen.host}]" if ":" in listen.host else listen.host
         try:
@@ -112,16 +121,12 @@ class Server:
         await self._grpc.start()
         await self._admin.start()
         engine = self._frontend.info
+        said = filter(None, (engine.dtype, engine.device, self._fleet.summary))
         return (
-            f"ready: model {self._frontend.preparer.name} ({engine.dtype}, {engine.device}{self._replicas}), "
+            f"ready: model {self._frontend.preparer.name} ({', '.join(said)}), "
             f"gRPC {host}:{port}, metrics http://127.0.0.1:{self._http.server_port}/metrics, "
             f"admin 127.0.0.1:{admin_port}"
         )
-
-    @property
-    def _replicas(self) -> str:
-        count = self._settings.engine.replicas
-        return f", {count} replicas" if count > 1 else ""
 
     def stop(self) -> None:
         """Asks for a drain; a second time, to end at once."""
@@ -136,7 +141,7 @@ class Server:
         self._frontend.draining = True
         log.info("draining: %d requests are live", self._frontend.live_requests)
         waits = [asyncio.create_task(wait) for wait in (self._frontend.wait_idle(), self._hurry.wait())]
-        await asyncio.wait(waits, timeout=self._settings.frontend.drain, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=self._frontend.settings.drain, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         if self._frontend.live_requests:
@@ -149,7 +154,7 @@ class Server:
             if server is not None:
                 await server.stop(grace=1.0)
         try:
-            await self._supervisor.stop()
+            await self._fleet.stop()
         finally:
             self._frontend.shutdown()
             if self._http is not None:
@@ -158,9 +163,42 @@ class Server:
 
 
 async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:
-    """Runs a server until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken."""
-    prefixes, images, secret = settings.frontend.public_prefixes, settings.images, read_secret(settings.cache)
-    server = Server(settings, await asyncio.to_thread(load_preparer, settings.model, prefixes, images), secret)
+    """Runs a server with engines of its own until SIGTERM or SIGINT. `announce` gets the ready line once requests are
+    taken.
+    """
+    secret, sharing = read_secret(settings.cache), settings.sharing
+    frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images, secret)
+    table = None
+    if sharing.address is not None:
+        digest = inputs_digest(model_directory(settings.model.model))
+        table = TableService(frontend.replicas, sharing.address, join_token(sharing.token_file), digest)
+    fleet = Supervisor(choose_hosts(settings, secret), frontend, table)
+    await _run(Server(settings.listen, settings.images, frontend, metrics, fleet), announce)
+
+
+async def serve_joined(settings: JoinedSettings, announce: Callable[[str], None]) -> None:
+    """As `serve`, with another server's engines."""
+    frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images)
+    digest = inputs_digest(model_directory(settings.model.model))
+    fleet = JoinedEngines(settings.join, join_token(settings.join.token_file), settings.request, digest, frontend)
+    await _run(Server(settings.listen, settings.images, frontend, metrics, fleet), announce)
+
+
+def join_token(path: str | None) -> str:
+    """What frontends that join show. Raises ValueError, OSError."""
+    return "" if path is None else read_token(Path(path), "--join-token-file")
+
+
+async def _frontend(
+    model: ModelSettings, settings: FrontendSettings, images: ImageLimits, secret: bytes | None = None
+) -> tuple[Frontend, Metrics]:
+    """secret: of own engines' page names; None where they are another server's, which counts what they do."""
+    preparer = await asyncio.to_thread(load_preparer, model, settings.public_prefixes, images)
+    metrics = Metrics(preparer.name, own_engines=secret is not None)
+    return Frontend(preparer, settings, metrics, secret or b""), metrics
+
+
+async def _run(server: Server, announce: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)

@@ -161,6 +161,71 @@ class EngineSettings:
         return self.ray or self.ray_address is not None
 
 
+SHARED = {
+    "flag": "--join-token-file",
+    "help": "File with the token that frontends show the server that they join, readable by nobody else. It travels "
+    "unencrypted; HOST:PORT needs one.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SharingSettings:
+    """Whether frontends in other processes may use a server's engines."""
+
+    address: str | None = field(
+        default=None,
+        metadata={
+            "flag": "--join-address",
+            "help": "unix:PATH or HOST:PORT at which `quire frontend` finds this server's engines. Unset: nowhere.",
+        },
+    )
+    token_file: str | None = field(default=None, metadata=SHARED)
+
+    def __post_init__(self) -> None:
+        if self.address is not None:
+            check_join_address("--join-address", self.address, self.token_file)
+        elif self.token_file is not None:
+            raise ValueError("--join-token-file is for frontends that join: give a --join-address")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """Whose engines a frontend uses. Times are seconds."""
+
+    join: str = field(
+        default="",
+        metadata={"help": "--join-address of the `quire serve` whose engines answer: unix:PATH or HOST:PORT."},
+    )
+    token_file: str | None = field(default=None, metadata=SHARED)
+    start: float = field(
+        default=600.0,
+        metadata={"flag": "--engine-start-timeout", "help": "Seconds to wait for that server and an engine of it."},
+    )
+    silence: float = field(
+        default=3.0,
+        metadata={
+            "flag": "--engine-timeout",
+            "help": "Seconds without a sign of life from an engine after which its requests go on elsewhere.",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if not self.join:
+            raise ValueError("--join is missing: the --join-address of the server whose engines answer")
+        check_join_address("--join", self.join, self.token_file)
+        for flag, value in (("--engine-start-timeout", self.start), ("--engine-timeout", self.silence)):
+            if not value > 0:
+                raise ValueError(f"{flag} is {value}, must be above 0")
+
+
+def check_join_address(flag: str, address: str, token_file: str | None) -> None:
+    """Raises ValueError where it is none, or anybody could use it."""
+    if not re.fullmatch(r"unix:.+|[^:/]+:\d+|\[.+\]:\d+", address):
+        raise ValueError(f"{flag} is {address!r}, must be unix:PATH or HOST:PORT")
+    if not address.startswith("unix:") and token_file is None:
+        raise ValueError(f"{flag} {address} can be reached by others: give a --join-token-file")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All that an engine is made from; as JSON on its way to another process. threads: of torch, None its default.
@@ -211,10 +276,23 @@ class ServerSettings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
     images: ImageLimits = field(default_factory=ImageLimits)
+    sharing: SharingSettings = field(default_factory=SharingSettings)
 
     @property
     def engine_config(self) -> EngineConfig:
         return EngineConfig(self.model, self.scheduler, self.queue, self.request, self.cache)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSettings:
+    """All of `quire frontend`."""
+
+    model: ModelSettings
+    join: JoinSettings
+    listen: ListenSettings = field(default_factory=ListenSettings)
+    request: RequestLimits = field(default_factory=RequestLimits)
+    frontend: FrontendSettings = field(default_factory=FrontendSettings)
+    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 def is_loopback(host: str) -> bool:

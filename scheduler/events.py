@@ -171,7 +171,7 @@ class EngineStats:
     lifetime_seconds: their sum. host_slots, host_slots_used: places for
     pages in the host tier, and those that hold a copy; swapped_out, swapped_in: pages copied there and back; swap_lost:
     those that did not come back as they had been. imbalances: pages that the ledger found wrong, and set aside.
-    images_encoded: calls of the image encoder.
+    images_encoded: calls of the image encoder. isolated: 1 while one request has the engine for itself.
     """
 
     running: int = 0
@@ -203,6 +203,7 @@ class EngineStats:
     page_bytes: int = 0
     pages_if_copied: int = 0
     images_encoded: int = 0
+    isolated: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,7 +103,12 @@ class Scheduler:
         return tuple(self._attempts.ends)
 
     def stats(self) -> EngineStats:
-        return self._tally.stats(self.rows, self.queue, self.cache)
+        return self._tally.stats(self.rows, self.queue, self.cache, self._isolated)
+
+    @property
+    def _isolated(self) -> bool:
+        """One attempt runs alone."""
+        return self._alone is not None and self._alone in self._attempts and self._steps < self._alone_until
 
     def live_attempts(self) -> list[int]:
         return self._attempts.live()
@@ -265,7 +270,7 @@ class Scheduler:
         than to compute it here, since that row is served first. Who is to run alone waits until all rows are free, and
         all others until it no longer has to.
         """
-        if self._alone is not None and (self._alone not in self._attempts or self._steps >= self._alone_until):
+        if self._alone is not None and not self._isolated:
             for sequence in self.queue.in_order():
                 sequence.alone *= sequence.attempt != self._alone
             self._alone = None

@@ -25,7 +25,7 @@ class Tally:
     images_encoded: int = 0
     peak: int = 0
 
-    def stats(self, rows: Rows, queue: Queue, cache: CacheManager) -> EngineStats:
+    def stats(self, rows: Rows, queue: Queue, cache: CacheManager, isolated: bool = False) -> EngineStats:
         pool, prefix, tier = cache.pool, cache.prefix, cache.pool.tier
         return EngineStats(
             running=rows.used,
@@ -57,4 +57,5 @@ class Tally:
             page_bytes=cache.layout.page_bytes,
             pages_if_copied=cache.tables.entries,
             images_encoded=self.images_encoded,
+            isolated=int(isolated),
         )

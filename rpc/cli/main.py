@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
@@ -18,7 +18,14 @@ from rpc.cli.cache_sim import cache_sim
 from rpc.cli.cluster import cluster
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.frontend.settings import FrontendSettings
-from rpc.settings import EngineSettings, ListenSettings, ServerSettings
+from rpc.settings import (
+    EngineSettings,
+    JoinedSettings,
+    JoinSettings,
+    ListenSettings,
+    ServerSettings,
+    SharingSettings,
+)
 from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, SchedulerSettings
 
 UINT32 = 2**32 - 1
@@ -29,8 +36,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    epilog="The flags of serve, batch and estimate can also stand in a TOML file (--config) or, weaker still, in the "
-    "environment: --page-size as QUIRE_PAGE_SIZE.",
+    epilog="The flags of serve, frontend, batch and estimate can also stand in a TOML file (--config) or, weaker, in "
+    "the environment: --page-size as QUIRE_PAGE_SIZE.",
 )
 
 
@@ -61,18 +68,17 @@ def _root(
         FrontendSettings: "Times and clients",
         RequestLimits: "Most that one request may ask for",
         ImageLimits: "Images",
+        SharingSettings: "Other frontends",
     }
 )
 def serve(config: Config = None, **values: Any) -> None:
     """Serve a model over gRPC until SIGTERM, which drains: running requests end, new ones are refused."""
-    import asyncio
 
-    from model.errors import CheckpointError
-    from rpc.engines.process import EngineStartError
-    from rpc.frontend.errors import RequestFailed
+    def run() -> None:
+        import asyncio
 
-    logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
-    try:
+        from rpc.server import serve as serve_own
+
         settings = ServerSettings(
             model=build(ModelSettings, values),
             listen=build(ListenSettings, values),
@@ -83,10 +89,66 @@ def serve(config: Config = None, **values: Any) -> None:
             images=build(ImageLimits, values),
             cache=build(CacheSettings, values),
             frontend=build(FrontendSettings, values),
+            sharing=build(SharingSettings, values),
         )
-        from rpc.server import serve as run
+        asyncio.run(serve_own(settings, _announce))
 
-        asyncio.run(run(settings, lambda line: print(f"quire: {line}", flush=True)))
+    _serve(run)
+
+
+@app.command()
+@with_settings(
+    {
+        JoinSettings: None,
+        ListenSettings: "Addresses",
+        FrontendSettings: "Times and clients",
+        RequestLimits: "Most that one request may ask for",
+        ImageLimits: "Images",
+    }
+)
+def frontend(
+    model: Annotated[str, typer.Option(help="The model that the server serves, as its own --model.")] = "demo",
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Its name in requests. Unset: the directory's.", show_default=False)
+    ] = None,
+    config: Config = None,
+    **values: Any,
+) -> None:
+    """Serve with the engines of a running `quire serve`, which has a --join-address: more clients than one process can
+    answer, and clients go on here when that one ends.
+    """
+
+    def run() -> None:
+        import asyncio
+
+        from rpc.server import serve_joined
+
+        settings = JoinedSettings(
+            model=ModelSettings(model, served_model_name),
+            join=build(JoinSettings, values),
+            listen=build(ListenSettings, values),
+            request=build(RequestLimits, values),
+            images=build(ImageLimits, values),
+            frontend=build(FrontendSettings, values),
+        )
+        asyncio.run(serve_joined(settings, _announce))
+
+    _serve(run)
+
+
+def _announce(line: str) -> None:
+    print(f"quire: {line}", flush=True)
+
+
+def _serve(run: Callable[[], None]) -> None:
+    """Whatever keeps it from serving is said in a line."""
+    from model.errors import CheckpointError
+    from rpc.engines.process import EngineStartError
+    from rpc.frontend.errors import RequestFailed
+
+    logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
+    try:
+        run()
     except (CheckpointError, EngineStartError, RequestFailed, ValueError, OSError, MemoryError) as error:
         _stop(error)
 

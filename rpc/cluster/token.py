@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from rpc.private_files import read_token
+
 
 def find_token(given: str | None, environment: Mapping[str, str]) -> str:
     """Path of the file that has it. given: by the operator; else it is where Ray looks for it. Raises ValueError where
@@ -16,10 +18,7 @@ def find_token(given: str | None, environment: Mapping[str, str]) -> str:
             "its nodes with RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, a file that is the same everywhere, and give "
             "it as --ray-token-file"
         )
-    if path.stat().st_mode & 0o077:
-        raise ValueError(f"the Ray token {path} can be read by others than its owner: chmod 600 {path}")
-    if not path.read_text().strip():
-        raise ValueError(f"the Ray token {path} is empty")
+    read_token(path, "the Ray token")
     return str(path)
 
 

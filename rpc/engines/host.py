@@ -35,7 +35,10 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
             config = replace(config, engines_here=1)  # Ray says who shares a node
         cluster = RayCluster(engine, engine.replicas * settings.model.tensor_parallel)
         return [RayHost(number, cluster, config, engine) for number in range(engine.replicas)]
-    if engine.replicas > 1 or engine.engine == "process" or _chooses_process(settings):
+    shared = settings.sharing.address is not None
+    if shared and engine.engine == "thread":
+        raise ValueError("--join-address: other processes cannot use an engine in a thread of this one (--engine)")
+    if engine.replicas > 1 or shared or engine.engine == "process" or _chooses_process(settings):
         return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(engine.replicas)]
     return [ThreadHost(config)]
 

@@ -5,10 +5,12 @@ import logging
 from collections.abc import Awaitable, Sequence
 
 from model.errors import CheckpointError
+from rpc.engines.fleet import say_why
 from rpc.engines.host import EngineHost
 from rpc.engines.process import EngineStartError
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
+from rpc.link.table import TableService
 
 log = logging.getLogger("quire.engines")
 
@@ -18,12 +20,16 @@ STEADY = 10.0  # seconds after which an engine's death counts as the first again
 
 
 class Supervisor:
-    """One engine a host, each under its place in the list. `start` once, `stop` once."""
+    """`Fleet` of own engines: one a host, each under its place in the list. table: for frontends that use them too."""
 
-    def __init__(self, hosts: Sequence[EngineHost], frontend: Frontend) -> None:
+    def __init__(self, hosts: Sequence[EngineHost], frontend: Frontend, table: TableService | None = None) -> None:
         self._keepers = [Keeper(number, host, frontend) for number, host in enumerate(hosts)]
-        self._frontend = frontend
+        self._frontend, self._table = frontend, table
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def summary(self) -> str:
+        return f"{len(self._keepers)} replicas" if len(self._keepers) > 1 else ""
 
     async def start(self) -> None:
         """Until all of them serve. Raises what the first `launch` that fails does; `stop` is due all the same."""
@@ -36,20 +42,34 @@ class Supervisor:
             await asyncio.gather(*launches, return_exceptions=True)
         self._tasks = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
         for task in self._tasks:
-            task.add_done_callback(_say_why)
+            task.add_done_callback(say_why)
+        if self._table is not None:
+            await self._table.open()
+
+    def drain(self, number: int) -> int:
+        """Raises RequestFailed also where there is no other engine."""
+        return self._frontend.drain_replica(number)
+
+    def resume(self, number: int) -> None:
+        self._frontend.resume_replica(number)
 
     async def restart(self, number: int) -> int:
-        """Puts a new engine in the place of one that serves, whose requests go on elsewhere or wait; how many. Raises
-        RequestFailed where none serves there.
-        """
+        """Where there is no other engine, the requests wait."""
         replica = self._frontend.serving(number)
-        moved = self._frontend.empty(replica)
+        moved = self._frontend.mark(replica, replica.drained, leaving=True)
+        if self._table is not None:
+            await self._table.settled()
         await self._keepers[number].restart()
         return moved
 
     async def stop(self) -> None:
         """Ends the engines, and with them the requests that they have. Raises TimeoutError."""
         self._frontend.close()
+        if self._table is not None:
+            for replica in self._frontend.replicas:
+                self._frontend.replicas.mark(replica, replica.drained, leaving=True)
+            await self._table.settled()  # other frontends take their requests away; no engine dies with one
+            await self._table.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -135,9 +155,3 @@ class Keeper:
             log.error("engine %d cannot be replaced yet, trying again: %s", self._number, error, exc_info=not known)
             return False
         return True
-
-
-def _say_why(task: asyncio.Task[None]) -> None:
-    """A keeper that ends by itself is a bug; its engine would never be replaced, and nobody would know."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("an engine is not watched any more", exc_info=error)

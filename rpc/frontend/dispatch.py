@@ -180,8 +180,10 @@ class Dispatch:
         for live in (*self._parked, *self._suspects.waiting):
             self._cut_off_lost(live)
 
-    def engine_lost(self, replica: Replica, lives: list[Live]) -> None:
-        """It died with these on it, which are on no engine any more."""
+    def engine_lost(self, replica: Replica, lives: list[Live], rows: int) -> None:
+        """It died with these on it, which are on no engine any more. rows: sequences that it last said to compute, also
+        of other frontends.
+        """
         if self._closing:
             for live in lives:
                 self._cut_off_lost(live)
@@ -193,8 +195,11 @@ class Dispatch:
                 self._limit_the_patience(live)
         else:
             free = [live for live in lives if live is not alone]
-            if alone in lives:
+            if alone in lives and (alone.started_here or not rows):
                 free += self._died_alone(replica, alone)
+            elif alone in lives:  # others were to end first
+                replica.alone = None
+                self._suspects.postpone()
         log.warning("engine %d had %d requests when it died", replica.number, len(lives))
         for live in free:
             self._go_on(live)
@@ -236,9 +241,9 @@ class Dispatch:
 
     def deliver(self, outputs: events.StepOutputs, replica: Replica) -> None:
         """What a step of this engine gave, or its end."""
-        now = time.monotonic()
+        now, rows = time.monotonic(), replica.stats.running
         if self.replicas.get(replica.number) is replica:
-            self._metrics.engine_step(outputs, replica.number)
+            self._metrics.engines.step(outputs, replica.number)
         replica.take(outputs)
         replica.questions.take(outputs.answers)
         for start in outputs.starts:
@@ -255,7 +260,7 @@ class Dispatch:
         replica.failing = replica.failing or any(end.reason is events.EndReason.ENGINE_FAILED for end in outputs.ends)
         lost = [live for end in outputs.ends if (live := self._ended(end)) is not None]
         if lost:
-            self.engine_lost(replica, lost)
+            self.engine_lost(replica, lost, rows)
         if self._suspects.running is not None and self._suspects.has_passed():
             self._suspects.parole()
             self._free_who_was_alone()

@@ -65,11 +65,11 @@ class Frontend:
 
     # Engines
 
-    def new_sink(self, number: int = 0) -> Sink:
+    def new_sink(self, number: int = 0, epoch: int | None = None) -> Sink:
         """For the next engine of this number, to be called on any thread: one wake-up of the loop a step. An engine
-        that is replaced can still end its own requests, but its stats count no more.
+        that is replaced can still end its own requests, but its stats count no more. epoch: as another server counts.
         """
-        replica = self._coming[number] = self.replicas.new(number)
+        replica = self._coming[number] = self.replicas.new(number, epoch)
 
         def sink(outputs: events.StepOutputs) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
@@ -77,10 +77,14 @@ class Frontend:
 
         return sink
 
-    def attach(self, engine: EngineClient, number: int = 0) -> None:
-        """From now on requests go to this engine too."""
+    def attach(self, engine: EngineClient, number: int = 0, drained: bool | None = None) -> None:
+        """From now on requests go to this engine too, unless it is drained; None: where it is one that took the place
+        of a drained one.
+        """
         replica = self._coming.pop(number, None) or self.replicas.new(number)
         replica.client = engine
+        if drained is not None:
+            replica.drained = drained
         self.replicas.attach(replica)
         self._metrics.engine_attached(engine.info.pages, number)
         self._dispatch.look_at(replica)
@@ -100,18 +104,22 @@ class Frontend:
         if not any(other is not replica for other in self.replicas.open):
             message = f"replica {number} is the only one that takes requests: they would have nowhere to go"
             raise RequestFailed("FAILED_PRECONDITION", "NO_OTHER_REPLICA", message)
-        replica.drained = True
-        return self._dispatch.move_from(replica)
+        return self.mark(replica, drained=True, leaving=replica.leaving)
 
-    def empty(self, replica: Replica) -> int:
-        """For another engine to take its place. As `drain_replica`, though there may be no other: then they wait."""
-        replica.leaving = True
-        return self._dispatch.move_from(replica)
+    def mark(self, replica: Replica, drained: bool, leaving: bool) -> int:
+        """drained: for now. leaving: another engine takes its place. Either way nothing new goes there, and what it has
+        goes elsewhere, or waits where there is no other; how many.
+        """
+        self.replicas.mark(replica, drained, leaving)
+        if drained or leaving:
+            return self._dispatch.move_from(replica)
+        self._dispatch.engine_came()
+        return 0
 
     def resume_replica(self, number: int) -> None:
         """Requests go to the engine of this number again. Raises RequestFailed where there is none."""
-        self.serving(number).drained = False
-        self._dispatch.engine_came()
+        replica = self.serving(number)
+        self.mark(replica, drained=False, leaving=replica.leaving)
 
     def serving(self, number: int) -> Replica:
         """The engine of this number. Raises RequestFailed where there is none at the moment."""

@@ -50,6 +50,11 @@ class Replica:
         """It takes requests."""
         return self.usable and not self.drained and not self.leaving
 
+    @property
+    def isolated(self) -> bool:
+        """One request has it for itself, this frontend's or another's."""
+        return self.alone is not None or self.stats.isolated > 0
+
     def send_off(self, attempt: int, tokens: int) -> None:
         """An attempt with so many tokens is on its way."""
         self.waiting[attempt] = tokens
@@ -88,10 +93,13 @@ class Replica:
 
 
 class Replicas:
-    """By number. secret: what the engines make names of pages with. On the frontend's loop, but for `names_of`."""
+    """By number. secret: what the engines make names of pages with. version: goes up when one comes, goes or is marked.
+    On the frontend's loop, but for `names_of`.
+    """
 
     def __init__(self, secret: bytes = b"") -> None:
-        self._secret, self._random = secret, random.Random()  # noqa: S311 - it hides nothing
+        self.secret, self._random = secret, random.Random()  # noqa: S311 - it hides nothing
+        self.version, self._news = 0, asyncio.Event()
         self._attached: dict[int, Replica] = {}
         self._newest: dict[int, Replica] = {}
         self._namer: PageNamer | None = None
@@ -100,12 +108,12 @@ class Replicas:
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._attached.values())
 
-    def new(self, number: int) -> Replica:
+    def new(self, number: int, epoch: int | None = None) -> Replica:
         """For an engine that is about to start. One that had the place before counts no more; where that was drained
-        and died, this one is drained too.
+        and died, this one is drained too. epoch: where another server counts them.
         """
         before = self._newest.get(number)
-        replica = self._newest[number] = Replica(number, before.epoch + 1 if before else 1)
+        replica = self._newest[number] = Replica(number, epoch or (before.epoch + 1 if before else 1))
         replica.drained = before is not None and before.drained and not before.leaving
         return replica
 
@@ -121,13 +129,30 @@ class Replicas:
         """In the place of the one with its number."""
         self._attached[replica.number] = replica
         self._info = info = self._common_info()
-        routed = len(self._attached) > 1 and self._secret
-        self._namer = PageNamer(self._secret, info.numerics, info.page_size) if routed else None
+        routed = len(self._attached) > 1 and self.secret
+        self._namer = PageNamer(self.secret, info.numerics, info.page_size) if routed else None
+        self._changed()
 
     def detach(self, number: int) -> None:
         self._attached.pop(number, None)
         if self._attached:
             self._info = self._common_info()
+        self._changed()
+
+    def mark(self, replica: Replica, drained: bool, leaving: bool) -> None:
+        """Whether requests may go there."""
+        replica.drained, replica.leaving = drained, leaving
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._news.set()
+
+    async def newer(self, version: int) -> None:
+        """Until the version is another one."""
+        while self.version == version:
+            self._news.clear()
+            await self._news.wait()
 
     @property
     def open(self) -> list[Replica]:
@@ -156,7 +181,7 @@ class Replicas:
 
     def choose(self, names: Sequence[bytes], length: int) -> Replica | None:
         """For a prompt of this length with these names of pages; None where no engine takes any."""
-        free = [replica for replica in self.open if replica.alone is None] or self.open
+        free = [replica for replica in self.open if not replica.isolated] or self.open
         views = [replica.view(replica.client.info, names) for replica in free if replica.client is not None]
         return free[choose(views, length, self._random.randrange)] if views else None
 

@@ -1,12 +1,11 @@
 """quire.v1.AdminService: what an operator can ask of a running server, and tell it."""
 
-from collections.abc import Awaitable, Callable
-
 from grpc import aio
 from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
 from cache_manager.ledger import Holder, PageState
+from rpc.engines.fleet import Fleet
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.replicas import Replica
@@ -22,10 +21,10 @@ STATES = {
 
 
 class AdminService(pb_grpc.AdminServiceServicer):
-    """Over the engines of one frontend. restart: puts a new one in the place of one; how many requests were moved."""
+    """Over the engines of one frontend."""
 
-    def __init__(self, frontend: Frontend, restart: Callable[[int], Awaitable[int]]) -> None:
-        self._frontend, self._restart = frontend, restart
+    def __init__(self, frontend: Frontend, fleet: Fleet) -> None:
+        self._frontend, self._fleet = frontend, fleet
 
     async def ListReplicas(  # noqa: N802 - gRPC's name
         self, _request: pb.ListReplicasRequest, _context: aio.ServicerContext
@@ -36,20 +35,20 @@ class AdminService(pb_grpc.AdminServiceServicer):
         self, request: pb.DrainReplicaRequest, context: aio.ServicerContext
     ) -> pb.DrainReplicaResponse:
         async with failures_to(context, within=""):
-            return pb.DrainReplicaResponse(moved_count=self._frontend.drain_replica(request.replica))
+            return pb.DrainReplicaResponse(moved_count=self._fleet.drain(request.replica))
 
     async def ResumeReplica(  # noqa: N802
         self, request: pb.ResumeReplicaRequest, context: aio.ServicerContext
     ) -> pb.ResumeReplicaResponse:
         async with failures_to(context, within=""):
-            self._frontend.resume_replica(request.replica)
+            self._fleet.resume(request.replica)
             return pb.ResumeReplicaResponse()
 
     async def RestartReplica(  # noqa: N802
         self, request: pb.RestartReplicaRequest, context: aio.ServicerContext
     ) -> pb.RestartReplicaResponse:
         async with failures_to(context, within=""):
-            return pb.RestartReplicaResponse(moved_count=await self._restart(request.replica))
+            return pb.RestartReplicaResponse(moved_count=await self._fleet.restart(request.replica))
 
     async def GetPageMap(  # noqa: N802 - gRPC's name
         self, request: pb.GetPageMapRequest, context: aio.ServicerContext
@@ -90,7 +89,11 @@ def _replica(replica: Replica) -> pb.Replica:
     drained, alone = pb.REPLICA_STATE_DRAINED, pb.REPLICA_STATE_ISOLATED
     return pb.Replica(
         number=replica.number,
-        state=drained if replica.drained or replica.leaving else alone if replica.alone else pb.REPLICA_STATE_SERVING,
+        state=drained
+        if replica.drained or replica.leaving
+        else alone
+        if replica.isolated
+        else pb.REPLICA_STATE_SERVING,
         epoch=replica.epoch,
         place=replica.client.place,
         running=stats.running,

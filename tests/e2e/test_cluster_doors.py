@@ -47,7 +47,7 @@ def test_wrong_tokens_are_refused(machine: Node) -> None:
     other = machine.place / "other"
     other.write_text("0" * 64)
     other.chmod(0o644)
-    assert "can be read by others" in refusal(machine, "--ray-token-file", str(other))
+    assert "can be used by others" in refusal(machine, "--ray-token-file", str(other))
     other.chmod(0o600)
     assert "refuses the token" in refusal(machine, "--ray-token-file", str(other))
     assert "there is none in" in refusal(machine, "--ray-token-file", str(machine.place / "nowhere"))
@@ -70,7 +70,7 @@ def test_a_cluster_without_a_token_is_refused(open_machine: Node) -> None:
 
 @pytest.mark.parametrize(
     ("content", "mode", "message"),
-    [(None, 0, "there is none in"), ("t", 0o640, "can be read by others"), ("\n", 0o600, "is empty")],
+    [(None, 0, "there is none in"), ("t", 0o640, "can be used by others"), ("\n", 0o600, "is empty")],
 )
 def test_a_token_file_has_to_be_one(tmp_path, content: str | None, mode: int, message: str) -> None:
     path = tmp_path / "token"

@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import grpc
@@ -16,6 +15,7 @@ from quire.v1 import generation_service_pb2 as generation_pb
 
 from tests.support.processes import tree, wait_until
 from tests.support.server import QUIRE, RunningServer, running_server, stream_request
+from tests.support.watching_client import histories_of, outputs_of, until_running, watching
 
 REPLICAS, STREAMS, TOKENS = 3, 16, 700
 ENGINE = "rpc.engines.engine_process"
@@ -28,22 +28,11 @@ def server() -> Iterator[RunningServer]:
 
 
 def client(server: RunningServer) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.support.watching_client", server.address, str(STREAMS), str(TOKENS)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def until_running(process: subprocess.Popen) -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
+    return watching(server.address, STREAMS, TOKENS)
 
 
 def told_by(process: subprocess.Popen) -> list[dict]:
-    """The histories, in which nothing may be wrong."""
-    assert process.stdout is not None
-    histories = json.loads(process.stdout.readline())
-    assert process.wait() == 0
-    assert [(history["wrong"], history["status"]) for history in histories] == [([], "OK")] * STREAMS
-    return histories
+    return histories_of(process, STREAMS)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +41,6 @@ def expected(server: RunningServer) -> list[dict]:
     process = client(server)
     until_running(process)
     return outputs_of(told_by(process))
-
-
-def outputs_of(histories: list[dict]) -> list[dict]:
-    return [{name: history[name] for name in ("tokens", "texts", "finishes")} for history in histories]
 
 
 def engines(server: RunningServer) -> list[psutil.Process]:

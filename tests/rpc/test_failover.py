@@ -257,6 +257,39 @@ def test_bystanders_of_one_that_runs_alone_are_not_suspected(tokenizer: Tokenize
     run(test())
 
 
+def test_a_suspect_is_not_guilty_of_what_others_do_before_it_runs(tokenizer: Tokenizer) -> None:
+    """Of another frontend, say: it waits for them to end."""
+
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=1)
+        async with AsyncExitStack() as stack:
+            (suspect,) = await opened(stack, fleet, 1)
+            for _ in range(2):
+                fleet.kill(0)
+                fleet.bring(0)
+            for _ in range(3):
+                assert fleet.submit_of(suspect).alone == PROBATION
+                fleet.engines[0].tell(nothing(EngineStats(running=2)))
+                fleet.kill(0)
+                assert suspect.stream.failure is None
+                fleet.bring(0)
+
+    run(test())
+
+
+def test_new_requests_keep_away_from_where_another_frontends_request_is_alone(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=2)
+        async with AsyncExitStack() as stack:
+            fleet.engines[0].tell(nothing(EngineStats(isolated=1)))
+            lives = await opened(stack, fleet, 8)
+            assert {fleet.place_of(live) for live in lives} == {1}
+            fleet.kill(1)
+            assert {fleet.place_of(live) for live in lives} == {0}, "there is no other"
+
+    run(test())
+
+
 def test_new_requests_keep_away_from_an_engine_where_one_is_alone(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         fleet = Fleet(tokenizer, engines=2)
@@ -328,7 +361,7 @@ def test_a_suspect_waits_where_no_engine_takes_requests(tokenizer: Tokenizer) ->
                 fleet.kill(0)
                 fleet.bring(0)
             assert fleet.submit_of(suspect).alone == PROBATION
-            fleet.frontend.empty(fleet.frontend.serving(0))
+            fleet.frontend.mark(fleet.frontend.serving(0), drained=False, leaving=True)
             assert fleet.dispatch._suspects.waiting == [suspect]
             fleet.kill(0)
             fleet.bring(0)
@@ -392,7 +425,7 @@ def test_a_drained_engine_that_dies_comes_back_drained_and_one_that_is_replaced_
         fleet.kill(1)
         fleet.bring(1)
         assert [replica.open for replica in fleet.frontend.replicas.newest] == [True, False]
-        fleet.frontend.empty(fleet.frontend.serving(1))
+        fleet.frontend.mark(fleet.frontend.serving(1), drained=False, leaving=True)
         fleet.kill(1)
         fleet.bring(1)
         assert [replica.open for replica in fleet.frontend.replicas.newest] == [True, True]

@@ -71,6 +71,16 @@ def test_others_come_back_once_it_has_gone_far_enough() -> None:
     assert steps - 1 == 3 + 3, "three chunks of its five tokens, and as many steps as it was to go beyond"
 
 
+def test_it_is_told_while_one_runs_alone() -> None:
+    scheduler = engine(rows=4)
+    step(scheduler, 0.0, [Submit(1, make_request(1, 3, 2)), submit(2, 5, alone=99)])
+    told = []
+    while scheduler.has_work:
+        told.append((step(scheduler).stats.isolated, running(scheduler)))
+    assert (1, {2}) in told
+    assert told[-1] == (0, set()), "which stands until there is work again"
+
+
 def test_two_that_run_alone_take_turns() -> None:
     scheduler = engine(rows=4)
     step(scheduler, 0.0, [submit(1, alone=99), submit(2, alone=99)])

@@ -66,18 +66,32 @@ class RunningServer:
 @contextmanager
 def running_server(*flags: str, **variables: str) -> Iterator[RunningServer]:
     """A server on free ports. variables: of its environment. Afterwards every page is free and the process gone."""
-    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment() | variables)
+    with _running("serve", *flags, **variables) as server:
+        yield server
+        if server.process.poll() is None:
+            server.wait_for_metric("quire_num_requests_running", 0)
+            server.wait_for_metric("quire_kv_pages_used", 0)
+
+
+@contextmanager
+def running_frontend(join: str, *flags: str) -> Iterator[RunningServer]:
+    """On free ports, with the engines of the server that has this --join-address. Afterwards the process is gone."""
+    with _running("frontend", "--join", join, *flags) as server:
+        yield server
+
+
+@contextmanager
+def _running(command: str, *flags: str, **variables: str) -> Iterator[RunningServer]:
+    line = [QUIRE, command, "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=clean_environment() | variables)
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        found = READY.search(line)
-        assert found, f"the server said {line!r} and ended with {process.poll()}"
+        said = process.stdout.readline()
+        found = READY.search(said)
+        assert found, f"the server said {said!r} and ended with {process.poll()}"
         server = RunningServer(process, *found.groups())
         yield server
         if process.poll() is None:
-            server.wait_for_metric("quire_num_requests_running", 0)
-            server.wait_for_metric("quire_kv_pages_used", 0)
             assert server.stop() == 0
     finally:
         if process.poll() is None:

@@ -9,6 +9,7 @@ its own. Streams differ in how they draw: greedy, seeded, with penalties, with s
 
 import asyncio
 import json
+import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -81,6 +82,30 @@ async def watch(stub: pb_grpc.GenerationServiceStub, number: int, tokens: int, f
         first.set()
     history.status = (await call.code()).name
     return history
+
+
+def watching(address: str, streams: int, tokens: int) -> subprocess.Popen:
+    """This module as a process."""
+    command = [sys.executable, "-m", "tests.support.watching_client", address, str(streams), str(tokens)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def until_running(process: subprocess.Popen) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+
+
+def histories_of(process: subprocess.Popen, streams: int) -> list[dict]:
+    """In which nothing may be wrong."""
+    assert process.stdout is not None
+    histories = json.loads(process.stdout.readline())
+    assert process.wait() == 0
+    assert [(history["wrong"], history["status"]) for history in histories] == [([], "OK")] * streams
+    return histories
+
+
+def outputs_of(histories: list[dict]) -> list[dict]:
+    return [{name: history[name] for name in ("tokens", "texts", "finishes")} for history in histories]
 
 
 async def main(address: str, streams: int, tokens: int) -> None:

@@ -1,0 +1,103 @@
+"""The table of a server's engines, for frontends in other processes: pushed to each of them whenever it changes."""
+
+import asyncio
+import hmac
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import grpc
+from grpc import aio
+from quire.engine.v1 import table_service_pb2 as pb
+from quire.engine.v1 import table_service_pb2_grpc as pb_grpc
+
+from rpc.frontend.replicas import Replica, Replicas
+from rpc.link import LISTENING
+
+SETTLE_SECONDS = 2.0  # that frontends get to do what a table asks of them
+
+
+class TableService(pb_grpc.TableServiceServicer):
+    """quire.engine.v1.TableService. address: unix:PATH, which this user alone can use, or HOST:PORT. token: what
+    frontends have to show, "" for none. model: a digest that theirs must have too.
+    """
+
+    def __init__(self, replicas: Replicas, address: str, token: str, model: bytes) -> None:
+        self._replicas, self._address, self._model = replicas, address, model
+        self._token = f"Bearer {token}".encode() if token else b""
+        self._done: dict[object, int] = {}  # by frontend: the version that it has acted upon
+        self._news = asyncio.Event()
+        self._server: aio.Server | None = None
+
+    async def open(self) -> None:
+        """Raises OSError where it cannot listen."""
+        self._server = aio.server(options=LISTENING)
+        pb_grpc.add_TableServiceServicer_to_server(self, self._server)
+        mask = os.umask(0o177)
+        try:
+            self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise OSError(f"--join-address {self._address} cannot be opened: {error}") from None
+        finally:
+            os.umask(mask)
+        await self._server.start()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=None)
+
+    async def settled(self) -> None:
+        """Until all frontends have done what the table asks of them now, at most SETTLE_SECONDS."""
+        version = self._replicas.version
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while any(done < version for done in self._done.values()):
+                    self._news.clear()
+                    await self._news.wait()
+
+    async def Watch(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[pb.WatchRequest], context: aio.ServicerContext
+    ) -> None:
+        shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+        if self._token and not hmac.compare_digest(self._token, str(shown).encode()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "these engines are for who has their server's token")
+        frontend = object()
+        reader = asyncio.create_task(self._read(request_iterator, frontend))
+        try:
+            while not reader.done():
+                version = self._replicas.version
+                self._done.setdefault(frontend, version - 1)
+                await context.write(self._table(version))
+                newer = asyncio.create_task(self._replicas.newer(version))
+                await asyncio.wait((newer, reader), return_when=asyncio.FIRST_COMPLETED)
+                newer.cancel()
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._done.pop(frontend, None)
+            self._news.set()
+
+    async def _read(self, requests: AsyncIterator[pb.WatchRequest], frontend: object) -> None:
+        async for message in requests:
+            self._done[frontend] = message.version
+            self._news.set()
+
+    def _table(self, version: int) -> pb.WatchResponse:
+        engines = [entry for replica in self._replicas if (entry := _entry(replica)) is not None]
+        return pb.WatchResponse(version=version, secret=self._replicas.secret, model=self._model, engines=engines)
+
+
+def _entry(replica: Replica) -> pb.TableEntry | None:
+    """None where other processes cannot reach it, or not any more."""
+    if not replica.usable or replica.client is None or replica.client.reach is None:
+        return None
+    reach = replica.client.reach
+    return pb.TableEntry(
+        number=replica.number,
+        epoch=replica.epoch,
+        address=reach.address,
+        token=reach.token,
+        place=replica.client.place,
+        drained=replica.drained,
+        leaving=replica.leaving,
+    )

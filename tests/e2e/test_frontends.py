@@ -1,0 +1,149 @@
+"""Several frontends over the same engines, as processes: streams outlive engines, frontends and servers."""
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.resuming import Resuming
+from tests.support.processes import tree
+from tests.support.server import QUIRE, RunningServer, running_frontend, running_server, stream_request
+from tests.support.watching_client import histories_of, outputs_of, until_running, watching
+
+STREAMS, TOKENS = 8, 700
+ENGINE = "rpc.engines.engine_process"
+
+
+@contextmanager
+def serving(address: str) -> Iterator[RunningServer]:
+    with running_server("--replicas", "2", "--kv-cache-memory", "64MiB", "--join-address", address) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"unix:{tmp_path_factory.mktemp('join')}/table"
+
+
+@pytest.fixture(scope="module")
+def frontends(address: str) -> Iterator[tuple[RunningServer, RunningServer]]:
+    """The server, and one that has joined it."""
+    with serving(address) as server, running_frontend(address) as guest:
+        yield server, guest
+
+
+@pytest.fixture(scope="module")
+def expected(frontends: tuple[RunningServer, RunningServer]) -> list[dict]:
+    """What undisturbed streams get."""
+    process = watching(frontends[0].address, STREAMS, TOKENS)
+    until_running(process)
+    return outputs_of(histories_of(process, STREAMS))
+
+
+def engines(server: RunningServer) -> list[psutil.Process]:
+    return [process for process in tree(server.process.pid) if ENGINE in process.cmdline()]
+
+
+def test_streams_of_all_frontends_outlive_an_engine(
+    frontends: tuple[RunningServer, RunningServer], expected: list[dict]
+) -> None:
+    server, _ = frontends
+    processes = [watching(one.address, STREAMS, TOKENS) for one in frontends]
+    for process in processes:
+        until_running(process)
+    engines(server)[1].kill()
+    for process in processes:
+        assert outputs_of(histories_of(process, STREAMS)) == expected
+    for one in frontends:
+        one.wait_for_metric("quire_replicas", 2)
+    assert "quire_kv_pages_used" not in frontends[1].metrics(), "engines are shown once"
+
+
+@pytest.mark.slow
+def test_streams_of_a_frontend_outlive_a_restart_of_all_engines(
+    frontends: tuple[RunningServer, RunningServer], expected: list[dict]
+) -> None:
+    server, guest = frontends
+    process = watching(guest.address, STREAMS, TOKENS)
+    until_running(process)
+    for number in ("0", "1"):
+        command = [QUIRE, "admin", "restart", number, "--server", server.admin]
+        subprocess.run(command, capture_output=True, timeout=120, check=True)
+        guest.wait_for_metric("quire_replicas", 2)
+    assert outputs_of(histories_of(process, STREAMS)) == expected
+
+
+def test_a_client_whose_frontend_dies_goes_on_with_another(
+    frontends: tuple[RunningServer, RunningServer], address: str
+) -> None:
+    server, guest = frontends
+    request = stream_request("ROMEO:", TOKENS, temperature=0.9, seed=5)
+    expected = [token for message in Resuming([guest.address], request, 60).messages() for token in ids_of(message)]
+    with running_frontend(address) as dying:
+        stream, found = Resuming([dying.address, server.address], request, 60), []
+        for message in stream.messages():
+            found += ids_of(message)
+            if len(found) > 20 and dying.process.poll() is None:
+                dying.process.kill()
+                dying.process.wait()
+    assert found == expected
+    assert stream.server == server.address
+    server.wait_for_metric("quire_num_requests_running", 0)  # the engines have let go of what the dead one had
+
+
+def ids_of(message: pb.StreamGenerateResponse) -> list[int]:
+    return [token for delta in message.deltas for token in delta.token_ids]
+
+
+@pytest.mark.slow
+def test_streams_of_a_frontend_outlive_the_server(tmp_path: Path, expected: list[dict]) -> None:
+    """Another one comes to the place of its table."""
+    address = f"unix:{tmp_path}/table"
+    with ExitStack() as stack:
+        first = stack.enter_context(serving(address))
+        guest = stack.enter_context(running_frontend(address))
+        process = watching(guest.address, STREAMS, TOKENS)
+        until_running(process)
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait(60)
+        stack.enter_context(serving(address))
+        assert outputs_of(histories_of(process, STREAMS)) == expected
+
+
+def test_a_frontend_says_what_keeps_it_from_serving(tmp_path: Path) -> None:
+    def refusal(*flags: str) -> str:
+        command = [QUIRE, "frontend", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 1
+        return ended.stderr
+
+    assert "--join is missing" in refusal()
+    assert "give a --join-token-file" in refusal("--join", "127.0.0.1:7")
+    said = refusal("--join", f"unix:{tmp_path}/nobody", "--engine-start-timeout", "1")
+    assert "cannot be followed, trying again: unavailable" in said
+    assert f"no engine of the server at unix:{tmp_path}/nobody could be reached within 1 s" in said
+
+
+def test_a_table_on_a_port_asks_for_its_token(tmp_path: Path) -> None:
+    token, other = tmp_path / "token", tmp_path / "other"
+    for path in (token, other):
+        path.write_text(path.name)
+        path.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ["--join-address", f"127.0.0.1:{port}", "--join-token-file", str(token)]
+    with running_server("--kv-cache-memory", "64MiB", *flags):
+        with running_frontend(f"127.0.0.1:{port}", "--join-token-file", str(token)) as guest:
+            with grpc.insecure_channel(guest.address) as channel:
+                messages = list(guest.stub(channel).StreamGenerate(stream_request("ROMEO:", 3)))
+            assert len([token for message in messages for token in ids_of(message)]) == 3
+        command = [QUIRE, "frontend", "--join", f"127.0.0.1:{port}", "--join-token-file", str(other)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert "refuses this frontend" in ended.stderr

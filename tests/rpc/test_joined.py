@@ -1,0 +1,275 @@
+"""Frontends that use another server's engines: they have what its table has, and do what it asks of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from model.inputs.tokenizer import Tokenizer
+from rpc.engines.joined import JoinedEngines, JoinError
+from rpc.engines.supervisor import Supervisor
+from rpc.frontend.engine_client import Reach
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.live import Live
+from rpc.frontend.prepare import Preparer
+from rpc.frontend.settings import FrontendSettings
+from rpc.link.server import LinkService
+from rpc.link.table import TableService
+from rpc.observe.metrics import Metrics
+from rpc.private_files import read_token
+from rpc.settings import JoinSettings, SharingSettings
+from scheduler.events import EndReason, Finish, Submit
+from scheduler.limits import ModelDefaults
+from scheduler.request import Spec
+from scheduler.settings import RequestLimits
+from tests.support.frontends import outputs
+from tests.support.links import MortalEngine, eventually, run, serving
+
+MODEL = b"m" * 32
+TOKEN = "right"  # noqa: S105 - of these tests
+
+
+class Owner:
+    """A server of engines that are puppets, each behind a link of its own; and its table."""
+
+    def __init__(self, directory: Path, tokenizer: Tokenizer, token: str = "") -> None:
+        self.directory, self.address = directory, f"unix:{directory / 'table'}"
+        preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
+        self.frontend = Frontend(preparer, FrontendSettings(), Metrics("m"), secret=b"s" * 32)
+        self.table = TableService(self.frontend.replicas, self.address, token, MODEL)
+        self.engines: dict[int, MortalEngine] = {}
+        self._launches = 0
+
+    async def bring(self, stack: AsyncExitStack, number: int) -> MortalEngine:
+        """In the place of the one with this number, if there is one."""
+        self._launches += 1
+        place = self.directory / f"engine-{self._launches}"
+        place.mkdir()
+        service = LinkService("secret")
+        engine = self.engines[number] = MortalEngine(service.sink)
+        address, _ = await stack.enter_async_context(serving(service, place))
+        engine.reach = Reach(address, "secret")
+        self.frontend.new_sink(number)
+        service.attach(engine)
+        self.frontend.attach(engine, number)
+        return engine
+
+
+@asynccontextmanager
+async def owned(directory: Path, tokenizer: Tokenizer, engines: int = 2, token: str = "") -> AsyncIterator[Owner]:
+    async with AsyncExitStack() as stack:
+        owner = Owner(directory, tokenizer, token)
+        for number in range(engines):
+            await owner.bring(stack, number)
+        await owner.table.open()
+        stack.push_async_callback(owner.table.close)
+        yield owner
+
+
+class Guest:
+    """A frontend that has joined."""
+
+    def __init__(self, owner: Owner, tokenizer: Tokenizer, token: str = "", model: bytes = MODEL) -> None:
+        preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
+        self.metrics = Metrics("m", own_engines=False)
+        self.frontend = Frontend(preparer, FrontendSettings(), self.metrics)
+        settings = JoinSettings(owner.address, start=10.0)
+        self.fleet = JoinedEngines(settings, token, RequestLimits(), model, self.frontend)
+
+    def states(self) -> dict[int, tuple[int, bool]]:
+        """Epoch, and whether it takes requests, by number."""
+        return {replica.number: (replica.epoch, replica.open) for replica in self.frontend.replicas}
+
+    def place_of(self, live: Live) -> int:
+        return self.frontend._dispatch._places[live.attempt].number
+
+
+@asynccontextmanager
+async def joined(owner: Owner, tokenizer: Tokenizer) -> AsyncIterator[Guest]:
+    guest = Guest(owner, tokenizer)
+    await guest.fleet.start()
+    try:
+        yield guest
+    finally:
+        await guest.fleet.stop()
+
+
+async def submitted(engine: MortalEngine, count: int = 1) -> list[Submit]:
+    """The next ones that reach it."""
+    await eventually(lambda: len(engine.submitted()) >= count)
+    return [event for event in engine.sent if isinstance(event, Submit)]
+
+
+def test_it_has_the_engines_of_the_table_and_serves_with_them(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with owned(tmp_path, tokenizer) as owner, joined(owner, tokenizer) as guest:
+            await eventually(lambda: guest.states() == {0: (1, True), 1: (1, True)})
+            assert guest.fleet.summary == f"engines of {owner.address}"
+            assert guest.frontend.replicas.secret == b"s" * 32
+            async with guest.frontend.open(Spec("cat"), "r", None) as live:
+                engine = owner.engines[guest.place_of(live)]
+                (submit,) = await submitted(engine)
+                engine.tell(outputs([(submit.attempt, 0, 70)], [(submit.attempt, EndReason.LENGTH)], [submit.attempt]))
+                await eventually(lambda: live.stream.ended)
+                assert [delta.token_ids for delta in live.stream.take()] == [[70]]
+            exposed = guest.metrics.registry.get_sample_value
+            assert exposed("quire_replicas", {"model_name": "m"}) == 2
+            assert exposed("quire_kv_pages_total", {"model_name": "m"}) is None, "its owner shows it"
+
+    run(test())
+
+
+def test_requests_leave_an_engine_that_is_drained_or_replaced(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with (
+            AsyncExitStack() as stack,
+            owned(tmp_path, tokenizer) as owner,
+            joined(owner, tokenizer) as guest,
+        ):
+            await eventually(lambda: len(guest.states()) == 2)
+            live = await stack.enter_async_context(guest.frontend.open(Spec("cat"), "r", None))
+            first = guest.place_of(live)
+            other = 1 - first
+            (submit,) = await submitted(owner.engines[first])
+            owner.engines[first].tell(outputs([(submit.attempt, 0, 70)], starts=[submit.attempt]))
+            await eventually(lambda: live.stream.sequences[0].token_count)
+            owner.frontend.drain_replica(first)
+            await owner.table.settled()
+            assert guest.states()[first] == (1, False)
+            assert guest.place_of(live) == other, "before its owner goes on"
+            await eventually(lambda: Finish(submit.attempt) in owner.engines[first].sent)
+            (again,) = await submitted(owner.engines[other])
+            assert (again.emitted, again.again, again.alone) == (((70,),), True, 0)
+            owner.frontend.resume_replica(first)
+            await owner.table.settled()
+            assert guest.states()[first] == (1, True)
+            owner.frontend.mark(owner.frontend.serving(other), drained=False, leaving=True)
+            await owner.table.settled()
+            await submitted(owner.engines[first], 2)
+            owner.frontend.detach(other)
+            await eventually(lambda: other not in guest.states())
+            await owner.bring(stack, other)
+            await eventually(lambda: guest.states() == {first: (1, True), other: (2, True)})
+            assert not guest.frontend._dispatch._suspects._records, "no engine died with it"
+
+    run(test())
+
+
+def test_a_link_that_breaks_is_made_anew_while_the_engine_lives(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+            replica = guest.frontend.replicas.get(0)
+            replica.client._lost("a cable was cut")
+            await eventually(lambda: guest.frontend.replicas.get(0) not in (replica, None))
+            assert guest.states() == {0: (1, True)}
+
+    run(test())
+
+
+def test_requests_wait_for_another_server_in_the_place_of_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            async with owned(tmp_path, tokenizer, engines=1) as owner:
+                guest = await stack.enter_async_context(joined(owner, tokenizer))
+                live = await stack.enter_async_context(guest.frontend.open(Spec("cat"), "r", None))
+                await submitted(owner.engines[0])
+            await eventually(lambda: not guest.frontend.replicas.open)
+            (tmp_path / "next").mkdir()
+            owner = Owner(tmp_path / "next", tokenizer)
+            owner.table = TableService(owner.frontend.replicas, f"unix:{tmp_path / 'table'}", "", MODEL)
+            engine = await owner.bring(stack, 0)
+            await owner.table.open()
+            stack.push_async_callback(owner.table.close)
+            (submit,) = await submitted(engine)
+            assert submit.again
+            assert live.stream.failure is None
+
+    run(test())
+
+
+def test_requests_leave_a_server_that_ends_before_its_engines_do(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+            async with guest.frontend.open(Spec("cat"), "r", None) as live:
+                await submitted(owner.engines[0])
+                await Supervisor([], owner.frontend, owner.table).stop()
+                assert list(guest.frontend._dispatch._parked) == [live]
+            assert not guest.frontend._dispatch._suspects._records
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("token", "model", "message"),
+    [("wrong", MODEL, "refuses this frontend"), (TOKEN, b"x" * 32, "another configuration")],
+)
+def test_what_does_not_belong_to_it_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer, token: str, model: bytes, message: str
+) -> None:
+    async def test() -> None:
+        async with owned(tmp_path, tokenizer, token=TOKEN) as owner:
+            guest = Guest(owner, tokenizer, token, model)
+            with pytest.raises(JoinError, match=message):
+                await guest.fleet.start()
+            await guest.fleet.stop()
+
+    run(test())
+
+
+def test_engines_of_another_server_are_drained_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+            for refused in (guest.fleet.drain, guest.fleet.resume):
+                with pytest.raises(RequestFailed, match="ask that one"):
+                    refused(0)
+            with pytest.raises(RequestFailed, match="ask that one"):
+                await guest.fleet.restart(0)
+
+    run(test())
+
+
+def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rpc.link.table.SETTLE_SECONDS", 0.05)
+
+    async def test() -> None:
+        async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+            await owner.table.settled()
+            owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
+            blocked = asyncio.Event()
+            monkeypatch.setattr(guest.fleet, "_apply", lambda _: blocked.wait())
+            await owner.table.settled()
+            assert not blocked.is_set()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "message"),
+    [
+        ("10.0.0.1:7000", None, "can be reached by others: give a --join-token-file"),
+        ("tcp://x", None, "must be unix:PATH or HOST:PORT"),
+        ("10.0.0.1", "t", "must be unix:PATH or HOST:PORT"),
+        (None, "t", "give a --join-address"),
+    ],
+)
+def test_addresses_that_are_none_or_open_to_all(address: str | None, token: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SharingSettings(address, token)
+    if address is not None:
+        with pytest.raises(ValueError, match=message):
+            JoinSettings(address, token)
+
+
+def test_a_token_that_others_can_read_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("t\n")
+    path.chmod(0o640)
+    with pytest.raises(ValueError, match=r"--join-token-file .*token can be used by others"):
+        read_token(path, "--join-token-file")
+    path.chmod(0o600)
+    assert read_token(path, "--join-token-file") == "t"
