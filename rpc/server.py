@@ -22,9 +22,11 @@ from rpc.cache_secret import read_secret
 from rpc.engines.fleet import Fleet
 from rpc.engines.host import choose_hosts
 from rpc.engines.joined import JoinedEngines
+from rpc.engines.scaling import Scaling
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import load_preparer
+from rpc.frontend.promises import Promises
 from rpc.frontend.settings import FrontendSettings
 from rpc.link.table import TableService
 from rpc.observe.metrics import Metrics
@@ -35,6 +37,7 @@ from rpc.services.generation import GenerationService
 from rpc.services.health import HealthService
 from rpc.services.tokenization import TokenizationService
 from rpc.settings import JoinedSettings, ListenSettings, ServerSettings, is_loopback
+from scheduler.autoscaling import Autoscaler
 from scheduler.settings import ImageLimits
 
 log = logging.getLogger("quire.server")
@@ -167,12 +170,17 @@ async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> No
     taken.
     """
     secret, sharing = read_secret(settings.cache), settings.sharing
-    frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images, secret)
+    scaling = settings.scaling
+    promises = Promises(scaling.ttft, scaling.itl)
+    frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images, secret, promises)
     table = None
     if sharing.address is not None:
         digest = inputs_digest(model_directory(settings.model.model))
         table = TableService(frontend.replicas, sharing.address, join_token(sharing.token_file), digest)
-    fleet = Supervisor(choose_hosts(settings, secret), frontend, table)
+    least, most = settings.engine.replicas, settings.most_replicas
+    metrics.engines.wanted.set(least)
+    scaler = Scaling(Autoscaler(scaling, least), frontend, metrics) if most > least else None
+    fleet = Supervisor(choose_hosts(settings, secret), frontend, least, table, scaler)
     await _run(Server(settings.listen, settings.images, frontend, metrics, fleet), announce)
 
 
@@ -190,12 +198,16 @@ def join_token(path: str | None) -> str:
 
 
 async def _frontend(
-    model: ModelSettings, settings: FrontendSettings, images: ImageLimits, secret: bytes | None = None
+    model: ModelSettings,
+    settings: FrontendSettings,
+    images: ImageLimits,
+    secret: bytes | None = None,
+    promises: Promises | None = None,
 ) -> tuple[Frontend, Metrics]:
     """secret: of own engines' page names; None where they are another server's, which counts what they do."""
     preparer = await asyncio.to_thread(load_preparer, model, settings.public_prefixes, images)
     metrics = Metrics(preparer.name, own_engines=secret is not None)
-    return Frontend(preparer, settings, metrics, secret or b""), metrics
+    return Frontend(preparer, settings, metrics, secret or b"", promises), metrics
 
 
 async def _run(server: Server, announce: Callable[[str], None]) -> None:

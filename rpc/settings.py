@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.frontend.settings import FrontendSettings
-from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, SchedulerSettings
+from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +277,18 @@ class ServerSettings:
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
     images: ImageLimits = field(default_factory=ImageLimits)
     sharing: SharingSettings = field(default_factory=SharingSettings)
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
+
+    def __post_init__(self) -> None:
+        most = self.scaling.replicas
+        if most is not None and not self.engine.replicas <= most <= MOST_REPLICAS:
+            raise ValueError(
+                f"--max-replicas is {most}, must be in [{self.engine.replicas}, {MOST_REPLICAS}], from --replicas up"
+            )
+
+    @property
+    def most_replicas(self) -> int:
+        return self.scaling.replicas or self.engine.replicas
 
     @property
     def engine_config(self) -> EngineConfig:

@@ -172,6 +172,7 @@ class EngineStats:
     pages in the host tier, and those that hold a copy; swapped_out, swapped_in: pages copied there and back; swap_lost:
     those that did not come back as they had been. imbalances: pages that the ledger found wrong, and set aside.
     images_encoded: calls of the image encoder. isolated: 1 while one request has the engine for itself.
+    waiting_seconds: that the queue is predicted to take.
     """
 
     running: int = 0
@@ -204,6 +205,7 @@ class EngineStats:
     pages_if_copied: int = 0
     images_encoded: int = 0
     isolated: int = 0
+    waiting_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,7 +103,8 @@ class Scheduler:
         return tuple(self._attempts.ends)
 
     def stats(self) -> EngineStats:
-        return self._tally.stats(self.rows, self.queue, self.cache, self._isolated)
+        seconds = self.admission.predicted_wait(*self._will_wait()) if len(self.queue) else 0.0
+        return self._tally.stats(self.rows, self.queue, self.cache, seconds, self._isolated)
 
     @property
     def _isolated(self) -> bool:

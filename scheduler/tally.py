@@ -25,7 +25,9 @@ class Tally:
     images_encoded: int = 0
     peak: int = 0
 
-    def stats(self, rows: Rows, queue: Queue, cache: CacheManager, isolated: bool = False) -> EngineStats:
+    def stats(
+        self, rows: Rows, queue: Queue, cache: CacheManager, waiting_seconds: float, isolated: bool
+    ) -> EngineStats:
         pool, prefix, tier = cache.pool, cache.prefix, cache.pool.tier
         return EngineStats(
             running=rows.used,
@@ -58,4 +60,5 @@ class Tally:
             pages_if_copied=cache.tables.entries,
             images_encoded=self.images_encoded,
             isolated=int(isolated),
+            waiting_seconds=waiting_seconds,
         )

@@ -26,7 +26,7 @@ from rpc.settings import (
     ServerSettings,
     SharingSettings,
 )
-from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, SchedulerSettings
+from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
 
 UINT32 = 2**32 - 1
 
@@ -62,6 +62,7 @@ def _root(
         ModelSettings: None,
         ListenSettings: "Addresses",
         EngineSettings: "Engine",
+        ScalingSettings: "More engines and fewer",
         SchedulerSettings: "Scheduling",
         CacheSettings: "Prefix cache",
         QueueLimits: "Queue",
@@ -90,6 +91,7 @@ def serve(config: Config = None, **values: Any) -> None:
             cache=build(CacheSettings, values),
             frontend=build(FrontendSettings, values),
             sharing=build(SharingSettings, values),
+            scaling=build(ScalingSettings, values),
         )
         asyncio.run(serve_own(settings, _announce))
 

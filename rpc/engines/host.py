@@ -26,20 +26,20 @@ class EngineHost(Protocol):
 
 def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     """Places for as many engines as the settings ask for, where they say. secret: of page names."""
-    engine = settings.engine
-    config = replace(
-        settings.engine_config, secret=secret.hex(), tells_names=engine.replicas > 1, engines_here=engine.replicas
-    )
+    engine, most = settings.engine, settings.most_replicas
+    config = replace(settings.engine_config, secret=secret.hex(), tells_names=most > 1, engines_here=most)
     if engine.in_ray:
         if engine.ray_address is not None:
             config = replace(config, engines_here=1)  # Ray says who shares a node
-        cluster = RayCluster(engine, engine.replicas * settings.model.tensor_parallel)
-        return [RayHost(number, cluster, config, engine) for number in range(engine.replicas)]
+        cluster = RayCluster(engine, most * settings.model.tensor_parallel)
+        return [RayHost(number, cluster, config, engine) for number in range(most)]
     shared = settings.sharing.address is not None
+    if most > 1 and engine.engine == "thread":
+        raise ValueError(f"--max-replicas is {most}: only one engine fits in a thread of the server's process")
     if shared and engine.engine == "thread":
         raise ValueError("--join-address: other processes cannot use an engine in a thread of this one (--engine)")
-    if engine.replicas > 1 or shared or engine.engine == "process" or _chooses_process(settings):
-        return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(engine.replicas)]
+    if most > 1 or shared or engine.engine == "process" or _chooses_process(settings):
+        return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(most)]
     return [ThreadHost(config)]
 
 

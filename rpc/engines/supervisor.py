@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 
 from model.errors import CheckpointError
 from rpc.engines.fleet import say_why
 from rpc.engines.host import EngineHost
 from rpc.engines.process import EngineStartError
+from rpc.engines.scaling import Scaling
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
+from rpc.frontend.replicas import Replica
 from rpc.link.table import TableService
 
 log = logging.getLogger("quire.engines")
@@ -20,31 +22,85 @@ STEADY = 10.0  # seconds after which an engine's death counts as the first again
 
 
 class Supervisor:
-    """`Fleet` of own engines: one a host, each under its place in the list. table: for frontends that use them too."""
+    """`Fleet` of own engines: at most one a host, each under its place in the list. least: engines at the start, None:
+    one a host. table: for frontends that use them too. scaling: changes how many there are.
+    """
 
-    def __init__(self, hosts: Sequence[EngineHost], frontend: Frontend, table: TableService | None = None) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[EngineHost],
+        frontend: Frontend,
+        least: int | None = None,
+        table: TableService | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
         self._keepers = [Keeper(number, host, frontend) for number, host in enumerate(hosts)]
-        self._frontend, self._table = frontend, table
-        self._tasks: list[asyncio.Task[None]] = []
+        self._least = len(hosts) if least is None else least
+        self._frontend, self._table, self._scaling = frontend, table, scaling
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by number, of those that there are or will be
+        self._scaler: asyncio.Task[None] | None = None
 
     @property
     def summary(self) -> str:
-        return f"{len(self._keepers)} replicas" if len(self._keepers) > 1 else ""
+        least, most = self._least, len(self._keepers)
+        return f"{least} to {most} replicas" if least < most else f"{most} replicas" if most > 1 else ""
 
     async def start(self) -> None:
         """Until all of them serve. Raises what the first `launch` that fails does; `stop` is due all the same."""
-        launches = [asyncio.create_task(keeper.launch()) for keeper in self._keepers]
+        launches = [asyncio.create_task(keeper.launch()) for keeper in self._keepers[: self._least]]
         try:
             await asyncio.gather(*launches)
         finally:
             for launch in launches:
                 launch.cancel()
             await asyncio.gather(*launches, return_exceptions=True)
-        self._tasks = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
-        for task in self._tasks:
-            task.add_done_callback(say_why)
+        for number in range(self._least):
+            self._watch(number, self._keepers[number].keep())
         if self._table is not None:
             await self._table.open()
+        if self._scaling is not None:
+            self._scaler = asyncio.create_task(self._scaling.run(self))
+            self._scaler.add_done_callback(say_why)
+
+    def _watch(self, number: int, keeping: Coroutine[None, None, None]) -> None:
+        task = self._tasks[number] = asyncio.create_task(keeping)
+        task.add_done_callback(say_why)
+
+    @property
+    def count(self) -> int:
+        return len(self._tasks)
+
+    def grow(self) -> None:
+        """Raises RuntimeError where no host is left."""
+        number = next((n for n in range(len(self._keepers)) if n not in self._tasks), None)
+        if number is None:
+            raise RuntimeError(f"{self.count} engines are as many as there are hosts")
+        self._watch(number, self._keepers[number].come())
+
+    async def shrink(self) -> None:
+        number = min(self._tasks, key=lambda number: (*self._busy(number), -number))
+        task, replica = self._tasks.pop(number), self._frontend.replicas.get(number)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if replica is not None and replica.usable:
+            await self._empty(replica)
+        await self._keepers[number].stop()
+        self._frontend.detach(number)
+        self._frontend.replicas.retire(number)
+
+    def _busy(self, number: int) -> tuple[bool, int]:
+        """Whether it serves, and how many requests."""
+        replica = self._frontend.replicas.get(number)
+        if replica is None or not replica.usable:
+            return False, 0
+        return True, replica.stats.running + replica.stats.waiting
+
+    async def _empty(self, replica: Replica) -> int:
+        """Requests leave it, also those of other frontends; how many were here."""
+        moved = self._frontend.mark(replica, replica.drained, leaving=True)
+        if self._table is not None:
+            await self._table.settled()
+        return moved
 
     def drain(self, number: int) -> int:
         """Raises RequestFailed also where there is no other engine."""
@@ -55,10 +111,7 @@ class Supervisor:
 
     async def restart(self, number: int) -> int:
         """Where there is no other engine, the requests wait."""
-        replica = self._frontend.serving(number)
-        moved = self._frontend.mark(replica, replica.drained, leaving=True)
-        if self._table is not None:
-            await self._table.settled()
+        moved = await self._empty(self._frontend.serving(number))
         await self._keepers[number].restart()
         return moved
 
@@ -70,9 +123,10 @@ class Supervisor:
                 self._frontend.replicas.mark(replica, replica.drained, leaving=True)
             await self._table.settled()  # other frontends take their requests away; no engine dies with one
             await self._table.close()
-        for task in self._tasks:
+        tasks = [*self._tasks.values(), *([self._scaler] if self._scaler is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         ends = await asyncio.gather(*(keeper.stop() for keeper in self._keepers), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
@@ -100,6 +154,12 @@ class Keeper:
     async def stop(self) -> None:
         """Raises TimeoutError."""
         await self._host.stop()
+
+    async def come(self) -> None:
+        """Starts an engine, however long there is no room for it, and then as `keep`."""
+        await self._replace(0.0)
+        log.info("engine %d takes requests", self._number)
+        await self.keep()
 
     async def keep(self) -> None:
         """Replaces the engine whenever it dies, until cancelled."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from rpc.frontend.errors import RequestFailed, internal
 from rpc.frontend.live import Arrivals, Live
 from rpc.frontend.output import Finish, FinishReason, StepTokens
+from rpc.frontend.promises import Promises
 from rpc.frontend.replicas import Replica, Replicas
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.suspects import Suspects
@@ -29,8 +30,8 @@ log = logging.getLogger("quire.frontend")
 class Dispatch:
     """The live requests of one frontend, each on an engine, on its way to one, or under suspicion."""
 
-    def __init__(self, replicas: Replicas, settings: FrontendSettings, metrics: Metrics) -> None:
-        self.replicas, self._settings, self._metrics = replicas, settings, metrics
+    def __init__(self, replicas: Replicas, settings: FrontendSettings, metrics: Metrics, promises: Promises) -> None:
+        self.replicas, self._settings, self._metrics, self._promises = replicas, settings, metrics, promises
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._attempts = itertools.count(1)
@@ -322,6 +323,7 @@ class Dispatch:
                 except Exception:
                     self._unreadable(live)
         self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps)
+        self._promises.observe(arrivals.firsts, arrivals.gaps)
 
     def _accept(self, live: Live, step: StepTokens, i: int, arrivals: Arrivals) -> None:
         stream, index = live.stream, step.indices[i]

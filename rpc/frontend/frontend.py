@@ -18,6 +18,7 @@ from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal, invalid
 from rpc.frontend.live import Live
 from rpc.frontend.prepare import Preparer
+from rpc.frontend.promises import Promises
 from rpc.frontend.replicas import Replica, Replicas
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import RequestStream
@@ -45,13 +46,22 @@ class Work(Enum):
 class Frontend:
     """Requests of one served model. `attach` an engine's client before the first request, further ones under numbers of
     their own, and a new one's under the number of one that was lost. secret: what all engines name their pages with.
+    promises: how late answers come.
     """
 
-    def __init__(self, preparer: Preparer, settings: FrontendSettings, metrics: Metrics, secret: bytes = b"") -> None:
+    def __init__(
+        self,
+        preparer: Preparer,
+        settings: FrontendSettings,
+        metrics: Metrics,
+        secret: bytes = b"",
+        promises: Promises | None = None,
+    ) -> None:
         self.preparer, self.settings, self._metrics = preparer, settings, metrics
+        self.promises = promises or Promises()
         self.draining = False
         self.replicas = Replicas(secret)
-        self._dispatch = Dispatch(self.replicas, settings, metrics)
+        self._dispatch = Dispatch(self.replicas, settings, metrics, self.promises)
         self._coming: dict[int, Replica] = {}
         self._loop = asyncio.get_running_loop()
         self._workers = {

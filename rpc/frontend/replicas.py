@@ -23,7 +23,7 @@ class Replica:
     waiting: of each attempt that is there, tokens that it brought; none once it has started. alone: what this frontend
     has there, and nobody beside it. failing: it has told of its end, which its client may not know yet. lost: set once
     that does. epoch: the how-manieth in its place. drained: nothing new goes there; nor where it is leaving, since
-    another engine is to come.
+    it is to end. ended: none is to take its place.
     """
 
     number: int
@@ -32,6 +32,7 @@ class Replica:
     drained: bool = False
     leaving: bool = False
     failing: bool = False
+    ended: bool = False
     stats: EngineStats = field(default_factory=EngineStats)
     names: set[bytes] = field(default_factory=set)
     waiting: dict[int, int] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class Replicas:
     @property
     def newest(self) -> list[Replica]:
         """The one in each place, also one that is only starting."""
-        return [self._newest[number] for number in sorted(self._newest)]
+        return [self._newest[number] for number in sorted(self._newest) if not self._newest[number].ended]
 
     def get(self, number: int) -> Replica | None:
         return self._attached.get(number)
@@ -138,6 +139,11 @@ class Replicas:
         if self._attached:
             self._info = self._common_info()
         self._changed()
+
+    def retire(self, number: int) -> None:
+        """There is to be no engine in this place for now."""
+        if number in self._newest:
+            self._newest[number].ended = True
 
     def mark(self, replica: Replica, drained: bool, leaving: bool) -> None:
         """Whether requests may go there."""

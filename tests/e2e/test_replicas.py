@@ -155,3 +155,18 @@ def test_kills_at_random_moments_lose_and_double_nothing(server: RunningServer, 
         for victim in chance.sample(engines(server), chance.randint(1, 2)):
             victim.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGKILL]))
         assert outputs_of(told_by(process)) == expected
+
+
+@pytest.mark.slow
+def test_a_second_engine_comes_with_the_work_and_goes_after_it() -> None:
+    """While streams run, which notice neither."""
+    flags = ["--max-replicas", "2", "--scale-use", "0.05", "--scale-up-delay", "0", "--scale-down-delay", "3"]
+    with running_server("--kv-cache-memory", "64MiB", *flags) as server:
+        while server.metrics()["quire_replicas"] < 2:
+            process = client(server)
+            until_running(process)
+            told_by(process)
+        assert server.metrics()["quire_replicas_wanted"] == 2
+        server.wait_for_metric("quire_replicas", 1)
+        assert len(engines(server)) == 1
+        assert server.metrics()["quire_engine_starts_total"] == 2

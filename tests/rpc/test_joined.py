@@ -195,7 +195,7 @@ def test_requests_leave_a_server_that_ends_before_its_engines_do(tmp_path: Path,
         async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
             async with guest.frontend.open(Spec("cat"), "r", None) as live:
                 await submitted(owner.engines[0])
-                await Supervisor([], owner.frontend, owner.table).stop()
+                await Supervisor([], owner.frontend, table=owner.table).stop()
                 assert list(guest.frontend._dispatch._parked) == [live]
             assert not guest.frontend._dispatch._suspects._records
 

@@ -192,7 +192,7 @@ def test_stopping_ends_the_wait_for_the_next_try(tokenizer: Tokenizer, monkeypat
         await eventually(lambda: rig.host.launches == 2)
         await rig.end()
         assert (rig.host.launches, len(rig.host.engines)) == (2, 1)
-        assert all(task.cancelled() for task in rig.supervisor._tasks)
+        assert all(task.cancelled() for task in rig.supervisor._tasks.values())
 
     run(test())
 
@@ -298,7 +298,7 @@ def test_whatever_a_launch_raises_it_is_tried_again(tokenizer: Tokenizer, monkey
         rig = Rig(tokenizer, [None, RuntimeError("CUDA out of memory")])
         await rig.supervisor.start()
         (await rig.engine(1)).die("gone")
-        (keeper,) = rig.supervisor._tasks
+        (keeper,) = rig.supervisor._tasks.values()
         await eventually(lambda: len(rig.host.engines) == 2 or keeper.done())
         assert not keeper.done()
         await rig.end()

@@ -229,7 +229,11 @@ def ends(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT) -> End:
 
 @st.composite
 def stats(draw: st.DrawFn) -> EngineStats:
-    others = {"lifetimes": st.lists(COUNT, max_size=12).map(tuple), "lifetime_seconds": FLOAT64}
+    others = {
+        "lifetimes": st.lists(COUNT, max_size=12).map(tuple),
+        "lifetime_seconds": FLOAT64,
+        "waiting_seconds": FLOAT64,
+    }
     return EngineStats(**{f.name: draw(others.get(f.name, COUNT)) for f in fields(EngineStats)})
 
 
