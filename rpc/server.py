@@ -30,6 +30,7 @@ from rpc.frontend.promises import Promises
 from rpc.frontend.settings import FrontendSettings
 from rpc.link.table import TableService
 from rpc.observe.metrics import Metrics
+from rpc.observe.targets import TargetsFile
 from rpc.paths import inputs_digest, model_directory
 from rpc.private_files import read_token
 from rpc.services.admin import AdminService
@@ -70,8 +71,16 @@ class Server:
     """The frontend of this process over a fleet of engines: `start`, on `stop` `drain`, always `close`."""
 
     def __init__(
-        self, listen: ListenSettings, images: ImageLimits, frontend: Frontend, metrics: Metrics, fleet: Fleet
+        self,
+        listen: ListenSettings,
+        images: ImageLimits,
+        frontend: Frontend,
+        metrics: Metrics,
+        fleet: Fleet,
+        targets: TargetsFile | None = None,
     ) -> None:
+        self._targets = targets
+        self._follower: asyncio.Task[None] | None = None
         self._listen, self._images = listen, images
         self._frontend, self._metrics, self._fleet = frontend, metrics, fleet
         self._health = HealthService(SERVICES, self._frontend.health)
@@ -108,6 +117,9 @@ class Server:
         """
         listen = self._listen
         await self._fleet.start()
+        if self._targets is not None:
+            self._targets.write()  # whoever cannot write it says so now
+            self._follower = asyncio.create_task(self._targets.follow())
         self._grpc = self._services()
         host = f"[{listen.host}]" if ":" in listen.host else listen.host
         try:
@@ -163,6 +175,9 @@ class Server:
             if self._http is not None:
                 await asyncio.to_thread(self._http.shutdown)
                 self._http.server_close()
+            if self._targets is not None and self._follower is not None:
+                self._follower.cancel()
+                self._targets.clear()
 
 
 async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:
@@ -172,21 +187,24 @@ async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> No
     secret, sharing = read_secret(settings.cache), settings.sharing
     scaling = settings.scaling
     promises = Promises(scaling.ttft, scaling.itl)
-    frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images, secret, promises)
+    path = settings.engine.metrics_targets
+    frontend, metrics = await _frontend(
+        settings.model, settings.frontend, settings.images, path is None, secret, promises
+    )
+    targets = None if path is None else TargetsFile(Path(path), frontend.replicas)
     table = None
     if sharing.address is not None:
         digest = inputs_digest(model_directory(settings.model.model))
         table = TableService(frontend.replicas, sharing.address, join_token(sharing.token_file), digest)
     least, most = settings.engine.replicas, settings.most_replicas
-    metrics.engines.wanted.set(least)
     scaler = Scaling(Autoscaler(scaling, least), frontend, metrics) if most > least else None
     fleet = Supervisor(choose_hosts(settings, secret), frontend, least, table, scaler)
-    await _run(Server(settings.listen, settings.images, frontend, metrics, fleet), announce)
+    await _run(Server(settings.listen, settings.images, frontend, metrics, fleet, targets), announce)
 
 
 async def serve_joined(settings: JoinedSettings, announce: Callable[[str], None]) -> None:
     """As `serve`, with another server's engines."""
-    frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images)
+    frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images, shows_engines=False)
     digest = inputs_digest(model_directory(settings.model.model))
     fleet = JoinedEngines(settings.join, join_token(settings.join.token_file), settings.request, digest, frontend)
     await _run(Server(settings.listen, settings.images, frontend, metrics, fleet), announce)
@@ -201,13 +219,14 @@ async def _frontend(
     model: ModelSettings,
     settings: FrontendSettings,
     images: ImageLimits,
-    secret: bytes | None = None,
+    shows_engines: bool,
+    secret: bytes = b"",
     promises: Promises | None = None,
 ) -> tuple[Frontend, Metrics]:
-    """secret: of own engines' page names; None where they are another server's, which counts what they do."""
+    """shows_engines: what they do is in these metrics. secret: of own engines' page names."""
     preparer = await asyncio.to_thread(load_preparer, model, settings.public_prefixes, images)
-    metrics = Metrics(preparer.name, own_engines=secret is not None)
-    return Frontend(preparer, settings, metrics, secret or b"", promises), metrics
+    metrics = Metrics(preparer.name, shows_engines)
+    return Frontend(preparer, settings, metrics, secret, promises), metrics
 
 
 async def _run(server: Server, announce: Callable[[str], None]) -> None:

@@ -131,6 +131,14 @@ class EngineSettings:
         },
     )
 
+    metrics_targets: str | None = field(
+        default=None,
+        metadata={
+            "help": "File for Prometheus's file_sd_configs that names each engine's own metrics, kept as engines come "
+            "and go. They then show themselves what they do and what their processes take; this server does not."
+        },
+    )
+
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"--engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
@@ -232,6 +240,7 @@ class EngineConfig:
 
     secret: of page names, in hexadecimal; "" for one of the engine's own. tells_names: frontends route by what its
     prefix cache has. engines_here: on this machine, among which its memory and processors are divided.
+    shows_metrics: on a port of its own.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -243,6 +252,7 @@ class EngineConfig:
     secret: str = field(default="", repr=False)
     tells_names: bool = False
     engines_here: int = 1
+    shows_metrics: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -260,6 +270,7 @@ class EngineConfig:
             values["secret"],
             values["tells_names"],
             values["engines_here"],
+            values["shows_metrics"],
         )
 
 

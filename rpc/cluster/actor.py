@@ -13,7 +13,7 @@ from typing import Any
 
 from model.errors import RankLost
 from model.parallel.group import UNIX
-from rpc.engines.engine_process import make_engine, run_and_report, run_engine, set_up_logging
+from rpc.engines.engine_process import exporter_of, make_engine, run_and_report, run_engine, set_up_logging
 from rpc.engines.process import private_directory
 from rpc.engines.reaping import die_with_parent
 from rpc.settings import EngineConfig
@@ -47,8 +47,11 @@ class EngineActor:
             never = asyncio.Event()  # a cluster that ends kills its actors
             actors = partial(FollowerActors, f"{node}:0" if apart else "", followers)
             make = partial(make_engine, engine_config, followers=actors)
-            engine = run_engine(make, at, never, token, opened, lease)
-            self._why = run_and_report(lambda: asyncio.run(engine))
+
+            async def serve() -> None:
+                await run_engine(make, at, never, token, opened, lease, exporter_of(engine_config, at))
+
+            self._why = run_and_report(lambda: asyncio.run(serve()))
             bound.set()
             self._ended.set()
             time.sleep(LAST_WORDS)  # the driver hears why and ends this process, where it can be heard

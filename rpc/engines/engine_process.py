@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,13 @@ from rpc.engines.local import LocalEngine
 from rpc.engines.reaping import die_with_parent
 from rpc.link import CHANNEL_OPTIONS, LISTENING
 from rpc.link.server import LinkService
+from rpc.paths import model_directory, model_name
 from rpc.settings import EngineConfig
 from scheduler.engine import Sink
 
 if TYPE_CHECKING:
     from rpc.engines.group import Followers
+    from rpc.observe.exporter import EngineExporter
 
 log = logging.getLogger("quire.engines")
 
@@ -48,15 +51,18 @@ async def run_engine(
     token: str = "",
     opened: Callable[[str], None] | None = None,
     lease: float | None = None,
+    exporter: "EngineExporter | None" = None,
 ) -> None:
     """Serves the engine that `make` gives on the link, until `stop`. listen: as gRPC writes addresses; port 0 is a free
     one.
     token: what a frontend has to show. opened: is told the address, before the engine is made. lease: seconds without a
-    frontend after which it ends: on another machine, it may be all that is left of its server.
+    frontend after which it ends: on another machine, it may be all that is left of its server. exporter: shows what it
+    does.
 
     Raises what `make` does, OSError where it cannot listen, and EngineFailedError where the engine fails.
     """
-    server, service = aio.server(options=[*CHANNEL_OPTIONS, *LISTENING]), LinkService(token)
+    server = aio.server(options=[*CHANNEL_OPTIONS, *LISTENING])
+    service = LinkService(token) if exporter is None else LinkService(token, exporter.step)
     pb_grpc.add_EngineServiceServicer_to_server(service, server)
     try:
         port = server.add_insecure_port(listen)
@@ -66,6 +72,9 @@ async def run_engine(
     if opened is not None:
         opened(listen if listen.startswith("unix") else f"{listen.rpartition(':')[0]}:{port}")
     engine = await asyncio.to_thread(make, service.sink)
+    if exporter is not None:
+        engine.info = replace(engine.info, metrics=exporter.address)
+        exporter.attached(engine.info.pages)
     engine.start()
     service.attach(engine)
     failed, lonely = asyncio.create_task(service.wait_failure()), asyncio.create_task(service.wait_lonely(lease))
@@ -123,6 +132,17 @@ def set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
 
 
+def exporter_of(config: EngineConfig, listen: str) -> "EngineExporter | None":
+    """On the address that the link listens on. Raises OSError."""
+    if not config.shows_metrics:
+        return None
+    from rpc.observe.exporter import EngineExporter
+
+    name = config.model.served_model_name or model_name(config.model.model, model_directory(config.model.model))
+    host = "127.0.0.1" if listen.startswith("unix") else listen.rpartition(":")[0].strip("[]")
+    return EngineExporter(name, host)
+
+
 async def _main(config: EngineConfig, token: str, listen: str) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -131,7 +151,8 @@ async def _main(config: EngineConfig, token: str, listen: str) -> None:
         stop.set()
 
     loop.add_reader(0, parent_has_closed)
-    await run_engine(partial(make_engine, config), listen, stop, token)
+    exporter = exporter_of(config, listen)
+    await run_engine(partial(make_engine, config), listen, stop, token, exporter=exporter)
 
 
 def main() -> None:

@@ -28,6 +28,8 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     """Places for as many engines as the settings ask for, where they say. secret: of page names."""
     engine, most = settings.engine, settings.most_replicas
     config = replace(settings.engine_config, secret=secret.hex(), tells_names=most > 1, engines_here=most)
+    apart = engine.metrics_targets is not None
+    config = replace(config, shows_metrics=apart)
     if engine.in_ray:
         if engine.ray_address is not None:
             config = replace(config, engines_here=1)  # Ray says who shares a node
@@ -38,7 +40,11 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
         raise ValueError(f"--max-replicas is {most}: only one engine fits in a thread of the server's process")
     if shared and engine.engine == "thread":
         raise ValueError("--join-address: other processes cannot use an engine in a thread of this one (--engine)")
-    if most > 1 or shared or engine.engine == "process" or _chooses_process(settings):
+    if apart and engine.engine == "thread":
+        raise ValueError(
+            "--metrics-targets: an engine in a thread of this process has no metrics of its own (--engine)"
+        )
+    if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(settings):
         return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(most)]
     return [ThreadHost(config)]
 

@@ -32,7 +32,8 @@ class Scaling:
     """`run` until cancelled."""
 
     def __init__(self, autoscaler: Autoscaler, frontend: Frontend, metrics: Metrics) -> None:
-        self._autoscaler, self._frontend, self._metrics = autoscaler, frontend, metrics
+        self._autoscaler, self._frontend = autoscaler, frontend
+        self._wanted = metrics.make.gauge("quire_replicas_wanted", "Engines that there should be.")
 
     async def run(self, engines: Scalable) -> None:
         while True:
@@ -45,7 +46,7 @@ class Scaling:
     async def look(self, engines: Scalable) -> None:
         """Once."""
         before, decision = engines.count, self._autoscaler.decide(self._load(engines.count))
-        self._metrics.engines.wanted.set(decision.replicas)
+        self._wanted.set(decision.replicas)
         if decision.replicas != before:
             log.info("replicas: %d instead of %d, since %s", decision.replicas, before, decision.why)
         for _ in range(before, decision.replicas):

@@ -12,7 +12,7 @@ from scheduler.limits import Limits
 class EngineInfo:
     """What an engine is. limits: what it can serve. pages: size of its KV pool. dtype: of weights and KV. device: cpu
     or cuda. page_size: tokens in a page. numerics: what the numbers that it computes depend on, beside tokens: engines
-    for which this is equal give the same tokens.
+    for which this is equal give the same tokens. metrics: HOST:PORT where it shows its own; "" where it does not.
     """
 
     limits: Limits
@@ -21,6 +21,7 @@ class EngineInfo:
     device: str
     page_size: int = 16
     numerics: bytes = b""
+    metrics: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,7 @@ def encode_info(info: EngineInfo) -> pb.ConnectResponse:
             device=info.device,
             page_size=info.page_size,
             numerics=info.numerics,
+            metrics=info.metrics,
         )
     )
 
@@ -204,7 +205,9 @@ def encode_info(info: EngineInfo) -> pb.ConnectResponse:
 def decode_info(message: pb.EngineInfo, request: RequestLimits) -> EngineInfo:
     """request: the frontend's own part of the limits."""
     limits = Limits(message.vocabulary, message.context, message.pool_tokens, message.sequences, request)
-    return EngineInfo(limits, message.pages, message.dtype, message.device, message.page_size, message.numerics)
+    return EngineInfo(
+        limits, message.pages, message.dtype, message.device, message.page_size, message.numerics, message.metrics
+    )
 
 
 def encode_outputs(outputs: StepOutputs, stalled: float, overdue: str = "") -> pb.ConnectResponse:

@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -102,10 +102,11 @@ class Connection:
 
 class LinkService(pb_grpc.EngineServiceServicer):
     """quire.engine.v1 over one engine. Make it on its loop, give `sink` to the engine, then `attach` the engine. token:
-    what frontends have to show, "" where others cannot reach it.
+    what frontends have to show, "" where others cannot reach it. observe: gets each step's outputs too.
     """
 
-    def __init__(self, token: str = "") -> None:
+    def __init__(self, token: str = "", observe: Callable[[StepOutputs], None] = lambda _: None) -> None:
+        self._observe = observe
         self._token = f"Bearer {token}".encode() if token else b""
         self._loop = asyncio.get_running_loop()
         self._engine: EngineClient | None = None
@@ -129,6 +130,7 @@ class LinkService(pb_grpc.EngineServiceServicer):
 
     def _deliver(self, outputs: StepOutputs) -> None:
         self._stats = outputs.stats
+        self._observe(outputs)
         for change in outputs.names:
             self._names.difference_update(short_names(change.removed))
             self._names.update(short_names(change.added))

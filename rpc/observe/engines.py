@@ -64,7 +64,6 @@ class EngineMetrics:
         self._lifetimes = make.counted(
             "quire_kv_page_lifetime_seconds", "From a page's publication until its place was needed.", LIFETIMES
         )
-        self.wanted = make.gauge("quire_replicas_wanted", "Engines that there should be.")
         self._starts = make.counter(
             "quire_engine_starts", "Engines that became ready: the first one, and its successors."
         )

@@ -29,16 +29,16 @@ OUTCOMES = (
 
 
 class Metrics:
-    """All of a server's metrics, with the label model_name. own_engines: what they do is shown here; else by the server
-    whose they are.
+    """All of a server's metrics, with the label model_name. shows_engines: what they do, too; else they do themselves,
+    or the server whose they are.
     """
 
-    def __init__(self, model_name: str, own_engines: bool = True) -> None:
+    def __init__(self, model_name: str, shows_engines: bool = True) -> None:
         disable_created_metrics()  # a _created series beside each other one would double them
         self.registry = CollectorRegistry()
         self._here: set[int] = set()
-        self.engines = EngineMetrics(self.registry if own_engines else CollectorRegistry(), model_name)
-        make = Families(self.registry, model_name)
+        self.engines = EngineMetrics(self.registry if shows_engines else CollectorRegistry(), model_name)
+        self.make = make = Families(self.registry, model_name)
         self._replicas = make.gauge("quire_replicas", "Engines that requests can go to.")
         self._prompt_tokens = make.counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
         self._cached_tokens = make.counter("quire_prompt_tokens_cached", "Those of them that the prefix cache had.")

@@ -80,6 +80,7 @@ VALUES[EngineConfig] = {
     "secret": st.binary().map(bytes.hex),
     "tells_names": st.booleans(),
     "engines_here": COUNT,
+    "shows_metrics": st.booleans(),
 }
 
 

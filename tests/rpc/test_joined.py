@@ -74,7 +74,7 @@ class Guest:
 
     def __init__(self, owner: Owner, tokenizer: Tokenizer, token: str = "", model: bytes = MODEL) -> None:
         preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
-        self.metrics = Metrics("m", own_engines=False)
+        self.metrics = Metrics("m", shows_engines=False)
         self.frontend = Frontend(preparer, FrontendSettings(), self.metrics)
         settings = JoinSettings(owner.address, start=10.0)
         self.fleet = JoinedEngines(settings, token, RequestLimits(), model, self.frontend)

@@ -66,7 +66,9 @@ def test_outputs_arrive_as_they_were(step: StepOutputs, stalled: float) -> None:
 @few
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5), st.text(), st.text())
 def test_info_arrives_with_the_frontends_own_request_limits(counts: list[int], dtype: str, device: str) -> None:
-    info = EngineInfo(Limits(*counts[:4], OWN_LIMITS), counts[4], dtype, device, counts[0], dtype.encode())
+    info = EngineInfo(
+        Limits(*counts[:4], OWN_LIMITS), counts[4], dtype, device, counts[0], dtype.encode(), f"{device}:{counts[1]}"
+    )
     assert unlike(info, through_info(info)) == []
 
 

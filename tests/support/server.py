@@ -74,6 +74,13 @@ def running_server(*flags: str, **variables: str) -> Iterator[RunningServer]:
 
 
 @contextmanager
+def running_alone(*flags: str) -> Iterator[RunningServer]:
+    """As `running_server`, whose engines show their metrics themselves."""
+    with _running("serve", *flags) as server:
+        yield server
+
+
+@contextmanager
 def running_frontend(join: str, *flags: str) -> Iterator[RunningServer]:
     """On free ports, with the engines of the server that has this --join-address. Afterwards the process is gone."""
     with _running("frontend", "--join", join, *flags) as server:

@@ -188,7 +188,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., stalled: _Optional[float] = ..., overdue: _Optional[str] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device", "page_size", "numerics")
+    __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device", "page_size", "numerics", "metrics")
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class EngineInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     vocabulary: int
     context: int
     pool_tokens: int
@@ -207,7 +208,8 @@ class EngineInfo(_message.Message):
     device: str
     page_size: int
     numerics: bytes
-    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ...) -> None: ...
+    metrics: str
+    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class Outputs(_message.Message):
     __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers", "prompt_parts", "indices", "overheads", "names")

@@ -1,0 +1,31 @@
+"""An engine's own metrics: what it does, and what its process takes, on an HTTP port of its own."""
+
+import threading
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, start_http_server
+
+from rpc.observe.engines import EngineMetrics
+from scheduler.events import StepOutputs
+
+
+class EngineExporter:
+    """host: an address of this machine; the port is a free one. address: where it can be scraped. Raises OSError."""
+
+    def __init__(self, model_name: str, host: str) -> None:
+        disable_created_metrics()
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._metrics = EngineMetrics(registry, model_name)
+        self._server: WSGIServer
+        self._thread: threading.Thread
+        self._server, self._thread = start_http_server(0, host, registry=registry)
+        bracketed = f"[{host}]" if ":" in host else host
+        self.address = f"{bracketed}:{self._server.server_port}"
+
+    def attached(self, pages: int) -> None:
+        """The engine is there."""
+        self._metrics.attached(pages)
+
+    def step(self, outputs: StepOutputs) -> None:
+        self._metrics.step(outputs)
