@@ -34,10 +34,10 @@ from model.kernels.element import FLOAT
 from model.kernels.machine import open_machine
 from model.parallel.collective import Collective
 from model.parallel.distributed import Distributed
-from model.parallel.group import UNIX, address_of, listen
 from model.parallel.opening import Means, join, lead
 from model.parallel.shard import Shard
 from model.parallel.shared import SharedMemory
+from model.parallel.sockets import address_of, listen, new_local
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.settings import EngineConfig
@@ -110,17 +110,16 @@ def follow(addresses: list[str], seconds: float) -> None:
 
 
 def sums(seconds: float) -> Iterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as place:
-        listeners = [listen(f"{UNIX}{place}/ranks"), listen("127.0.0.1:0")]
-        addresses = [address_of(listener) for listener in listeners]
-        other = multiprocessing.get_context("spawn").Process(target=follow, args=(addresses, seconds))
-        other.start()
-        led = [lead(listener, RANKS, TOKEN, {}, means()) for listener in listeners]
-        yield from measure(led[0].collective, led[1].collective, seconds)
-        led[0].ranks.exchange({})
-        for one in led:
-            one.close()
-        other.join()
+    listeners = [listen(new_local()), listen("127.0.0.1:0")]
+    addresses = [address_of(listener) for listener in listeners]
+    other = multiprocessing.get_context("spawn").Process(target=follow, args=(addresses, seconds))
+    other.start()
+    led = [lead(listener, RANKS, TOKEN, {}, means()) for listener in listeners]
+    yield from measure(led[0].collective, led[1].collective, seconds)
+    led[0].ranks.exchange({})
+    for one in led:
+        one.close()
+    other.join()
 
 
 def worker(model: str, ranks: int) -> None:

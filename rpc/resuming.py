@@ -14,6 +14,8 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 LOST = (grpc.StatusCode.UNAVAILABLE,)
 ROUNDS, PAUSE = 3, 0.5  # tries of all servers without a new token; seconds between two rounds
+TIMES = ("max_time", "max_queue_time")
+LEAST = 1_000_000  # nanoseconds: a server takes no time of 0
 OPTIONS = [("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)]
 
 
@@ -32,6 +34,10 @@ class Resuming:
         self._request.spec.output.token_ids = True  # what was lost is known by its tokens
         self._bound = False  # nobody can go on from what there is
         self._ended: set[int] = set()
+        self._began = time.monotonic_ns()
+        self._given = {
+            name: getattr(request.spec, name).ToNanoseconds() for name in TIMES if request.spec.HasField(name)
+        }
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.server = self._servers[0]
 
@@ -59,6 +65,7 @@ class Resuming:
 
     def _of_one_server(self) -> Iterator[pb.StreamGenerateResponse]:
         spec = self._request.spec
+        self._deduct()
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         with grpc.insecure_channel(self.server, options=OPTIONS) as channel:
             for message in pb_grpc.GenerationServiceStub(channel).StreamGenerate(self._request, timeout=left):
@@ -74,3 +81,13 @@ class Resuming:
                     if not self._wants_ids:
                         del delta.token_ids[:]
                 yield message
+
+    def _deduct(self) -> None:
+        """What servers before this one took of the times that the request has, they took of its own: the next one gets
+        what is left. Who has a token has been scheduled.
+        """
+        spent, spec = time.monotonic_ns() - self._began, self._request.spec
+        for name, given in self._given.items():
+            getattr(spec, name).FromNanoseconds(min(given, max(LEAST, given - spent)))
+        if spec.output_prefix.ids:
+            spec.ClearField("max_queue_time")

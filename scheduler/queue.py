@@ -1,20 +1,27 @@
-"""The waiting queue: first come first, preempted sequences in front, with the time until which each will wait."""
+"""The waiting queue: first come first, also those who come back, with the time until which each will wait."""
 
 import heapq
 import math
-from collections import OrderedDict
-from itertools import takewhile
+from bisect import bisect_left, insort
 
 from scheduler.rows import Sequence
 
 Key = tuple[int, int]
 
 
+def _place(sequence: Sequence) -> tuple[int, Key]:
+    return sequence.order, sequence.key
+
+
 class Queue:
-    """Sequences that wait for a row, by attempt and index. tokens: all of theirs together."""
+    """Sequences that wait for a row, by attempt and index. tokens: all of theirs together.
+
+    A list kept in order: who is in it is found in O(log n), and the pointers behind it are moved as one block.
+    """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Key, Sequence] = OrderedDict()
+        self._waiting: dict[Key, Sequence] = {}
+        self._line: list[Sequence] = []
         self._deadlines: list[tuple[float, Key]] = []
         self.tokens = 0
 
@@ -23,25 +30,17 @@ class Queue:
 
     def attempts(self) -> list[int]:
         """Of each sequence."""
-        return [attempt for attempt, _ in self._waiting]
+        return [sequence.attempt for sequence in self._line]
 
-    def push(self, sequence: Sequence, deadline: float) -> None:
-        """Last in line; `expired` reports it once `deadline`, which may be infinite, has passed."""
+    def push(self, sequence: Sequence, deadline: float = math.inf) -> None:
+        """In line before all who came later, also where it has been served before; `expired` reports it once `deadline`
+        has passed.
+        """
         self._waiting[sequence.key] = sequence
-        self._wait(sequence, deadline)
-
-    def _wait(self, sequence: Sequence, deadline: float) -> None:
+        insort(self._line, sequence, key=_place)
         self.tokens += sequence.length
         if deadline < math.inf:
             heapq.heappush(self._deadlines, (deadline, sequence.key))
-
-    def push_front(self, sequence: Sequence, deadline: float = math.inf) -> None:
-        """In line before all who came later: it has been served before. deadline: as in `push`."""
-        earlier = [s.key for s in takewhile(lambda s: s.order < sequence.order, self._waiting.values())]
-        self._waiting[sequence.key] = sequence
-        for key in (sequence.key, *reversed(earlier)):
-            self._waiting.move_to_end(key, last=False)
-        self._wait(sequence, deadline)
 
     def get(self, attempt: int, index: int = 0) -> Sequence | None:
         return self._waiting.get((attempt, index))
@@ -50,16 +49,17 @@ class Queue:
         """The heir takes the place of one that waits, and its deadline."""
         deadlines = [deadline for deadline, key in self._deadlines if key == sequence.key]
         self.remove(*sequence.key)
-        self.push_front(heir)
+        self.push(heir)
         for deadline in deadlines:
             heapq.heappush(self._deadlines, (deadline, heir.key))
 
     def in_order(self) -> list[Sequence]:
-        return list(self._waiting.values())
+        return list(self._line)
 
     def remove(self, attempt: int, index: int = 0) -> Sequence | None:
         sequence = self._waiting.pop((attempt, index), None)
         if sequence is not None:
+            del self._line[bisect_left(self._line, _place(sequence), key=_place)]
             self.tokens -= sequence.length
         return sequence
 

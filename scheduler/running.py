@@ -81,7 +81,7 @@ class Running:
         if search is not None and search.has_offer(sequence.index):
             search.parked[sequence.index] = sequence
         else:
-            self.queue.push_front(sequence)
+            self.queue.push(sequence)
 
     def drop(self, row: int) -> None:
         last = int(self.rows.last_step[row])
@@ -124,7 +124,7 @@ class Running:
         else:
             heir.preempted = True
             self.drop(row)
-            self.queue.push_front(heir)
+            self.queue.push(heir)
 
     def _parent(self, attempt: int) -> Sequence | None:
         """The one of its sequences from whose prompt others will go on."""
@@ -164,12 +164,12 @@ class Running:
                     continue
                 if row is not None:
                     child.lost = int(self.rows.scheduled[row])  # computed, but it will not be held for this one
-                self.queue.push_front(child)
+                self.queue.push(child)
         for move in moves:
             row = rows[move.parent]
             if move.slot == move.parent:
                 if row is None:
-                    self.queue.push_front(search.parked.pop(move.slot).extended(move.slot, move.token))
+                    self.queue.push(search.parked.pop(move.slot).extended(move.slot, move.token))
                 else:
                     self.rows.append(np.array([row], np.int32), np.array([move.token], np.int32))
                     self.rows.length[row] += 1

@@ -182,9 +182,8 @@ class Scheduler:
         search = BeamSearch.of(request)
         if search is not None:
             self._running.beams[event.attempt] = search
-        push = self.queue.push_front if event.again else self.queue.push
         for sequence in sequences:
-            push(sequence, now + longest_wait)
+            self.queue.push(sequence, now + longest_wait)
 
     def _refusal(self, sequences: Seq[Sequence], longest_wait: float) -> Refusal | None:
         """Why these may not queue, None if they may."""

@@ -4,7 +4,6 @@ Parts are gathered and added up here: a ring of gloo or NCCL adds them in an ord
 number stands.
 """
 
-import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,6 +19,7 @@ from model.errors import RankLost
 from model.parallel.collective import Turns
 from model.parallel.group import START_SECONDS
 from model.parallel.shard import Shard
+from model.parallel.sockets import host_port, listen
 
 PATIENCE = 0.5  # seconds
 
@@ -82,7 +82,7 @@ class Distributed:
 
 def offer_store(host: str, size: int) -> tuple[TCPStore, int]:
     """Of rank 0: one that listens on this address alone, and its port."""
-    listener = socket.create_server((host, 0))
+    listener = listen(host_port(host, 0))
     port = listener.getsockname()[1]
     wait = timedelta(seconds=START_SECONDS)
     return TCPStore(host, port, size, True, wait, False, master_listen_fd=listener.detach()), port

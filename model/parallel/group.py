@@ -1,39 +1,27 @@
-"""How the ranks of a group find each other and stay together: a socket from each follower to rank 0.
+"""How the ranks of a group stay together: a socket from each follower to rank 0.
 
-An address is `unix:PATH`, for processes of one machine, or `HOST:PORT`. Who connects shows the group's token, says
-which rank it is and what it runs; what does not fit is refused with the reason. Then whoever ends is missed at once:
-the other side of its socket sees it.
+Who connects shows the group's token, says which rank it is and what it runs; what does not fit is refused with the
+reason. Then whoever ends is missed at once: the other side of its socket sees it.
 """
 
 import errno
-import hmac
-import logging
 import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from model.errors import RankLost
+from model.parallel.sockets import connect
 from model.parallel.wire import FORMAT, MOST_BYTES, MOST_WORDS, Kind, WireError, pack_words, receive, send, unpack_words
-
-log = logging.getLogger("quire.ranks")
 
 TOKEN_BYTES = 32
 WORDS_SECONDS = 0.5  # that last words may take
 HELLO_SECONDS = 5.0  # that a connection may take to say who it is
 START_SECONDS = 600.0  # that a rank may take to load its part
-UNIX = "unix:"
 CUT_OFF = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-ALIVE = {  # asked after so many seconds without a word, again each second, given up after so many questions
-    getattr(socket, name): value
-    for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5))
-    if hasattr(socket, name)
-}
 LEADER_ENDED = "rank 0 has ended"
 
 Said = Mapping[str, Any]
@@ -43,60 +31,18 @@ class Refused(ValueError):
     """This rank is not wanted; says why."""
 
 
-def listen(address: str) -> socket.socket:
-    """address: with port 0, any. Raises OSError."""
-    if address.startswith(UNIX):
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(address.removeprefix(UNIX))
-    else:
-        host, _, port = address.rpartition(":")
-        listener = socket.create_server((host, int(port)))
-    listener.listen()
-    return listener
-
-
-def address_of(listener: socket.socket) -> str:
-    """What `connect` finds it under."""
-    name = listener.getsockname()
-    return UNIX + name if listener.family == socket.AF_UNIX else f"{name[0]}:{name[1]}"
-
-
 class Leader:
-    """Rank 0's side of the group. seconds: that a follower may take over a message once all are there."""
+    """Rank 0's side of the group. followers: connections of ranks 1 and up. seconds: that one may take over a message
+    once all have started.
+    """
 
     def __init__(self, followers: Sequence[socket.socket], seconds: float) -> None:
         self._followers, self._seconds = list(followers), seconds
         # The thread that watches reads last words where no other thread is reading.
         self._reading = [threading.Lock() for _ in followers]
         self._words: dict[int, str] = {}
-
-    @staticmethod
-    def gather(
-        listener: socket.socket, size: int, token: bytes, runs: Said, seconds: float, ended: Callable[[], str]
-    ) -> "Leader":
-        """Waits for all ranks but 0. runs: what a follower must say that it runs, too. ended: why one will never come,
-        "" while all may. Raises RankLost, Refused.
-        """
-        found: dict[int, socket.socket] = {}
-        deadline = time.monotonic() + START_SECONDS
-        listener.settimeout(0.1)
-        try:
-            while len(found) < size - 1:
-                missing = [rank for rank in range(1, size) if rank not in found]
-                if why := ended():
-                    raise RankLost(why)
-                if time.monotonic() > deadline:
-                    raise RankLost(f"ranks {missing} did not come within {START_SECONDS:g} s")
-                with suppress(TimeoutError):
-                    _admit(listener.accept()[0], missing, token, runs, found)
-        except BaseException:
-            for follower in found.values():
-                follower.close()
-            raise
-        followers = [found[rank] for rank in range(1, size)]
         for follower in followers:
             follower.settimeout(START_SECONDS)
-        return Leader(followers, seconds)
 
     @property
     def sockets(self) -> dict[int, socket.socket]:
@@ -171,52 +117,6 @@ class Leader:
             follower.close()
 
 
-def _admit(
-    connection: socket.socket, missing: Sequence[int], token: bytes, runs: Said, found: dict[int, socket.socket]
-) -> None:
-    """Takes a follower in. Who has the wrong token is sent away; raises Refused for a follower that runs something
-    else, with which there will be no group.
-    """
-    connection.settimeout(HELLO_SECONDS)
-    if connection.family != socket.AF_UNIX:
-        _tune(connection)
-    try:
-        frame = receive(connection, TOKEN_BYTES + MOST_WORDS)
-        if frame is None or frame[0] is not Kind.HELLO or not hmac.compare_digest(frame[1][:TOKEN_BYTES], token):
-            log.warning("a connection without this group's token was refused")
-            connection.close()
-            return
-        said = unpack_words(frame[1][TOKEN_BYTES:])
-        if not isinstance(said, dict):
-            raise WireError("a rank does not say what it runs")
-    except (OSError, WireError) as error:
-        log.warning("a connection was refused: %s", error)
-        connection.close()
-        return
-    rank = said.pop("rank", None)
-    due = {"format": FORMAT, **runs}
-    wrong = [f"{key} {said.get(key)}, {value} is due" for key, value in due.items() if said.get(key) != value]
-    if rank not in missing:
-        wrong.append(f"rank {rank}, {' or '.join(map(str, missing))} is missing")
-    if wrong:
-        why = f"a follower has {'; '.join(wrong)}"
-        with suppress(OSError):
-            send(connection, Kind.REFUSED, why.encode())
-        connection.close()
-        raise Refused(why)
-    found[rank] = connection
-
-
-def _tune(connection: socket.socket) -> None:
-    """Of TCP: steps do not wait for the answer to the one before, which never comes; and a machine that is cut off is
-    seen by who waits for it.
-    """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ALIVE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 class Follower:
     """A follower's side of the group."""
 
@@ -226,13 +126,7 @@ class Follower:
     @staticmethod
     def join(address: str, rank: int, token: bytes, runs: Said) -> "Follower":
         """runs: what it says that it runs. Raises OSError."""
-        if address.startswith(UNIX):
-            connection = socket.socket(socket.AF_UNIX)
-            connection.connect(address.removeprefix(UNIX))
-        else:
-            host, _, port = address.rpartition(":")
-            connection = socket.create_connection((host, int(port)), HELLO_SECONDS)
-            _tune(connection)
+        connection = connect(address, HELLO_SECONDS)
         connection.settimeout(START_SECONDS)
         send(connection, Kind.HELLO, token + pack_words({"format": FORMAT, "rank": rank, **runs}))
         return Follower(connection)
@@ -274,12 +168,6 @@ class Follower:
 
 def _failure(rank: int, words: bytearray) -> str:
     return f"rank {rank} has failed: {words.decode(errors='replace')}"
-
-
-def remove_socket(address: str) -> None:
-    """Once all have connected nobody needs it."""
-    if address.startswith(UNIX):
-        Path(address.removeprefix(UNIX)).unlink(missing_ok=True)
 
 
 class Watch:

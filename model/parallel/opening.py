@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.parallel.collective import Collective, Ranks
-from model.parallel.group import Follower, Leader, Watch, address_of, remove_socket
+from model.parallel.gathering import gather
+from model.parallel.group import Follower, Leader, Watch
 from model.parallel.shard import Shard
+from model.parallel.sockets import address_of, split
 from model.parallel.wire import Kind, pack_words, send, unpack_words
 
 if TYPE_CHECKING:
@@ -114,17 +116,16 @@ def lead(
     ended: Callable[[], str] = str,
 ) -> Led:
     """Waits for the followers of a group of so many ranks. listener: is closed then. runs, ended: as in
-    `Leader.gather`. Raises RankLost, Refused, OSError.
+    `gather`. Raises RankLost, Refused, OSError.
     """
     shard, address = Shard(0, size), address_of(listener)
     try:
-        leader = Leader.gather(listener, size, token, {"size": size, **runs}, means.seconds, ended)
+        leader = Leader(gather(listener, size, token, {"size": size, **runs}, ended), means.seconds)
     finally:
         listener.close()
-        remove_socket(address)
     try:
         here = listener.family == socket.AF_UNIX
-        collective = _welcome(leader, shard, means, "127.0.0.1" if here else address.rpartition(":")[0], here)
+        collective = _welcome(leader, shard, means, "127.0.0.1" if here else split(address)[0], here)
     except BaseException:
         leader.close()
         raise

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -12,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from model.errors import RankLost
-from model.parallel.group import UNIX
+from model.parallel.sockets import host_port, new_local
 from rpc.engines.engine_process import exporter_of, make_engine, run_and_report, run_engine, set_up_logging
-from rpc.engines.process import private_directory
 from rpc.engines.reaping import die_with_parent
 from rpc.settings import EngineConfig
 
@@ -36,7 +34,7 @@ class EngineActor:
         import ray
 
         engine_config, node = EngineConfig.from_json(config), ray.util.get_node_ip_address()
-        at = listen or f"{node}:0"
+        at = listen or host_port(node, 0)
         self._why, self._address, bound = "", "", threading.Event()
 
         def opened(address: str) -> None:
@@ -45,7 +43,7 @@ class EngineActor:
 
         def run() -> None:
             never = asyncio.Event()  # a cluster that ends kills its actors
-            actors = partial(FollowerActors, f"{node}:0" if apart else "", followers)
+            actors = partial(FollowerActors, host_port(node, 0) if apart else new_local(), followers)
             make = partial(make_engine, engine_config, followers=actors)
 
             async def serve() -> None:
@@ -93,12 +91,11 @@ class FollowerActor:
 
 
 class FollowerActors:
-    """`Followers` that are actors. listen_on: "" where all are on this node."""
+    """`Followers` that are actors."""
 
     def __init__(self, listen_on: str, actors: Sequence[Any], config: EngineConfig) -> None:
         self._actors, self._config = actors, config
-        self._directory = None if listen_on else private_directory()
-        self.listen_on = listen_on or f"{UNIX}{self._directory}/ranks.sock"
+        self.listen_on = listen_on
         self._calls: list[Any] = []
 
     def start(self, address: str, token: bytes) -> None:
@@ -119,13 +116,8 @@ class FollowerActors:
                 return f"the actor of rank {rank} has died: {last_line(error)}"
         return ""
 
-    def connected(self) -> None:
-        """So nothing stays of the socket, however this process ends."""
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def close(self, grace: float) -> None:  # noqa: ARG002 - whoever placed them ends what does not end with rank 0
-        self.connected()
+    def close(self, grace: float) -> None:
+        """Whoever placed them ends what does not end with rank 0."""
 
 
 def last_line(error: Exception) -> str:

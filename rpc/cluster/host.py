@@ -78,17 +78,17 @@ class RayCluster:
 
     async def _start(self) -> None:
         settings = self._settings
-        directory = self.directory = None if settings.ray_address else private_directory()
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "rpc.cluster.driver",
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,
-            limit=MOST_LINE,
-        )
+        directory = None if settings.ray_address else private_directory()
+        command = (sys.executable, "-P", "-m", "rpc.cluster.driver")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=MOST_LINE
+            )
+        except BaseException:  # who cancels it finds no process; asyncio has killed what there was of one
+            if directory is not None:
+                directory.rmdir()
+            raise
+        self._process, self.directory = process, directory
         self._broken = ""
         config = ClusterConfig(
             None if directory is None else str(directory),

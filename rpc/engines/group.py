@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,10 +17,10 @@ from typing import Protocol
 import torch
 
 from model.loading import choose_device
-from model.parallel.group import TOKEN_BYTES, UNIX, address_of, listen
+from model.parallel.group import TOKEN_BYTES
 from model.parallel.opening import Led, lead
+from model.parallel.sockets import address_of, listen, new_local
 from rpc.engines.follower import means, runs
-from rpc.engines.process import private_directory
 from rpc.settings import EngineConfig
 from scheduler.step import Executor, StepPlan, StepResult
 
@@ -31,7 +30,7 @@ STOP_SECONDS = 5.0
 
 
 class Followers(Protocol):
-    """Ranks 1 and up of one group. listen_on: where rank 0 is to listen for them, see `model.parallel.group`."""
+    """Ranks 1 and up of one group. listen_on: where rank 0 is to listen for them, see `model.parallel.sockets`."""
 
     @property
     def listen_on(self) -> str: ...
@@ -41,9 +40,6 @@ class Followers(Protocol):
 
     def ended(self) -> str:
         """Why one of them will never come, "" while all may."""
-
-    def connected(self) -> None:
-        """All are: nobody else will look for rank 0."""
 
     def close(self, grace: float) -> None:
         """Ends what does not end by itself within so many seconds; rank 0 has closed its connections."""
@@ -55,13 +51,12 @@ class FollowerProcesses:
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError where there are fewer GPUs than ranks that each want one."""
         self._config, self._gpus = config, gpus_of(config)
-        self._directory = private_directory()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._done = threading.Event()
 
     @property
     def listen_on(self) -> str:
-        return f"{UNIX}{self._directory / 'ranks.sock'}"
+        return new_local()
 
     def start(self, address: str, token: bytes) -> None:
         started = threading.Event()
@@ -102,10 +97,6 @@ class FollowerProcesses:
                 return f"the process of rank {rank} ended with code {process.returncode} before it was ready"
         return ""
 
-    def connected(self) -> None:
-        """So nothing stays of the socket, however this process ends."""
-        shutil.rmtree(self._directory, ignore_errors=True)
-
     def close(self, grace: float) -> None:
         deadline = time.monotonic() + grace
         for process in self._processes:
@@ -121,7 +112,6 @@ class FollowerProcesses:
                 process.kill()
                 process.wait()
         self._done.set()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def gpus_of(config: EngineConfig) -> list[str]:
@@ -150,7 +140,6 @@ class Group:
             followers.start(address_of(listener), token)
             size = settings.tensor_parallel
             led = lead(listener, size, token, runs(directory), means(settings), followers.ended)
-            followers.connected()
         except BaseException:
             followers.close(0.0)
             raise

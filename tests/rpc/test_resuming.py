@@ -21,7 +21,13 @@ def message(*tokens: int, index: int = 0, end: bool = False) -> pb.StreamGenerat
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list]]:
+def asked() -> list[pb.GenerationSpec]:
+    """By call: what was asked of the server."""
+    return []
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, asked: list[pb.GenerationSpec]) -> list[tuple[list[int], list]]:
     """By call: the prefix that it had, and what it was given: messages, then an end or None for a lost connection."""
     scripts: list[tuple[list[int], list]] = []
     given: list[list] = []
@@ -34,6 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list]]:
             del timeout
             script = given.pop(0)
             scripts.append((list(request.spec.output_prefix.ids), script))
+            asked.append(pb.GenerationSpec.FromString(request.spec.SerializeToString()))
             for item in script:
                 if item is None:
                     raise Lost
@@ -81,3 +88,28 @@ def test_it_gives_up_where_nothing_comes(calls: list) -> None:
     with pytest.raises(Lost):
         run(calls, *[[None]] * 6)
     assert len(calls) == 7
+
+
+def test_time_that_one_server_took_the_next_one_has_not(
+    calls: list, asked: list[pb.GenerationSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0, 0, 3 * 10**9, 4 * 10**9, 30 * 10**9])  # when it is made, then before each call
+    monkeypatch.setattr(resuming.time, "monotonic_ns", lambda: next(now))
+    calls[0][1].extend([[None], [None], [message(1), None], [message(2, end=True)]])
+    request = pb.StreamGenerateRequest()
+    request.spec.max_time.FromSeconds(20)
+    request.spec.max_queue_time.FromMilliseconds(3500)
+    list(Resuming(["a:1", "b:1"], request, None).messages())
+    assert [spec.max_time.ToMilliseconds() for spec in asked] == [20_000, 17_000, 16_000, 1]
+    assert [spec.max_queue_time.ToMilliseconds() for spec in asked] == [3500, 500, 1, 0]
+    assert not asked[3].HasField("max_queue_time"), "it has been scheduled"
+
+
+def test_times_that_are_none_stay_so(calls: list, asked: list[pb.GenerationSpec]) -> None:
+    """What a server would refuse, the next one refuses too."""
+    calls[0][1].extend([[None], [message(2, end=True)]])
+    request = pb.StreamGenerateRequest()
+    request.spec.max_time.FromSeconds(-1)
+    list(Resuming(["a:1", "b:1"], request, None).messages())
+    assert [spec.max_time.ToSeconds() for spec in asked] == [-1, -1]
+    assert not any(spec.HasField("max_queue_time") for spec in asked)

@@ -27,6 +27,7 @@ from scheduler.events import EndReason, StepOutputs, Submit
 from scheduler.request import Beam, Sampling, Spec, Stopping
 from scheduler.settings import SchedulerSettings
 from tests.support.processes import is_alive, temporary_directory, wait_until
+from tests.support.ranks import needs_ipv6
 
 CONFIG = EngineConfig(
     model=ModelSettings(dtype="float32", kv_cache_memory=2**21, page_size=4, tensor_parallel_timeout=2.0),
@@ -156,8 +157,19 @@ def test_a_killed_follower_fails_the_engine_at_once() -> None:
         assert time.monotonic() - began < 1.5
 
 
-def test_followers_that_are_reached_over_tcp(of_one: dict[tuple[int, int], list[int]]) -> None:
-    with running(config_of(2), Apart) as two:
+class ApartByIpv6(group.FollowerProcesses):
+    """The same with addresses of the other kind."""
+
+    @property
+    def listen_on(self) -> str:
+        return "[::1]:0"
+
+
+@pytest.mark.parametrize("apart", [Apart, pytest.param(ApartByIpv6, marks=needs_ipv6)])
+def test_followers_that_are_reached_over_tcp(
+    of_one: dict[tuple[int, int], list[int]], apart: type[group.FollowerProcesses]
+) -> None:
+    with running(config_of(2), apart) as two:
         assert two.tokens(SPECS) == of_one
         two.send([Spec("To be", stopping=LONG)] * 4)
         two.outputs.get(timeout=30)
@@ -197,9 +209,9 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_nothing_is_left_of_a_killed_leader(stopped: bool) -> None:
-    """Not even of a follower that cannot see its end."""
+@pytest.mark.parametrize("when", ["starts", "runs", "runs and its follower is stopped"])
+def test_nothing_is_left_of_a_killed_leader(when: str) -> None:
+    """Not even of a follower that cannot see its end, nor of a group whose ranks have not met."""
     with (
         temporary_directory() as place,
         subprocess.Popen(
@@ -210,10 +222,13 @@ def test_nothing_is_left_of_a_killed_leader(stopped: bool) -> None:
         assert leader.stdout is not None
         leader.stdin.write(config_of(2).to_json() + "\n")
         leader.stdin.flush()
-        assert leader.stdout.readline() == "ready\n"
+        if when == "starts":
+            wait_until(lambda: bool(followers_of(leader.pid)), "a follower", 30)
+        else:
+            assert leader.stdout.readline() == "ready\n"
         followers = followers_of(leader.pid)
         assert len(followers) == 1
-        if stopped:
+        if when == "runs and its follower is stopped":
             followers[0].send_signal(signal.SIGSTOP)
         leader.kill()
         leader.wait()

@@ -224,7 +224,8 @@ class Drive:
             row: (mirror, before[row].length if row in before else mirror.joined)
             for row, mirror in self._running().items()
         }
-        for key, sequence in scheduler.queue._waiting.items():
+        for sequence in scheduler.queue.in_order():
+            key = sequence.key
             parkable = [other for other in self._idle() if other >= (key[0], 0)]
             if scheduler.rows.free <= len(sequence.siblings):
                 law(not parkable, f"sequence {key} lacks rows while {parkable} wait in theirs")
@@ -273,7 +274,8 @@ class Drive:
         hypothesis that waits may also be parked. Nobody else is anywhere.
         """
         scheduler = self.scheduler
-        running, waiting, beams = self._rows(), list(scheduler.queue._waiting), scheduler._running.beams
+        running, beams = self._rows(), scheduler._running.beams
+        waiting = [sequence.key for sequence in scheduler.queue.in_order()]
         law(waiting == sorted(waiting), f"the queue {waiting} is not in order of arrival")
         law(running.isdisjoint(waiting), f"{running & set(waiting)} run and wait")
         live = {attempt for attempt, told in self.told.items() if told.live}

@@ -123,22 +123,22 @@ def only_one_decode_a_step(real):
     return lambda self, rows, starts: real(self, rows[:1], starts[:1])
 
 
-@fault(Queue, "push_front")
+@fault(Queue, "push")
 def preempted_sequence_goes_to_the_back(real):
-    def push_front(self, sequence):
-        real(self, sequence)
-        self._waiting.move_to_end(sequence.key)
+    def push(self, sequence, *deadline):
+        sequence.order += 2**30 * sequence.preempted
+        real(self, sequence, *deadline)
 
-    return push_front
+    return push
 
 
-@fault(Queue, "push_front")
+@fault(Queue, "push")
 def preempted_sequence_starts_anew(real):
-    def push_front(self, sequence):
+    def push(self, sequence, *deadline):
         sequence.preempted = False
-        real(self, sequence)
+        real(self, sequence, *deadline)
 
-    return push_front
+    return push
 
 
 @fault(Queue, "in_order")

@@ -1,6 +1,7 @@
 """The waiting queue, beside a plain list."""
 
 import math
+import time
 
 import numpy as np
 from hypothesis import settings
@@ -15,9 +16,15 @@ TIMES = st.integers(0, 20).map(float)
 WAITS = TIMES | st.just(math.inf)
 
 
-def sequence(attempt: int, prompt: int = 3, emitted: int = 0, preempted: bool = False) -> Sequence:
+EARLIER = 1000
+
+
+def sequence(
+    attempt: int, prompt: int = 3, emitted: int = 0, preempted: bool = False, order: int | None = None
+) -> Sequence:
     output = np.zeros(emitted, np.int32)
-    return Sequence(attempt, make_request(attempt, prompt), output, 0.0, attempt, preempted)
+    place = attempt if order is None else order
+    return Sequence(attempt, make_request(attempt, prompt), output, 0.0, place, preempted)
 
 
 class QueueModel(RuleBasedStateMachine):
@@ -28,14 +35,28 @@ class QueueModel(RuleBasedStateMachine):
         self.queue = Queue()
         self.line: list[tuple[int, int, float | None]] = []
         self.served: list[int] = []
+        self.orders: dict[int, int] = {}
         self.now = 0.0
         self.attempts = 0
 
     @rule(prompt=st.integers(1, 9), emitted=st.integers(0, 9), wait=WAITS)
     def push(self, prompt, emitted, wait):
         self.attempts += 1
+        self.orders[self.attempts] = self.attempts
         self.queue.push(sequence(self.attempts, prompt, emitted), self.now + wait)
         self.line.append((self.attempts, prompt + emitted, self.now + wait))
+
+    @rule(prompt=st.integers(1, 9), emitted=st.integers(0, 9), wait=WAITS)
+    def come_again(self, prompt, emitted, wait):
+        """From another engine: before all that nobody has served, after those that came back so earlier."""
+        self.attempts += 1
+        order = self.orders[self.attempts] = self.attempts - EARLIER
+        self.queue.push(sequence(self.attempts, prompt, emitted, order=order), self.now + wait)
+        self._insert(self.attempts, prompt + emitted, self.now + wait)
+
+    def _insert(self, attempt, length, deadline):
+        before = [one for one in self.line if self.orders[one[0]] < self.orders[attempt]]
+        self.line.insert(len(before), (attempt, length, deadline))
 
     @precondition(lambda self: self.line)
     @rule()
@@ -48,8 +69,8 @@ class QueueModel(RuleBasedStateMachine):
     @rule(prompt=st.integers(1, 9))
     def preempt(self, prompt):
         attempt = self.served.pop()
-        self.queue.push_front(sequence(attempt, prompt, preempted=True))
-        self.line.insert(0, (attempt, prompt, None))
+        self.queue.push(sequence(attempt, prompt, preempted=True, order=self.orders[attempt]))
+        self._insert(attempt, prompt, None)
 
     @rule(attempt=st.integers(1, 30))
     def remove(self, attempt):
@@ -90,7 +111,21 @@ def test_expired_come_by_deadline_not_by_place():
 def test_a_preempted_sequence_has_no_deadline():
     queue = Queue()
     queue.push(sequence(1), 5.0)
-    queue.push_front(queue_again := queue.remove(1))
+    queue.push(queue_again := queue.remove(1))
     queue_again.preempted = True
     assert queue.expired(100.0) == []
     assert queue.attempts() == [1]
+
+
+def test_many_that_come_again_at_once_cost_no_more_each():
+    """All streams of an engine that died, at one that has a queue of its own: each is found a place at once."""
+    queue, count = Queue(), 20_000
+    new, again = range(1, count + 1), range(count + 1, 2 * count + 1)
+    for attempt in new:
+        queue.push(sequence(attempt), math.inf)
+    came = [sequence(attempt, order=attempt - 10 * count) for attempt in again]
+    began = time.process_time()
+    for one in came:
+        queue.push(one, math.inf)
+    assert time.process_time() - began < 2.0, "it takes 0.1 s; 36 s where each looks at all before it"
+    assert queue.attempts() == [*again, *new]

@@ -85,13 +85,14 @@ def has_loaded(pid: int, library: str) -> bool:
 
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
-    """Where servers started meanwhile have their files; afterwards nothing may be left in it.
+    """Where this process and servers started meanwhile have their files; afterwards nothing may be left in it.
 
     Its name is short: a server whose TMPDIR is long uses /tmp, since the paths of sockets have a limit.
     """
     with pytest.MonkeyPatch.context() as patch:
         directory = Path(tempfile.mkdtemp(prefix="q", dir="/tmp"))
         patch.setenv("TMPDIR", str(directory))
+        patch.setattr(tempfile, "tempdir", str(directory))  # which this process has read already
         try:
             yield directory
             wait_until(lambda: not list(directory.iterdir()), f"{directory} empty", 20)

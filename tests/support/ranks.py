@@ -1,12 +1,11 @@
 """Groups whose followers are threads of this process: with sockets and shared memory, as between processes."""
 
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from model.backends import kernel_directory
@@ -14,10 +13,21 @@ from model.errors import RankLost
 from model.identity import checkpoint_identity
 from model.loading import Computer, load_computer
 from model.parallel.follow import follow
-from model.parallel.group import UNIX, address_of, listen
 from model.parallel.opening import Led, Means, join, lead
 from model.parallel.shard import Shard
+from model.parallel.sockets import address_of, listen, new_local
 from model.settings import ModelSettings
+
+
+def _has_ipv6() -> bool:
+    try:
+        listen("[::1]:0").close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 
 
 class ThreadGroup:
@@ -35,12 +45,11 @@ class ThreadGroup:
         apart: bool = False,
     ) -> None:
         """apart: as if they ran on several machines."""
-        place = tempfile.mkdtemp(prefix="quire-")
         token, runs = os.urandom(32), {"checkpoint": checkpoint_identity(directory).hex()}
         means = Means(False, kernel_directory(settings.kernel_cache), settings.tensor_parallel_timeout)
         self.failed: list[BaseException] = []
         self.computers: dict[int, Computer] = {}
-        listener = listen("127.0.0.1:0" if apart else f"{UNIX}{place}/ranks")
+        listener = listen("127.0.0.1:0" if apart else new_local())
         address, threads = address_of(listener), torch.get_num_threads()
 
         def run(rank: int) -> None:
@@ -62,7 +71,6 @@ class ThreadGroup:
         for thread in self.threads:
             thread.start()
         self.led: Led = lead(listener, size, token, runs, means)
-        shutil.rmtree(place)
 
     def close(self) -> None:
         self.led.close()

@@ -1,4 +1,6 @@
-"""How ranks find each other: who does not belong to the group is refused with the reason, who is gone is missed."""
+"""How ranks find each other: who does not belong to the group is refused with the reason and holds nobody up, who is
+gone is missed.
+"""
 
 import logging
 import socket
@@ -6,15 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from model.errors import RankLost
-from model.parallel import group as module
-from model.parallel.group import UNIX, Follower, Leader, Refused, Watch, address_of, listen
-from model.parallel.wire import Kind, pack_words, receive, send
+from model.parallel import gathering
+from model.parallel.gathering import gather
+from model.parallel.group import Follower, Leader, Refused, Watch
+from model.parallel.sockets import LOCAL, address_of, connect, listen, new_local
+from model.parallel.wire import FRAME, Kind, pack_words, receive, send
+from tests.support.ranks import needs_ipv6
 
 TOKEN, OTHER = b"a" * 32, b"b" * 32
 RUNS = {"size": 3, "checkpoint": "c"}
@@ -26,9 +30,14 @@ class Meeting:
     def __init__(self, address: str, ended: Callable[[], str] = str) -> None:
         listener = listen(address)
         self.address = address_of(listener)
-        self._pool = ThreadPoolExecutor(1)
-        self.leader: Future[Leader] = self._pool.submit(Leader.gather, listener, RUNS["size"], TOKEN, RUNS, 0.3, ended)
+        self._pool, self._over = ThreadPoolExecutor(1), threading.Event()
+        whether = lambda: ended() or "the test is over" * self._over.is_set()  # noqa: E731
+        self.leader: Future[Leader] = self._pool.submit(self._lead, listener, whether)
         self.followers: list[Follower] = []
+
+    def _lead(self, listener: socket.socket, ended: Callable[[], str]) -> Leader:
+        with listener:
+            return Leader(gather(listener, RUNS["size"], TOKEN, RUNS, ended), 0.3)
 
     def join(self, rank: int, token: bytes = TOKEN, runs: Mapping[str, Any] = RUNS) -> Follower:
         self.followers.append(Follower.join(self.address, rank, token, runs))
@@ -37,14 +46,15 @@ class Meeting:
     def close(self) -> None:
         for follower in self.followers:
             follower.close()
+        self._over.set()
         self._pool.shutdown()
         if self.leader.exception() is None:
             self.leader.result().close()
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def meeting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Meeting]:
-    made = Meeting("127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/r")
+@pytest.fixture(params=["local", "127.0.0.1:0", pytest.param("[::1]:0", marks=needs_ipv6)])
+def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
+    made = Meeting(new_local() if request.param == "local" else request.param)
     yield made
     made.close()
 
@@ -73,7 +83,7 @@ def test_who_has_another_token_is_sent_away_and_the_others_meet(
         wrong = meeting.join(1, OTHER)
         with pytest.raises((RankLost, ConnectionError)):
             wrong.answer(Kind.WELCOME)
-        silent = connected(meeting.address)
+        silent = connect(meeting.address, 1.0)
         silent.sendall(b"GET / HTTP/1.1\r\n\r\n")
         silent.close()
         meeting.join(1)
@@ -82,13 +92,68 @@ def test_who_has_another_token_is_sent_away_and_the_others_meet(
     assert "without this group's token" in caplog.text
 
 
-def connected(address: str) -> socket.socket:
-    if not address.startswith(UNIX):
-        host, _, port = address.rpartition(":")
-        return socket.create_connection((host, int(port)))
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address.removeprefix(UNIX))
-    return connection
+def test_a_local_name_is_no_file_and_ends_with_its_socket() -> None:
+    with listen(new_local()) as listener:
+        address = address_of(listener)
+        assert address.startswith(LOCAL)
+        connect(address, 1.0).close()
+    with pytest.raises(ConnectionRefusedError):
+        connect(address, 1.0)
+
+
+def test_who_says_nothing_holds_nobody_up(meeting: Meeting) -> None:
+    """More of them than are listened to at once."""
+    silent = [connect(meeting.address, 1.0) for _ in range(gathering.MOST_CALLERS + 3)]
+    began = time.monotonic()
+    meeting.join(1)
+    meeting.join(2)
+    assert list(meeting.leader.result(10).sockets) == [1, 2]
+    assert time.monotonic() - began < gathering.HELLO_SECONDS / 2
+    for stranger in silent:
+        stranger.settimeout(5)
+        assert stranger.recv(1) == b"", "it is sent away too"
+        stranger.close()
+
+
+def test_who_says_little_by_little_has_one_deadline(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it has the token."""
+    monkeypatch.setattr(gathering, "HELLO_SECONDS", 0.4)
+    slow, began = connect(meeting.address, 1.0), time.monotonic()
+    hello = FRAME.pack(len(TOKEN) + 1000, Kind.HELLO) + TOKEN + b" " * 1000
+    with pytest.raises(OSError):  # noqa: PT011 - whichever it is of a connection that is closed
+        send_slowly(slow, hello[:150])
+    assert 0.3 < time.monotonic() - began < 3.0
+    slow.close()
+    meeting.join(1)
+    meeting.join(2)
+    meeting.leader.result(5)
+
+
+def send_slowly(to: socket.socket, content: bytes) -> None:
+    for byte in content:
+        to.sendall(bytes([byte]))
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        FRAME.pack(2**31, Kind.HELLO) + OTHER,
+        FRAME.pack(2**31, Kind.HELLO) + TOKEN,
+        FRAME.pack(len(TOKEN), Kind.HELLO) + TOKEN,
+        FRAME.pack(100, Kind.STEP) + TOKEN,
+    ],
+)
+def test_of_who_has_no_token_no_more_is_read_or_held(meeting: Meeting, said: bytes) -> None:
+    """Nor of who says that it is to say more than any rank does."""
+    stranger = connect(meeting.address, 1.0)
+    stranger.sendall(said)
+    stranger.settimeout(2)
+    assert stranger.recv(1) == b"", "it is sent away before it has said the rest"
+    stranger.close()
+    meeting.join(1)
+    meeting.join(2)
+    meeting.leader.result(5)
 
 
 @pytest.mark.parametrize(
@@ -111,15 +176,15 @@ def test_who_runs_something_else_is_refused_on_both_sides(
         meeting.leader.result(5)
 
 
-def test_a_rank_that_will_never_come_is_not_waited_for(tmp_path: Path) -> None:
-    meeting = Meeting(f"unix:{tmp_path}/r", lambda: "the process of rank 2 ended with code 1 before it was ready")
+def test_a_rank_that_will_never_come_is_not_waited_for() -> None:
+    meeting = Meeting(new_local(), lambda: "the process of rank 2 ended with code 1 before it was ready")
     with pytest.raises(RankLost, match="rank 2 ended with code 1"):
         meeting.leader.result(5)
 
 
-def test_ranks_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "START_SECONDS", 0.3)
-    meeting = Meeting(f"unix:{tmp_path}/r")
+def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "START_SECONDS", 0.3)
+    meeting = Meeting(new_local())
     meeting.join(1)
     with pytest.raises(RankLost, match=r"ranks \[2\] did not come within 0.3 s"):
         meeting.leader.result(5)
@@ -240,7 +305,7 @@ def test_a_rank_that_this_one_ends_is_not_missed() -> None:
 
 
 def test_what_a_follower_says_must_be_words(meeting: Meeting) -> None:
-    one = connected(meeting.address)
+    one = connect(meeting.address, 1.0)
     send(one, Kind.HELLO, TOKEN + pack_words([{"rank": 1}]))
     assert receive(one) is None
     one.close()
