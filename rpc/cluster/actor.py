@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import metadata
 from typing import Any
 
 from model.errors import RankLost
@@ -23,11 +24,18 @@ class EngineActor:
     """Made an actor by `rpc.cluster.driver`. `start` once, then `wait` runs as long as the engine does."""
 
     def start(
-        self, config: str, listen: str, token: str, lease: float | None, followers: Sequence[Any], apart: bool
+        self,
+        version: str,
+        config: str,
+        listen: str,
+        token: str,
+        lease: float | None,
+        followers: Sequence[Any],
+        apart: bool,
     ) -> str:
         """Serves the engine link on `listen` (unix:PATH, or "" for a port of this node's address); returns where it can
-        be reached, before the model is loaded. token, lease: as in `run_engine`. followers: actors of ranks 1 and up.
-        apart: they may be on other nodes.
+        be reached, before the model is loaded, "" where it does not start. version: of the server's Quire. token,
+        lease: as in `run_engine`. followers: actors of ranks 1 and up. apart: they may be on other nodes.
         """
         die_with_parent()
         set_up_logging()
@@ -47,9 +55,11 @@ class EngineActor:
             make = partial(make_engine, engine_config, followers=actors)
 
             async def serve() -> None:
+                check_version(version)
                 await run_engine(make, at, never, token, opened, lease, exporter_of(engine_config, at))
 
-            self._why = run_and_report(lambda: asyncio.run(serve()))
+            why = run_and_report(lambda: asyncio.run(serve()))
+            self._why = why if listen else f"on node {node}: {why}"
             bound.set()
             self._ended.set()
             time.sleep(LAST_WORDS)  # the driver hears why and ends this process, where it can be heard
@@ -69,8 +79,8 @@ class EngineActor:
 class FollowerActor:
     """A rank that follows; its one call runs as long as the group does."""
 
-    def run(self, config: str, rank: int, size: int, address: str, token: bytes) -> str:
-        """Why it ended."""
+    def run(self, version: str, config: str, rank: int, size: int, address: str, token: bytes) -> str:
+        """Why it ended. version: as in `EngineActor.start`."""
         die_with_parent()
         set_up_logging()
         from rpc.engines.follower import run_follower
@@ -80,6 +90,7 @@ class FollowerActor:
             os._exit(1)  # the other thread may wait for a sum that never comes
 
         def follow() -> None:
+            check_version(version)
             with suppress(RankLost):  # rank 0 says why
                 run_follower(EngineConfig.from_json(config), rank, size, address, token, lost)
 
@@ -101,7 +112,8 @@ class FollowerActors:
     def start(self, address: str, token: bytes) -> None:
         size, config = self._config.model.tensor_parallel, self._config.to_json()
         self._calls = [
-            actor.run.remote(config, rank, size, address, token) for rank, actor in enumerate(self._actors, 1)
+            actor.run.remote(own_version(), config, rank, size, address, token)
+            for rank, actor in enumerate(self._actors, 1)
         ]
 
     def ended(self) -> str:
@@ -118,6 +130,17 @@ class FollowerActors:
 
     def close(self, grace: float) -> None:
         """Whoever placed them ends what does not end with rank 0."""
+
+
+def own_version() -> str:
+    return metadata.version("quire")
+
+
+def check_version(version: str) -> None:
+    """Raises ValueError where another Quire is installed here than the server's."""
+    here = own_version()
+    if here != version:
+        raise ValueError(f"Quire {here} is installed here, and the server's is {version}: all nodes need the same")
 
 
 def last_line(error: Exception) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from rpc.cluster.actor import EngineActor, FollowerActor, last_line
+from rpc.cluster.actor import EngineActor, FollowerActor, last_line, own_version
 from rpc.cluster.config import ClusterConfig
 from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, place
 from rpc.cluster.token import check_cluster, find_token
@@ -165,7 +165,8 @@ class Driver:
             if self._stops[name].is_set():
                 self._end(name)
             lease, apart = self._config.lease, needs.spread
-            address = ray.get(ranks[0].start.remote(config.to_json(), listen, token, lease, ranks[1:], apart))
+            call = ranks[0].start.remote(own_version(), config.to_json(), listen, token, lease, ranks[1:], apart)
+            address = ray.get(call)
             if address:
                 self.tell(started=name, address=address)
             return str(ray.get(ranks[0].wait.remote()))

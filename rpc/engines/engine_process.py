@@ -71,7 +71,11 @@ async def run_engine(
     await server.start()
     if opened is not None:
         opened(listen if listen.startswith("unix") else f"{listen.rpartition(':')[0]}:{port}")
-    engine = await asyncio.to_thread(make, service.sink)
+    try:
+        engine = await asyncio.to_thread(make, service.sink)
+    except BaseException:
+        await server.stop(None)
+        raise
     if exporter is not None:
         engine.info = replace(engine.info, metrics=exporter.address)
         exporter.attached(engine.info.pages)
