@@ -28,7 +28,7 @@ import psutil
 
 from rpc.cluster.actor import EngineActor, FollowerActor, last_line, own_version
 from rpc.cluster.config import ClusterConfig
-from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, place
+from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, needs_gpu, place
 from rpc.cluster.token import check_cluster, find_token
 from rpc.engines.engine_process import ignore_signals, run_and_report, set_up_logging, take_standard_output
 from rpc.engines.reaping import PATIENCE, adopt_orphans, kill_session, reap
@@ -183,7 +183,8 @@ class Driver:
         import ray
 
         size, spread = config.model.tensor_parallel, self._config.spread
-        gpus = 1 if config.model.device != "cpu" and ray.cluster_resources().get("GPU") else 0
+        there = ray.cluster_resources().get("GPU", 0)
+        gpus = int(needs_gpu(config.model.device, there, may_come=self._config.address is not None))
         if self._config.address is None or gpus:
             return Needs(size, self._config.cpus or 1, gpus, spread)
         most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)

@@ -42,6 +42,13 @@ class Needs:
         return f"{self.processes} x {shown(self.bundle)}{where}"
 
 
+def needs_gpu(device: str, there: float, may_come: bool) -> bool:
+    """Whether each process of an engine reserves a GPU. device: as --device has it. there: GPUs of the cluster now.
+    may_come: it is one that others start nodes of, an autoscaler say, which does so for what is asked for alone.
+    """
+    return device != "cpu" and (there > 0 or (device == "cuda" and may_come))
+
+
 def shown(resources: Mapping[str, float]) -> str:
     return "{" + ", ".join(f"{kind}: {resources[kind]:g}" for kind in KINDS if resources.get(kind)) + "}"
 
