@@ -159,7 +159,7 @@ def test_the_token_that_is_copied_is_one_that_quire_takes(group: str, tmp_path: 
     secret, token = tmp_path / "token", tmp_path / "ray_token"
     secret.write_text("secret")
     secret.chmod(volume["secret"]["defaultMode"] | 0o440)
-    with pytest.raises(ValueError, match="can be read by others"):
+    with pytest.raises(ValueError, match="can be used by others"):
         find_token(str(secret), {})
     given = {"/run/secrets/quire/token": str(secret), TOKEN: str(token)}
     subprocess.run([given.get(word, word) for word in copying["command"]], check=True)
