@@ -32,7 +32,7 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     )
     if engine.in_ray:
         if engine.ray_address is not None:
-            config = replace(config, engines_here=1)  # Ray says who shares a node
+            config = replace(config, engines_here=1)  # until the driver knows its node
         cluster = RayCluster(engine, engine.replicas * settings.model.tensor_parallel)
         return [RayHost(number, cluster, config, engine) for number in range(engine.replicas)]
     if engine.replicas > 1 or engine.engine == "process" or _chooses_process(settings):
