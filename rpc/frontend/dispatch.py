@@ -238,7 +238,7 @@ class Dispatch:
         """What a step of this engine gave, or its end."""
         now = time.monotonic()
         if self.replicas.get(replica.number) is replica:
-            self._metrics.engine_step(outputs, replica.number)
+            self._metrics.engines.step(outputs, replica.number)
         replica.take(outputs)
         replica.questions.take(outputs.answers)
         for start in outputs.starts:

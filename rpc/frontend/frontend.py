@@ -82,7 +82,7 @@ class Frontend:
         replica = self._coming.pop(number, None) or self.replicas.new(number)
         replica.client = engine
         self.replicas.attach(replica)
-        self._metrics.engine_attached(engine.info.pages, number)
+        self._metrics.engines.attached(engine.info.pages, number)
         self._dispatch.look_at(replica)
         if replica.usable:
             self._dispatch.engine_came()
@@ -90,7 +90,7 @@ class Frontend:
     def detach(self, number: int = 0) -> None:
         """The dead engine is let go of, with all that it holds."""
         self.replicas.detach(number)
-        self._metrics.engine_gone(number)
+        self._metrics.engines.gone(number)
 
     def drain_replica(self, number: int) -> int:
         """No new requests go to the engine of this number, and those that it has go elsewhere; how many. Raises

@@ -16,7 +16,7 @@ from scheduler.events import End, EndReason, EngineStats
 
 def test_page_parses_and_follows_the_naming_rules() -> None:
     metrics = Metrics("demo")
-    metrics.engine_stats(EngineStats(running=3, waiting=2, pages_used=5, pages_total=10, steps=7, preemptions=1))
+    metrics.engines.stats(EngineStats(running=3, waiting=2, pages_used=5, pages_total=10, steps=7, preemptions=1))
     metrics.tokens(4, [0.02], {0.004: 2, 0.5: 1})
     server, thread = start_http_server(0, "127.0.0.1", registry=metrics.registry)
     try:
@@ -47,7 +47,7 @@ def test_page_parses_and_follows_the_naming_rules() -> None:
 def test_counters_add_what_is_new_and_survive_an_engine_that_starts_again() -> None:
     metrics = Metrics("demo")
     for steps in (5, 5, 9, 2, 4):
-        metrics.engine_stats(EngineStats(steps=steps))
+        metrics.engines.stats(EngineStats(steps=steps))
     assert metrics.registry.get_sample_value("quire_engine_steps_total", {"model_name": "demo"}) == 11
 
 
@@ -96,19 +96,19 @@ def check_counted(metrics: Metrics, scale: int) -> None:
 
 def test_what_the_prefix_cache_did_survives_an_engine_that_is_replaced() -> None:
     metrics = Metrics("demo")
-    metrics.engine_attached(9)
-    metrics.engine_stats(cached(1))
-    metrics.engine_stats(cached(3))
+    metrics.engines.attached(9)
+    metrics.engines.stats(cached(1))
+    metrics.engines.stats(cached(3))
     check_counted(metrics, 3)
-    metrics.engine_attached(9)
+    metrics.engines.attached(9)
     check_counted(metrics, 3)
-    metrics.engine_stats(cached(2))
+    metrics.engines.stats(cached(2))
     check_counted(metrics, 5)
 
 
 def test_lifetimes_are_a_histogram_as_prometheus_reads_it() -> None:
     metrics = Metrics("demo")
-    metrics.engine_stats(cached(1))
+    metrics.engines.stats(cached(1))
     text = generate_latest(metrics.registry).decode()
     (family,) = [f for f in text_string_to_metric_families(text) if f.name == "quire_kv_page_lifetime_seconds"]
     assert family.type == "histogram"
@@ -119,9 +119,9 @@ def test_lifetimes_are_a_histogram_as_prometheus_reads_it() -> None:
 
 def test_gauges_of_the_cache_are_the_engines_last() -> None:
     metrics = Metrics("demo")
-    metrics.engine_stats(EngineStats(pages_cached=7, pages_shared=5, slots_unused=11, host_slots_used=1, host_slots=9))
+    metrics.engines.stats(EngineStats(pages_cached=7, pages_shared=5, slots_unused=11, host_slots_used=1, host_slots=9))
     stats = EngineStats(pages_cached=6, pages_shared=4, slots_unused=10, host_slots_used=3, host_slots=9)
-    metrics.engine_stats(replace(stats, pages_if_copied=12))
+    metrics.engines.stats(replace(stats, pages_if_copied=12))
     names = (
         "kv_pages_cached",
         "kv_pages_shared",
@@ -135,7 +135,7 @@ def test_gauges_of_the_cache_are_the_engines_last() -> None:
 
 def test_use_of_the_pool_in_pages_at_most_and_in_bytes() -> None:
     metrics = Metrics("demo")
-    metrics.engine_stats(EngineStats(pages_used=7, pages_peak=12, pages_total=20, page_bytes=49152))
+    metrics.engines.stats(EngineStats(pages_used=7, pages_peak=12, pages_total=20, page_bytes=49152))
     names = ("kv_pages_used", "kv_pages_used_peak", "kv_pages_total", "kv_page_bytes")
     assert [value(metrics, name) for name in names] == [7, 12, 20, 49152]
 

@@ -17,6 +17,7 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import FinishReason, RequestStream
+from rpc.observe.engines import EngineMetrics
 from rpc.observe.metrics import Metrics
 from scheduler.events import EndReason, EngineStats
 from scheduler.limits import ModelDefaults
@@ -218,7 +219,7 @@ async def serve_with_two_engines(rig: Rig) -> None:
     second = await rig.engine(2)
     for steps in (3, 12):
         second.tell(replace(outputs(), stats=EngineStats(steps=steps, computed_tokens=5 * steps, pages_total=200)))
-    await eventually(lambda: rig.frontend._metrics._counted[0].steps == 12)
+    await eventually(lambda: rig.frontend._metrics.engines._counted[0].steps == 12)
     await rig.end()
 
 
@@ -242,8 +243,8 @@ def test_counts_add_up_over_engines(tokenizer: Tokenizer) -> None:
 def test_counts_that_go_on_from_the_dead_engines_are_caught(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Metrics, "engine_attached", lambda self, pages, engine: self._engines.inc())
-    monkeypatch.setattr(Metrics, "engine_gone", lambda self, engine: None)
+    monkeypatch.setattr(EngineMetrics, "attached", lambda self, pages, engine: self._starts.inc())
+    monkeypatch.setattr(EngineMetrics, "gone", lambda self, engine: None)
 
     async def test() -> None:
         rig = Rig(tokenizer)

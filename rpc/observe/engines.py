@@ -1,0 +1,111 @@
+"""Metrics of engines: what their stats say of all of them together."""
+
+from cache_manager.cached import LIFETIMES, Cause
+from rpc.observe.series import Series
+from scheduler.events import EngineStats, StepOutputs
+
+STEP = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10)  # fmt: skip
+OVERHEAD = (.00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05)  # fmt: skip
+
+GAUGES = {
+    "running": ("quire_num_requests_running", "Requests that have a batch row."),
+    "waiting": ("quire_num_requests_waiting", "Requests in the queue."),
+    "waiting_tokens": ("quire_num_tokens_waiting", "Prompt tokens in the queue."),
+    "pages_used": ("quire_kv_pages_used", "KV pages held by sequences and steps in flight."),
+    "pages_peak": ("quire_kv_pages_used_peak", "Most KV pages held at once since the engine started."),
+    "pages_total": ("quire_kv_pages_total", "KV pages in the pool."),
+    "page_bytes": ("quire_kv_page_bytes", "Bytes of one KV page."),
+    "pages_cached": ("quire_kv_pages_cached", "KV pages that nobody holds, kept for prompts that start alike."),
+    "pages_shared": ("quire_kv_pages_shared", "KV pages that several sequences hold."),
+    "pages_if_copied": (
+        "quire_kv_pages_if_copied", "KV pages that sequences would hold if each had copies of those that it shares.",
+    ),
+    "slots_unused": ("quire_kv_slots_unused", "Places for tokens in running sequences' pages that hold none yet."),
+    "host_slots": ("quire_kv_host_pages_total", "KV pages that fit in the host tier."),
+    "host_slots_used": ("quire_kv_host_pages_used", "KV pages that have a copy in the host tier."),
+}  # fmt: skip
+COUNTERS = {
+    "prefix_queries": ("quire_prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_hits": ("quire_prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "swapped_out": ("quire_kv_pages_swapped_out", "KV pages copied to the host tier."),
+    "swapped_in": ("quire_kv_pages_swapped_in", "KV pages copied back from the host tier."),
+    "swap_lost": (
+        "quire_kv_pages_swap_lost", "Those of them that were not what had been put there, and were computed anew.",
+    ),
+    "imbalances": ("quire_kv_ledger_imbalances", "KV pages whose books were wrong; they are set aside."),
+    "steps": ("quire_engine_steps", "Steps that the engine has finished."),
+    "computed_tokens": ("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included."),
+    "recomputed_tokens": ("quire_recomputed_tokens", "Tokens whose KV a preemption threw away."),
+    "preemptions": ("quire_num_preemptions", "Sequences that lost their pages to an older one."),
+    "images_encoded": ("quire_images_encoded", "Calls of the image encoder; one for each content."),
+}  # fmt: skip
+"""By field of EngineStats: name and text."""
+
+
+class EngineMetrics:
+    """Of the engines behind a frontend, by their numbers."""
+
+    def __init__(self, series: Series) -> None:
+        self._counted: dict[int, EngineStats] = {}  # by engine
+        self._shown: dict[str, int] = {}  # by gauge
+        self._gauges = {field: series.gauge(*name) for field, name in GAUGES.items()}
+        causes = [cause.value for cause in Cause]
+        evicted = series.counters("quire_kv_pages_evicted", "Cached KV pages given up, by cause.", "cause", causes)
+        self._counters = {field: series.counter(*name) for field, name in COUNTERS.items()}
+        self._counters |= {f"evicted_{cause}": counter for cause, counter in evicted.items()}
+        self._usage = series.gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.")
+        self._lifetimes = series.counted(
+            "quire_kv_page_lifetime_seconds", "From a page's publication until its place was needed.", LIFETIMES
+        )
+        self._replicas = series.gauge("quire_replicas", "Engines that requests can go to.")
+        self._starts = series.counter(
+            "quire_engine_starts", "Engines that became ready: the first one, and its successors."
+        )
+        self._step_time = series.histogram(
+            "quire_step_duration_seconds", "Time from a step's plan to its result.", STEP
+        )
+        self._overhead = series.histogram(
+            "quire_step_overhead_seconds", "Of a step: planning it, packing it, taking in what came of it.", OVERHEAD
+        )
+
+    def attached(self, pages: int, engine: int = 0) -> None:
+        """An engine, the first of this number or a new one, counts from 0."""
+        self._starts.inc()
+        self.stats(EngineStats(pages_total=pages), engine)
+
+    def gone(self, engine: int) -> None:
+        """It is nothing any more; what it did is counted."""
+        self._counted.pop(engine, None)
+        self._set_gauges()
+
+    def step(self, outputs: StepOutputs, engine: int = 0) -> None:
+        for seconds in outputs.step_seconds:
+            self._step_time.observe(seconds)
+        for seconds in outputs.overheads:
+            self._overhead.observe(seconds)
+        self.stats(outputs.stats, engine)
+
+    def stats(self, stats: EngineStats, engine: int = 0) -> None:
+        """Gauges as given, of all engines together; counters by what was added since the last call."""
+        before = self._counted.get(engine, EngineStats())
+        self._counted[engine] = stats
+        self._set_gauges()
+        for name, counter in self._counters.items():
+            if (more := getattr(stats, name) - getattr(before, name)) > 0:
+                counter.inc(more)
+        if stats.lifetimes != before.lifetimes and stats.lifetimes:  # else of an engine that has just come
+            old = before.lifetimes or (0,) * len(stats.lifetimes)
+            more_lived = [max(0, n - m) for n, m in zip(stats.lifetimes, old, strict=True)]
+            self._lifetimes.add(more_lived, max(0.0, stats.lifetime_seconds - before.lifetime_seconds))
+
+    def _set_gauges(self) -> None:
+        engines = list(self._counted.values())
+        for name, gauge in self._gauges.items():
+            of_each = [getattr(engine, name) for engine in engines]
+            now = max(of_each, default=0) if name == "page_bytes" else sum(of_each)
+            if self._shown.get(name) != now:
+                self._shown[name] = now
+                gauge.set(now)
+        used, total = self._shown["pages_used"], self._shown["pages_total"]
+        self._usage.set(used / total if total else 0.0)
+        self._replicas.set(len(engines))
