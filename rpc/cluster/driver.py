@@ -20,6 +20,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ import psutil
 
 from rpc.cluster.actor import EngineActor, FollowerActor, last_line, own_version
 from rpc.cluster.config import ClusterConfig
-from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, needs_gpu, place
+from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, needs_gpu, nodes_of, place, sharing
 from rpc.cluster.token import check_cluster, find_token
 from rpc.engines.engine_process import ignore_signals, run_and_report, set_up_logging, take_standard_output
 from rpc.engines.reaping import PATIENCE, adopt_orphans, kill_session, reap
@@ -152,6 +153,8 @@ class Driver:
         except PlacementError as error:
             return str(error)
         try:
+            if self._config.address is not None:
+                config = self._sharing(name, config, needs, nodes_of(group))
             ranks: list[Any] = [
                 ray.remote(FollowerActor if rank else EngineActor)
                 .options(
@@ -178,6 +181,15 @@ class Driver:
             self._actors.pop(name, None)
             if ray.is_initialized():
                 remove_placement_group(group)
+
+    def _sharing(
+        self, name: str, config: EngineConfig, needs: Needs, nodes: Sequence[Mapping[str, Any]]
+    ) -> EngineConfig:
+        """Engines of this server that come to its nodes later will find memory; of other servers it knows nothing."""
+        engines = sharing(needs, self._config.processes // needs.processes, nodes)
+        if engines > 1:
+            log.info("engine %s takes 1/%d of its node's memory: so many have room there", name, engines)
+        return replace(config, engines_here=engines)
 
     def _needs(self, config: EngineConfig) -> Needs:
         import ray

@@ -64,6 +64,25 @@ def what_nodes_have(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mappi
     return "; ".join(parts or ["there is no node"]) + (f"; {dead} more have died" if dead else "")
 
 
+def sharing(needs: Needs, engines: int, nodes: Sequence[Mapping[str, Any]]) -> int:
+    """How many of so many engines alike there can be on one of these nodes, now or once others are placed anew. nodes:
+    as `ray.nodes()` gives them.
+    """
+    if needs.gpus:
+        return 1  # each process has a GPU, and its memory, for itself
+    room = max((int(node["Resources"].get("CPU", 0) // needs.cpus) for node in nodes), default=0)
+    return max(1, min(engines, room if needs.spread else room // needs.processes))
+
+
+def nodes_of(group: Any) -> list[dict[str, Any]]:
+    """On which a placement group has its places."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    places = set(placement_group_table(group)["bundles_to_node_id"].values())
+    return [node for node in ray.nodes() if node["NodeID"] in places]
+
+
 def place(needs: Needs, seconds: float, cancelled: threading.Event, name: str) -> Any:
     """A placement group for these processes, to be removed by the caller. Says what it waits for. Raises PlacementError
     after so many seconds or where it is cancelled, ClusterGoneError.

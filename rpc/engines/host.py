@@ -32,7 +32,7 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     config = replace(config, shows_metrics=apart)
     if engine.in_ray:
         if engine.ray_address is not None:
-            config = replace(config, engines_here=1)  # Ray says who shares a node
+            config = replace(config, engines_here=1)  # until the driver knows its node
         cluster = RayCluster(engine, most * settings.model.tensor_parallel)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
     shared = settings.sharing.address is not None

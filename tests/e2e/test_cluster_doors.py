@@ -1,6 +1,9 @@
 """A Ray cluster of several machines is joined with a token alone, and what is wrong with it is said at once."""
 
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +11,8 @@ import pytest
 from rpc.cluster.token import find_token
 from tests.support import nodes
 from tests.support.nodes import Node
+from tests.support.processes import wait_until
+from tests.support.server import READY
 
 needs_nodes = pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-")
 
@@ -60,6 +65,45 @@ def test_a_wait_for_room_says_what_is_needed_and_what_each_node_has(machine: Nod
     said = refusal(machine, *flags)
     assert "found no room within 2 s: it needs 1 x {CPU: 3}; " in said
     assert f"{machine.address} has {{}}, free {{}}" in said
+
+
+WATCH = """
+import sys, time
+import ray
+from ray.util import placement_group_table
+ray.init(address=sys.argv[1], logging_level="ERROR")
+for due in map(int, sys.argv[2:]):
+    deadline = time.monotonic() + 60
+    while sum(group["state"] != "REMOVED" for group in placement_group_table().values()) != due:
+        assert time.monotonic() < deadline, f"there are no {due} placement groups"
+        time.sleep(0.05)
+    print(due, flush=True)
+"""
+
+
+@needs_nodes
+@pytest.mark.slow
+def test_nothing_of_a_server_stays_in_the_cluster() -> None:
+    """However it ends: asked to, or killed, with two engines that share a node."""
+    with nodes.nodes(1) as (machine,):
+        address = nodes.start_ray([machine], [2])
+        where = ["--ray-address", address, "--ray-token-file", str(machine.token), "--replicas", "2", "--ray-cpus", "1"]
+        ports = ["--port", "0", "--metrics-port", "0", "--admin-port", "0"]
+        watch = machine.start(sys.executable, "-c", WATCH, address, "2", "0", "2", "0")
+        assert watch.stdout is not None
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            server = nodes.serve_on(machine, *where, *ports)
+            assert server.stdout is not None
+            assert READY.search(line := server.stdout.readline()), f"the server said {line!r}"
+            assert watch.stdout.readline() == "2\n"
+            os.kill(server.pid, end)
+            server.wait()
+            assert watch.stdout.readline() == "0\n"
+            wait_until(lambda: not engines_of(machine), "the end of its engines", 30)
+
+
+def engines_of(node: Node) -> list[int]:
+    return [pid for pid in node.pids() if "ray::EngineActor" in nodes.command_of(pid)]
 
 
 @needs_nodes

@@ -15,8 +15,9 @@ from rpc.frontend.engine_client import Reach
 from rpc.link import codec
 from rpc.link.client import LinkClient
 from rpc.link.server import LinkService
-from scheduler.events import EndReason, EngineStats, Finish
+from scheduler.events import EndReason, EngineStats, Finish, Submit
 from scheduler.settings import RequestLimits
+from tests.scheduler.workloads import make_request
 from tests.support.frontends import PuppetEngine, outputs
 from tests.support.links import Heard, MortalEngine, Scripted, at, connected, eventually, linked, run, serving, submit
 
@@ -85,6 +86,58 @@ def test_a_silent_engine_counts_as_dead(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("fast_heartbeat")
+class Cable:
+    """From a port of this machine to a socket, until it is cut: then nothing comes through, and nobody is told."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._parts = path, list[asyncio.Task[None]]()
+
+    async def lay(self) -> str:
+        """Returns the address of its near end."""
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(self._path)
+        ways = ((reader, far_writer), (far_reader, writer))
+        self._parts += [asyncio.create_task(self._carry(*way)) for way in ways]
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while some := await reader.read(65536):
+            writer.write(some)
+
+    def cut(self) -> None:
+        for part in self._parts:
+            part.cancel()
+
+    def take_up(self) -> None:
+        self.cut()
+        self._server.close()
+
+
+def test_a_cable_that_is_cut_while_it_writes_is_missed_as_soon(tmp_path: Path, fast_heartbeat: None) -> None:
+    """What was sent fits into no buffer on the way; nobody waits until the kernel gives up, which takes minutes."""
+
+    async def test() -> None:
+        async with linked(tmp_path) as (target, _, engine):
+            cable = Cable(target.removeprefix("unix:"))
+            async with connected(await cable.lay(), silence=0.5) as (client, heard):
+                client.send([submit(1)])
+                await eventually(lambda: engine.sent)
+                cable.cut()
+                began, long = time.monotonic(), make_request(1, 100_000)
+                for attempt in range(2, 100):
+                    client.send([Submit(attempt, long)])
+                    await asyncio.sleep(0)
+                await eventually(lambda: client.failure)
+                assert client.failure == "it gave no sign of life for 0.5 s"
+                assert heard.reasons() == dict.fromkeys(range(1, 100), GONE)
+            assert time.monotonic() - began < 3.0, "the link was closed too"
+            cable.take_up()
+
+    run(test())
+
+
 def test_a_loop_that_was_held_up_itself_does_not_blame_the_engine(tmp_path: Path) -> None:
     async def test() -> None:
         async with linked(tmp_path) as (target, _, _), connected(target, silence=0.3) as (client, heard):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from model.compiled import CompiledDecoder
+from model.kernels.native import Compiler, Writer
 from model.parallel.lead import LedModel
 from scheduler.settings import SchedulerSettings
 from tests.model.families.cases import BY_NAME, CASES, Case
@@ -138,3 +139,27 @@ def test_norms_over_all_heads_are_refused(shelf: Shelf) -> None:
 @pytest.mark.slow
 def test_all_that_see(case: SeeingCase, seeing: SeeingShelf) -> None:
     test_images_reach_all_ranks(case.name, seeing)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mixtral"])
+def test_no_rank_compiles_once_all_have_started(
+    kind: str, apart: bool, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no step takes longer than the one before because a rank found no kernels where another did: what a step needs
+    depends on the model alone, not on how many tokens and sequences it has.
+    """
+    asked: list[str] = []
+    load = Compiler._load
+
+    def told(self: Compiler, name: str, write: Writer) -> int:
+        asked.append(name)
+        return load(self, name, write)
+
+    monkeypatch.setattr(Compiler, "_load", told)
+    rig = make_rig(shelf.checkpoint(BY_NAME[kind]), settings=STEPS, ranks=2, apart=apart)
+    assert any(name.startswith("linear") for name in asked)
+    asked.clear()
+    for count in (1, 3, 16):  # more tokens and sequences than any step before had
+        rig.run({count * 100 + i: make_request(rig, PROMPTS[i % len(PROMPTS)], NEW) for i in range(count)})
+    assert asked == []
