@@ -93,6 +93,9 @@ class Metrics:
                 "quire_kv_pages_swap_lost",
                 "Those of them that were not what had been put there, and were computed anew.",
             ),
+            "pages_brought": counter(
+                "quire_kv_pages_brought", "KV pages copied in from another engine, whose streams came here."
+            ),
             "imbalances": counter("quire_kv_ledger_imbalances", "KV pages whose books were wrong; they are set aside."),
             "steps": counter("quire_engine_steps", "Steps that the engine has finished."),
             "computed_tokens": counter(
