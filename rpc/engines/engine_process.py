@@ -67,7 +67,7 @@ async def run_engine(
         opened(listen if listen.startswith("unix") else f"{listen.rpartition(':')[0]}:{port}")
     engine = await asyncio.to_thread(make, service.sink)
     engine.start()
-    service.attach(engine)
+    service.attach(engine, engine.pages)
     failed, lonely = asyncio.create_task(service.wait_failure()), asyncio.create_task(service.wait_lonely(lease))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((failed, lonely, stopped), return_when=asyncio.FIRST_COMPLETED)

@@ -71,7 +71,8 @@ class Dispatch:
         if live.patience is not None:
             left = None if live.served else max(0.0, live.patience - time.monotonic())
             request = replace(request, patience=left)
-        client.send([events.Submit(live.attempt, request, emitted, again, alone)])
+        source, live.source = live.source, None
+        client.send([events.Submit(live.attempt, request, emitted, again, alone, source)])
 
     def _go_on(self, live: Live) -> None:
         """On an engine, as soon as there is one."""
@@ -130,9 +131,11 @@ class Dispatch:
     # Away from it
 
     def move_from(self, replica: Replica) -> int:
-        """Its requests go on elsewhere; how many."""
+        """Its requests go on elsewhere, where their KV pages are copied to if other engines reach it; how many."""
         moved = [self._live[attempt] for attempt in list(replica.waiting) if attempt in self._live]
+        reach = replica.client.reach if replica.client is not None else None
         for live in moved:
+            live.source = None if reach is None else events.Source(reach.address, reach.token)
             self._take_off(live)
             if live is replica.alone:
                 self._suspects.postpone()
