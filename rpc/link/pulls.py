@@ -28,6 +28,7 @@ from scheduler.events import SHORT_NAME, Event, Finish, Source, StepOutputs, Sub
 log = logging.getLogger("quire.link")
 
 PULL_SECONDS = 3.0  # that a request waits for its pages at most
+AT_ONCE = 2  # pulls: the first requests go on while the next ones' pages come
 MOST_HELD = 2**30  # bytes of pages whose requests have not started yet
 FORGET_SECONDS = 60.0  # after which the rate of earlier pulls says nothing any more
 
@@ -55,6 +56,7 @@ class Pulls:
         self._pulls: dict[int, Pull] = {}
         self._held: dict[int, int] = {}  # bytes by attempt
         self._freed = asyncio.Event()
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._channels: dict[Source, tuple[aio.Channel, int]] = {}  # and how many use it
         self._cost, self._since, self._came, self._running = CopyCost(), 0.0, 0, 0
 
@@ -106,7 +108,7 @@ class Pulls:
     async def _run(self, pull: Pull, source: Source) -> None:
         attempt = pull.submit.attempt
         try:
-            async with asyncio.timeout(PULL_SECONDS):
+            async with asyncio.timeout(PULL_SECONDS), self._turns:
                 await self._hold(attempt, sum(map(len, pull.wanted)) * self._port.form.size)
                 with self._timed():
                     await self._fetch(pull, source)

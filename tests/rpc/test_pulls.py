@@ -17,7 +17,7 @@ from cache_manager.page_names import NAME_BYTES, Name, PageNamer
 from rpc.link import pulls as module
 from rpc.link.client import LinkClient
 from rpc.link.pages import PageCopy, PageForm, joined_names
-from rpc.link.pulls import Pulls
+from rpc.link.pulls import AT_ONCE, Pulls
 from rpc.link.server import LinkService
 from scheduler.engine import EngineEnded
 from scheduler.events import SHORT_NAME, EndReason, Event, Finish, NameChanges, Source, StepOutputs, Submit
@@ -395,6 +395,26 @@ def test_others_do_not_wait_behind_a_pull(tmp_path: Path) -> None:
             await eventually(lambda: engine.submitted() == [at(1, 8)])
             event.set()
             await eventually(lambda: engine.submitted() == [at(1, 8), at(1, 7)])
+
+    run(test())
+
+
+def test_a_few_pulls_run_at_once_and_all_end_in_the_time_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PULL_SECONDS", 1.0)
+
+    async def test() -> None:
+        source, event = hanging()
+        async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
+            client, _, engine, _ = parts
+            began = asyncio.get_running_loop().time()
+            client.send([moved(attempt, address) for attempt in range(1, 7)])
+            await eventually(lambda: len(source.reads) == AT_ONCE)
+            await eventually(lambda: len(engine.submitted()) == 6)
+            assert asyncio.get_running_loop().time() - began < 2.5
+            assert not any(event.brought for event in engine.sent if isinstance(event, Submit))
+            event.set()
 
     run(test())
 
