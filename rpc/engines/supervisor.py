@@ -44,6 +44,7 @@ class Supervisor:
         """
         replica = self._frontend.serving(number)
         moved = self._frontend.empty(replica)
+        await self._frontend.until_moved()
         await self._keepers[number].restart()
         return moved
 

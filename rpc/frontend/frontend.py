@@ -108,6 +108,10 @@ class Frontend:
         replica.leaving = True
         return self._dispatch.move_from(replica)
 
+    async def until_moved(self) -> None:
+        """Until nobody takes anything from an engine that was emptied: then it can end."""
+        await self._dispatch.until_moved()
+
     def resume_replica(self, number: int) -> None:
         """Requests go to the engine of this number again. Raises RequestFailed where there is none."""
         self.serving(number).drained = False
