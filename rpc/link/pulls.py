@@ -81,13 +81,6 @@ class Pulls:
         for attempt in (*(start.attempt for start in outputs.starts), *outputs.over):
             self._let_go(attempt)
 
-    def close(self) -> None:
-        """Nothing is sent any more."""
-        for pull in self._pulls.values():
-            if pull.task is not None:
-                pull.task.cancel()
-        self._pulls.clear()
-
     def _wanted(self, submit: Submit) -> Wanted:
         """What the engine lacks, of sequences for which copying it pays."""
         form, wanted, asked = self._port.form, Wanted(), set[Name]()

@@ -82,7 +82,7 @@ def run(workload: Workload, which: Sequence[bool] = (True,)) -> tuple[EngineStat
 WHICH = st.lists(st.booleans(), min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(workloads(resumed=True), WHICH)
 def test_tokens_do_not_depend_on_what_came(workload: Workload, which: list[bool]) -> None:
     run(workload, which)
