@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+),")
+READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+), admin (\S+)")
 STOP_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """address: HOST:PORT of gRPC. metrics_url: of its Prometheus page."""
+    """address: HOST:PORT of gRPC. metrics_url: of its Prometheus page. admin: HOST:PORT of AdminService, if known."""
 
     address: str
     metrics_url: str
+    admin: str = ""
 
     def metrics(self) -> dict[str, float]:
         """Samples by name, without labels; those of other label sets are added up. Raises OSError."""
@@ -54,7 +55,7 @@ def started(*flags: str) -> Iterator[Serving]:
         found = READY.search(process.stdout.readline())
         if not found:
             raise RuntimeError(f"{' '.join(command)} did not start")
-        yield Serving(found[2], found[3])
+        yield Serving(found[2], found[3], found[4])
     finally:
         process.terminate()
         try:

@@ -13,7 +13,8 @@ Those that have a name stay cached until their place is needed, and a prefix is 
 all that the next token sees (as in vLLM's hybrid KV cache manager).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,35 +73,41 @@ class CacheManager:
 
     # Sequences
 
-    def match(self, chain: PageChain, most: int) -> Match:
-        """The longest published prefix of a sequence, of at most `most` tokens; chain: names of its pages.
+    def match(self, chain: PageChain, most: int, brought: Collection[Name] = ()) -> Match:
+        """The longest published prefix of a sequence, of at most `most` tokens; chain: names of its pages. brought: of
+        those whose content, of all groups, the sequence has come with.
 
         A prefix that ends inside a span whose tokens see each other in both directions was computed with the same whole
         span, as its name says; where a group has a window it is none: the rest of the span sees pages that are gone.
         """
         size = self.layout.page_size
         most = min(most // size, len(chain.names))
-        if not most or self._unknown(chain.names[0]):
+        if not most or (self._unknown(chain.names[0]) and chain.names[0] not in brought):
             return NO_MATCH
         nodes = self.prefix.index.find(chain, most)
         kept = self.pool.tier.find(chain, len(nodes), most) if self.pool.tier is not None and self.pool.swaps else []
-        pages = len(nodes) + len(kept)
+        here = len(nodes) + len(kept)
+        come = list(takewhile(brought.__contains__, islice(chain.names, here, most))) if brought else []
+        pages = here + len(come)
         if self._windows and pages:
-            pages = self._valid(nodes, kept)
-            nodes, kept = nodes[:pages], kept[: max(0, pages - len(nodes))]
+            pages = self._valid(nodes, kept, len(come))
+            nodes, kept, come = nodes[:pages], kept[: max(0, pages - len(nodes))], come[: max(0, pages - here)]
         awaited = self._awaited(chain, len(nodes), most)
         if self._windows and pages * size < chain.scope.whole:
-            nodes, kept, pages = [], [], 0
-        return Match(pages * size, nodes, kept, firsts(self.layout, pages), awaited)
+            nodes, kept, come, pages = [], [], [], 0
+        return Match(pages * size, nodes, kept, come, firsts(self.layout, pages), awaited)
 
     def _unknown(self, name: Name) -> bool:
         known = name in self.prefix.index or name in self.frontiers.row_of
         return not known and (self.pool.tier is None or name not in self.pool.tier.copies)
 
-    def _valid(self, nodes: list[int], kept: list[Name]) -> int:
+    def _valid(self, nodes: list[int], kept: list[Name], come: int) -> int:
+        """As `valid_pages`, of these and so many that came with the sequence."""
         there = self.prefix.index.pages[:, nodes]
         if self.pool.tier is not None and kept:
             there = np.concatenate((there, self.pool.tier.slots_of(kept)), axis=1)
+        if come:
+            there = np.pad(there, ((0, 0), (0, come)))
         return valid_pages(there, self.layout)
 
     def _awaited(self, chain: PageChain, index: int, most: int) -> Awaited | None:
@@ -204,6 +211,13 @@ class CacheManager:
         start = len(match.nodes)
         pages = self._pages_between(row, start, start + len(match.kept))
         self.pool.changes.swap_in(self.pool.tier.fetch(match.kept, pages, self.pool.step))
+
+    def to_fill(self, row: int, match: Match) -> Pages:
+        """[groups, n] pages of the row, which `grow` has given it, for what is `brought` of a match; NONE for those
+        that are not needed.
+        """
+        start = len(match.nodes) + len(match.kept)
+        return self._pages_between(row, start, start + len(match.brought))
 
     def arrived(self, step: int, lost: Sequence[int]) -> list[int]:
         """The step has run. lost: pages whose copies were not what had been put there; these copies are dropped.

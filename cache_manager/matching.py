@@ -24,7 +24,8 @@ class Awaited:
 class Match:
     """What the prefix cache has of a prompt. tokens: a multiple of the page size. nodes: of the prefix index.
 
-    kept: names of pages after these that have copies in the host tier, counted in tokens. firsts: by group, from which
+    kept: names of pages after these that have copies in the host tier, brought: of those after them whose content came
+    from another engine; both are counted in tokens. firsts: by group, from which
     of all these on its pages are used; () where all groups use all. awaited: where a row is
     computing what comes next, the last page that it has in common with the prompt.
     """
@@ -32,6 +33,7 @@ class Match:
     tokens: int = 0
     nodes: list[int] = field(default_factory=list)
     kept: list[Name] = field(default_factory=list)
+    brought: list[Name] = field(default_factory=list)
     firsts: tuple[int, ...] = ()
     awaited: Awaited | None = None
 

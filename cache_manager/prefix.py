@@ -81,6 +81,18 @@ class PrefixIndex:
             before = node
         return len(found)
 
+    def run(self, names: Iterable[Name]) -> list[int]:
+        """Nodes of these names, each the parent of the next and with its page in every group; up to the first that is
+        not here like that.
+        """
+        found = list[int]()
+        for name in names:
+            node = self._node_named.get(name)
+            if node is None or (found and self.parent[node] != found[-1]) or (self.pages[:, node] == NONE).any():
+                break
+            found.append(node)
+        return found
+
     def path(self, node: int) -> list[int]:
         """From the first node to this one; nothing for NONE."""
         path = list[int]()

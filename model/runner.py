@@ -90,6 +90,9 @@ class Runner:
         if self._store is not None and len(plan.swap_ins):
             lost = tuple(self._store.load(plan.swap_ins).tolist())
         swapped += time.perf_counter() - began
+        for fill in (join.fill for join in plan.joins):
+            if fill is not None:
+                self._attention.import_pages(fill.pages, torch.from_numpy(fill.content))
         if self._starter is not None and (flight := self._start(plan, self._starter)):
             packing = time.perf_counter() - launched - swapped - (self._computing - computing)
             self._flight = replace(flight, lost=lost, swapping=swapped, packing=packing)
@@ -98,6 +101,14 @@ class Runner:
         result = self._run(plan)
         packing = time.perf_counter() - launched - swapped - (self._computing - computing)
         self._results.append(replace(result, lost_pages=lost, swap_seconds=swapped, packing_seconds=packing))
+
+    @torch.inference_mode()
+    def export(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """Pages that no step in flight writes to, in canonical form, [n, page_bytes] on the host. Between two calls of
+        `launch`.
+        """
+        content: NDArray[np.uint8] = self._attention.export(pages).cpu().numpy()
+        return content
 
     @torch.inference_mode()
     def collect(self) -> StepResult:

@@ -19,6 +19,7 @@ from model.parallel.shard import Shard
 from rpc.engines.follower import set_threads
 from rpc.engines.group import FollowerProcesses, Followers, Group, Grouped
 from rpc.engines.local import LocalEngine
+from rpc.engines.pages import EnginePages
 from rpc.frontend.engine_client import EngineInfo
 from rpc.paths import model_directory
 from rpc.settings import EngineConfig
@@ -32,11 +33,12 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What `assemble` makes."""
+    """What `assemble` makes. namer: of pages, where there is a prefix cache."""
 
     loaded: LoadedModel
     scheduler: Scheduler
     group: Group | None = None
+    namer: PageNamer | None = None
 
     def engine(self, sink: Sink) -> LocalEngine:
         """The engine, not started. `sink` gets each step's outputs on the engine's thread."""
@@ -49,6 +51,8 @@ class Parts:
             loaded.limits, loaded.pages, loaded.dtype, loaded.device, loaded.layout.page_size, loaded.numerics
         )
         engine = LocalEngine(self.scheduler, executor, info, sink, loaded.last_compiled)
+        if self.namer is not None and self.group is None:  # ranks of a group have parts of a page each
+            engine.pages = EnginePages(engine, self.scheduler, self.namer, loaded.numerics, runner.export)
         if self.group is not None:
             self.group.led.when_lost(engine.fail)
         return engine
@@ -80,7 +84,7 @@ def assemble(config: EngineConfig, followers: Callable[[EngineConfig], Followers
     if named and config.tells_names:
         cache.prefix.index.log = NameLog()
     namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
-    return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer), group)
+    return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer), group, namer)
 
 
 def _load(

@@ -1,7 +1,13 @@
-"""What work costs, as measured: steps by their tokens, and pages that are swapped to the host and back."""
+"""What work costs, as measured: steps by their tokens, pages that are swapped to the host and back, and those that are
+copied from another engine.
+"""
 
 MEMORY = 0.98  # weight of a step against the one after it: about 50 steps count
 FEWEST_PAGES = 16  # swapped before their time is believed
+FEWEST_COPIED = 4  # pages that another engine is asked for
+ASSUMED_RATE, ASSUMED_BYTES = 200e6, 2**20  # bytes a second between engines; with the weight of so many that came
+COPY_MEMORY = 0.8  # weight of a copy against the one after it
+COPY_START = 0.005  # seconds until the first bytes come
 
 
 class StepCost:
@@ -39,6 +45,29 @@ class StepCost:
         a, b = self.fit()
         scaled = self._largest_seconds * tokens / max(1, self._largest) if tokens > self._largest else 0.0
         return max(a + b * tokens, scaled)
+
+
+class CopyCost:
+    """What it takes to copy pages from another engine: a start, then bytes at the mean rate of late."""
+
+    def __init__(self) -> None:
+        self._bytes, self._seconds = float(ASSUMED_BYTES), ASSUMED_BYTES / ASSUMED_RATE
+
+    def observe(self, size: int, seconds: float) -> None:
+        """So many bytes came in this time."""
+        self._bytes = COPY_MEMORY * self._bytes + size
+        self._seconds = COPY_MEMORY * self._seconds + seconds
+
+    def expected(self, size: int) -> float:
+        """Seconds for so many bytes."""
+        return COPY_START + size * self._seconds / max(1.0, self._bytes)
+
+
+def copying_pays(pages: int, copying: float, computing: float | None) -> bool:
+    """Whether so many pages are rather copied, in so many seconds, than computed anew, in so many (None: not known, for
+    an engine that has run no step yet). A few are not worth asking for.
+    """
+    return pages >= FEWEST_COPIED and (computing is None or copying < computing)
 
 
 class SwapCost:

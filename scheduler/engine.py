@@ -10,7 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
 from scheduler.events import End, EndReason, Event, StepOutputs, Submit, nothing
 from scheduler.scheduler import Scheduler
@@ -20,11 +22,16 @@ log = logging.getLogger("quire.engine")
 
 LEAST_PATIENCE, PATIENCE = 3.0, 10.0  # seconds; times what a step is expected to take
 
+T = TypeVar("T")
 Sink = Callable[[StepOutputs], None]
 
 
 class ExecutorLost(RuntimeError):
     """What computes has ended by itself, says why."""
+
+
+class EngineEnded(RuntimeError):
+    """Nothing more is done by this engine, says why."""
 
 
 class Engine:
@@ -43,6 +50,7 @@ class Engine:
         self._scheduler, self._executor, self._sink, self._clock = scheduler, executor, sink, clock
         self._last_excuse, self._patience = last_excuse, math.inf
         self._inbox: list[Event] = []
+        self._tasks: deque[Callable[[str | None], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         # By step in flight: seconds that its planning took, and that it is expected to take itself.
@@ -65,6 +73,30 @@ class Engine:
                 self._wake.notify()
                 return
         self._tell_failure([e.attempt for e in events if isinstance(e, Submit)])
+
+    def call(self, task: Callable[[], T]) -> "Future[T]":
+        """Has a short task run on the engine's thread, one between two steps, when all KV that has a name is computed.
+        From any thread. Gives what it returns or raises, or EngineEnded.
+        """
+        future: Future[T] = Future()
+
+        def run(ended: str | None) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if ended is not None:
+                    raise EngineEnded(ended)
+                future.set_result(task())
+            except Exception as error:  # it is the caller's
+                future.set_exception(error)
+
+        with self._wake:
+            if self.failure is None:
+                self._tasks.append(run)
+                self._wake.notify()
+                return future
+        run(self.failure)
+        return future
 
     def fail(self, why: str) -> None:
         """From any thread: the executor can run no more steps, which it says before it is asked for one."""
@@ -102,6 +134,8 @@ class Engine:
             while not self._stopping:
                 events = self._take()
                 self._turn(events)
+                if self._tasks:
+                    self._tasks.popleft()(None)
             while self._launched:
                 self._collect()
             self._die("the engine was stopped", [])
@@ -116,6 +150,8 @@ class Engine:
         with self._wake:
             self.failure = why
             events, self._inbox = events + self._inbox, []
+        while self._tasks:
+            self._tasks.popleft()(why)
         self._busy = False
         attempts = self._scheduler.live_attempts() + [e.attempt for e in events if isinstance(e, Submit)]
         self._tell_failure(attempts, self._scheduler.untold_ends)
@@ -144,7 +180,9 @@ class Engine:
             idle = not self._launched and not self._scheduler.has_work
             if idle:
                 self._busy = False
-                self._wake.wait_for(lambda: bool(self._inbox) or self._stopping or self._broken is not None)
+                self._wake.wait_for(
+                    lambda: bool(self._inbox or self._tasks) or self._stopping or self._broken is not None
+                )
             if self._broken is not None:
                 raise ExecutorLost(self._broken)
             if not self._busy:

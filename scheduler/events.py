@@ -5,15 +5,24 @@ exactly one `End` after which no more comes of it. Tokens carry attempt, index o
 frontend can tell gaps, duplicates and zombies.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.ledger import PageMap
+from cache_manager.page_names import Name
 from scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Another engine, which may still have the KV of a request. address, token: as in `rpc.frontend.engine_client`."""
+
+    address: str
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +32,8 @@ class Submit:
 
     again: another engine had taken it, and is gone: it is not refused, waits as long as its own patience, and comes
     before those that nobody has taken yet. alone: nothing else runs until it has gone so many steps beyond its prompt
-    and what was delivered, or has ended.
+    and what was delivered, or has ended. source: who had it before, for the link, which copies pages from there; these
+    are brought: by name, each uint8 [groups, page_bytes] in canonical form.
     """
 
     attempt: int
@@ -31,6 +41,8 @@ class Submit:
     emitted: tuple[tuple[int, ...] | None, ...] = ()
     again: bool = False
     alone: int = 0
+    source: Source | None = None
+    brought: Mapping[Name, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +182,9 @@ class EngineStats:
     were evicted for their place, how many lived how long, in the classes of `cache_manager.cached.LIFETIMES`;
     lifetime_seconds: their sum. host_slots, host_slots_used: places for
     pages in the host tier, and those that hold a copy; swapped_out, swapped_in: pages copied there and back; swap_lost:
-    those that did not come back as they had been. imbalances: pages that the ledger found wrong, and set aside.
-    images_encoded: calls of the image encoder. isolated: 1 while one request has the engine for itself.
-    waiting_seconds: that the queue is predicted to take.
+    those that did not come back as they had been. pages_brought: copied in from other engines. imbalances: pages that
+    the ledger found wrong, and set aside. images_encoded: calls of the image encoder. isolated: 1 while one request has
+    the engine for itself. waiting_seconds: that the queue is predicted to take.
     """
 
     running: int = 0
@@ -206,6 +218,7 @@ class EngineStats:
     images_encoded: int = 0
     isolated: int = 0
     waiting_seconds: float = 0.0
+    pages_brought: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,12 +1,13 @@
 """Running sequences as arrays indexed by batch row: what the scheduler knows of each, and the checks that end them."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.matching import Awaited
-from cache_manager.page_names import PageChain
+from cache_manager.page_names import Name, PageChain
 from scheduler.events import Submit
 from scheduler.request import Request
 
@@ -20,7 +21,8 @@ class Sequence:
     attempt was. chain: names of its full pages, None without a
     prefix cache. awaited: a page that it waits for another sequence to compute. lost: tokens whose KV was
     computed before it was preempted. index: of the sequence in its request; siblings: of those that go on from its
-    prompt once it is computed. alone: steps that it goes beside no other attempt.
+    prompt once it is computed. alone: steps that it goes beside no other attempt. brought: as in `Submit`, until it
+    starts.
     """
 
     attempt: int
@@ -35,6 +37,7 @@ class Sequence:
     index: int = 0
     siblings: tuple[int, ...] = ()
     alone: int = 0
+    brought: Mapping[Name, NDArray[np.uint8]] = field(default_factory=dict)
 
     def extended(self, index: int, token: int) -> "Sequence":
         """The sequence of this index in the same request that goes on from this one with a token."""
@@ -72,6 +75,7 @@ def sequences_of(submit: Submit, now: float, order: int) -> list[Sequence]:
             index=index,
             siblings=() if tokens else tuple(fresh[1:]),
             alone=submit.alone,
+            brought=submit.brought,
         )
         for index, tokens in enumerate(emitted)
         if tokens or index in fresh[:1]

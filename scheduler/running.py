@@ -7,12 +7,13 @@ import numpy as np
 
 from cache_manager.manager import CacheManager
 from cache_manager.matching import Match
+from cache_manager.prefix import NONE
 from scheduler.attempts import Attempts
 from scheduler.beam import BeamSearch
 from scheduler.events import EndReason
 from scheduler.queue import Queue
 from scheduler.rows import Rows, Sequence
-from scheduler.step import Ints, Join
+from scheduler.step import Fill, Ints, Join
 from scheduler.tally import Tally
 
 
@@ -45,8 +46,19 @@ class Running:
         self._cache.grow(row, match.tokens, sequence.length)
         self._cache.fetch(row, match)
         self.rows.scheduled[row] = match.tokens
-        self._join(row, sequence)
+        self._join(row, sequence, self._fill(row, sequence, match))
+        sequence.brought = {}
         return row
+
+    def _fill(self, row: int, sequence: Sequence, match: Match) -> Fill | None:
+        """What it has come with, for the pages that it was given for that."""
+        if not match.brought:
+            return None
+        pages = self._cache.to_fill(row, match)
+        groups, which = np.nonzero(pages != NONE)
+        content = [sequence.brought[match.brought[i]][g] for g, i in zip(groups.tolist(), which.tolist(), strict=True)]
+        self._tally.brought += len(content)
+        return Fill(pages[groups, which], np.stack(content))
 
     def fork(self, row: int, sequence: Sequence) -> int:
         """Gives a sequence that goes on from this row's a row that shares its pages."""
@@ -56,7 +68,7 @@ class Running:
         self._join(child, sequence)
         return child
 
-    def _join(self, row: int, sequence: Sequence) -> None:
+    def _join(self, row: int, sequence: Sequence, fill: Fill | None = None) -> None:
         request = sequence.request
         self.joins.append(
             Join(
@@ -67,6 +79,7 @@ class Running:
                 sequence.index,
                 request.images,
                 request.scope.whole,
+                fill,
             )
         )
 

@@ -331,7 +331,8 @@ class Scheduler:
             sequence.chain.extend(sequence.tokens()[named:])
         if sequence.request.controls.prompt_logprobs:
             return NO_MATCH
-        return self.cache.match(sequence.chain, sequence.length - 1)  # the last token's logits are needed
+        # The last token's logits are needed.
+        return self.cache.match(sequence.chain, sequence.length - 1, sequence.brought)
 
     def _start(self, now: float, sequence: Sequence, match: Match) -> int:
         row = self._running.start(sequence, match)

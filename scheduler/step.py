@@ -20,11 +20,20 @@ FAULTED, NO_TOKEN = -1, -2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Fill:
+    """What another engine has computed goes into pages [n]. content: uint8 [n, page_bytes], in canonical form."""
+
+    pages: Ints
+    content: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Join:
     """A sequence takes a row. All that an executor knows of a row comes from here and from what it drew since.
 
     tokens: prompt, then output tokens that are already known. index: of the sequence in its request. images: of the
-    prompt. whole: so many tokens at the front see each other in both directions.
+    prompt. whole: so many tokens at the front see each other in both directions. fill: for pages of its own, before
+    anything is computed.
     """
 
     row: int
@@ -34,11 +43,13 @@ class Join:
     index: int = 0
     images: tuple[PromptImage, ...] = ()
     whole: int = 0
+    fill: Fill | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """Applied in this order: swap_outs, leaves, joins, given, grown, copies, swap_ins; then the slices are computed.
+    """Applied in this order: swap_outs, leaves, joins, given, grown, copies, swap_ins, fills of joins; then the slices
+    are computed.
 
     swap_outs: [n, 2] of page, host slot that its content goes to. leaves: [n] rows. given: [n, 2] of row, token that it
     goes on with in place of the one that it drew last. grown: [n, 4] of group, row, index

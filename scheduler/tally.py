@@ -13,7 +13,7 @@ from scheduler.rows import Rows
 class Tally:
     """Since the engine's start. steps: that have run. computed: tokens, of these recomputed: a second time, after a
     preemption. queries: tokens of sequences that started and were looked up in the prefix cache, of these hits: found.
-    peak: most pages that were held.
+    peak: most pages that were held. brought: pages that came from other engines.
     """
 
     steps: int = 0
@@ -24,6 +24,7 @@ class Tally:
     hits: int = 0
     images_encoded: int = 0
     peak: int = 0
+    brought: int = 0
 
     def stats(
         self, rows: Rows, queue: Queue, cache: CacheManager, waiting_seconds: float, isolated: bool
@@ -61,4 +62,5 @@ class Tally:
             images_encoded=self.images_encoded,
             isolated=int(isolated),
             waiting_seconds=waiting_seconds,
+            pages_brought=self.brought,
         )

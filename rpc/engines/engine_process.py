@@ -80,7 +80,7 @@ async def run_engine(
         engine.info = replace(engine.info, metrics=exporter.address)
         exporter.attached(engine.info.pages)
     engine.start()
-    service.attach(engine)
+    service.attach(engine, engine.pages)
     failed, lonely = asyncio.create_task(service.wait_failure()), asyncio.create_task(service.wait_lonely(lease))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((failed, lonely, stopped), return_when=asyncio.FIRST_COMPLETED)

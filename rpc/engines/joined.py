@@ -152,6 +152,7 @@ class JoinedEngines:
                 replica = self._frontend.replicas.get(entry.number)
                 if replica is not None:
                     self._frontend.mark(replica, entry.drained, entry.leaving)
+        await self._frontend.until_moved()  # an engine that leaves ends then
 
     async def _let_go(self, gone: list[Kept]) -> None:
         tasks = [kept.task for kept in gone if kept.task is not None]

@@ -96,8 +96,9 @@ class Supervisor:
         return True, replica.stats.running + replica.stats.waiting
 
     async def _empty(self, replica: Replica) -> int:
-        """Requests leave it, also those of other frontends; how many were here."""
+        """Requests leave it, also those of other frontends, and take their pages with them; how many were here."""
         moved = self._frontend.mark(replica, replica.drained, leaving=True)
+        await self._frontend.until_moved()
         if self._table is not None:
             await self._table.settled()
         return moved

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rpc.frontend.errors import RequestFailed, internal
@@ -25,6 +25,8 @@ from rpc.observe.metrics import Metrics
 from scheduler import events
 
 log = logging.getLogger("quire.frontend")
+
+MOVE_SECONDS = 4.0  # a pull's, and a little more
 
 
 class Dispatch:
@@ -40,6 +42,8 @@ class Dispatch:
         self._parked: dict[Live, None] = {}
         self._without_engine: asyncio.TimerHandle | None = None
         self._suspects = Suspects()
+        self._moving: dict[Live, None] = {}
+        self._none_moving = asyncio.Event()
 
     def request_of(self, attempt: int) -> str:
         """The request that has this attempt, "" if it is none of this frontend's."""
@@ -72,7 +76,10 @@ class Dispatch:
         if live.patience is not None:
             left = None if live.served else max(0.0, live.patience - time.monotonic())
             request = replace(request, patience=left)
-        client.send([events.Submit(live.attempt, request, emitted, again, alone)])
+        source, live.source = live.source, None
+        if source is not None:
+            self._moving[live] = None
+        client.send([events.Submit(live.attempt, request, emitted, again, alone, source)])
 
     def _go_on(self, live: Live) -> None:
         """On an engine, as soon as there is one."""
@@ -80,7 +87,7 @@ class Dispatch:
         if replica is not None:
             self._send(live, replica)
         else:
-            self._parked[live] = None
+            self._parked[live], live.source = None, None  # by the time there is an engine, that one may be gone
             self._limit_the_wait()
             self._limit_the_patience(live)
 
@@ -131,9 +138,14 @@ class Dispatch:
     # Away from it
 
     def move_from(self, replica: Replica) -> int:
-        """Its requests go on elsewhere; how many."""
+        """Its requests go on elsewhere; how many. Of those that have started, KV pages can be copied from there where
+        other engines reach it.
+        """
         moved = [self._live[attempt] for attempt in list(replica.waiting) if attempt in self._live]
+        reach = replica.client.reach if replica.client is not None else None
         for live in moved:
+            if reach is not None and live.started_here:
+                live.source = events.Source(reach.address, reach.token)
             self._take_off(live)
             if live is replica.alone:
                 self._suspects.postpone()
@@ -142,6 +154,21 @@ class Dispatch:
         replica.alone = None
         self._try_a_suspect()
         return len(moved)
+
+    async def until_moved(self) -> None:
+        """Until requests that were moved have started elsewhere, or ended: so long they may take pages from the engine
+        that had them. No longer than they would wait for these.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MOVE_SECONDS):
+                while self._moving:
+                    self._none_moving.clear()
+                    await self._none_moving.wait()
+
+    def _has_moved(self, live: Live) -> None:
+        self._moving.pop(live, None)
+        if not self._moving:
+            self._none_moving.set()
 
     def _take_off(self, live: Live) -> None:
         """Its engine need not go on with it."""
@@ -165,6 +192,7 @@ class Dispatch:
     def _gone(self, live: Live) -> None:
         """It has ended, one way or another."""
         self._parked.pop(live, None)
+        self._has_moved(live)
         live.stop_waiting()
         if self._suspects.forget(live):
             self._free_who_was_alone()
@@ -275,6 +303,7 @@ class Dispatch:
 
     def _started(self, live: Live, start: events.Start) -> None:
         live.started_here = True
+        self._has_moved(live)
         if not live.served:
             live.served = True
             live.stream.cached_tokens = start.cached

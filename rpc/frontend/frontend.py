@@ -126,6 +126,10 @@ class Frontend:
         self._dispatch.engine_came()
         return 0
 
+    async def until_moved(self) -> None:
+        """Until nobody takes anything from an engine that was emptied: then it can end."""
+        await self._dispatch.until_moved()
+
     def resume_replica(self, number: int) -> None:
         """Requests go to the engine of this number again. Raises RequestFailed where there is none."""
         replica = self.serving(number)

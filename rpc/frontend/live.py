@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from rpc.frontend.stream import RequestStream
+from scheduler.events import Source
 
 
 @dataclass(slots=True, eq=False)
@@ -13,6 +14,7 @@ class Live:
 
     names: of the pages of its prompt. patience: until when it may wait for its start. attempt: the one that is on an
     engine, or was the last of so many submissions. served: an engine has started it; started_here: the attempt's has.
+    source: the engine that it is moved from.
     """
 
     stream: RequestStream
@@ -25,6 +27,7 @@ class Live:
     submissions: int = 0
     served: bool = False
     started_here: bool = False
+    source: Source | None = None
     waits: asyncio.TimerHandle | None = None
     """Runs while it waits for an engine, if its patience has an end."""
     last_tokens: dict[int, float] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from scheduler.events import (
     NameChanges,
     PromptPart,
     Question,
+    Source,
     Start,
     StepOutputs,
     Submit,
@@ -55,7 +56,7 @@ def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:
 
 
 def _encode_submit(event: Submit) -> pb.Submit:
-    request, beam = event.request, event.request.beam
+    request, beam, source = event.request, event.request.beam, event.source
     return pb.Submit(
         attempt=event.attempt,
         prompt=packed(request.prompt, INT32),
@@ -76,6 +77,7 @@ def _encode_submit(event: Submit) -> pb.Submit:
         beam=None if beam is None else pb.Beam(width=beam.width, length_penalty=beam.length_penalty),
         again=event.again,
         alone=event.alone,
+        source=None if source is None else pb.Source(address=source.address, token=source.token),
     )
 
 
@@ -177,7 +179,8 @@ def _decode_submit(message: pb.Submit) -> Submit:
     if not request.count or len(message.emitted) not in (0, request.count):
         raise LinkError(f"attempt {message.attempt} has {request.count} sequences, output of {len(message.emitted)}")
     emitted = tuple(_decode_emitted(emitted) for emitted in message.emitted)
-    return Submit(message.attempt, request, emitted, message.again, message.alone)
+    source = Source(message.source.address, message.source.token) if message.HasField("source") else None
+    return Submit(message.attempt, request, emitted, message.again, message.alone, source)
 
 
 def _decode_emitted(message: pb.Emitted) -> tuple[int, ...] | None:

@@ -21,6 +21,9 @@ from rpc.frontend.engine_client import EngineClient
 from rpc.link import HEARTBEAT, codec
 from rpc.link.arrays import LinkError
 from rpc.link.coalesce import LOCAL, LOCAL_BITS, merged, owned_by
+from rpc.link.pages import PagePort, asked_names
+from rpc.link.pulls import Pulls
+from scheduler.engine import EngineEnded
 from scheduler.events import (
     Ask,
     EngineStats,
@@ -38,6 +41,7 @@ log = logging.getLogger("quire.link")
 LONELY_LOOKS = 10  # in the time that an engine stays alone
 FOREVER = 2**20  # seconds
 MOST_PENDING = 2**26  # bytes that may wait for a frontend
+READ_BYTES = 2**20  # of pages that are read for another engine between two steps
 STEP_BYTES, TOKEN_BYTES, ALTERNATIVE_BYTES = 2048, 24, 8  # of a step's outputs, about
 
 
@@ -110,6 +114,8 @@ class LinkService(pb_grpc.EngineServiceServicer):
         self._token = f"Bearer {token}".encode() if token else b""
         self._loop = asyncio.get_running_loop()
         self._engine: EngineClient | None = None
+        self._pages: PagePort | None = None
+        self._pulls: Pulls | None = None
         self._attached = asyncio.Event()
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
@@ -122,8 +128,10 @@ class LinkService(pb_grpc.EngineServiceServicer):
         with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
-    def attach(self, engine: EngineClient) -> None:
-        """From now on frontends are answered."""
+    def attach(self, engine: EngineClient, pages: PagePort | None = None) -> None:
+        """From now on frontends are answered. pages: the engine's, for other engines; None where they can have none."""
+        if pages is not None:
+            self._pages, self._pulls = pages, Pulls(pages, self._names, engine.send)
         self._stats = EngineStats(pages_total=engine.info.pages)
         self._engine = engine
         self._attached.set()
@@ -134,6 +142,8 @@ class LinkService(pb_grpc.EngineServiceServicer):
         for change in outputs.names:
             self._names.difference_update(short_names(change.removed))
             self._names.update(short_names(change.added))
+        if self._pulls is not None:
+            self._pulls.take(outputs)
         for connection in self._connections.values():
             if connection.overrun:
                 connection.take(self._stats)  # it may never read again: hold nothing for it
@@ -145,8 +155,11 @@ class LinkService(pb_grpc.EngineServiceServicer):
             self._closing.set()
 
     def _send(self, events: list[Event]) -> None:
-        if self._engine is not None and events:
-            self._engine.send(events)
+        if self._engine is None or not events:
+            return
+        ready = self._pulls.sift(events) if self._pulls is not None else events
+        if ready:
+            self._engine.send(ready)
 
     async def wait_lonely(self, seconds: float | None) -> None:
         """Until no frontend has been connected for so long; None: for ever."""
@@ -186,6 +199,26 @@ class LinkService(pb_grpc.EngineServiceServicer):
             reader.cancel()
             del self._connections[connection.number]
             self._send(connection.finish_all())
+
+    async def Pages(  # noqa: N802 - gRPC's name
+        self, request: pb.PagesRequest, context: aio.ServicerContext
+    ) -> AsyncIterator[pb.PagesResponse]:
+        if not self._lets_in(context):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is an engine that the caller has no token of")
+        if self._pages is None:
+            return
+        try:
+            names, form = asked_names(request), self._pages.form
+            some = max(1, READ_BYTES // form.size)
+            for at in range(0, len(names), some):
+                copies = await self._pages.read(names[at : at + some])
+                yield pb.PagesResponse(pages=[form.encode(copy) for copy in copies])
+                if len(copies) < some:
+                    return
+        except LinkError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except EngineEnded as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     def _lets_in(self, context: aio.ServicerContext) -> bool:
         shown = dict(context.invocation_metadata() or ()).get("authorization", "")

@@ -14,7 +14,7 @@ from quire.engine.v1 import table_service_pb2_grpc as pb_grpc
 from rpc.frontend.replicas import Replica, Replicas
 from rpc.link import LISTENING
 
-SETTLE_SECONDS = 2.0  # that frontends get to do what a table asks of them
+SETTLE_SECONDS = 5.0  # that frontends get to do what a table asks of them
 
 
 class TableService(pb_grpc.TableServiceServicer):

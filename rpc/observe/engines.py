@@ -38,6 +38,7 @@ COUNTERS = {
         "quire_kv_pages_swap_lost",
         "Those of them that were not what had been put there, and were computed anew.",
     ),
+    "pages_brought": ("quire_kv_pages_brought", "KV pages copied in from another engine, whose streams came here."),
     "imbalances": ("quire_kv_ledger_imbalances", "KV pages whose books were wrong; they are set aside."),
     "steps": ("quire_engine_steps", "Steps that the engine has finished."),
     "computed_tokens": ("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included."),

@@ -42,7 +42,7 @@ def name_is_given_twice(real):
 
 @fault(CacheManager, "match")
 def bound_of_a_match_is_ignored(real):
-    return lambda self, chain, most: real(self, chain, most + self.layout.page_size)
+    return lambda self, chain, most, brought=(): real(self, chain, most + self.layout.page_size, brought)
 
 
 @contextmanager

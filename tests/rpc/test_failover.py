@@ -7,17 +7,19 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.engine_client import Reach
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.suspects import PROBATION, TO_THE_END
 from rpc.observe.metrics import Metrics
-from scheduler.events import End, EndReason, EngineStats, Finish, StepOutputs, Submit, nothing
+from scheduler.events import End, EndReason, EngineStats, Finish, Source, StepOutputs, Submit, nothing
 from scheduler.limits import ModelDefaults
 from scheduler.request import Beam, Sampling, Spec, Stopping
 from tests.support.frontends import outputs
@@ -429,6 +431,65 @@ def test_a_drained_engine_that_dies_comes_back_drained_and_one_that_is_replaced_
         fleet.kill(1)
         fleet.bring(1)
         assert [replica.open for replica in fleet.frontend.replicas.newest] == [True, True]
+
+    run(test())
+
+
+def test_a_request_that_is_moved_says_where_it_was_and_one_whose_engine_died_does_not(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=2)
+        async with AsyncExitStack() as stack:
+            (live,) = await opened(stack, fleet, 1)
+            place = fleet.place_of(live)
+            for number, engine in fleet.engines.items():
+                engine.reach = Reach(f"unix:{number}", "token")
+            fleet.frontend.drain_replica(place)
+            assert fleet.submit_of(live).source is None, "it had not started: nothing of it was computed"
+            fleet.frontend.resume_replica(place)
+            fleet.tell(live, start=True)
+            fleet.frontend.drain_replica(1 - place)
+            assert fleet.submit_of(live).source == Source(f"unix:{1 - place}", "token")
+            fleet.frontend.resume_replica(1 - place)
+            fleet.tell(live, start=True)
+            fleet.kill(place)
+            assert fleet.submit_of(live).source is None
+            fleet.tell(live, start=True)
+            fleet.frontend.mark(fleet.frontend.serving(1 - place), drained=False, leaving=True)
+            fleet.bring(1 - place)
+            assert fleet.submit_of(live).source is None, "the engine that it was on makes way for the one it waits for"
+
+    run(test())
+
+
+@pytest.mark.parametrize("how", ["start", "end", "leave", "none", "not in time"])
+def test_an_engine_lives_until_what_it_had_has_moved(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("rpc.frontend.dispatch.MOVE_SECONDS", 0.1 if how == "not in time" else 20.0)
+
+    async def test() -> None:
+        fleet = Fleet(tokenizer, engines=2)
+        async with AsyncExitStack() as stack:
+            lives = await opened(stack, fleet, 4)
+            for engine in fleet.engines.values():
+                engine.reach = None if how == "none" else Reach("unix:engine")
+            place = fleet.place_of(lives[0])
+            moved = [live for live in lives if fleet.place_of(live) == place]
+            for live in moved:
+                fleet.tell(live, start=True)
+            fleet.frontend.mark(fleet.frontend.serving(place), drained=False, leaving=True)
+            waits = asyncio.create_task(fleet.frontend.until_moved())
+            await asyncio.sleep(0.02)
+            assert waits.done() == (how == "none")
+            for live in moved if how in ("start", "end", "leave") else ():
+                assert not waits.done()
+                if how == "start":
+                    fleet.tell(live, start=True)
+                elif how == "end":
+                    fleet.tell(live, end=EndReason.LENGTH)
+                else:
+                    fleet.dispatch.forget(live)
+            await waits
 
     run(test())
 

@@ -104,6 +104,8 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
     if get_origin(kind) is np.ndarray:
         shape = {"top_ids": (2, 3), "top": (2, 3), "pixels": (1, 3, 1, 2)}.get(name, (2,))
         return np.arange(number, number + np.prod(shape)).reshape(shape).astype(get_args(get_args(kind)[1])[0])
+    if get_origin(kind) is Mapping:
+        return {filled(key, numbers): filled(value, numbers) for key, value in [get_args(kind)]}
     if NoneType in get_args(kind):
         return filled(get_args(kind)[0], numbers, name)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -124,8 +126,9 @@ THROUGH: dict[type, Callable[[Any], Any]] = {
 }
 
 
-# The limits of a request are the frontend's own; where its images stand follows from the images.
-NOT_CARRIED = ("it.limits.request.", "it.request.scope.images")
+# The limits of a request are the frontend's own; where its images stand follows from the images; pages come from the
+# engine that had them.
+NOT_CARRIED = ("it.limits.request.", "it.request.scope.images", "it.brought")
 
 
 def check_every_field_is_carried(kind: type, instead: Mapping[Any, Any] = MappingProxyType({})) -> None:

@@ -262,12 +262,12 @@ def a_fault_takes_only_the_newest_name(real):
 
 @fault(CacheManager, "match")
 def all_of_a_prompt_is_found(real):
-    return lambda self, chain, most: real(self, chain, most + 1)
+    return lambda self, chain, most, brought=(): real(self, chain, most + 1, brought)
 
 
 @fault(CacheManager, "match")
 def nobody_waits_for_a_page(real):
-    return lambda self, chain, most: replace(real(self, chain, most), awaited=None)
+    return lambda self, chain, most, brought=(): replace(real(self, chain, most, brought), awaited=None)
 
 
 @fault(CacheManager, "is_computing")

@@ -206,7 +206,7 @@ def a_match_is_put_at_the_start_of_the_table(real):
 
 @fault(CacheManager, "match")
 def a_match_uses_all_pages_of_a_window(real):
-    return lambda self, chain, most: replace(real(self, chain, most), firsts=())
+    return lambda self, chain, most, brought=(): replace(real(self, chain, most, brought), firsts=())
 
 
 @fault(module, "valid_pages")

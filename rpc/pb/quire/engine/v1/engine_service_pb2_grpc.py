@@ -41,6 +41,11 @@ class EngineServiceStub:
                 request_serializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectResponse.FromString,
                 _registered_method=True)
+        self.Pages = channel.unary_stream(
+                '/quire.engine.v1.EngineService/Pages',
+                request_serializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesRequest.SerializeToString,
+                response_deserializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -56,6 +61,14 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pages(self, request, context):
+        """KV pages of a sequence, for another engine like this one: as many of those asked for, from the first one on, as this
+        engine still has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +76,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectRequest.FromString,
                     response_serializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectResponse.SerializeToString,
+            ),
+            'Pages': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pages,
+                    request_deserializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesRequest.FromString,
+                    response_serializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -94,6 +112,33 @@ class EngineService:
             '/quire.engine.v1.EngineService/Connect',
             quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectRequest.SerializeToString,
             quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.engine.v1.EngineService/Pages',
+            quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesRequest.SerializeToString,
+            quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,201 @@
+"""Two engines with their threads and links: a stream that is moved between them gets the tokens that it would get."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cache_manager.manager import CacheManager
+from cache_manager.page_names import PageNamer
+from rpc.engines.local import LocalEngine
+from rpc.engines.pages import EnginePages
+from rpc.frontend.engine_client import EngineInfo
+from rpc.link.client import LinkClient
+from rpc.link.server import LinkService
+from scheduler.engine import EngineEnded
+from scheduler.events import EngineStats, Finish, Source, Submit
+from scheduler.limits import Limits
+from scheduler.scheduler import Scheduler
+from scheduler.settings import SchedulerSettings
+from scheduler.step import StepPlan
+from tests.scheduler.executor import FakeExecutor, alone
+from tests.scheduler.workloads import PATIENT, SECRET, make_layout, make_request
+from tests.support.links import Heard, connected, eventually, run, serving
+
+SIZE, PAGES, ROWS, STEP = 4, 200, 4, 0.002  # seconds
+LAYOUT = make_layout(SIZE)
+NAMER = PageNamer(SECRET, b"model", SIZE)
+SETTINGS = SchedulerSettings(max_batched_tokens=32, max_sequences=ROWS, steps_in_flight=2)
+REQUESTS = {attempt: make_request(attempt, 40 + attempt, 60) for attempt in (1, 2, 3)}
+
+
+class PagedExecutor(FakeExecutor):
+    """A page's bytes are its tokens, and nothing else."""
+
+    def launch(self, plan: StepPlan) -> None:
+        time.sleep(STEP)
+        super().launch(plan)
+
+    def _believe(self, plan: StepPlan) -> None:
+        for fill in (join.fill for join in plan.joins):
+            for page, content in () if fill is None else zip(fill.pages.tolist(), fill.content, strict=True):
+                self._slots[0, page * SIZE : (page + 1) * SIZE] = content[: 4 * SIZE].copy().view(np.int32)
+        super()._believe(plan)
+
+    def export(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
+        content = np.zeros((len(pages), LAYOUT.page_bytes), np.uint8)
+        for i, page in enumerate(pages.tolist()):
+            content[i, : 4 * SIZE] = self._slots[0, page * SIZE : (page + 1) * SIZE].view(np.uint8)
+        return content
+
+
+@pytest.fixture(autouse=True)
+def _always_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it pays differs from machine to machine."""
+    monkeypatch.setattr(EnginePages, "computing", lambda self, tokens: 100.0)
+
+
+@dataclass
+class Node:
+    """An engine, and a frontend's end of its link."""
+
+    address: str
+    engine: LocalEngine
+    pages: EnginePages
+    executor: PagedExecutor
+    scheduler: Scheduler
+    client: LinkClient
+    heard: Heard
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.heard.steps[-1].stats
+
+
+@asynccontextmanager
+async def node(directory: Path) -> AsyncIterator[Node]:
+    directory.mkdir()
+    service = LinkService()
+    scheduler = Scheduler(SETTINGS, PATIENT, CacheManager(LAYOUT, PAGES, ROWS, ahead=SETTINGS.ahead), NAMER)
+    executor = PagedExecutor(LAYOUT, PAGES, SETTINGS)
+    info = EngineInfo(Limits(13, 1000, 800, ROWS), PAGES, "none", "cpu", SIZE, b"model")
+    engine = LocalEngine(scheduler, executor, info, service.sink)
+    pages = EnginePages(engine, scheduler, NAMER, info.numerics, executor.export)
+    engine.start()
+    service.attach(engine, pages)
+    try:
+        async with serving(service, directory) as (address, _), connected(address) as (client, heard):
+            yield Node(address, engine, pages, executor, scheduler, client, heard)
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+async def started(source: Node, tokens: int) -> dict[int, tuple[int, ...]]:
+    """All requests, until each has so many tokens; those, when nothing more is wanted there."""
+    source.client.send([Submit(attempt, request) for attempt, request in REQUESTS.items()])
+    await eventually(lambda: all(len(source.heard.tokens[attempt]) >= tokens for attempt in REQUESTS))
+    source.client.send([Finish(attempt) for attempt in REQUESTS])
+    return {attempt: tuple(source.heard.tokens[attempt]) for attempt in REQUESTS}
+
+
+async def finished(target: Node, source: Node, emitted: dict[int, tuple[int, ...]]) -> None:
+    """They go on there, and get what they would get without a move."""
+    target.heard.tokens.update((attempt, list(tokens)) for attempt, tokens in emitted.items())
+    target.client.send(
+        [
+            Submit(attempt, REQUESTS[attempt], (tokens,), again=True, source=Source(source.address))
+            for attempt, tokens in emitted.items()
+        ]
+    )
+    await eventually(lambda: len(target.heard.ends) == len(REQUESTS))
+    assert target.heard.tokens == {attempt: alone(request) for attempt, request in REQUESTS.items()}
+    await eventually(lambda: target.stats.pages_used == 0)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 30])
+def test_a_stream_goes_on_with_its_pages(tmp_path: Path, tokens: int) -> None:
+    async def test() -> None:
+        async with node(tmp_path / "a") as source, node(tmp_path / "b") as target:
+            emitted = await started(source, tokens)
+            await finished(target, source, emitted)
+            known = {attempt: len(REQUESTS[attempt].prompt) + len(output) for attempt, output in emitted.items()}
+            assert target.stats.pages_brought == sum((length - 1) // SIZE for length in known.values())
+            computed = sum(len(request.prompt) + 60 - 1 for request in REQUESTS.values())
+            assert target.stats.computed_tokens == computed - SIZE * target.stats.pages_brought
+            await eventually(lambda: source.stats.pages_used == 0)
+
+    run(test())
+
+
+def test_a_stream_goes_there_and_back(tmp_path: Path) -> None:
+    """The engine that it comes back to has the first pages still: it lacks the later ones."""
+
+    async def test() -> None:
+        async with node(tmp_path / "a") as first, node(tmp_path / "b") as second:
+            emitted = await started(first, 10)
+            second.heard.tokens.update((attempt, list(tokens)) for attempt, tokens in emitted.items())
+            again = [(attempt, REQUESTS[attempt], (tokens,), True) for attempt, tokens in emitted.items()]
+            second.client.send([Submit(*values, source=Source(first.address)) for values in again])
+            await eventually(lambda: all(len(second.heard.tokens[attempt]) >= 40 for attempt in REQUESTS))
+            second.client.send([Finish(attempt) for attempt in REQUESTS])
+            emitted = {attempt: tuple(second.heard.tokens[attempt]) for attempt in REQUESTS}
+            # Attempts have numbers of their own; those of before are over.
+            first.heard.tokens.clear()
+            first.heard.tokens.update((10 + attempt, list(tokens)) for attempt, tokens in emitted.items())
+            first.client.send(
+                [
+                    Submit(10 + attempt, REQUESTS[attempt], (tokens,), True, source=Source(second.address))
+                    for attempt, tokens in emitted.items()
+                ]
+            )
+            await eventually(lambda: all(10 + attempt in first.heard.ends for attempt in REQUESTS))
+            assert {attempt: first.heard.tokens[10 + attempt] for attempt in REQUESTS} == {
+                attempt: alone(request) for attempt, request in REQUESTS.items()
+            }
+            assert 0 < first.stats.pages_brought <= second.stats.pages_brought
+
+    run(test())
+
+
+def test_a_source_that_ends_costs_recompute(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with node(tmp_path / "a") as source, node(tmp_path / "b") as target:
+            emitted = await started(source, 7)
+            await asyncio.to_thread(source.engine.stop)
+            await finished(target, source, emitted)
+            assert target.stats.pages_brought == 0
+            with pytest.raises(EngineEnded):
+                await source.pages.read([bytes(32)])
+
+    run(test())
+
+
+def test_only_pages_that_are_computed_and_named_are_given(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with node(tmp_path / "a") as source:
+            (wanted,) = source.pages.named(Submit(1, REQUESTS[1], (tuple(alone(REQUESTS[1])),)))
+            names = [name for name, _ in wanted]
+            assert await source.pages.read(names) == []
+            source.client.send([Submit(1, REQUESTS[1])])
+            seen = 0
+            while 1 not in source.heard.ends:
+                copies = await source.pages.read(names)
+                assert [copy.tokens for copy in copies] == [tokens for _, tokens in wanted[: len(copies)]]
+                for copy in copies:  # the first one's name says whose it is, too
+                    assert copy.content[0, : 4 * SIZE].tobytes() == copy.tokens[: 4 * SIZE], "what is given is computed"
+                assert len(copies) >= seen
+                seen = len(copies)
+            assert len(await source.pages.read(names)) == len(names)
+            assert len(await source.pages.read(names[5:9])) == 4
+            assert await source.pages.read([bytes(32), *names]) == []
+            assert len(await source.pages.read([names[3], names[5]])) == 1, "they are no sequence"
+            await asyncio.wrap_future(source.engine.call(source.scheduler.cache.reset))
+            assert await source.pages.read(names) == []
+
+    run(test())

@@ -1,0 +1,151 @@
+"""Laws of pages that come with a sequence from another engine: tokens do not depend on which of them came."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_manager.allocator import LedgerError
+from cache_manager.ledger import verify
+from cache_manager.manager import CacheManager
+from scheduler.events import EndReason, EngineStats, Submit
+from scheduler.rows import sequences_of
+from scheduler.running import Running
+from scheduler.scheduler import Scheduler
+from scheduler.settings import SchedulerSettings
+from scheduler.step import StepPlan
+from tests.scheduler.executor import FakeExecutor, LawBroken, alone
+from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
+
+
+class FilledExecutor(FakeExecutor):
+    """A page's content is its tokens."""
+
+    def _believe(self, plan: StepPlan) -> None:
+        size = self.layout.page_size
+        for fill in (join.fill for join in plan.joins):
+            for page, content in () if fill is None else zip(fill.pages.tolist(), fill.content, strict=True):
+                self._slots[:, page * size : (page + 1) * size] = content.view(np.int32)
+        super()._believe(plan)
+
+
+def with_pages(workload: Workload, submit: Submit, which: Sequence[bool]) -> Submit:
+    """The Submit with those of its sequences' full pages that `which` says, in turn."""
+    assert workload.namer is not None
+    size, groups, brought = workload.layout.page_size, len(workload.layout.groups), {}
+    for sequence in sequences_of(submit, 0.0, 0):
+        chain = workload.namer.chain(submit.request.scope)
+        chain.extend(sequence.tokens())
+        for i, name in enumerate(chain.names):
+            if which[i % len(which)]:
+                tokens = sequence.tokens()[i * size : (i + 1) * size].astype(np.int32)
+                brought[name] = np.tile(tokens.view(np.uint8), (groups, 1))
+    return replace(submit, brought=brought)
+
+
+def run(workload: Workload, which: Sequence[bool] = (True,)) -> tuple[EngineStats, FilledExecutor]:
+    """Checks every attempt's tokens, and the books in every turn."""
+    cache = workload.cache
+    scheduler = Scheduler(workload.settings, workload.queue, cache, workload.namer)
+    executor = FilledExecutor(workload.layout, workload.pages, workload.settings)
+    tokens = {(a.attempt, index): a.known(index) for a in workload.arrivals for index in a.open}
+    ends: dict[tuple[int, int], EndReason] = {}
+    flying = turn = 0
+    while len(ends) < len(tokens) or scheduler.has_work:
+        assert turn < 10 * workload.most_turns
+        events = [with_pages(workload, a.submit, which) for a in workload.arrivals if a.turn == turn]
+        plan = scheduler.schedule(float(turn), events)
+        if plan is not None:
+            executor.launch(plan)
+            flying += 1
+        result = executor.collect() if flying and (plan is None or flying == workload.depth) else None
+        flying -= result is not None
+        outputs = scheduler.commit(result, float(turn))
+        verify(cache)
+        assert not any(scheduler.rows.sequence(int(row)).brought for row in scheduler.rows.active())
+        each = zip(outputs.attempts.tolist(), outputs.indices.tolist(), outputs.tokens.tolist(), strict=True)
+        for attempt, index, token in each:
+            tokens[attempt, index].append(token)
+        ends |= {(end.attempt, end.index): end.reason for end in outputs.ends}
+        turn += 1
+    for arrival in workload.arrivals:
+        for index in arrival.open:
+            assert tokens[arrival.attempt, index] == alone(arrival.request, index)
+            assert ends[arrival.attempt, index] in (EndReason.STOP, EndReason.LENGTH)
+    assert cache.pool.free == cache.pool.total
+    return scheduler.stats(), executor
+
+
+WHICH = st.lists(st.booleans(), min_size=1, max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads(resumed=True), WHICH)
+def test_tokens_do_not_depend_on_what_came(workload: Workload, which: list[bool]) -> None:
+    run(workload, which)
+
+
+def moved(depth: int = 2, windows: tuple[int | None, ...] = (), groups: int = 1, count: int = 1) -> Workload:
+    """Four with prompts of 13 tokens and 3 of output, in pages of 2; two of them start alike."""
+    layout = make_layout(2, groups, windows)
+    rows = SchedulerSettings(max_batched_tokens=40, max_sequences=4, steps_in_flight=depth)
+    prompts = [tuple((first + i) % 13 for i in range(13)) for first in (0, 5, 9)] + [(*range(8), 1, 2, 3, 4, 5)]
+    requests = [replace(make_request(i, prompt, 6), count=count) for i, prompt in enumerate(prompts, 1)]
+    come = [Arrival(i, i, request, emitted=(3,) * count) for i, request in enumerate(requests, 1)]
+    return Workload(tuple(come), layout, 4 * count * layout.pages_for(20) + 40, rows)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_came_is_not_computed(depth: int, groups: int) -> None:
+    stats, executor = run(moved(depth, groups=groups))
+    # 15 of 16 tokens are looked up: 7 pages; the last one finds 4 of them with the first one, and they cost nothing.
+    assert stats.pages_brought == groups * (7 + 7 + 7 + 3)
+    assert executor.computed_tokens == 4 * (16 - 14 + 2)
+    assert stats.prefix_hits == 4 * 14
+    assert [executor.found[i] for i in (1, 2, 3, 4)] == [[14]] * 4
+
+
+def test_of_groups_with_windows_comes_what_the_next_token_sees() -> None:
+    stats, executor = run(moved(windows=(None, 4)))
+    assert stats.pages_brought == 3 * (7 + 2) + (3 + 2)
+    assert executor.computed_tokens == 4 * 4
+
+
+def test_several_sequences_each_bring_their_own() -> None:
+    """What they have in common comes once: the others wait for the first one."""
+    workload = moved(count=2)
+    names = [list(with_pages(workload, arrival.submit, [True]).brought) for arrival in workload.arrivals]
+    assert {len(each) for each in names} <= {9, 10}, "eight pages each, of which they share six or seven"
+    stats, executor = run(workload)
+    assert stats.pages_brought == len(set().union(*names)) - 8, "the last page is computed"
+    assert executor.computed_tokens == 8 * 4
+
+
+def test_what_comes_after_a_gap_is_computed() -> None:
+    stats, executor = run(moved(), which=[True, True, False, True, True, True, True])
+    assert stats.pages_brought == 3 * 2 + 3, "the fourth finds what the first has computed, and has no gap"
+    assert executor.computed_tokens == 3 * (16 - 4 + 2) + (16 - 14 + 2)
+
+
+FAULTS = {
+    "nothing is filled": (Running, "_fill", lambda self, row, sequence, match: None),
+    "the first page is not counted": (
+        CacheManager,
+        "to_fill",
+        lambda self, row, match: self._pages_between(
+            row, len(match.nodes) + 1, len(match.nodes) + 1 + len(match.brought)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_harness_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, target, stand_in = FAULTS[name]
+    monkeypatch.setattr(where, target, stand_in)
+    with pytest.raises((AssertionError, LawBroken, LedgerError)):
+        run(moved())
