@@ -2,10 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
-from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +14,7 @@ from rpc.cli.admin import admin
 from rpc.cli.batch import batch
 from rpc.cli.cache_sim import cache_sim
 from rpc.cli.cluster import cluster
+from rpc.cli.generate import generate
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.frontend.settings import FrontendSettings
 from rpc.settings import (
@@ -27,8 +26,6 @@ from rpc.settings import (
     SharingSettings,
 )
 from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
-
-UINT32 = 2**32 - 1
 
 app = typer.Typer(
     help="Quire serves language models from a paged KV cache, with continuous batching, over gRPC.",
@@ -155,99 +152,7 @@ def _serve(run: Callable[[], None]) -> None:
         _stop(error)
 
 
-def _given(options: Mapping[str, object]) -> dict[str, object]:
-    """Those that are set."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
-    server: Annotated[
-        list[str],
-        typer.Option(
-            help="HOST:PORT of a running `quire serve`; given several times, the next one goes on where one is lost."
-        ),
-    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
-    model: Annotated[str, typer.Option(help="Served model's name; unset: the only one.", show_default=False)] = "",
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, max=UINT32, help="Most tokens to generate. Unset: what fits.", show_default=False),
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy. Unset: the model's default.", show_default=False)
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus mass in (0, 1].", show_default=False)] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, max=UINT32, help="0 is off.", show_default=False)] = None,
-    min_p: Annotated[float | None, typer.Option(help="In [0, 1].", show_default=False)] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(help="Of tokens of prompt and output; above 0, 1 is off.", show_default=False),
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(help="For each time that a token is in the output; in [-2, 2].", show_default=False)
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option(help="If a token is in the output; in [-2, 2].", show_default=False)
-    ] = None,
-    bad_word: Annotated[
-        list[str] | None, typer.Option(help="Never generated; may be given several times.", show_default=False)
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.", show_default=False)
-    ] = None,
-    min_tokens: Annotated[
-        int | None,
-        typer.Option(min=0, max=UINT32, help="Least tokens before anything stops it.", show_default=False),
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Stop string; may be given several times.", show_default=False)
-    ] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for all of it.", show_default=False)] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Send the text as a user's message, with the model's chat template.")
-    ] = False,
-    image: Annotated[
-        list[Path] | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            show_default=False,
-            help="PNG or JPEG file, for a model that sees; may be given several times. With --chat it stands before "
-            "the text, else the text has the model's marker in its place.",
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the generated text.")] = False,
-) -> None:
-    """Stream text from a running server to the terminal."""
-    from rpc.client import CallFailed, stream_text
-    from rpc.image_files import read_image
-
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
-    text = sys.stdin.read() if prompt == "-" else prompt
-    sampling = {
-        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
-        "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty, "bad_words": bad_word,
-    }  # fmt: skip
-    stopping = {"max_tokens": max_tokens, "min_tokens": min_tokens, "stop": stop}
-    if not (quiet or chat):
-        print(text, end="", flush=True)
-    try:
-        summary = stream_text(
-            server, text, model, _given(sampling), _given(stopping), timeout,
-            lambda part: print(part, end="", flush=True), chat, [read_image(file) for file in image or ()],
-        )  # fmt: skip
-    except (CallFailed, OSError, ValueError) as error:
-        print(flush=True)
-        _stop(error)
-    except KeyboardInterrupt:
-        print(flush=True)
-        raise typer.Exit(130) from None
-    print(flush=True)
-    if not quiet:
-        typer.echo(f"[{summary}]", err=True)
+app.command()(generate)
 
 
 @app.command()

@@ -66,6 +66,8 @@ def _parameter(setting: Field[Any], kind: Any, panel: str | None) -> inspect.Par
         show_default=setting.default is not None and kind is not bool,
         parser=parse_size if size else None,
         metavar="SIZE" if size else None,
+        min=setting.metadata.get("min"),
+        max=setting.metadata.get("max"),
     )
     return inspect.Parameter(
         parameter_of(setting),

@@ -1,0 +1,105 @@
+"""`quire generate`: a text from a running server, as it comes."""
+
+import sys
+from dataclasses import asdict, dataclass, field
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rpc.cli.options import build, with_settings
+
+UINT32 = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Fields of quire.v1.SamplingParameters; what is unset the server decides."""
+
+    temperature: float | None = field(default=None, metadata={"help": "0 is greedy. Unset: the model's default."})
+    top_p: float | None = field(default=None, metadata={"help": "Nucleus mass in (0, 1]."})
+    top_k: int | None = field(default=None, metadata={"help": "0 is off.", "min": 0, "max": UINT32})
+    min_p: float | None = field(default=None, metadata={"help": "In [0, 1]."})
+    repetition_penalty: float | None = field(
+        default=None, metadata={"help": "Of tokens of prompt and output; above 0, 1 is off."}
+    )
+    frequency_penalty: float | None = field(
+        default=None, metadata={"help": "For each time that a token is in the output; in [-2, 2]."}
+    )
+    presence_penalty: float | None = field(default=None, metadata={"help": "If a token is in the output; in [-2, 2]."})
+    bad_words: list[str] | None = field(
+        default=None, metadata={"flag": "--bad-word", "help": "Never generated; may be given several times."}
+    )
+    seed: int | None = field(default=None, metadata={"help": "Makes sampling repeatable.", "min": 0, "max": 2**64 - 1})
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingOptions:
+    """Fields of quire.v1.StoppingCriteria; what is unset the server decides."""
+
+    max_tokens: int | None = field(
+        default=None, metadata={"help": "Most tokens to generate. Unset: what fits.", "min": 1, "max": UINT32}
+    )
+    min_tokens: int | None = field(
+        default=None, metadata={"help": "Least tokens before anything stops it.", "min": 0, "max": UINT32}
+    )
+    stop: list[str] | None = field(default=None, metadata={"help": "Stop string; may be given several times."})
+
+
+@with_settings({SamplingOptions: "Sampling", StoppingOptions: "Stopping"})
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
+    server: Annotated[
+        list[str],
+        typer.Option(
+            help="HOST:PORT of a running `quire serve`; given several times, the next one goes on where one is lost."
+        ),
+    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
+    model: Annotated[str, typer.Option(help="Served model's name; unset: the only one.", show_default=False)] = "",
+    timeout: Annotated[float | None, typer.Option(help="Seconds for all of it.", show_default=False)] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the text as a user's message, with the model's chat template.")
+    ] = False,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="PNG or JPEG file, for a model that sees; may be given several times. With --chat it stands before "
+            "the text, else the text has the model's marker in its place.",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the generated text.")] = False,
+    **values: Any,
+) -> None:
+    """Stream text from a running server to the terminal."""
+    from rpc.client import CallFailed, stream_text
+    from rpc.image_files import read_image
+
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not (quiet or chat):
+        print(text, end="", flush=True)
+    try:
+        summary = stream_text(
+            server, text, model, _given(SamplingOptions, values), _given(StoppingOptions, values), timeout,
+            lambda part: print(part, end="", flush=True), chat, [read_image(file) for file in image or ()],
+        )  # fmt: skip
+    except (CallFailed, OSError, ValueError) as error:
+        print(flush=True)
+        typer.echo(f"quire: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print(flush=True)
+        raise typer.Exit(130) from None
+    print(flush=True)
+    if not quiet:
+        typer.echo(f"[{summary}]", err=True)
+
+
+def _given(kind: type[SamplingOptions] | type[StoppingOptions], values: dict[str, Any]) -> dict[str, Any]:
+    """Those that are set."""
+    return {name: value for name, value in asdict(build(kind, values)).items() if value is not None}
