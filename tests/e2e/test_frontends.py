@@ -22,8 +22,9 @@ ENGINE = "rpc.engines.engine_process"
 
 
 @contextmanager
-def serving(address: str) -> Iterator[RunningServer]:
-    with running_server("--replicas", "2", "--kv-cache-memory", "64MiB", "--join-address", address) as running:
+def serving(address: str, replicas: int = 2) -> Iterator[RunningServer]:
+    flags = ["--replicas", str(replicas), "--kv-cache-memory", "64MiB", "--join-address", address]
+    with running_server(*flags) as running:
         yield running
 
 
@@ -107,13 +108,13 @@ def test_streams_of_a_frontend_outlive_the_server(tmp_path: Path, expected: list
     """Another one comes to the place of its table."""
     address = f"unix:{tmp_path}/table"
     with ExitStack() as stack:
-        first = stack.enter_context(serving(address))
+        first = stack.enter_context(serving(address, replicas=1))
         guest = stack.enter_context(running_frontend(address))
         process = watching(guest.address, STREAMS, TOKENS)
         until_running(process)
         first.process.send_signal(signal.SIGKILL)
         first.process.wait(60)
-        stack.enter_context(serving(address))
+        stack.enter_context(serving(address, replicas=1))
         assert outputs_of(histories_of(process, STREAMS)) == expected
 
 
