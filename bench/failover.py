@@ -1,4 +1,4 @@
-"""What clients see of an engine that is killed: streams over two engines with steps of 20 ms, one of which dies.
+"""What clients see of an engine that is killed: streams over engines with steps of 20 ms, one of which dies.
 
     python -m bench.failover --rounds 10 --streams 16
 
@@ -61,9 +61,9 @@ async def watch(stub: pb_grpc.GenerationServiceStub, number: int, watched: Watch
     call.cancel()
 
 
-async def one_round(chance: random.Random, count: int) -> tuple[float, float]:
+async def one_round(chance: random.Random, count: int, engines: int) -> tuple[float, float]:
     """The worst gap of all streams before the kill, and after it."""
-    with running("pair") as ids:
+    with running("process", str(engines)) as ids:
         async with aio.insecure_channel(ids["address"], options=[("grpc.enable_http_proxy", 0)]) as channel:
             stub, streams = pb_grpc.GenerationServiceStub(channel), [Watched() for _ in range(count)]
             kill_at = time.monotonic() + WARM_UP + WINDOW + chance.uniform(0, PERIOD)
@@ -80,13 +80,14 @@ async def one_round(chance: random.Random, count: int) -> tuple[float, float]:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Kills.")] = 10,
-    streams: Annotated[int, typer.Option(max=STREAMS, help="Over both engines.")] = 16,
+    streams: Annotated[int, typer.Option(max=STREAMS, help="Over all engines.")] = 16,
+    engines: Annotated[int, typer.Option(min=2)] = 2,
     seed: int = 1,
 ) -> None:
     chance, found = random.Random(seed), list[tuple[float, float]]()
     psutil.cpu_percent()
     for number in range(rounds):
-        found.append(asyncio.run(one_round(chance, streams)))
+        found.append(asyncio.run(one_round(chance, streams, engines)))
         print(
             f"{number + 1} of {rounds}: {1000 * found[-1][0]:.0f} ms before, {1000 * found[-1][1]:.0f} after",
             flush=True,

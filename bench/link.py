@@ -50,9 +50,9 @@ class Window:
 
 
 @contextmanager
-def running(mode: str) -> Iterator[dict[str, Any]]:
+def running(*mode: str) -> Iterator[dict[str, Any]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.paced", mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bench.paced", *mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None  # noqa: S101 - pipes were asked for
     assert process.stdout is not None  # noqa: S101

@@ -5,7 +5,7 @@ A token says when it was made: it is the number of its step on the grid, modulo 
     python -m bench.paced bare               the engine, its outputs thrown away
     python -m bench.paced thread             gRPC, frontend and engine in one process
     python -m bench.paced process            gRPC and frontend, the engine in a process behind the link
-    python -m bench.paced pair               two such engines
+    python -m bench.paced process 2          two such engines
 
 Each prints a line of JSON with its address and process ids when it is ready, and runs until its input ends.
 """
@@ -92,7 +92,7 @@ def bare() -> None:
     engine.stop()
 
 
-async def serve(mode: str) -> None:
+async def serve(mode: str, engines: int) -> None:
     frontend = Frontend(load_preparer(ModelSettings()), FrontendSettings(), Metrics("paced"))
     ids = {"frontend": os.getpid()}
     if mode == "thread":
@@ -100,7 +100,7 @@ async def serve(mode: str) -> None:
         engine.start()
         frontend.attach(engine)
         ids["engine"] = os.getpid()
-    for number in range({"thread": 0, "process": 1, "pair": 2}[mode]):
+    for number in range(0 if mode == "thread" else engines):
         address = f"unix-abstract:quire-bench-{os.getpid()}-{number}"
         command = [sys.executable, "-m", "bench.paced", "engine", address]
         child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
@@ -136,7 +136,7 @@ if __name__ == "__main__":
         case ["engine", address]:
             asyncio.run(engine_process(address))
             os._exit(0)
-        case [("thread" | "process" | "pair") as mode]:
-            asyncio.run(serve(mode))
+        case [("thread" | "process") as mode, *count]:
+            asyncio.run(serve(mode, int(*count or ("1",))))
         case _:
             sys.exit(__doc__)
