@@ -21,7 +21,7 @@ from rpc.frontend.engine_client import EngineClient
 from rpc.link import HEARTBEAT, codec
 from rpc.link.arrays import LinkError
 from rpc.link.coalesce import LOCAL, LOCAL_BITS, merged, owned_by
-from rpc.link.pages import PagePort, asked_names
+from rpc.link.pages import PageCopy, PagePort, asked_names
 from rpc.link.pulls import Pulls
 from scheduler.engine import EngineEnded
 from scheduler.events import (
@@ -207,18 +207,26 @@ class LinkService(pb_grpc.EngineServiceServicer):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is an engine that the caller has no token of")
         if self._pages is None:
             return
+        reading: asyncio.Task[list[PageCopy]] | None = None
         try:
             names, form = asked_names(request), self._pages.form
             some = max(1, READ_BYTES // form.size)
+            reading = asyncio.create_task(self._pages.read(names[:some]))
             for at in range(0, len(names), some):
-                copies = await self._pages.read(names[at : at + some])
+                copies = await reading
+                more = names[at + some : at + 2 * some] if len(copies) == some else []
+                if more:
+                    reading = asyncio.create_task(self._pages.read(more))  # while these are sent
                 yield pb.PagesResponse(pages=[form.encode(copy) for copy in copies])
-                if len(copies) < some:
+                if not more:
                     return
         except LinkError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except EngineEnded as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        finally:
+            if reading is not None:
+                reading.cancel()
 
     def _lets_in(self, context: aio.ServicerContext) -> bool:
         shown = dict(context.invocation_metadata() or ()).get("authorization", "")
