@@ -14,6 +14,7 @@ from rpc.frontend.engine_client import Reach
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.link.client import OPTIONS, LinkClient
+from rpc.link.proof import Caller, StrangerError
 from rpc.settings import JoinSettings
 from scheduler.settings import RequestLimits
 
@@ -50,9 +51,10 @@ class JoinedEngines:
         self, settings: JoinSettings, token: str, request: RequestLimits, model: bytes, frontend: Frontend
     ) -> None:
         self._settings, self._request, self._model, self._frontend = settings, request, model, frontend
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._token = token
         self._kept: dict[int, Kept] = {}
         self._served = asyncio.Event()
+        self._said = ""
         self._follower: asyncio.Task[None] | None = None
 
     @property
@@ -98,10 +100,11 @@ class JoinedEngines:
 
     async def _follow(self) -> None:
         """The server's table, whatever becomes of the server. Raises JoinError before any engine was reached."""
-        said = ""
         while True:
             try:
                 await self._watch()
+                why = "it has hung up"
+            except asyncio.InvalidStateError:  # it hung up while a table was acted upon
                 why = "it has hung up"
             except aio.AioRpcError as error:
                 why = f"{error.code().name.lower()}: {error.details()}"
@@ -111,17 +114,26 @@ class JoinedEngines:
                 if not self._served.is_set():
                     raise
                 why = str(error)
-            if why != said:
+            except Exception as error:  # one table, say, is not the last one
+                log.exception("a table of engines cannot be taken in")
+                why = f"{type(error).__name__}: {error}"
+            if why != self._said:
                 log.warning("the server at %s cannot be followed, trying again: %s", self._settings.join, why)
-                said = why
+                self._said = why
             await asyncio.sleep(PAUSE)
 
     async def _watch(self) -> None:
         """Until the server hangs up. Raises AioRpcError, JoinError."""
         async with aio.insecure_channel(self._settings.join, options=[*OPTIONS, *KEEPALIVE]) as channel:
-            call = pb_grpc.TableServiceStub(channel).Watch(metadata=self._metadata)
+            caller = Caller(self._token)
+            call = pb_grpc.TableServiceStub(channel).Watch(metadata=caller.metadata)
+            try:
+                await caller.check(call)
+            except StrangerError as error:
+                raise JoinError(f"{error} of --join-token-file") from None
             while isinstance(table := await call.read(), pb.WatchResponse):
                 await self._apply(table)
+                self._said = ""
                 await call.write(pb.WatchRequest(version=table.version))
 
     async def _apply(self, table: pb.WatchResponse) -> None:
@@ -140,6 +152,10 @@ class JoinedEngines:
                 if number not in wanted or kept.reach != _reach(wanted[number])
             ]
         )
+        for number in [replica.number for replica in self._frontend.replicas.newest]:
+            if number not in wanted:
+                self._frontend.replicas.retire(number)
+        leaves = False
         for entry in table.engines:
             kept = self._kept.get(entry.number)
             if kept is None:
@@ -152,7 +168,9 @@ class JoinedEngines:
                 replica = self._frontend.replicas.get(entry.number)
                 if replica is not None:
                     self._frontend.mark(replica, entry.drained, entry.leaving)
-        await self._frontend.until_moved()  # an engine that leaves ends then
+                    leaves = leaves or entry.leaving
+        if leaves:
+            await self._frontend.until_moved()  # it ends then
 
     async def _let_go(self, gone: list[Kept]) -> None:
         tasks = [kept.task for kept in gone if kept.task is not None]
@@ -167,7 +185,7 @@ class JoinedEngines:
         said = ""
         while True:
             why = await self._use(kept)
-            if why != said:
+            if why != said:  # a place where nobody is needs no line a second
                 log.warning("engine %d cannot be used, trying again: %s", kept.number, why)
                 said = why
             await asyncio.sleep(PAUSE)

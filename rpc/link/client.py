@@ -14,6 +14,7 @@ from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 from rpc.frontend.engine_client import EngineInfo, Reach
 from rpc.link import CHANNEL_OPTIONS, HEARTBEAT, codec
 from rpc.link.arrays import LinkError
+from rpc.link.proof import Caller
 from scheduler.events import Ask, End, EndReason, EngineStats, Event, StepOutputs, Submit, nothing
 from scheduler.limits import Limits
 from scheduler.settings import RequestLimits
@@ -42,8 +43,9 @@ class LinkClient:
         self._sink, self._request, self._silence = sink, request, silence
         self.reach, self.place = reach, place or reach.address
         self._channel = aio.insecure_channel(reach.address, options=OPTIONS)
-        metadata = (("authorization", f"Bearer {reach.token}"),) if reach.token else ()
-        self._call = pb_grpc.EngineServiceStub(self._channel).Connect(wait_for_ready=True, metadata=metadata)
+        self._caller = Caller(reach.token)
+        stub = pb_grpc.EngineServiceStub(self._channel)
+        self._call = stub.Connect(wait_for_ready=True, metadata=self._caller.metadata)
         self._outbox = pb.ConnectRequest()
         self._wake = asyncio.Event()
         self._live: set[int] = set()
@@ -56,6 +58,7 @@ class LinkClient:
     async def connect(self) -> None:
         """Waits, without a limit, until the engine says what it is. Raises ConnectionError where the link breaks."""
         try:
+            await self._caller.check(self._call)
             message = await self._call.read()
         except grpc.RpcError as error:
             raise ConnectionError(_sentence(error)) from None

@@ -22,6 +22,7 @@ from cache_manager.page_names import Name
 from rpc.link import CHANNEL_OPTIONS
 from rpc.link.arrays import LinkError
 from rpc.link.pages import PagePort, joined_names
+from rpc.link.proof import Caller, StrangerError
 from scheduler.costs import CopyCost, copying_pays
 from scheduler.events import SHORT_NAME, Event, Finish, Source, StepOutputs, Submit
 
@@ -107,7 +108,7 @@ class Pulls:
                     await self._fetch(pull, source)
         except TimeoutError:
             log.warning("not all pages of a request came within %g s: it is computed", PULL_SECONDS)
-        except (grpc.RpcError, LinkError) as error:
+        except (grpc.RpcError, StrangerError, LinkError) as error:
             log.warning("pages of a request do not come, it is computed: %s", _why(error))
         except Exception:
             log.exception("pages of a request cannot be copied, it is computed")
@@ -118,12 +119,14 @@ class Pulls:
 
     async def _fetch(self, pull: Pull, source: Source) -> None:
         """Raises RpcError, LinkError."""
-        metadata = (("authorization", f"Bearer {source.token}"),) if source.token else ()
         async with self._channel_to(source) as channel:
             pages_of = pb_grpc.EngineServiceStub(channel).Pages
             for wanted in pull.wanted:
                 due = iter(wanted)
-                call = pages_of(joined_names([name for name, _ in wanted]), metadata=metadata, timeout=PULL_SECONDS)
+                caller = Caller(source.token)
+                request = joined_names([name for name, _ in wanted])
+                call = pages_of(iter([request]), metadata=caller.metadata, timeout=PULL_SECONDS)
+                await caller.check(call)
                 async for response in call:
                     for page, (name, tokens) in zip(response.pages, due, strict=False):
                         pull.brought[name] = self._port.form.decode(page, tokens)

@@ -5,7 +5,6 @@ message; for one that lags without end nothing more is held, and it is cut off w
 """
 
 import asyncio
-import hmac
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +21,7 @@ from rpc.link import HEARTBEAT, codec
 from rpc.link.arrays import LinkError
 from rpc.link.coalesce import LOCAL, LOCAL_BITS, merged, owned_by
 from rpc.link.pages import PageCopy, PagePort, asked_names
+from rpc.link.proof import answer_to
 from rpc.link.pulls import Pulls
 from scheduler.engine import EngineEnded
 from scheduler.events import (
@@ -111,7 +111,7 @@ class LinkService(pb_grpc.EngineServiceServicer):
 
     def __init__(self, token: str = "", observe: Callable[[StepOutputs], None] = lambda _: None) -> None:
         self._observe = observe
-        self._token = f"Bearer {token}".encode() if token else b""
+        self._token = token
         self._loop = asyncio.get_running_loop()
         self._engine: EngineClient | None = None
         self._pages: PagePort | None = None
@@ -181,8 +181,7 @@ class LinkService(pb_grpc.EngineServiceServicer):
     async def Connect(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: aio.ServicerContext
     ) -> None:
-        if not self._lets_in(context):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is an engine that the caller has no token of")
+        await self._let_in(context)
         engine = await self._ready_engine()
         connection = Connection(next(self._numbers))
         if self._names:  # who comes later is told of all that there are
@@ -201,14 +200,14 @@ class LinkService(pb_grpc.EngineServiceServicer):
             self._send(connection.finish_all())
 
     async def Pages(  # noqa: N802 - gRPC's name
-        self, request: pb.PagesRequest, context: aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.PagesRequest], context: aio.ServicerContext
     ) -> AsyncIterator[pb.PagesResponse]:
-        if not self._lets_in(context):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is an engine that the caller has no token of")
-        if self._pages is None:
-            return
+        await self._let_in(context)  # before anything is read
         reading: asyncio.Task[list[PageCopy]] | None = None
         try:
+            request = await anext(request_iterator, None)
+            if request is None or self._pages is None:
+                return
             names, form = asked_names(request), self._pages.form
             some = max(1, READ_BYTES // form.size)
             reading = asyncio.create_task(self._pages.read(names[:some]))
@@ -228,9 +227,11 @@ class LinkService(pb_grpc.EngineServiceServicer):
             if reading is not None:
                 reading.cancel()
 
-    def _lets_in(self, context: aio.ServicerContext) -> bool:
-        shown = dict(context.invocation_metadata() or ()).get("authorization", "")
-        return not self._token or hmac.compare_digest(self._token, str(shown).encode())
+    async def _let_in(self, context: aio.ServicerContext) -> None:
+        answer = answer_to(self._token, dict(context.invocation_metadata() or ()))
+        if answer is None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is an engine that the caller has no token of")
+        await context.send_initial_metadata(answer)
 
     async def _read(self, requests: AsyncIterator[pb.ConnectRequest], connection: Connection) -> None:
         async for message in requests:

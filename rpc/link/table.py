@@ -1,10 +1,11 @@
 """The table of a server's engines, for frontends in other processes: pushed to each of them whenever it changes."""
 
 import asyncio
-import hmac
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 
 import grpc
 from grpc import aio
@@ -13,7 +14,12 @@ from quire.engine.v1 import table_service_pb2_grpc as pb_grpc
 
 from rpc.frontend.replicas import Replica, Replicas
 from rpc.link import LISTENING
+from rpc.link.proof import answer_to
 
+PINGS = [
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),  # tables change rarely: frontends ask whether the server is still there
+]
 SETTLE_SECONDS = 5.0  # that frontends get to do what a table asks of them
 
 
@@ -24,14 +30,16 @@ class TableService(pb_grpc.TableServiceServicer):
 
     def __init__(self, replicas: Replicas, address: str, token: str, model: bytes) -> None:
         self._replicas, self._address, self._model = replicas, address, model
-        self._token = f"Bearer {token}".encode() if token else b""
+        self._token = token
         self._done: dict[object, int] = {}  # by frontend: the version that it has acted upon
         self._news = asyncio.Event()
         self._server: aio.Server | None = None
 
     async def open(self) -> None:
         """Raises OSError where it cannot listen."""
-        self._server = aio.server(options=LISTENING)
+        if self._is_taken():
+            raise OSError(f"--join-address {self._address} is another server's")
+        self._server = aio.server(options=[*LISTENING, *PINGS])
         pb_grpc.add_TableServiceServicer_to_server(self, self._server)
         mask = os.umask(0o177)
         try:
@@ -41,6 +49,14 @@ class TableService(pb_grpc.TableServiceServicer):
         finally:
             os.umask(mask)
         await self._server.start()
+
+    def _is_taken(self) -> bool:
+        """gRPC would take a socket's path from a server that lives, which would remove it when it ends."""
+        path = Path(self._address.removeprefix("unix:"))
+        if not self._address.startswith("unix:") or not path.is_socket():
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(path)) == 0
 
     async def close(self) -> None:
         if self._server is not None:
@@ -58,9 +74,10 @@ class TableService(pb_grpc.TableServiceServicer):
     async def Watch(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[pb.WatchRequest], context: aio.ServicerContext
     ) -> None:
-        shown = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if self._token and not hmac.compare_digest(self._token, str(shown).encode()):
+        answer = answer_to(self._token, dict(context.invocation_metadata() or ()))
+        if answer is None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "these engines are for who has their server's token")
+        await context.send_initial_metadata(answer)
         frontend = object()
         reader = asyncio.create_task(self._read(request_iterator, frontend))
         try:
@@ -83,7 +100,8 @@ class TableService(pb_grpc.TableServiceServicer):
             self._news.set()
 
     def _table(self, version: int) -> pb.WatchResponse:
-        engines = [entry for replica in self._replicas if (entry := _entry(replica)) is not None]
+        replicas = sorted(self._replicas, key=lambda replica: replica.number)
+        engines = [entry for replica in replicas if (entry := _entry(replica)) is not None]
         return pb.WatchResponse(version=version, secret=self._replicas.secret, model=self._model, engines=engines)
 
 

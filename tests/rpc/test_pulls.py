@@ -228,7 +228,7 @@ class Liar(pb_grpc.EngineServiceServicer):
         self._answers, self._then = answers, then
 
     async def Pages(  # noqa: N802 - gRPC's name
-        self, request: pb.PagesRequest, context: aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.PagesRequest], context: aio.ServicerContext
     ) -> AsyncIterator[pb.PagesResponse]:
         for answer in self._answers:
             yield answer
@@ -315,7 +315,7 @@ def test_a_wrong_token_gets_nothing(tmp_path: Path) -> None:
             await eventually(engine.submitted)
             check_brought(the_submit(engine), [])
             async with aio.insecure_channel(address) as channel:
-                call = pb_grpc.EngineServiceStub(channel).Pages(joined_names(NAMES))
+                call = pb_grpc.EngineServiceStub(channel).Pages(iter([joined_names(NAMES)]))
                 with pytest.raises(grpc.RpcError) as refused:
                     await call.read()
                 assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -327,12 +327,12 @@ def test_names_of_a_wrong_size_are_refused_and_an_engine_without_a_prefix_cache_
     async def test() -> None:
         async with source_of(tmp_path, Port(NAMES)) as (address, _), linked(tmp_path) as (without, _, _):
             async with aio.insecure_channel(address) as channel:
-                call = pb_grpc.EngineServiceStub(channel).Pages(pb.PagesRequest(names=bytes(NAME_BYTES + 1)))
+                call = pb_grpc.EngineServiceStub(channel).Pages(iter([pb.PagesRequest(names=bytes(NAME_BYTES + 1))]))
                 with pytest.raises(grpc.RpcError) as refused:
                     await call.read()
                 assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             async with aio.insecure_channel(without) as channel:
-                call = pb_grpc.EngineServiceStub(channel).Pages(joined_names(NAMES))
+                call = pb_grpc.EngineServiceStub(channel).Pages(iter([joined_names(NAMES)]))
                 assert [response async for response in call] == []
 
     run(test())

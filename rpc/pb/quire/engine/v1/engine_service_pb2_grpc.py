@@ -41,7 +41,7 @@ class EngineServiceStub:
                 request_serializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectResponse.FromString,
                 _registered_method=True)
-        self.Pages = channel.unary_stream(
+        self.Pages = channel.stream_stream(
                 '/quire.engine.v1.EngineService/Pages',
                 request_serializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesRequest.SerializeToString,
                 response_deserializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesResponse.FromString,
@@ -61,9 +61,9 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Pages(self, request, context):
+    def Pages(self, request_iterator, context):
         """KV pages of a sequence, for another engine like this one: as many of those asked for, from the first one on, as this
-        engine still has.
+        engine still has. One request: it is a stream since nothing is read of who shows no token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,7 +77,7 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectRequest.FromString,
                     response_serializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.ConnectResponse.SerializeToString,
             ),
-            'Pages': grpc.unary_stream_rpc_method_handler(
+            'Pages': grpc.stream_stream_rpc_method_handler(
                     servicer.Pages,
                     request_deserializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesRequest.FromString,
                     response_serializer=quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesResponse.SerializeToString,
@@ -123,7 +123,7 @@ class EngineService:
             _registered_method=True)
 
     @staticmethod
-    def Pages(request,
+    def Pages(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -133,8 +133,8 @@ class EngineService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/quire.engine.v1.EngineService/Pages',
             quire_dot_engine_dot_v1_dot_engine__service__pb2.PagesRequest.SerializeToString,
