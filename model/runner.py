@@ -89,10 +89,10 @@ class Runner:
         began, lost = time.perf_counter(), ()
         if self._store is not None and len(plan.swap_ins):
             lost = tuple(self._store.load(plan.swap_ins).tolist())
-        swapped += time.perf_counter() - began
         for fill in (join.fill for join in plan.joins):
             if fill is not None:
                 self._attention.import_pages(fill.pages, torch.from_numpy(fill.content))
+        swapped += time.perf_counter() - began
         if self._starter is not None and (flight := self._start(plan, self._starter)):
             packing = time.perf_counter() - launched - swapped - (self._computing - computing)
             self._flight = replace(flight, lost=lost, swapping=swapped, packing=packing)

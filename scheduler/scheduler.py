@@ -44,7 +44,7 @@ from scheduler.rows import Index, Sequence, sequences_of
 from scheduler.running import Running
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.slices import Slices, Wanted
-from scheduler.step import StepPlan, StepResult
+from scheduler.step import StepPlan, StepResult, fill_bytes
 from scheduler.tally import Tally
 
 AUDIT_STEPS = 1024  # between two looks at the ledger
@@ -52,6 +52,9 @@ EARLIER = 2**60  # what another engine had taken came before all that came here
 SWAP_RETRY_STEPS = 256  # where swapping takes longer than computing anew: between two tries whether it still does
 
 log = logging.getLogger("quire.scheduler")
+
+FILL_BYTES = 2**25  # of other engines' pages in a step, beyond which no more are taken in: others wait meanwhile
+FILL_RATE = 5e7  # bytes of them a second, at the very least
 
 
 class Scheduler:
@@ -118,7 +121,8 @@ class Scheduler:
         """How long this step will take, as far as is known; None where no step has run yet, or it encodes images."""
         if any(join.images for join in plan.joins):
             return None
-        return self.admission.cost.expected(self._computed(plan.slices))
+        computing = self.admission.cost.expected(self._computed(plan.slices))
+        return None if computing is None else computing + fill_bytes(plan.joins) / FILL_RATE
 
     def _computed(self, slices: Index) -> int:
         """Tokens that such slices take to compute."""
@@ -211,6 +215,8 @@ class Scheduler:
     def _answer(self, ask: Ask) -> Answer:
         if ask.question is Question.PAGE_MAP:
             return Answer(ask.ticket, page_map=page_map(self.cache))
+        for sequence in self.queue.in_order():
+            sequence.brought = {}
         return Answer(ask.ticket, forgotten=self.cache.reset())
 
     def _make_room(self) -> tuple[Wanted, bool]:
@@ -293,6 +299,8 @@ class Scheduler:
             while self.cache.pool.free - self._spare() < self.cache.needed(match, sequence.length):
                 if not self._park_for(sequence):
                     return
+            if match.brought and fill_bytes(self._running.joins) > FILL_BYTES:
+                return
             row = self._start(now, sequence, match)
             slices.prefill(row, match.tokens, sequence.length - match.tokens, whole)
 
@@ -347,7 +355,7 @@ class Scheduler:
         self._starts.append(Start(sequence.attempt, now - sequence.submitted, cached))
         if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:
             self._tally.queries += sequence.length
-            self._tally.hits += match.tokens
+            self._tally.hits += match.tokens - len(match.brought) * self.cache.layout.page_size
         return row
 
     def _plan(self, now: float, work: Index) -> StepPlan:
@@ -366,10 +374,11 @@ class Scheduler:
         rows.length[drawing[~rows.searches[drawing]] if running.beams else drawing] += 1
         leaves, running.leaves = np.array(running.leaves, np.int32), []
         joins, running.joins = tuple(running.joins), []
+        filled = sum(len(join.fill.pages) for join in joins if join.fill is not None)
         changes = self.cache.pool.take_changes()
         outs, ins = changes.swap_outs(), changes.swap_ins()
         self._in_flight.append(
-            InFlight(step, now, work, drawing, rows.serial.copy(), rows.departures, len(outs) + len(ins))
+            InFlight(step, now, work, drawing, rows.serial.copy(), rows.departures, len(outs) + len(ins) + filled)
         )
         self._steps += 1
         self._tally.peak = max(self._tally.peak, self.cache.pool.total - self.cache.pool.free)

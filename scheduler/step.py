@@ -4,6 +4,7 @@ An executor mirrors the rows and expands the plan, so a step costs what changed,
 flight a decode's token does not exist when it is planned; the executor's mirror has it ("the token row r drew last").
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +47,11 @@ class Join:
     fill: Fill | None = None
 
 
+def fill_bytes(joins: Iterable[Join]) -> int:
+    """Of what they have the executor fill in."""
+    return sum(join.fill.content.nbytes for join in joins if join.fill is not None)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """Applied in this order: swap_outs, leaves, joins, given, grown, copies, swap_ins, fills of joins; then the slices
@@ -80,8 +86,8 @@ class StepResult:
     none to draw. faults: (row, what happened).
 
     lost_pages: pages to be swapped in whose host slots did not hold what had been put there. swap_seconds: how long
-    swapping took. prompt_parts: row, position of the first token, and the logprobs of some tokens of its prompt.
-    images_encoded: calls of the image encoder. packing_seconds: how long it took to prepare the model's work.
+    swapping and filling took. prompt_parts: row, position of the first token, and the logprobs of some tokens of its
+    prompt. images_encoded: calls of the image encoder. packing_seconds: how long it took to prepare the model's work.
     """
 
     step: int

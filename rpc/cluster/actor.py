@@ -41,7 +41,7 @@ class EngineActor:
         set_up_logging()
         import ray
 
-        engine_config, node = EngineConfig.from_json(config), ray.util.get_node_ip_address()
+        node = ray.util.get_node_ip_address()
         at = listen or host_port(node, 0)
         self._why, self._address, bound = "", "", threading.Event()
 
@@ -52,10 +52,11 @@ class EngineActor:
         def run() -> None:
             never = asyncio.Event()  # a cluster that ends kills its actors
             actors = partial(FollowerActors, host_port(node, 0) if apart else new_local(), followers)
-            make = partial(make_engine, engine_config, followers=actors)
 
             async def serve() -> None:
-                check_version(version)
+                check_version(version)  # before what another one may have written
+                engine_config = EngineConfig.from_json(config)
+                make = partial(make_engine, engine_config, followers=actors)
                 await run_engine(make, at, never, token, opened, lease, exporter_of(engine_config, at))
 
             why = run_and_report(lambda: asyncio.run(serve()))

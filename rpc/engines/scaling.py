@@ -21,8 +21,8 @@ class Scalable(Protocol):
     def count(self) -> int:
         """Those that serve, are being started, or wait for room."""
 
-    def grow(self) -> None:
-        """One more, as soon as there is room for it."""
+    def grow(self) -> bool:
+        """One more, as soon as there is room for it. False where there cannot be more."""
 
     async def shrink(self) -> None:
         """One fewer: requests of the one that has the least to do go on elsewhere."""
@@ -47,10 +47,9 @@ class Scaling:
         """Once."""
         before, decision = engines.count, self._autoscaler.decide(self._load(engines.count))
         self._wanted.set(decision.replicas)
-        if decision.replicas != before:
+        grown = sum(engines.grow() for _ in range(before, decision.replicas))
+        if grown or decision.replicas < before:
             log.info("replicas: %d instead of %d, since %s", decision.replicas, before, decision.why)
-        for _ in range(before, decision.replicas):
-            engines.grow()
         for _ in range(decision.replicas, before):
             await engines.shrink()
 

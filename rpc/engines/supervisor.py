@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any
 
 from model.errors import CheckpointError
 from rpc.engines.fleet import say_why
@@ -39,6 +40,7 @@ class Supervisor:
         self._frontend, self._table, self._scaling = frontend, table, scaling
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by number, of those that there are or will be
         self._scaler: asyncio.Task[None] | None = None
+        self._restarting: dict[int, asyncio.Task[int]] = {}
 
     @property
     def summary(self) -> str:
@@ -68,25 +70,38 @@ class Supervisor:
 
     @property
     def count(self) -> int:
-        return len(self._tasks)
+        return len(self._counted())
 
-    def grow(self) -> None:
-        """Raises RuntimeError where no host is left."""
+    def _counted(self) -> list[int]:
+        """Numbers of those that serve, are being started, or wait for room; an operator's drained ones do not count."""
+        return [number for number in self._tasks if not self._is_drained(number)]
+
+    def _is_drained(self, number: int) -> bool:
+        replica = self._frontend.replicas.get(number)
+        return replica is not None and replica.drained
+
+    def grow(self) -> bool:
         number = next((n for n in range(len(self._keepers)) if n not in self._tasks), None)
-        if number is None:
-            raise RuntimeError(f"{self.count} engines are as many as there are hosts")
-        self._watch(number, self._keepers[number].come())
+        if number is not None:
+            self._watch(number, self._keepers[number].come())
+        return number is not None
 
     async def shrink(self) -> None:
-        number = min(self._tasks, key=lambda number: (*self._busy(number), -number))
+        free = [number for number in self._counted() if number not in self._restarting]
+        serving = [number for number in free if self._busy(number)[0]]
+        if len(serving) == len(free) < 2:
+            return  # the last one that takes requests
+        number = min(free, key=lambda number: (*self._busy(number), -number))
         task, replica = self._tasks.pop(number), self._frontend.replicas.get(number)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if replica is not None and replica.usable:
             await self._empty(replica)
-        await self._keepers[number].stop()
-        self._frontend.detach(number)
-        self._frontend.replicas.retire(number)
+        try:
+            await self._keepers[number].stop()
+        finally:
+            self._frontend.detach(number)
+            self._frontend.replicas.retire(number)
 
     def _busy(self, number: int) -> tuple[bool, int]:
         """Whether it serves, and how many requests."""
@@ -111,9 +126,17 @@ class Supervisor:
         self._frontend.resume_replica(number)
 
     async def restart(self, number: int) -> int:
-        """Where there is no other engine, the requests wait."""
-        moved = await self._empty(self._frontend.serving(number))
-        await self._keepers[number].restart()
+        """Where there is no other engine, the requests wait. It goes on where nobody waits for it any more."""
+        replica = self._frontend.serving(number)
+        if number not in self._restarting:
+            task = self._restarting[number] = asyncio.create_task(self._restart(replica))
+            task.add_done_callback(lambda _: self._restarting.pop(number))
+        return await asyncio.shield(self._restarting[number])
+
+    async def _restart(self, replica: Replica) -> int:
+        keeper = self._keepers[replica.number]
+        moved = await self._empty(replica)
+        await keeper.restart(replica)
         return moved
 
     async def stop(self) -> None:
@@ -124,7 +147,8 @@ class Supervisor:
                 self._frontend.replicas.mark(replica, replica.drained, leaving=True)
             await self._table.settled()  # other frontends take their requests away; no engine dies with one
             await self._table.close()
-        tasks = [*self._tasks.values(), *([self._scaler] if self._scaler is not None else [])]
+        scaler = [] if self._scaler is None else [self._scaler]
+        tasks: list[asyncio.Task[Any]] = [*self._restarting.values(), *self._tasks.values(), *scaler]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -141,10 +165,14 @@ class Keeper:
         self._number, self._host, self._frontend = number, host, frontend
         self._asked, self._restarted = asyncio.Event(), asyncio.Event()
 
-    async def restart(self) -> None:
-        """Replaces the engine though it lives; until the new one serves. Raises RequestFailed."""
+    async def restart(self, replica: Replica) -> None:
+        """Replaces this engine though it lives; until another one serves. Raises RequestFailed."""
+        now = self._frontend.replicas.get(self._number)
+        if now is not None and now is not replica and now.usable:
+            return  # it died, and was replaced
         self._restarted.clear()
-        self._asked.set()
+        if now is replica and replica.usable:
+            self._asked.set()
         try:
             async with asyncio.timeout(RESTART_SECONDS):
                 await self._restarted.wait()

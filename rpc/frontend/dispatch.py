@@ -88,6 +88,7 @@ class Dispatch:
             self._send(live, replica)
         else:
             self._parked[live], live.source = None, None  # by the time there is an engine, that one may be gone
+            self._has_moved(live)
             self._limit_the_wait()
             self._limit_the_patience(live)
 
@@ -148,11 +149,15 @@ class Dispatch:
                 live.source = events.Source(reach.address, reach.token)
             self._take_off(live)
             if live is replica.alone:
+                live.source = None  # it may be long until its turn
                 self._suspects.postpone()
+                self._limit_the_patience(live)
             else:
                 self._go_on(live)
         replica.alone = None
         self._try_a_suspect()
+        if not self.replicas.open:
+            self._limit_the_wait()
         return len(moved)
 
     async def until_moved(self) -> None:
@@ -219,7 +224,7 @@ class Dispatch:
             return
         alone = replica.alone
         if alone is None:
-            free = self._suspects.died_with(lives, (replica.number, replica.epoch))
+            free = self._suspects.died_with(lives, replica.identity)
             for live in self._suspects.waiting:
                 self._limit_the_patience(live)
         else:

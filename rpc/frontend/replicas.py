@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from cache_manager.page_names import PageNamer
@@ -40,6 +40,11 @@ class Replica:
     questions: Questions = field(default_factory=Questions)
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting_tokens: int = 0
+
+    @property
+    def identity(self) -> Hashable:
+        """No other engine has it, of another server neither, and it keeps it where a link to it is made anew."""
+        return (self.client.reach if self.client is not None else None) or (self.number, self.epoch)
 
     @property
     def usable(self) -> bool:

@@ -7,13 +7,13 @@ that: others are no longer suspected for it.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from rpc.frontend.live import Live
 
-Engine = tuple[int, int]
-"""Number and epoch."""
+Engine = Hashable
+"""`Replica.identity`."""
 
 DEATHS = 2
 PROBATION = 16  # steps that a suspect goes beyond where the last engine died

@@ -24,13 +24,14 @@ from rpc.link.arrays import LinkError
 from rpc.link.pages import PagePort, joined_names
 from rpc.link.proof import Caller, StrangerError
 from scheduler.costs import CopyCost, copying_pays
-from scheduler.events import SHORT_NAME, Event, Finish, Source, StepOutputs, Submit
+from scheduler.events import SHORT_NAME, Ask, Event, Finish, Question, Source, StepOutputs, Submit
 
 log = logging.getLogger("quire.link")
 
 PULL_SECONDS = 3.0  # that a request waits for its pages at most
 AT_ONCE = 2  # pulls: the first requests go on while the next ones' pages come
 MOST_HELD = 2**30  # bytes of pages whose requests have not started yet
+MOST_BROUGHT = 2**28  # bytes that one of them brings: they are filled in within one step
 FORGET_SECONDS = 60.0  # after which the rate of earlier pulls says nothing any more
 
 Wanted = list[list[tuple[Name, bytes]]]
@@ -56,6 +57,7 @@ class Pulls:
         self._port, self._here, self._send = port, here, send
         self._pulls: dict[int, Pull] = {}
         self._held: dict[int, int] = {}  # bytes by attempt
+        self._several: set[int] = set()  # attempts of several sequences
         self._freed = asyncio.Event()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._channels: dict[Source, tuple[aio.Channel, int]] = {}  # and how many use it
@@ -68,7 +70,11 @@ class Pulls:
             if isinstance(event, Submit) and event.source is not None and (wanted := self._wanted(event)):
                 pull = self._pulls[event.attempt] = Pull(event, wanted, {})
                 pull.task = asyncio.create_task(self._run(pull, event.source))
+                if event.request.count > 1:
+                    self._several.add(event.attempt)
                 continue
+            if isinstance(event, Ask) and event.question is Question.RESET_PREFIX_CACHE:
+                now += self.give_up()  # what they bring is cached, too
             if isinstance(event, Finish) and (ended := self._pulls.pop(event.attempt, None)) is not None:
                 if ended.task is not None:
                     ended.task.cancel()
@@ -78,14 +84,29 @@ class Pulls:
         return now
 
     def take(self, outputs: StepOutputs) -> None:
-        """Pages of requests that have started, or ended, are not held any more."""
-        for attempt in (*(start.attempt for start in outputs.starts), *outputs.over):
+        """Pages of requests that have started, or ended, are not held any more. Those with several sequences hold them
+        to the end: the first that starts is not the last.
+        """
+        for start in outputs.starts:
+            if start.attempt not in self._several:
+                self._let_go(start.attempt)
+        for attempt in outputs.over:
             self._let_go(attempt)
+            self._several.discard(attempt)
+
+    def give_up(self) -> list[Event]:
+        """All pulls end; what the engine is to have now."""
+        pulls, self._pulls = self._pulls, {}
+        for attempt, pull in pulls.items():
+            if pull.task is not None:
+                pull.task.cancel()
+            self._let_go(attempt)
+        return [replace(pull.submit, source=None) for pull in pulls.values()]
 
     def _wanted(self, submit: Submit) -> Wanted:
         """What the engine lacks, of sequences for which copying it pays."""
         form, wanted, asked = self._port.form, Wanted(), set[Name]()
-        most = MOST_HELD // form.size
+        most = min(MOST_BROUGHT, MOST_HELD) // form.size
         if not self._running and time.monotonic() - self._since > FORGET_SECONDS:
             self._cost = CopyCost()
         for pages in self._port.named(submit):

@@ -151,6 +151,8 @@ class LinkService(pb_grpc.EngineServiceServicer):
             connection.add(owned_by(outputs, connection.number))
         # The engine may have died since this step; what it says of its end then comes with a later call.
         dead = self._engine is not None and self._engine.failure is not None
+        if dead and self._engine is not None and self._pulls is not None and (left := self._pulls.give_up()):
+            self._engine.send(left)  # they end too
         if dead and not any(connection.live for connection in self._connections.values()):
             self._closing.set()
 

@@ -20,7 +20,18 @@ from rpc.link.pages import PageCopy, PageForm, joined_names
 from rpc.link.pulls import AT_ONCE, Pulls
 from rpc.link.server import LinkService
 from scheduler.engine import EngineEnded
-from scheduler.events import SHORT_NAME, EndReason, Event, Finish, NameChanges, Source, StepOutputs, Submit
+from scheduler.events import (
+    SHORT_NAME,
+    Ask,
+    EndReason,
+    Event,
+    Finish,
+    NameChanges,
+    Question,
+    Source,
+    StepOutputs,
+    Submit,
+)
 from scheduler.rows import sequences_of
 from tests.support.frontends import outputs
 from tests.support.links import (
@@ -489,5 +500,20 @@ def test_who_finds_a_source_slow_computes_for_a_while(monkeypatch: pytest.Monkey
         assert not pulls._wanted(moved(1, "a"))
         now[0] += module.FORGET_SECONDS + 1
         assert pulls._wanted(moved(1, "a"))
+
+    run(test())
+
+
+def test_a_reset_of_the_prefix_cache_keeps_out_what_is_on_its_way(tmp_path: Path) -> None:
+    async def test() -> None:
+        place = tmp_path / "source"
+        place.mkdir()
+        liar = Liar(answer(5), then=lambda: asyncio.sleep(60))
+        async with serving(liar, place) as (address, _), target_of(tmp_path, Port()) as (client, _, engine, _):
+            client.send([moved(7, address)])
+            client.send([Ask(1, Question.RESET_PREFIX_CACHE)])
+            await eventually(engine.submitted)
+            check_brought(the_submit(engine), [])
+            assert [type(event) for event in engine.sent] == [Submit, Ask]
 
     run(test())
