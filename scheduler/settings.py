@@ -93,8 +93,8 @@ class ScalingSettings:
         default=None,
         metadata={
             "flag": "--scale-ttft",
-            "help": "Seconds to a request's first token; there should be more engines where more than one in ten waits "
-            "longer. Unset: no promise.",
+            "help": "Seconds to the first token of a request to this server itself; there should be more engines where "
+            "more than one in ten waits longer. Unset: no promise.",
         },
     )
     itl: float | None = field(

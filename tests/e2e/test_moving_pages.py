@@ -79,9 +79,20 @@ def move(server: RunningServer, expected: list[list[int]], source: int, how: str
     return after[BROUGHT] - before[BROUGHT], after[COMPUTED] - before[COMPUTED]
 
 
+def move_pages(server: RunningServer, expected: list[list[int]], source: int, how: str) -> tuple[float, float]:
+    """As `move`, from and to caches without them. On a busy machine an engine may find that computing is quicker."""
+    for _ in range(3):
+        with grpc.insecure_channel(server.admin) as channel:
+            for replica in (0, 1):
+                pb_grpc.AdminServiceStub(channel).ResetPrefixCache(pb.ResetPrefixCacheRequest(replica=replica))
+        brought, computed = move(server, expected, source, how)
+        if brought >= STREAMS * PROMPT // PAGE:
+            return brought, computed
+    raise AssertionError(f"{brought:g} pages were brought, and not more in three times")
+
+
 def test_streams_of_a_drained_replica_bring_their_pages(server: RunningServer, expected: list[list[int]]) -> None:
-    brought, computed = move(server, expected, source=1, how="drain")
-    assert brought >= STREAMS * PROMPT // PAGE
+    _, computed = move_pages(server, expected, source=1, how="drain")
     more = computed - STREAMS * (PROMPT + TOKENS)
     assert more < STREAMS * 4 * PAGE, "what was not in a full page, and what a step in flight drew for nobody"
 
@@ -90,8 +101,4 @@ def test_streams_of_a_drained_replica_bring_their_pages(server: RunningServer, e
 def test_a_replica_that_is_replaced_lives_until_they_have_them(
     server: RunningServer, expected: list[list[int]]
 ) -> None:
-    with grpc.insecure_channel(server.admin) as channel:
-        for replica in (0, 1):
-            pb_grpc.AdminServiceStub(channel).ResetPrefixCache(pb.ResetPrefixCacheRequest(replica=replica))
-    brought, _ = move(server, expected, source=0, how="restart")
-    assert brought >= STREAMS * PROMPT // PAGE
+    move_pages(server, expected, source=0, how="restart")

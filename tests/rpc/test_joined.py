@@ -1,11 +1,13 @@
 """Frontends that use another server's engines: they have what its table has, and do what it asks of them."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from quire.engine.v1 import table_service_pb2 as pb
 
 from model.inputs.tokenizer import Tokenizer
 from rpc.engines.joined import JoinedEngines, JoinError
@@ -41,13 +43,10 @@ class Owner:
         self.frontend = Frontend(preparer, FrontendSettings(), Metrics("m"), secret=b"s" * 32)
         self.table = TableService(self.frontend.replicas, self.address, token, MODEL)
         self.engines: dict[int, MortalEngine] = {}
-        self._launches = 0
 
     async def bring(self, stack: AsyncExitStack, number: int) -> MortalEngine:
         """In the place of the one with this number, if there is one."""
-        self._launches += 1
-        place = self.directory / f"engine-{self._launches}"
-        place.mkdir()
+        place = Path(tempfile.mkdtemp(dir=self.directory))
         service = LinkService("secret")
         engine = self.engines[number] = MortalEngine(service.sink)
         address, _ = await stack.enter_async_context(serving(service, place))
@@ -240,10 +239,11 @@ def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
         async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
             await owner.table.settled()
             owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
-            blocked = asyncio.Event()
-            monkeypatch.setattr(guest.fleet, "_apply", lambda _: blocked.wait())
+            monkeypatch.setattr(guest.fleet, "_apply", lambda _: asyncio.Event().wait())
+            loop = asyncio.get_running_loop()
+            began = loop.time()
             await owner.table.settled()
-            assert not blocked.is_set()
+            assert loop.time() - began >= 0.04, "it waits for them"
 
     run(test())
 
@@ -273,3 +273,37 @@ def test_a_token_that_others_can_read_is_none(tmp_path: Path) -> None:
         read_token(path, "--join-token-file")
     path.chmod(0o600)
     assert read_token(path, "--join-token-file") == "t"
+
+
+def test_a_server_that_ends_while_its_table_is_acted_upon_is_followed_by_the_next(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            async with owned(tmp_path, tokenizer, engines=1) as owner:
+                guest = await stack.enter_async_context(joined(owner, tokenizer))
+                acting, go_on, apply = asyncio.Event(), asyncio.Event(), guest.fleet._apply
+
+                async def slowly(table: pb.WatchResponse) -> None:
+                    acting.set()
+                    await go_on.wait()
+                    await apply(table)
+
+                monkeypatch.setattr(guest.fleet, "_apply", slowly)
+                owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
+                await acting.wait()
+            go_on.set()
+            owner = await stack.enter_async_context(owned(tmp_path, tokenizer, engines=1))
+            await eventually(lambda: guest.states() == {0: (1, True)})
+
+    run(test())
+
+
+def test_a_table_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with owned(tmp_path, tokenizer, engines=0) as owner:
+            second = TableService(owner.frontend.replicas, owner.address, "", MODEL)
+            with pytest.raises(OSError, match="is another server's"):
+                await second.open()
+
+    run(test())

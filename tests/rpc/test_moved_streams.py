@@ -26,9 +26,9 @@ from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
 from tests.scheduler.executor import FakeExecutor, alone
 from tests.scheduler.workloads import PATIENT, SECRET, make_layout, make_request
-from tests.support.links import Heard, connected, eventually, run, serving
+from tests.support.links import DEADLINE, Heard, connected, eventually, run, serving
 
-SIZE, PAGES, ROWS, STEP = 4, 200, 4, 0.002  # seconds
+SIZE, PAGES, ROWS, STEP = 4, 200, 4, 0.01  # seconds
 LAYOUT = make_layout(SIZE)
 NAMER = PageNamer(SECRET, b"model", SIZE)
 SETTINGS = SchedulerSettings(max_batched_tokens=32, max_sequences=ROWS, steps_in_flight=2)
@@ -57,7 +57,8 @@ class PagedExecutor(FakeExecutor):
 
 @pytest.fixture(autouse=True)
 def _always_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it pays differs from machine to machine."""
+    """Whether it pays differs from machine to machine, and so does how long it takes."""
+    monkeypatch.setattr("rpc.link.pulls.PULL_SECONDS", DEADLINE)
     monkeypatch.setattr(EnginePages, "computing", lambda self, tokens: 100.0)
 
 

@@ -284,7 +284,7 @@ def test_lies_are_not_believed(tmp_path: Path, liar: Liar, left: int) -> None:
 
 
 def test_a_source_that_hangs_costs_the_time_of_a_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PULL_SECONDS", 0.3)
+    monkeypatch.setattr(module, "PULL_SECONDS", 1.5)
 
     async def test() -> None:
         check_brought(await brought_by_liar(tmp_path, Liar(answer(5), then=lambda: asyncio.sleep(60))), NAMES[:5])
@@ -413,7 +413,7 @@ def test_others_do_not_wait_behind_a_pull(tmp_path: Path) -> None:
 def test_a_few_pulls_run_at_once_and_all_end_in_the_time_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PULL_SECONDS", 1.0)
+    monkeypatch.setattr(module, "PULL_SECONDS", 2.0)
 
     async def test() -> None:
         source, event = hanging()
@@ -423,7 +423,7 @@ def test_a_few_pulls_run_at_once_and_all_end_in_the_time_of_one(
             client.send([moved(attempt, address) for attempt in range(1, 7)])
             await eventually(lambda: len(source.reads) == AT_ONCE)
             await eventually(lambda: len(engine.submitted()) == 6)
-            assert asyncio.get_running_loop().time() - began < 2.5
+            assert asyncio.get_running_loop().time() - began < 5, "one after the other they would take six"
             assert not any(event.brought for event in engine.sent if isinstance(event, Submit))
             event.set()
 

@@ -176,3 +176,47 @@ def test_late_answers_are_what_came_lately_and_was_late() -> None:
 def test_most_replicas_are_no_fewer_than_replicas() -> None:
     with pytest.raises(ValueError, match=r"--max-replicas is 2, must be in \[3, 256\]"):
         ServerSettings(engine=EngineSettings(replicas=3), scaling=ScalingSettings(replicas=2))
+
+
+def test_an_engine_that_an_operator_drained_does_not_count_and_is_not_ended(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with started(Rig(tokenizer)) as rig:
+            await rig.look(backlog=3.0)
+            await rig.until_serving(0, 1)
+            rig.frontend.drain_replica(0)
+            for _ in range(3):
+                await rig.look()
+            assert rig.serving() == [1], "the only one that takes requests stays"
+            await rig.look(backlog=3.0)
+            await rig.until_serving(1, 2)
+            rig.frontend.resume_replica(0)
+            assert rig.serving() == [0, 1, 2]
+            await rig.look(backlog=9.0)
+            assert rig.supervisor.count == 3
+
+    run(test())
+
+
+def test_more_than_there_are_hosts_for_are_not_started(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with started(Rig(tokenizer)) as rig:
+            assert [rig.supervisor.grow() for _ in range(3)] == [True, True, False]
+
+    run(test())
+
+
+def test_an_engine_that_is_being_replaced_is_not_ended_meanwhile(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with started(Rig(tokenizer)) as rig:
+            await rig.look(backlog=3.0)
+            await rig.until_serving(0, 1)
+            rig.hosts[1].gate.clear()
+            restart = asyncio.create_task(rig.supervisor.restart(1))
+            await eventually(lambda: rig.hosts[1].launches == 2)
+            await rig.supervisor.shrink()
+            assert rig.serving() == [0]
+            rig.hosts[1].gate.set()
+            await restart
+            assert rig.serving() == [0, 1]
+
+    run(test())

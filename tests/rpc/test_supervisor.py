@@ -328,3 +328,39 @@ def test_a_host_that_cannot_stop_is_not_asked_again_at_once(
         await rig.end()
 
     run(test())
+
+
+def test_a_restart_that_nobody_waits_for_any_more_goes_on(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        rig = Rig(tokenizer)
+        await rig.supervisor.start()
+        rig.host.gate.clear()
+        restart = asyncio.create_task(rig.supervisor.restart(0))
+        await eventually(lambda: rig.host.launches == 2)
+        restart.cancel()
+        rig.host.gate.set()
+        await rig.engine(2)
+        assert rig.frontend.replicas.open
+        await rig.end()
+
+    run(test())
+
+
+def test_an_engine_that_dies_while_a_restart_empties_it_is_replaced_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        rig, emptied = Rig(tokenizer), asyncio.Event()
+        monkeypatch.setattr(rig.frontend, "until_moved", emptied.wait)
+        await rig.supervisor.start()
+        restart = asyncio.create_task(rig.supervisor.restart(0))
+        await eventually(lambda: not rig.frontend.replicas.open)
+        (dying,) = rig.host.engines
+        dying.die("killed")
+        await rig.engine(2)
+        emptied.set()
+        await restart
+        assert rig.host.launches == 2
+        await rig.end()
+
+    run(test())
