@@ -127,7 +127,7 @@ class EngineSettings:
         default=30.0,
         metadata={
             "flag": "--engine-lease",
-            "help": "Seconds without its server, or a frontend, after which an engine on another machine ends by itself.",
+            "help": "Seconds without its server or a frontend after which an engine on another machine ends by itself.",
         },
     )
 
