@@ -66,7 +66,6 @@ class JoinedEngines:
         be reached in time.
         """
         self._follower = asyncio.create_task(self._follow())
-        self._follower.add_done_callback(say_why)
         served = asyncio.create_task(self._served.wait())
         seconds = self._settings.start
         await asyncio.wait((self._follower, served), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -75,6 +74,7 @@ class JoinedEngines:
             self._follower.result()
         if not self._served.is_set():
             raise OSError(f"no engine of the server at {self._settings.join} could be reached within {seconds:g} s")
+        self._follower.add_done_callback(say_why)
 
     async def stop(self) -> None:
         self._frontend.close()
@@ -115,7 +115,7 @@ class JoinedEngines:
                     raise
                 why = str(error)
             except Exception as error:  # one table, say, is not the last one
-                log.exception("a table of engines cannot be taken in")
+                log.exception("the engines of the server at %s cannot be taken in", self._settings.join)
                 why = f"{type(error).__name__}: {error}"
             if why != self._said:
                 log.warning("the server at %s cannot be followed, trying again: %s", self._settings.join, why)

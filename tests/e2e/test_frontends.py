@@ -148,3 +148,4 @@ def test_a_table_on_a_port_asks_for_its_token(tmp_path: Path) -> None:
         command = [QUIRE, "frontend", "--join", f"127.0.0.1:{port}", "--join-token-file", str(other)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert "refuses this frontend" in ended.stderr
+        assert "Traceback" not in ended.stderr
