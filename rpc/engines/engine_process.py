@@ -74,7 +74,8 @@ async def run_engine(
     try:
         engine = await asyncio.to_thread(make, service.sink)
     except BaseException:
-        await server.stop(None)
+        service.not_attached()
+        await server.stop(grace=1.0)
         raise
     if exporter is not None:
         engine.info = replace(engine.info, metrics=exporter.address)

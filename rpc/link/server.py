@@ -174,17 +174,22 @@ class LinkService(pb_grpc.EngineServiceServicer):
         """Until the engine is dead and what its frontends must be told waits for them."""
         await self._closing.wait()
 
-    async def _ready_engine(self) -> EngineClient:
+    def not_attached(self) -> None:
+        """There will be no engine: who waits for it is told."""
+        self._attached.set()
+
+    async def _ready_engine(self, context: aio.ServicerContext) -> EngineClient:
         await self._attached.wait()
         if self._engine is None:
-            raise RuntimeError("an engine was announced that is not there")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine has not started")
+            raise RuntimeError("abort has not ended the call")
         return self._engine
 
     async def Connect(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: aio.ServicerContext
     ) -> None:
         await self._let_in(context)
-        engine = await self._ready_engine()
+        engine = await self._ready_engine(context)
         connection = Connection(next(self._numbers))
         if self._names:  # who comes later is told of all that there are
             connection.add(replace(nothing(self._stats), names=(NameChanges(b"", b"".join(self._names)),)))
