@@ -84,18 +84,18 @@ for due in map(int, sys.argv[2:]):
 @needs_nodes
 @pytest.mark.slow
 def test_nothing_of_a_server_stays_in_the_cluster() -> None:
-    """However it ends: asked to, or killed, with two engines that share a node."""
+    """However it ends: asked to, or killed."""
     with nodes.nodes(1) as (machine,):
-        address = nodes.start_ray([machine], [2])
-        where = ["--ray-address", address, "--ray-token-file", str(machine.token), "--replicas", "2", "--ray-cpus", "1"]
+        address = nodes.start_ray([machine], [1])
+        where = ["--ray-address", address, "--ray-token-file", str(machine.token), "--ray-cpus", "1"]
         ports = ["--port", "0", "--metrics-port", "0", "--admin-port", "0"]
-        watch = machine.start(sys.executable, "-c", WATCH, address, "2", "0", "2", "0")
+        watch = machine.start(sys.executable, "-c", WATCH, address, "1", "0", "1", "0")
         assert watch.stdout is not None
         for end in (signal.SIGTERM, signal.SIGKILL):
             server = nodes.serve_on(machine, *where, *ports)
             assert server.stdout is not None
             assert READY.search(line := server.stdout.readline()), f"the server said {line!r}"
-            assert watch.stdout.readline() == "2\n"
+            assert watch.stdout.readline() == "1\n"
             os.kill(server.pid, end)
             server.wait()
             assert watch.stdout.readline() == "0\n"

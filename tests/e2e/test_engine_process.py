@@ -33,6 +33,7 @@ from tests.e2e.test_streams import (  # noqa: F401 - the tests among them run he
     test_output_prefix_goes_on_where_the_output_stopped,
     test_stream_matches_unary_and_accounts_for_every_token,
 )
+from tests.support.ports import check_those_of_ray
 from tests.support.processes import (
     REQUESTS,
     find,
@@ -139,6 +140,11 @@ def _listening(shared: Serving) -> list[tuple[str, int]]:
     processes = [psutil.Process(shared.server.process.pid), *tree(shared.server.process.pid)]
     sockets = [socket for process in processes for socket in process.net_connections("inet")]
     return [(socket.laddr.ip, socket.laddr.port) for socket in sockets if socket.status == psutil.CONN_LISTEN]
+
+
+def test_what_ray_listens_on_is_said(shared: Serving) -> None:
+    if shared.mode == "ray":
+        check_those_of_ray(shared.server)
 
 
 def test_engine_has_the_priority_of_its_server(shared: Serving) -> None:

@@ -68,16 +68,14 @@ def test_streams_of_all_frontends_outlive_an_engine(
 
 
 @pytest.mark.slow
-def test_streams_of_a_frontend_outlive_a_restart_of_all_engines(
+def test_streams_of_a_frontend_outlive_a_restart_of_an_engine(
     frontends: tuple[RunningServer, RunningServer], expected: list[dict]
 ) -> None:
     server, guest = frontends
     process = watching(guest.address, STREAMS, TOKENS)
     until_running(process)
-    for number in ("0", "1"):
-        command = [QUIRE, "admin", "restart", number, "--server", server.admin]
-        subprocess.run(command, capture_output=True, timeout=120, check=True)
-        guest.wait_for_metric("quire_replicas", 2)
+    command = [QUIRE, "admin", "restart", "0", "--server", server.admin]
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert outputs_of(histories_of(process, STREAMS)) == expected
 
 

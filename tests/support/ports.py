@@ -3,6 +3,12 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from socket import SocketKind
+
+import psutil
+
+from tests.support.processes import tree
+from tests.support.server import RunningServer
 
 PAGE = Path(__file__).parents[2] / "docs/ports.md"
 
@@ -26,3 +32,34 @@ def rows(section: str) -> list[Row]:
 
 def _code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
+
+
+def listening(server: RunningServer) -> list[tuple[str, str, int]]:
+    """Command line, address and port of each socket of the server's tree that listens."""
+    return [
+        (" ".join(process.cmdline()), socket.laddr.ip.removeprefix("::ffff:"), socket.laddr.port)
+        for process in [psutil.Process(server.process.pid), *tree(server.process.pid)]
+        for socket in process.net_connections("inet")
+        if socket.status == psutil.CONN_LISTEN or socket.type is SocketKind.SOCK_DGRAM
+    ]
+
+
+def addresses(server: RunningServer) -> tuple[str, str, str]:
+    """That it says itself."""
+    return server.address, server.metrics_url, server.admin
+
+
+def check_those_of_ray(server: RunningServer) -> None:
+    """Each is in its table, and each row of that is there."""
+    own = {int(address.removesuffix("/metrics").rpartition(":")[2]) for address in addresses(server)}
+    found = [socket for socket in listening(server) if socket[2] not in own]
+    # Another cluster of this machine may have 44217: then Ray takes the next port that is free.
+    table = [Row(row.processes, "any", row.bound, row.flags) for row in rows("`--ray`")]
+    assert [socket for socket in found if not any(_fits(row, *socket) for row in table)] == []
+    for row in table:
+        wanted = sum(other.processes == row.processes for other in table)
+        assert sum(_fits(row, *socket) for socket in found) == wanted, row
+
+
+def _fits(row: Row, command: str, address: str, port: int) -> bool:
+    return row.bound == address and any(name in command for name in row.processes) and row.port in ("any", str(port))
