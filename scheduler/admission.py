@@ -9,6 +9,7 @@ taken as 0: the prediction is then too low, and nobody is turned away from an id
 from dataclasses import dataclass
 
 from scheduler.costs import StepCost
+from scheduler.queue import Load
 from scheduler.settings import QueueLimits
 
 SMOOTHING = 0.05  # weight of the newest output length in their mean
@@ -48,11 +49,14 @@ class Admission:
         decode_steps = requests * self._output / self._rows
         return tokens * b + decode_steps * (a + b * self._rows)
 
-    def refuse(self, requests: int, tokens: int, prompt: int, patience: float) -> Refusal | None:
-        """For one more request of `prompt` tokens. requests, tokens: what will have to wait before it."""
+    def refuse(self, waiting: Load, before: Load, prompt: int, patience: float) -> Refusal | None:
+        """For one more request of `prompt` tokens. waiting: what will have to wait. before: what of it starts before
+        this one.
+        """
+        requests, tokens = waiting
         if not requests:
             return None
-        wait = self.predicted_wait(requests, tokens)
+        wait = self.predicted_wait(*before)
         retry = min(max(wait / 2, 1.0), 30.0)
         if requests >= self.limits.requests:
             return Refusal(f"the queue is full: {requests} requests wait, the limit is {self.limits.requests}", retry)
@@ -67,3 +71,15 @@ class Admission:
                 f"the predicted wait is {wait:.1f} s, the request would wait at most {patience:.1f} s", retry
             )
         return None
+
+    def refuse_tenant(self, load: Load, prompt: int) -> Refusal | None:
+        """For one more request of a tenant of which so much waits."""
+        share = self.limits.tenant_share
+        most, most_tokens = share * self.limits.requests, share * self._most_tokens
+        if load.requests < most and (not load.requests or load.tokens + prompt <= most_tokens):
+            return None
+        message = (
+            f"the tenant's part of the queue is full: {load.requests} requests with {load.tokens} tokens wait, the "
+            f"limits are {most:.0f} and {most_tokens:.0f}"
+        )
+        return Refusal(message, min(max(self.predicted_wait(*load) / 2, 1.0), 30.0))

@@ -3,6 +3,7 @@
 import heapq
 import math
 from bisect import bisect_left, insort
+from typing import NamedTuple
 
 from scheduler.rows import Sequence
 
@@ -11,6 +12,13 @@ Key = tuple[int, int]
 
 def _place(sequence: Sequence) -> tuple[int, Key]:
     return sequence.order, sequence.key
+
+
+class Load(NamedTuple):
+    """So many requests with so many tokens."""
+
+    requests: int = 0
+    tokens: int = 0
 
 
 class Queue:
@@ -23,10 +31,28 @@ class Queue:
         self._waiting: dict[Key, Sequence] = {}
         self._line: list[Sequence] = []
         self._deadlines: list[tuple[float, Key]] = []
+        self._loads: dict[str, Load] = {}  # by tenant
         self.tokens = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def tenants(self) -> int:
+        """That wait."""
+        return len(self._loads)
+
+    def load_of(self, tenant: str) -> Load:
+        """What waits of this one."""
+        return self._loads.get(tenant, Load())
+
+    def _add(self, sequence: Sequence, sign: int) -> None:
+        tenant, tokens = sequence.tenant, sign * sequence.length
+        self.tokens += tokens
+        load = self.load_of(tenant)
+        self._loads[tenant] = Load(load.requests + sign, load.tokens + tokens)
+        if not self._loads[tenant].requests:
+            del self._loads[tenant]
 
     def attempts(self) -> list[int]:
         """Of each sequence."""
@@ -38,7 +64,7 @@ class Queue:
         """
         self._waiting[sequence.key] = sequence
         insort(self._line, sequence, key=_place)
-        self.tokens += sequence.length
+        self._add(sequence, 1)
         if deadline < math.inf:
             heapq.heappush(self._deadlines, (deadline, sequence.key))
 
@@ -60,7 +86,7 @@ class Queue:
         sequence = self._waiting.pop((attempt, index), None)
         if sequence is not None:
             del self._line[bisect_left(self._line, _place(sequence), key=_place)]
-            self.tokens -= sequence.length
+            self._add(sequence, -1)
         return sequence
 
     def expired(self, now: float) -> list[Sequence]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_manager.page_names import ImageSpan, Scope
+from cache_manager.page_names import DEFAULT_TENANT, ImageSpan, Scope
 from scheduler.controls import Adjustments, Controls
 from scheduler.limits import Limits, ModelDefaults
 
@@ -194,7 +194,9 @@ class Spec:
     conversation that they are. Times are seconds.
 
     output_prefix: output that this prompt had already, to go on from; positions, limits and draws count it as output.
-    cache_salt: the prefix cache is shared only with requests that have the same one.
+    cache_salt: the prefix cache is shared only with requests that have the same one. priority: lower is served first,
+    among those of the same tenant. tenant: whose request it is, as
+    the door found it and no client says it.
     """
 
     prompt: str | tuple[int, ...] | Chat
@@ -208,11 +210,15 @@ class Spec:
     max_time: float | None = None
     max_queue_time: float | None = None
     cache_salt: str = ""
+    priority: int = 0
+    tenant: str = DEFAULT_TENANT
 
     def __post_init__(self) -> None:
         for name, value in (("max_time", self.max_time), ("max_queue_time", self.max_queue_time)):
             _require(value is None or 0 < value < math.inf, name, value, "must be a finite number of seconds above 0")
         salt = self.cache_salt
+        p = self.priority
+        _require(-100 <= p <= 100, "priority", p, "must be in [-100, 100], lower is served first")
         _require(not salt or CACHE_SALT.fullmatch(salt), "cache_salt", salt, "must be 1 to 64 of A-Z a-z 0-9 _ -")
         if isinstance(self.prompt, Chat):
             parts, given = len(self.prompt.image_fields), f"{len(self.images)} images"
@@ -247,7 +253,7 @@ class Request:
 
     images: of the prompt, in order. patience: seconds it may wait in the queue; None leaves it to the queue's own
     limit. scope: with whom it shares the prefix cache. count: sequences that come of the prompt. beam: they are the
-    best that a search finds.
+    best that a search finds. priority: as in `Spec`.
     """
 
     prompt: NDArray[np.int32]
@@ -259,6 +265,7 @@ class Request:
     count: int = 1
     beam: Beam | None = None
     images: tuple[PromptImage, ...] = ()
+    priority: int = 0
 
     @property
     def image_bytes(self) -> int:
@@ -341,6 +348,7 @@ def resolve(
         ),
         patience=spec.max_queue_time,
         scope=Scope(
+            tenant=spec.tenant,
             salt=spec.cache_salt,
             public=public,
             images=tuple(image.span for image in images),
@@ -349,6 +357,7 @@ def resolve(
         count=sampling.sequence_count,
         beam=sampling.beam,
         images=images,
+        priority=spec.priority,
     )
 
 
@@ -412,6 +421,8 @@ def _adjustments(
 
 def _check_sizes(spec: Spec, limits: Limits) -> None:
     most, stopping, sampling, output = limits.request, spec.stopping, spec.sampling, spec.output
+    least = most.least_priority
+    _require(spec.priority >= least, "priority", spec.priority, f"must be at least {least} on this server")
     count = len(stopping.stop)
     _require(count <= most.stop_strings, "stopping.stop", f"{count} strings", f"at most {most.stop_strings}")
     for i, text in enumerate(stopping.stop):

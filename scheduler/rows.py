@@ -17,12 +17,11 @@ Index = NDArray[np.int32]
 @dataclass(slots=True, eq=False)
 class Sequence:
     """What a row needs when it is queued again. emitted: output tokens known so far. submitted: seconds on the engine's
-    clock. order: place in first-come order, kept over preemptions. preempted: it was served before, or another of its
-    attempt was. chain: names of its full pages, None without a
-    prefix cache. awaited: a page that it waits for another sequence to compute. lost: tokens whose KV was
-    computed before it was preempted. index: of the sequence in its request; siblings: of those that go on from its
-    prompt once it is computed. alone: steps that it goes beside no other attempt. brought: as in `Submit`, until it
-    starts.
+    clock. order: place in line, by priority and then first come, kept over preemptions. preempted: it was served
+    before, or another of its attempt was. chain: names of its full pages, None without a prefix cache. awaited: a page
+    that it waits for another sequence to compute. lost: tokens whose KV was computed before it was preempted. index: of
+    the sequence in its request; siblings: of those that go on from its prompt once it is computed. alone: steps that it
+    goes beside no other attempt. brought: as in `Submit`, until it starts.
     """
 
     attempt: int
@@ -48,6 +47,10 @@ class Sequence:
     @property
     def key(self) -> tuple[int, int]:
         return self.attempt, self.index
+
+    @property
+    def tenant(self) -> str:
+        return self.request.scope.tenant
 
     @property
     def length(self) -> int:
@@ -84,14 +87,14 @@ def sequences_of(submit: Submit, now: float, order: int) -> list[Sequence]:
 
 class Rows:
     """`size` rows. A row is in use while its serial is above 0; serials are never used twice, so a result that was
-    planned for an earlier tenant of a row is told apart.
+    planned for an earlier sequence of a row is told apart.
 
     prompt: prompt tokens. emitted: output tokens committed. length: all tokens, drawn ones in flight included.
     scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the
     last step that touches the row's pages. lost: tokens whose KV was computed before a preemption. siblings: sequences
     that will go on from this one's prompt; rows are kept free for them. searches: whether the row is a beam search's,
     which says what it goes on with. whole: tokens at the front that are computed in one step, all that are left.
-    departures: rows that were removed so far.
+    departures: rows that were removed so far. tenant: whose they are, by `tenant_number`.
     """
 
     def __init__(self, size: int) -> None:
@@ -107,6 +110,7 @@ class Rows:
         self.scheduled = np.zeros(size, np.int32)
         self.goal = np.zeros(size, np.int32)
         self.order = np.zeros(size, np.int64)
+        self.tenant = np.zeros(size, np.int32)
         self.last_step = np.full(size, -1, np.int64)
         self.lost = np.zeros(size, np.int32)
         self._last = np.zeros(size, np.int32)  # position of the last token in the output
@@ -117,6 +121,7 @@ class Rows:
         self._serials = 0
         self.departures = 0
         self._row_of: dict[tuple[int, int], int] = {}
+        self._tenants: dict[str, int] = {}
         self._active: Index | None = None
 
     @property
@@ -131,6 +136,15 @@ class Rows:
     def free(self) -> int:
         """Rows that a new sequence can have."""
         return len(self._free) - int(self.siblings.sum())
+
+    @property
+    def tenants(self) -> int:
+        """That have a number."""
+        return len(self._tenants)
+
+    def tenant_number(self, tenant: str) -> int:
+        """A new one gets the next."""
+        return self._tenants.setdefault(tenant, len(self._tenants))
 
     def row_of(self, attempt: int, index: int = 0) -> int | None:
         return self._row_of.get((attempt, index))
@@ -164,6 +178,7 @@ class Rows:
         self.goal[row] = len(request.prompt) + request.max_tokens
         self._last[row] = request.max_tokens - 1
         self.order[row] = sequence.order
+        self.tenant[row] = self.tenant_number(sequence.tenant)
         self.last_step[row] = -1
         self.lost[row] = sequence.lost
         self._stops = _with_columns(self._stops, len(request.stop_ids), -1)

@@ -1,9 +1,11 @@
 """Continuous batching: every step mixes decodes with chunked prefill under a token budget.
 
 After Yu et al., Orca, OSDI 2022 (iteration-level scheduling), Kwon et al., PagedAttention, SOSP 2023 (pages, preemption
-by recompute) and Agrawal et al., Sarathi-Serve, OSDI 2024 (chunked prefill beside decodes). First come, first served:
-decodes go first, then running prefills, then new requests in order; the victim of a preemption is the latest to come,
-and it is queued again in front. The oldest running sequence is never a victim, so work always ends.
+by recompute) and Agrawal et al., Sarathi-Serve, OSDI 2024 (chunked prefill beside decodes). First come, first served,
+those with a lower priority before all others:
+decodes go first, then running prefills, then new requests in order, those of several tenants by turns; the victim of a
+preemption is the latest to come, and it is queued again in front. The oldest running sequence is never a victim, so
+work always ends.
 
 `schedule` and `commit` are pure: time comes in as an argument, and the same calls give the same plans.
 """
@@ -18,7 +20,7 @@ import numpy as np
 from cache_manager.ledger import audit, page_map
 from cache_manager.manager import CacheManager
 from cache_manager.matching import NO_MATCH, Match
-from cache_manager.page_names import PageNamer
+from cache_manager.page_names import DEFAULT_TENANT, PageNamer
 from scheduler.admission import Admission, Refusal
 from scheduler.beam import BeamSearch
 from scheduler.costs import SwapCost
@@ -39,16 +41,19 @@ from scheduler.events import (
     Submit,
     Tokens,
 )
+from scheduler.queue import Load
 from scheduler.results import InFlight, Results
 from scheduler.rows import Index, Sequence, sequences_of
 from scheduler.running import Running
 from scheduler.settings import QueueLimits, SchedulerSettings
+from scheduler.shares import Shares
 from scheduler.slices import Slices, Wanted
 from scheduler.step import StepPlan, StepResult, fill_bytes
 from scheduler.tally import Tally
 
 AUDIT_STEPS = 1024  # between two looks at the ledger
 EARLIER = 2**60  # what another engine had taken came before all that came here
+PRIORITY_BITS = 44  # below which an order says who came first: 2^44 sequences
 SWAP_RETRY_STEPS = 256  # where swapping takes longer than computing anew: between two tries whether it still does
 
 log = logging.getLogger("quire.scheduler")
@@ -76,6 +81,7 @@ class Scheduler:
         self._tally = Tally()
         self._running = Running(settings.max_sequences, cache, self._tally)
         self.rows, self.queue = self._running.rows, self._running.queue
+        self._shares = Shares(self.rows, layout.tokens_in(pages))
         self._attempts = self._running.attempts
         self._results = Results(self._running, cache, self.admission)
         self._in_flight: deque[InFlight] = deque()
@@ -162,7 +168,8 @@ class Scheduler:
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
-        sequences = sequences_of(event, now, self._arrivals + 1 - (EARLIER if event.again else 0))
+        place = (request.priority << PRIORITY_BITS) + self._arrivals + 1
+        sequences = sequences_of(event, now, place - (EARLIER if event.again else 0))
         self._arrivals += request.count if request.beam is None else request.beam.width
         self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings) if i < request.count])
         for sequence in sequences:
@@ -191,10 +198,16 @@ class Scheduler:
 
     def _refusal(self, sequences: Seq[Sequence], longest_wait: float) -> Refusal | None:
         """Why these may not queue, None if they may."""
-        waiting, tokens = self._will_wait()
-        return self.admission.refuse(waiting, tokens, sum(s.length for s in sequences), longest_wait)
+        waiting, tenant, tokens = self._will_wait(), sequences[0].tenant, sum(s.length for s in sequences)
+        own, queued = self.queue.load_of(tenant), max(len(self.queue), 1)
+        staying = Load(own.requests * waiting.requests // queued, own.tokens * waiting.requests // queued)
+        if tenant != DEFAULT_TENANT and (refusal := self.admission.refuse_tenant(staying, tokens)) is not None:
+            return refusal
+        turns = self.queue.tenants + (not own.requests)  # tenants that start by turns
+        before = Load(min(waiting.requests, own.requests * turns), min(waiting.tokens, own.tokens * turns))
+        return self.admission.refuse(waiting, waiting if turns == 1 else before, tokens, longest_wait)
 
-    def _will_wait(self) -> tuple[int, int]:
+    def _will_wait(self) -> Load:
         """Queued requests, and their tokens, beyond those for which rows and pages are free at this moment."""
         queued = len(self.queue)
         mean = -(-self.queue.tokens // max(queued, 1))
@@ -203,7 +216,7 @@ class Scheduler:
             self.cache.pool.free // max(1, self.cache.layout.pages_for(mean, self.settings.ahead)),
         )
         waiting = max(0, queued - startable)
-        return waiting, self.queue.tokens * waiting // max(queued, 1)
+        return Load(waiting, self.queue.tokens * waiting // max(queued, 1))
 
     def _finish(self, event: Finish) -> None:
         if event.index is None or event.attempt in self._running.beams:
@@ -280,12 +293,12 @@ class Scheduler:
             for sequence in self.queue.in_order():
                 sequence.alone *= sequence.attempt != self._alone
             self._alone = None
-        for sequence in self.queue.in_order():
+        for sequence in self._shares.in_turn(self.queue):
             if not slices.budget or not self._free_rows(sequence):
                 return
             if self._alone is not None and sequence.attempt != self._alone:
                 continue
-            if sequence.alone and self._alone is None and self.rows.used:
+            if sequence.alone and self._alone is None and not self._rows_are_free():
                 return
             if sequence.awaited is not None and self.cache.is_computing(sequence.awaited):
                 continue
@@ -303,6 +316,14 @@ class Scheduler:
                 return
             row = self._start(now, sequence, match)
             slices.prefill(row, match.tokens, sequence.length - match.tokens, whole)
+
+    def _rows_are_free(self) -> bool:
+        """All of them, for one that is to run alone. Hypotheses that wait in rows for some that are queued behind it
+        give theirs away: they would wait for ever.
+        """
+        for row in self._running.idle():
+            self._running.preempt(row)
+        return not self.rows.used
 
     def _free_rows(self, sequence: Sequence) -> bool:
         """Whether there are rows for the sequence and those that go on from its prompt."""

@@ -144,6 +144,12 @@ class QueueLimits:
         default=30.0,
         metadata={"flag": "--max-queue-time", "help": "Seconds that a request may wait, predicted or real."},
     )
+    tenant_share: float = field(
+        default=0.5,
+        metadata={
+            "help": "Part of the queue that one tenant of --token-file may fill; rows and KV are shared equally."
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.requests < 1:
@@ -152,9 +158,11 @@ class QueueLimits:
             raise ValueError(f"--max-queue-pools is {self.pools_of_tokens}, must be above 0")
         if not self.wait > 0:
             raise ValueError(f"--max-queue-time is {self.wait}, must be above 0 seconds")
+        if not 0 < self.tenant_share <= 1:
+            raise ValueError(f"--tenant-share is {self.tenant_share}, must be in (0, 1]")
 
 
-NO_QUEUE_LIMITS = QueueLimits(requests=2**31, pools_of_tokens=float("inf"), wait=float("inf"))
+NO_QUEUE_LIMITS = QueueLimits(requests=2**31, pools_of_tokens=float("inf"), wait=float("inf"), tenant_share=1.0)
 """For work that waits as long as it must: scripts and batch jobs."""
 
 
@@ -190,6 +198,10 @@ class RequestLimits:
     batch_requests: int = field(
         default=1024, metadata={"flag": "--max-batch-requests", "help": "Entries of one BatchGenerate."}
     )
+    least_priority: int = field(
+        default=-100,
+        metadata={"flag": "--least-priority", "help": "Lowest priority, which is the first to be served."},
+    )
     request_id_bytes: int = field(
         default=128, metadata={"flag": "--max-request-id-bytes", "help": "Length of a client's request id."}
     )
@@ -212,6 +224,8 @@ class RequestLimits:
             raise ValueError(f"--max-beam-width is {self.beam_width}, must be at least 1")
         if self.batch_requests < 1:
             raise ValueError(f"--max-batch-requests is {self.batch_requests}, must be at least 1")
+        if not -100 <= self.least_priority <= 0:
+            raise ValueError(f"--least-priority is {self.least_priority}, must be in [-100, 0]")
         if self.request_id_bytes < 32:
             raise ValueError(f"--max-request-id-bytes is {self.request_id_bytes}, must be at least 32")
 

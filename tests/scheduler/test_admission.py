@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler.admission import Admission, StepCost
+from scheduler.queue import Load
 from scheduler.settings import QueueLimits
 
 counts = st.integers(0, 2000)
@@ -28,12 +29,12 @@ def observe(door: Admission, fixed: float, each: float, sizes: tuple[int, ...], 
 def test_who_waits_behind_nobody_is_not_refused():
     door = admission()
     door.observe_step(1, 1000.0)
-    assert door.refuse(0, 0, 10**6, patience=0.001) is None
+    assert door.refuse(Load(), Load(), 10**6, patience=0.001) is None
 
 
 @pytest.mark.parametrize(("requests", "refused"), [(9, False), (10, True), (11, True)])
 def test_requests_are_bounded(requests, refused):
-    refusal = admission().refuse(requests, 0, 1, 30.0)
+    refusal = admission().refuse(Load(requests, 0), Load(requests, 0), 1, 30.0)
     assert (refusal is not None) == refused
     if refusal:
         assert refusal.message == f"the queue is full: {requests} requests wait, the limit is 10"
@@ -41,7 +42,7 @@ def test_requests_are_bounded(requests, refused):
 
 @pytest.mark.parametrize(("prompt", "refused"), [(500, False), (501, True)])
 def test_tokens_are_bounded_by_pools(prompt, refused):
-    refusal = admission(pools=2.0, pool_tokens=1000).refuse(1, 1500, prompt, 30.0)
+    refusal = admission(pools=2.0, pool_tokens=1000).refuse(Load(1, 1500), Load(1, 1500), prompt, 30.0)
     assert (refusal is not None) == refused
     if refusal:
         assert refusal.message == ("the queue is full: 1500 tokens wait, 501 more would pass the limit of 2000")
@@ -51,8 +52,8 @@ def test_predicted_wait_is_bounded_by_patience():
     door = admission()
     door.observe_step(100, 1.0)
     wait = door.predicted_wait(3, 700)
-    assert door.refuse(3, 700, 1, patience=wait) is None
-    refusal = door.refuse(3, 700, 1, patience=wait * 0.9)
+    assert door.refuse(Load(9, 900), Load(3, 700), 1, patience=wait) is None
+    refusal = door.refuse(Load(9, 900), Load(3, 700), 1, patience=wait * 0.9)
     assert refusal.message == (f"the predicted wait is {wait:.1f} s, the request would wait at most {wait * 0.9:.1f} s")
 
 
@@ -121,7 +122,7 @@ def test_every_refusal_says_why_and_a_time_worth_waiting(steps, outputs, request
         door.observe_step(computed, took)
     for output in outputs:
         door.observe_output(output)
-    refusal = door.refuse(requests, tokens, prompt, patience)
+    refusal = door.refuse(Load(requests, tokens), Load(requests, tokens), prompt, patience)
     if refusal is not None:
         assert requests > 0
         assert refusal.message
@@ -142,3 +143,20 @@ def test_a_step_larger_than_any_before_is_expected_to_take_no_longer_than_in_pro
     cost.observe(10, 0.5)
     assert cost.expected(10) < 0.6
     assert cost.expected(100) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("load", "prompt", "refused"),
+    [
+        (Load(0, 0), 10**6, False),
+        (Load(4, 0), 1, False),
+        (Load(5, 0), 1, True),
+        (Load(1, 600), 400, False),
+        (Load(1, 600), 401, True),
+    ],
+)
+def test_a_tenant_fills_its_part_of_the_queue_and_no_more(load: Load, prompt: int, refused: bool) -> None:
+    refusal = admission(requests=10, pools=2.0, pool_tokens=1000).refuse_tenant(load, prompt)
+    assert (refusal is not None) == refused
+    if refusal is not None:
+        assert "the limits are 5 and 1000" in refusal.message
