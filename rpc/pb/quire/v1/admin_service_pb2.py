@@ -22,47 +22,76 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/v1/admin_service.proto\x12\x08quire.v1\"\x15\n\x13ListReplicasRequest\";\n\x14ListReplicasResponse\x12#\n\x08replicas\x18\x01 \x03(\x0b\x32\x11.quire.v1.Replica\"\xee\x01\n\x07Replica\x12\x0e\n\x06number\x18\x01 \x01(\r\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.quire.v1.ReplicaState\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\r\n\x05place\x18\x04 \x01(\t\x12\x0f\n\x07running\x18\x05 \x01(\x04\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x07 \x01(\x04\x12\x12\n\npages_used\x18\x08 \x01(\x04\x12\x13\n\x0bpages_total\x18\t \x01(\x04\x12\x14\n\x0cpages_cached\x18\n \x01(\x04\x12\x15\n\rrequest_count\x18\x0b \x01(\r\"&\n\x13\x44rainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"+\n\x14\x44rainReplicaResponse\x12\x13\n\x0bmoved_count\x18\x01 \x01(\r\"\'\n\x14ResumeReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"\x17\n\x15ResumeReplicaResponse\"(\n\x15RestartReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"-\n\x16RestartReplicaResponse\x12\x13\n\x0bmoved_count\x18\x01 \x01(\r\"$\n\x11GetPageMapRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"\x8a\x01\n\x12GetPageMapResponse\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12#\n\x06states\x18\x02 \x03(\x0e\x32\x13.quire.v1.PageState\x12\x15\n\rholder_counts\x18\x03 \x03(\r\x12%\n\x07holders\x18\x04 \x03(\x0b\x32\x14.quire.v1.PageHolder\"K\n\nPageHolder\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04step\x18\x02 \x01(\x03H\x00\x12\r\n\x05pages\x18\x03 \x03(\rB\x08\n\x06holder\"*\n\x17ResetPrefixCacheRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\".\n\x18ResetPrefixCacheResponse\x12\x12\n\npage_count\x18\x01 \x01(\r*\x9b\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x19\n\x15REPLICA_STATE_DRAINED\x10\x03\x12\x1a\n\x16REPLICA_STATE_ISOLATED\x10\x04*\x82\x01\n\tPageState\x12\x1a\n\x16PAGE_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAGE_STATE_FREE\x10\x01\x12\x13\n\x0fPAGE_STATE_HELD\x10\x02\x12\x15\n\x11PAGE_STATE_CACHED\x10\x03\x12\x18\n\x14PAGE_STATE_SET_ASIDE\x10\x04\x32\xf7\x03\n\x0c\x41\x64minService\x12G\n\nGetPageMap\x12\x1b.quire.v1.GetPageMapRequest\x1a\x1c.quire.v1.GetPageMapResponse\x12Y\n\x10ResetPrefixCache\x12!.quire.v1.ResetPrefixCacheRequest\x1a\".quire.v1.ResetPrefixCacheResponse\x12M\n\x0cListReplicas\x12\x1d.quire.v1.ListReplicasRequest\x1a\x1e.quire.v1.ListReplicasResponse\x12M\n\x0c\x44rainReplica\x12\x1d.quire.v1.DrainReplicaRequest\x1a\x1e.quire.v1.DrainReplicaResponse\x12P\n\rResumeReplica\x12\x1e.quire.v1.ResumeReplicaRequest\x1a\x1f.quire.v1.ResumeReplicaResponse\x12S\n\x0eRestartReplica\x12\x1f.quire.v1.RestartReplicaRequest\x1a .quire.v1.RestartReplicaResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/v1/admin_service.proto\x12\x08quire.v1\x1a\x1egoogle/protobuf/duration.proto\"\x16\n\x14GetServerInfoRequest\"\xb0\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x18\n\x10max_model_length\x18\x06 \x01(\r\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12\x15\n\rmax_sequences\x18\x08 \x01(\r\"\x10\n\x0eGetLoadRequest\"/\n\x0fGetLoadResponse\x12\x1c\n\x04load\x18\x01 \x01(\x0b\x32\x0e.quire.v1.Load\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"1\n\x11WatchLoadResponse\x12\x1c\n\x04load\x18\x01 \x01(\x0b\x32\x0e.quire.v1.Load\"\xeb\x02\n\x04Load\x12)\n\x06uptime\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x08replicas\x18\x02 \x03(\x0b\x32\x11.quire.v1.Replica\x12\x15\n\rrequest_count\x18\x03 \x01(\r\x12%\n\x07tenants\x18\x04 \x03(\x0b\x32\x14.quire.v1.TenantLoad\x12\x1b\n\x13prompt_tokens_total\x18\x05 \x01(\x04\x12\"\n\x1a\x63\x61\x63hed_prompt_tokens_total\x18\x06 \x01(\x04\x12\x1f\n\x17generation_tokens_total\x18\x07 \x01(\x04\x12\x1a\n\x12\x66irst_tokens_total\x18\x08 \x01(\x04\x12\x39\n\x16\x66irst_token_time_total\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14\x65nded_requests_total\x18\n \x01(\x04\"Z\n\nTenantLoad\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x15\n\rrequest_count\x18\x02 \x01(\r\x12\x15\n\rwaiting_count\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\"(\n\x13ListRequestsRequest\x12\x11\n\tmax_count\x18\x01 \x01(\r\"T\n\x14ListRequestsResponse\x12\'\n\x08requests\x18\x01 \x03(\x0b\x32\x15.quire.v1.LiveRequest\x12\x13\n\x0btotal_count\x18\x02 \x01(\r\"\xd4\x01\n\x0bLiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.quire.v1.RequestState\x12&\n\x03\x61ge\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\r\x12\x14\n\x07replica\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_replica\":\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x17\n\x15\x43\x61ncelRequestResponse\"\x15\n\x13ListReplicasRequest\";\n\x14ListReplicasResponse\x12#\n\x08replicas\x18\x01 \x03(\x0b\x32\x11.quire.v1.Replica\"\xee\x01\n\x07Replica\x12\x0e\n\x06number\x18\x01 \x01(\r\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.quire.v1.ReplicaState\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\r\n\x05place\x18\x04 \x01(\t\x12\x0f\n\x07running\x18\x05 \x01(\x04\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x07 \x01(\x04\x12\x12\n\npages_used\x18\x08 \x01(\x04\x12\x13\n\x0bpages_total\x18\t \x01(\x04\x12\x14\n\x0cpages_cached\x18\n \x01(\x04\x12\x15\n\rrequest_count\x18\x0b \x01(\r\"&\n\x13\x44rainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"+\n\x14\x44rainReplicaResponse\x12\x13\n\x0bmoved_count\x18\x01 \x01(\r\"\'\n\x14ResumeReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"\x17\n\x15ResumeReplicaResponse\"(\n\x15RestartReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"-\n\x16RestartReplicaResponse\x12\x13\n\x0bmoved_count\x18\x01 \x01(\r\"$\n\x11GetPageMapRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\"\x8a\x01\n\x12GetPageMapResponse\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12#\n\x06states\x18\x02 \x03(\x0e\x32\x13.quire.v1.PageState\x12\x15\n\rholder_counts\x18\x03 \x03(\r\x12%\n\x07holders\x18\x04 \x03(\x0b\x32\x14.quire.v1.PageHolder\"K\n\nPageHolder\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x0e\n\x04step\x18\x02 \x01(\x03H\x00\x12\r\n\x05pages\x18\x03 \x03(\rB\x08\n\x06holder\"*\n\x17ResetPrefixCacheRequest\x12\x0f\n\x07replica\x18\x01 \x01(\r\".\n\x18ResetPrefixCacheResponse\x12\x12\n\npage_count\x18\x01 \x01(\r*\x99\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17REQUEST_STATE_PREPARING\x10\x01\x12\x18\n\x14REQUEST_STATE_PARKED\x10\x02\x12\x18\n\x14REQUEST_STATE_QUEUED\x10\x03\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x04*\x9b\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x19\n\x15REPLICA_STATE_DRAINED\x10\x03\x12\x1a\n\x16REPLICA_STATE_ISOLATED\x10\x04*\x82\x01\n\tPageState\x12\x1a\n\x16PAGE_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAGE_STATE_FREE\x10\x01\x12\x13\n\x0fPAGE_STATE_HELD\x10\x02\x12\x15\n\x11PAGE_STATE_CACHED\x10\x03\x12\x18\n\x14PAGE_STATE_SET_ASIDE\x10\x04\x32\xf2\x06\n\x0c\x41\x64minService\x12G\n\nGetPageMap\x12\x1b.quire.v1.GetPageMapRequest\x1a\x1c.quire.v1.GetPageMapResponse\x12Y\n\x10ResetPrefixCache\x12!.quire.v1.ResetPrefixCacheRequest\x1a\".quire.v1.ResetPrefixCacheResponse\x12M\n\x0cListReplicas\x12\x1d.quire.v1.ListReplicasRequest\x1a\x1e.quire.v1.ListReplicasResponse\x12M\n\x0c\x44rainReplica\x12\x1d.quire.v1.DrainReplicaRequest\x1a\x1e.quire.v1.DrainReplicaResponse\x12P\n\rResumeReplica\x12\x1e.quire.v1.ResumeReplicaRequest\x1a\x1f.quire.v1.ResumeReplicaResponse\x12S\n\x0eRestartReplica\x12\x1f.quire.v1.RestartReplicaRequest\x1a .quire.v1.RestartReplicaResponse\x12P\n\rGetServerInfo\x12\x1e.quire.v1.GetServerInfoRequest\x1a\x1f.quire.v1.GetServerInfoResponse\x12>\n\x07GetLoad\x12\x18.quire.v1.GetLoadRequest\x1a\x19.quire.v1.GetLoadResponse\x12\x46\n\tWatchLoad\x12\x1a.quire.v1.WatchLoadRequest\x1a\x1b.quire.v1.WatchLoadResponse0\x01\x12M\n\x0cListRequests\x12\x1d.quire.v1.ListRequestsRequest\x1a\x1e.quire.v1.ListRequestsResponse\x12P\n\rCancelRequest\x12\x1e.quire.v1.CancelRequestRequest\x1a\x1f.quire.v1.CancelRequestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICASTATE']._serialized_start=956
-  _globals['_REPLICASTATE']._serialized_end=1111
-  _globals['_PAGESTATE']._serialized_start=1114
-  _globals['_PAGESTATE']._serialized_end=1244
-  _globals['_LISTREPLICASREQUEST']._serialized_start=42
-  _globals['_LISTREPLICASREQUEST']._serialized_end=63
-  _globals['_LISTREPLICASRESPONSE']._serialized_start=65
-  _globals['_LISTREPLICASRESPONSE']._serialized_end=124
-  _globals['_REPLICA']._serialized_start=127
-  _globals['_REPLICA']._serialized_end=365
-  _globals['_DRAINREPLICAREQUEST']._serialized_start=367
-  _globals['_DRAINREPLICAREQUEST']._serialized_end=405
-  _globals['_DRAINREPLICARESPONSE']._serialized_start=407
-  _globals['_DRAINREPLICARESPONSE']._serialized_end=450
-  _globals['_RESUMEREPLICAREQUEST']._serialized_start=452
-  _globals['_RESUMEREPLICAREQUEST']._serialized_end=491
-  _globals['_RESUMEREPLICARESPONSE']._serialized_start=493
-  _globals['_RESUMEREPLICARESPONSE']._serialized_end=516
-  _globals['_RESTARTREPLICAREQUEST']._serialized_start=518
-  _globals['_RESTARTREPLICAREQUEST']._serialized_end=558
-  _globals['_RESTARTREPLICARESPONSE']._serialized_start=560
-  _globals['_RESTARTREPLICARESPONSE']._serialized_end=605
-  _globals['_GETPAGEMAPREQUEST']._serialized_start=607
-  _globals['_GETPAGEMAPREQUEST']._serialized_end=643
-  _globals['_GETPAGEMAPRESPONSE']._serialized_start=646
-  _globals['_GETPAGEMAPRESPONSE']._serialized_end=784
-  _globals['_PAGEHOLDER']._serialized_start=786
-  _globals['_PAGEHOLDER']._serialized_end=861
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=863
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=905
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=907
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=953
-  _globals['_ADMINSERVICE']._serialized_start=1247
-  _globals['_ADMINSERVICE']._serialized_end=1750
+  _globals['_REQUESTSTATE']._serialized_start=2260
+  _globals['_REQUESTSTATE']._serialized_end=2413
+  _globals['_REPLICASTATE']._serialized_start=2416
+  _globals['_REPLICASTATE']._serialized_end=2571
+  _globals['_PAGESTATE']._serialized_start=2574
+  _globals['_PAGESTATE']._serialized_end=2704
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=74
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=96
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=99
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=275
+  _globals['_GETLOADREQUEST']._serialized_start=277
+  _globals['_GETLOADREQUEST']._serialized_end=293
+  _globals['_GETLOADRESPONSE']._serialized_start=295
+  _globals['_GETLOADRESPONSE']._serialized_end=342
+  _globals['_WATCHLOADREQUEST']._serialized_start=344
+  _globals['_WATCHLOADREQUEST']._serialized_end=407
+  _globals['_WATCHLOADRESPONSE']._serialized_start=409
+  _globals['_WATCHLOADRESPONSE']._serialized_end=458
+  _globals['_LOAD']._serialized_start=461
+  _globals['_LOAD']._serialized_end=824
+  _globals['_TENANTLOAD']._serialized_start=826
+  _globals['_TENANTLOAD']._serialized_end=916
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=918
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=958
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=960
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1044
+  _globals['_LIVEREQUEST']._serialized_start=1047
+  _globals['_LIVEREQUEST']._serialized_end=1259
+  _globals['_CANCELREQUESTREQUEST']._serialized_start=1261
+  _globals['_CANCELREQUESTREQUEST']._serialized_end=1319
+  _globals['_CANCELREQUESTRESPONSE']._serialized_start=1321
+  _globals['_CANCELREQUESTRESPONSE']._serialized_end=1344
+  _globals['_LISTREPLICASREQUEST']._serialized_start=1346
+  _globals['_LISTREPLICASREQUEST']._serialized_end=1367
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=1369
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=1428
+  _globals['_REPLICA']._serialized_start=1431
+  _globals['_REPLICA']._serialized_end=1669
+  _globals['_DRAINREPLICAREQUEST']._serialized_start=1671
+  _globals['_DRAINREPLICAREQUEST']._serialized_end=1709
+  _globals['_DRAINREPLICARESPONSE']._serialized_start=1711
+  _globals['_DRAINREPLICARESPONSE']._serialized_end=1754
+  _globals['_RESUMEREPLICAREQUEST']._serialized_start=1756
+  _globals['_RESUMEREPLICAREQUEST']._serialized_end=1795
+  _globals['_RESUMEREPLICARESPONSE']._serialized_start=1797
+  _globals['_RESUMEREPLICARESPONSE']._serialized_end=1820
+  _globals['_RESTARTREPLICAREQUEST']._serialized_start=1822
+  _globals['_RESTARTREPLICAREQUEST']._serialized_end=1862
+  _globals['_RESTARTREPLICARESPONSE']._serialized_start=1864
+  _globals['_RESTARTREPLICARESPONSE']._serialized_end=1909
+  _globals['_GETPAGEMAPREQUEST']._serialized_start=1911
+  _globals['_GETPAGEMAPREQUEST']._serialized_end=1947
+  _globals['_GETPAGEMAPRESPONSE']._serialized_start=1950
+  _globals['_GETPAGEMAPRESPONSE']._serialized_end=2088
+  _globals['_PAGEHOLDER']._serialized_start=2090
+  _globals['_PAGEHOLDER']._serialized_end=2165
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=2167
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=2209
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=2211
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=2257
+  _globals['_ADMINSERVICE']._serialized_start=2707
+  _globals['_ADMINSERVICE']._serialized_end=3589
 # @@protoc_insertion_point(module_scope)

@@ -65,6 +65,31 @@ class AdminServiceStub:
                 request_serializer=quire_dot_v1_dot_admin__service__pb2.RestartReplicaRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_admin__service__pb2.RestartReplicaResponse.FromString,
                 _registered_method=True)
+        self.GetServerInfo = channel.unary_unary(
+                '/quire.v1.AdminService/GetServerInfo',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.GetServerInfoResponse.FromString,
+                _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/quire.v1.AdminService/GetLoad',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
+        self.WatchLoad = channel.unary_stream(
+                '/quire.v1.AdminService/WatchLoad',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.WatchLoadRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.WatchLoadResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/quire.v1.AdminService/ListRequests',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.CancelRequest = channel.unary_unary(
+                '/quire.v1.AdminService/CancelRequest',
+                request_serializer=quire_dot_v1_dot_admin__service__pb2.CancelRequestRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_admin__service__pb2.CancelRequestResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -115,6 +140,41 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServerInfo(self, request, context):
+        """What this server is, which does not change while it runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLoad(self, request, context):
+        """What it does at this moment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchLoad(self, request, context):
+        """The same again and again, until the caller has enough.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Live requests of this server, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRequest(self, request, context):
+        """Ends a request with what there is of it: FINISH_REASON_ABORTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +207,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RestartReplica,
                     request_deserializer=quire_dot_v1_dot_admin__service__pb2.RestartReplicaRequest.FromString,
                     response_serializer=quire_dot_v1_dot_admin__service__pb2.RestartReplicaResponse.SerializeToString,
+            ),
+            'GetServerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerInfo,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.GetLoadRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'WatchLoad': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLoad,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.WatchLoadRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.WatchLoadResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.ListRequestsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'CancelRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRequest,
+                    request_deserializer=quire_dot_v1_dot_admin__service__pb2.CancelRequestRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_admin__service__pb2.CancelRequestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,6 +397,141 @@ class AdminService:
             '/quire.v1.AdminService/RestartReplica',
             quire_dot_v1_dot_admin__service__pb2.RestartReplicaRequest.SerializeToString,
             quire_dot_v1_dot_admin__service__pb2.RestartReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/GetServerInfo',
+            quire_dot_v1_dot_admin__service__pb2.GetServerInfoRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/GetLoad',
+            quire_dot_v1_dot_admin__service__pb2.GetLoadRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.AdminService/WatchLoad',
+            quire_dot_v1_dot_admin__service__pb2.WatchLoadRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/ListRequests',
+            quire_dot_v1_dot_admin__service__pb2.ListRequestsRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/CancelRequest',
+            quire_dot_v1_dot_admin__service__pb2.CancelRequestRequest.SerializeToString,
+            quire_dot_v1_dot_admin__service__pb2.CancelRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -86,7 +86,7 @@ class Ask(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., question: _Optional[_Union[Question, str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "whole", "again", "alone", "source")
+    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "whole", "again", "alone", "source", "priority")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class Submit(_message.Message):
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     prompt: bytes
     emitted: _containers.RepeatedCompositeFieldContainer[Emitted]
@@ -121,7 +122,8 @@ class Submit(_message.Message):
     again: bool
     alone: int
     source: Source
-    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., whole: _Optional[int] = ..., again: _Optional[bool] = ..., alone: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., whole: _Optional[int] = ..., again: _Optional[bool] = ..., alone: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("address", "token")
