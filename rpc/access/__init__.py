@@ -1,0 +1,1 @@
+"""Who may call: tokens and their tenants, certificates, and what each rpc asks for."""
