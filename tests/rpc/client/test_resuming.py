@@ -6,13 +6,35 @@ import grpc
 import pytest
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc import resuming
-from rpc.resuming import Resuming
+from rpc.client import resuming, tries
+from rpc.client.resuming import Resuming
+from rpc.client.tries import Tries
 
 
 class Lost(grpc.RpcError):
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "lost"
+
+    def trailing_metadata(self) -> tuple:
+        return ()
+
+
+class Call:
+    def __init__(self, messages: Iterator) -> None:
+        self._messages = messages
+
+    def __iter__(self) -> Iterator:
+        return self._messages
+
+    def cancel(self) -> None:
+        self._messages.close()
+
+
+def stream_of(request: pb.StreamGenerateRequest) -> Resuming:
+    return Resuming(Tries(["a:1", "b:1"], None), request, lambda server: None)
 
 
 def message(*tokens: int, index: int = 0, end: bool = False) -> pb.StreamGenerateResponse:
@@ -36,8 +58,10 @@ def calls(monkeypatch: pytest.MonkeyPatch, asked: list[pb.GenerationSpec]) -> li
         def __init__(self, channel: object) -> None:
             pass
 
-        def StreamGenerate(self, request: pb.StreamGenerateRequest, timeout: float | None) -> Iterator:  # noqa: N802
-            del timeout
+        def StreamGenerate(self, request: pb.StreamGenerateRequest, **_rest: object) -> Call:  # noqa: N802
+            return Call(self._messages(request))
+
+        def _messages(self, request: pb.StreamGenerateRequest) -> Iterator:
             script = given.pop(0)
             scripts.append((list(request.spec.output_prefix.ids), script))
             asked.append(pb.GenerationSpec.FromString(request.spec.SerializeToString()))
@@ -47,7 +71,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, asked: list[pb.GenerationSpec]) -> li
                 yield item
 
     monkeypatch.setattr(resuming.pb_grpc, "GenerationServiceStub", Stub)
-    monkeypatch.setattr(resuming, "PAUSE", 0.0)
+    monkeypatch.setattr(tries, "PAUSE", 0.0)
     scripts.append(([], given))
     return scripts
 
@@ -58,7 +82,7 @@ def run(calls: list, *given: list, count: int = 1) -> list[int]:
     request = pb.StreamGenerateRequest()
     request.spec.sampling.sequence_count = count
     request.spec.output.token_ids = True
-    stream = Resuming(["a:1", "b:1"], request, None)
+    stream = stream_of(request)
     return [token for got in stream.messages() for delta in got.deltas for token in delta.token_ids]
 
 
@@ -99,7 +123,7 @@ def test_time_that_one_server_took_the_next_one_has_not(
     request = pb.StreamGenerateRequest()
     request.spec.max_time.FromSeconds(20)
     request.spec.max_queue_time.FromMilliseconds(3500)
-    list(Resuming(["a:1", "b:1"], request, None).messages())
+    list(stream_of(request).messages())
     assert [spec.max_time.ToMilliseconds() for spec in asked] == [20_000, 17_000, 16_000, 1]
     assert [spec.max_queue_time.ToMilliseconds() for spec in asked] == [3500, 500, 1, 0]
     assert not asked[3].HasField("max_queue_time"), "it has been scheduled"
@@ -110,6 +134,15 @@ def test_times_that_are_none_stay_so(calls: list, asked: list[pb.GenerationSpec]
     calls[0][1].extend([[None], [message(2, end=True)]])
     request = pb.StreamGenerateRequest()
     request.spec.max_time.FromSeconds(-1)
-    list(Resuming(["a:1", "b:1"], request, None).messages())
+    list(stream_of(request).messages())
     assert [spec.max_time.ToSeconds() for spec in asked] == [-1, -1]
     assert not any(spec.HasField("max_queue_time") for spec in asked)
+
+
+def test_who_cancels_while_it_waits_does_not_wait(monkeypatch: pytest.MonkeyPatch, calls: list) -> None:
+    monkeypatch.setattr(tries, "PAUSE", 3600.0)
+    calls[0][1].extend([[None], [None]])
+    stream = stream_of(pb.StreamGenerateRequest())
+    stream._cancelled.wait = lambda seconds: stream._cancelled.set()  # it comes while it waits
+    assert list(stream.messages()) == []
+    assert len(calls) == 2, "one call, and none after it"

@@ -1,0 +1,145 @@
+"""The client for asyncio."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+from grpc import aio
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+from quire.v1 import model_service_pb2 as model_pb
+from quire.v1 import model_service_pb2_grpc as model_pb_grpc
+from quire.v1 import tokenization_service_pb2 as tokenization_pb
+from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
+
+from rpc.client.client import DEFAULT_SERVER, REFUSALS
+from rpc.client.errors import error_of
+from rpc.client.failures import failure_of
+from rpc.client.resuming_async import AsyncResuming, Channels
+from rpc.client.security import OPEN, Security
+from rpc.client.specs import Prompt, spec_of
+from rpc.client.tries import Tries
+
+
+class AsyncClient:
+    """As `Client`, on one asyncio loop; any number of calls at once. A task that is cancelled cancels its call."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] = DEFAULT_SERVER,
+        security: Security = OPEN,
+        timeout: float | None = None,
+        refusals: int = REFUSALS,
+    ) -> None:
+        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        self._security, self._timeout, self._refusals = security, timeout, refusals
+        self._channels = Channels(security)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Calls that have not ended are cancelled."""
+        await self._channels.close()
+
+    async def generate(
+        self, prompt: Prompt, images: Sequence[bytes] = (), timeout: float | None = None, **options: Any
+    ) -> pb.GenerateResponse:
+        """The whole result of one request. prompt, images, options: as `spec_of` has them."""
+        request = pb.GenerateRequest(spec=spec_of(prompt, images, **options))
+        return await self._call(pb_grpc.GenerationServiceStub, lambda stub: stub.Generate, request, timeout)
+
+    def stream(
+        self, prompt: Prompt, images: Sequence[bytes] = (), timeout: float | None = None, **options: Any
+    ) -> "AsyncStream":
+        """Its deltas as they come; where a server is lost the next one goes on, each token comes once."""
+        return self.stream_request(pb.StreamGenerateRequest(spec=spec_of(prompt, images, **options)), timeout)
+
+    def stream_request(self, request: pb.StreamGenerateRequest, timeout: float | None = None) -> "AsyncStream":
+        """The same of a message of the API."""
+        return AsyncStream(AsyncResuming(self._channels, self._tries(timeout), request, self._security.metadata))
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True, timeout: float | None = None) -> list[int]:
+        """Token ids."""
+        request = tokenization_pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        stub = tokenization_pb_grpc.TokenizationServiceStub
+        answer = await self._call(stub, lambda of: of.Tokenize, request, timeout)
+        return list(answer.token_ids)
+
+    async def detokenize(
+        self, ids: Sequence[int], skip_special_tokens: bool = True, timeout: float | None = None
+    ) -> str:
+        """Their text."""
+        request = tokenization_pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=skip_special_tokens)
+        stub = tokenization_pb_grpc.TokenizationServiceStub
+        answer = await self._call(stub, lambda of: of.Detokenize, request, timeout)
+        return str(answer.text)
+
+    async def models(self, timeout: float | None = None) -> list[model_pb.Model]:
+        """What is served."""
+        request = model_pb.ListModelsRequest()
+        answer = await self._call(model_pb_grpc.ModelServiceStub, lambda of: of.ListModels, request, timeout)
+        return list(answer.models)
+
+    def _tries(self, timeout: float | None) -> Tries:
+        return Tries(self._servers, self._timeout if timeout is None else timeout, self._refusals)
+
+    async def _call(
+        self, stub: Callable[[aio.Channel], Any], method: Callable[[Any], Any], request: Any, timeout: float | None
+    ) -> Any:
+        """A unary call, of which nothing remains where it fails: it is tried again as a whole."""
+        tries = self._tries(timeout)
+        while True:
+            left = tries.begin()
+            with self._channels.lease(tries.server) as channel:
+                try:
+                    return await method(stub(channel))(request, timeout=left, metadata=self._security.metadata)
+                except grpc.RpcError as error:
+                    pause = tries.pause(failure_of(error))
+                    if pause is None:
+                        raise error_of(error, tries.server) from None
+            await asyncio.sleep(pause)
+
+
+class AsyncStream:
+    """Messages of one StreamGenerate: iterate over them, or over `text()`. Leaving its context cancels what is left."""
+
+    def __init__(self, resuming: AsyncResuming) -> None:
+        self._resuming = resuming
+        self._messages = resuming.messages()
+
+    async def __aenter__(self) -> "AsyncStream":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._messages.aclose()
+
+    def __aiter__(self) -> AsyncIterator[pb.StreamGenerateResponse]:
+        return self
+
+    async def __anext__(self) -> pb.StreamGenerateResponse:
+        try:
+            return await anext(self._messages)
+        except grpc.RpcError as error:
+            raise error_of(error, self._resuming.server) from None
+
+    @property
+    def server(self) -> str:
+        """HOST:PORT that was asked last."""
+        return self._resuming.server
+
+    async def text(self) -> AsyncIterator[str]:
+        """Of the first sequence, piece by piece."""
+        async for message in self:
+            for delta in message.deltas:
+                if delta.index == 0 and delta.text:
+                    yield delta.text

@@ -1,0 +1,152 @@
+"""The client for programs with threads, or none."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+from quire.v1 import model_service_pb2 as model_pb
+from quire.v1 import model_service_pb2_grpc as model_pb_grpc
+from quire.v1 import tokenization_service_pb2 as tokenization_pb
+from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
+
+from rpc.client.channels import SyncChannels
+from rpc.client.errors import error_of
+from rpc.client.failures import failure_of
+from rpc.client.resuming import Resuming
+from rpc.client.security import OPEN, Security
+from rpc.client.specs import Prompt, spec_of
+from rpc.client.tries import Tries
+
+A = TypeVar("A")
+
+DEFAULT_SERVER = "127.0.0.1:50051"
+REFUSALS = 5
+
+
+class Client:
+    """Of one server, or of several of which the next one is asked where one is lost.
+
+    timeout: seconds for a whole call, unless the call has its own; None: none. refusals: how often a call waits, as
+    long as the server says, and tries again where that is full. Calls raise `QuireError`. Any thread may use it; more
+    than a hundred calls at once wait for each other.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] = DEFAULT_SERVER,
+        security: Security = OPEN,
+        timeout: float | None = None,
+        refusals: int = REFUSALS,
+    ) -> None:
+        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        self._security, self._timeout, self._refusals = security, timeout, refusals
+        self._channels = SyncChannels(security)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Calls that have not ended are cancelled."""
+        self._channels.close()
+
+    def generate(
+        self, prompt: Prompt, images: Sequence[bytes] = (), timeout: float | None = None, **options: Any
+    ) -> pb.GenerateResponse:
+        """The whole result of one request. prompt, images, options: as `spec_of` has them."""
+        request = pb.GenerateRequest(spec=spec_of(prompt, images, **options))
+        return self._call(pb_grpc.GenerationServiceStub, lambda stub: stub.Generate, request, timeout)
+
+    def stream(
+        self, prompt: Prompt, images: Sequence[bytes] = (), timeout: float | None = None, **options: Any
+    ) -> "Stream":
+        """Its deltas as they come; where a server is lost the next one goes on, each token comes once."""
+        return self.stream_request(pb.StreamGenerateRequest(spec=spec_of(prompt, images, **options)), timeout)
+
+    def stream_request(self, request: pb.StreamGenerateRequest, timeout: float | None = None) -> "Stream":
+        """The same of a message of the API."""
+        return Stream(Resuming(self._tries(timeout), request, self._channels.to, self._security.metadata))
+
+    def tokenize(self, text: str, add_special_tokens: bool = True, timeout: float | None = None) -> list[int]:
+        """Token ids."""
+        request = tokenization_pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        stub = tokenization_pb_grpc.TokenizationServiceStub
+        answer = self._call(stub, lambda of: of.Tokenize, request, timeout)
+        return list(answer.token_ids)
+
+    def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, timeout: float | None = None) -> str:
+        """Their text."""
+        request = tokenization_pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=skip_special_tokens)
+        answer = self._call(tokenization_pb_grpc.TokenizationServiceStub, lambda of: of.Detokenize, request, timeout)
+        return str(answer.text)
+
+    def models(self, timeout: float | None = None) -> list[model_pb.Model]:
+        """What is served."""
+        request = model_pb.ListModelsRequest()
+        return list(self._call(model_pb_grpc.ModelServiceStub, lambda of: of.ListModels, request, timeout).models)
+
+    def _tries(self, timeout: float | None) -> Tries:
+        return Tries(self._servers, self._timeout if timeout is None else timeout, self._refusals)
+
+    def _call(
+        self, stub: Callable[[grpc.Channel], Any], method: Callable[[Any], Any], request: Any, timeout: float | None
+    ) -> Any:
+        """A unary call, of which nothing remains where it fails: it is tried again as a whole."""
+        tries = self._tries(timeout)
+        while True:
+            left = tries.begin()
+            call = method(stub(self._channels.to(tries.server)))
+            try:
+                return call(request, timeout=left, metadata=self._security.metadata)
+            except grpc.RpcError as error:
+                pause = tries.pause(failure_of(error))
+                if pause is None:
+                    raise error_of(error, tries.server) from None
+                time.sleep(pause)
+
+
+class Stream:
+    """Messages of one StreamGenerate: iterate over them, or over `text()`. Leaving its context cancels what is left."""
+
+    def __init__(self, resuming: Resuming) -> None:
+        self._resuming = resuming
+        self._messages = resuming.messages()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._messages.close()
+
+    def __iter__(self) -> Iterator[pb.StreamGenerateResponse]:
+        return self
+
+    def __next__(self) -> pb.StreamGenerateResponse:
+        try:
+            return next(self._messages)
+        except grpc.RpcError as error:
+            raise error_of(error, self._resuming.server) from None
+
+    @property
+    def server(self) -> str:
+        """HOST:PORT that was asked last."""
+        return self._resuming.server
+
+    def text(self) -> Iterator[str]:
+        """Of the first sequence, piece by piece."""
+        for message in self:
+            yield from (delta.text for delta in message.deltas if delta.index == 0 and delta.text)
+
+    def cancel(self) -> None:
+        """No more is wanted: who reads gets CancelledError. On any thread."""
+        self._resuming.cancel()

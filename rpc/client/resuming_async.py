@@ -1,0 +1,107 @@
+"""`rpc.client.resuming` for asyncio: streams that outlive their servers, over connections that many of them share."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from grpc import aio
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+
+from rpc.client.channels import CALLS_A_CONNECTION, CHANNEL_OPTIONS
+from rpc.client.failures import failure_of
+from rpc.client.resuming import Progress
+from rpc.client.security import OPEN, Metadata, Security
+from rpc.client.tries import Tries
+
+END: Any = vars(aio)["EOF"]  # its type stubs lack it
+
+
+class Channels:
+    """Connections to servers: as many to each as its calls need, one of which stays open. Lives on one asyncio loop.
+
+    A server that is silent for 30 seconds is lost.
+    """
+
+    def __init__(self, security: Security = OPEN) -> None:
+        self._security = security
+        self._open: dict[str, list[_Shared]] = {}
+        self._closed = False
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def lease(self, server: str) -> Iterator[aio.Channel]:
+        """For one call to HOST:PORT. Raises RuntimeError once they are closed."""
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        known = self._open.setdefault(server, [])
+        shared = next((one for one in known if one.calls < CALLS_A_CONNECTION), None)
+        if shared is None:
+            shared = _Shared(self._security.aio_channel(server, CHANNEL_OPTIONS))
+            known.append(shared)
+        shared.calls += 1
+        try:
+            yield shared.channel
+        finally:
+            shared.calls -= 1
+            if not shared.calls and len(known) > 1:
+                known.remove(shared)
+                task = asyncio.create_task(shared.channel.close(None))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Ends what is still called."""
+        self._closed = True
+        channels = [shared.channel for known in self._open.values() for shared in known]
+        self._open.clear()
+        await asyncio.gather(*(channel.close(None) for channel in channels), *self._closing)
+
+
+class _Shared:
+    def __init__(self, channel: aio.Channel) -> None:
+        self.channel, self.calls = channel, 0
+
+
+class AsyncResuming:
+    """One request, as `Resuming`. metadata: of each call."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        tries: Tries,
+        request: pb.StreamGenerateRequest,
+        metadata: Metadata = (),
+    ) -> None:
+        self._channels, self._metadata = channels, metadata
+        self._progress = Progress(tries, request)
+
+    @property
+    def server(self) -> str:
+        return self._progress.server
+
+    async def messages(self) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
+        """As StreamGenerate gives them, each token once; a call that is not read to its end is cancelled as this is
+        closed. Raises grpc.RpcError for what no other server can mend.
+        """
+        progress = self._progress
+        while True:
+            left = progress.begin()
+            with self._channels.lease(progress.server) as channel:
+                stub = pb_grpc.GenerationServiceStub(channel)
+                call = stub.StreamGenerate(progress.request, timeout=left, metadata=self._metadata)
+                try:
+                    while (message := await call.read()) is not END:
+                        yield progress.take(message)
+                    return
+                except grpc.RpcError as error:
+                    if progress.complete:
+                        return
+                    pause = progress.pause(failure_of(error))
+                    if pause is None:
+                        raise
+                finally:
+                    call.cancel()
+            await asyncio.sleep(pause)

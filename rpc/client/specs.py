@@ -1,0 +1,74 @@
+"""A request from what a person writes: a prompt and keyword arguments with the names of the API's fields."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from quire.v1 import generation_service_pb2 as pb
+
+Turn = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Turn]
+
+GROUPS = ("sampling", "stopping", "output")
+OWN = ("model", "add_special_tokens", "priority", "cache_salt", "max_time", "max_queue_time")
+
+
+def spec_of(prompt: Prompt, images: Sequence[bytes] = (), **options: Any) -> pb.GenerationSpec:
+    """prompt: text, token ids, or a conversation: mappings with "role" and "content", which is text or a list of texts
+    and images (bytes of a PNG or JPEG). images: of a prompt of text or ids, in the order of their placeholders.
+
+    options: fields of SamplingParameters, StoppingCriteria, OutputOptions and of GenerationSpec itself by name; times
+    are seconds; None leaves one out. `text` and `token_ids` here are those of OutputOptions. Raises TypeError for a
+    name that no field has, and for a value that a field cannot hold, ValueError for one out of its range.
+    """
+    spec = pb.GenerationSpec()
+    spec.images.extend(pb.Image(data=image) for image in images)
+    for name, value in options.items():
+        if value is not None:
+            _set(_owner(spec, name), name, value)
+    if isinstance(prompt, str):
+        spec.text = prompt
+    elif any(not isinstance(part, int) for part in prompt):
+        spec.chat.messages.extend(_turn(part) for part in prompt)
+    else:
+        spec.token_ids.ids.extend(part for part in prompt if isinstance(part, int))
+    return spec
+
+
+def _owner(spec: pb.GenerationSpec, name: str) -> Message:
+    if name in OWN:
+        return spec
+    for group in GROUPS:
+        owner: Message = getattr(spec, group)
+        if name in owner.DESCRIPTOR.fields_by_name:
+            return owner
+    raise TypeError(f"the API has no field {name!r}")
+
+
+def _set(owner: Message, name: str, value: Any) -> None:
+    field = getattr(owner, name)
+    if isinstance(field, Duration):
+        field.FromNanoseconds(round(value * 1e9))
+    elif isinstance(field, Message):
+        field.CopyFrom(type(field)(**value) if isinstance(value, Mapping) else value)
+    elif isinstance(value, Mapping):
+        field.update(value)
+    elif hasattr(field, "extend"):
+        field.extend([value] if isinstance(value, str) else value)  # one stop string is enough
+    else:
+        setattr(owner, name, value)
+
+
+def _turn(part: Any) -> pb.ChatMessage:
+    if not isinstance(part, Mapping) or part.keys() != {"role", "content"}:
+        raise TypeError(f"a turn of a conversation is a mapping of role and content, not {part!r:.60}")
+    content = part["content"]
+    pieces = [content] if isinstance(content, str | bytes) else content
+    return pb.ChatMessage(role=part["role"], parts=[_piece(piece) for piece in pieces])
+
+
+def _piece(piece: str | bytes) -> pb.ContentPart:
+    if isinstance(piece, str):
+        return pb.ContentPart(text=piece)
+    return pb.ContentPart(image=pb.Image(data=piece))
