@@ -10,12 +10,12 @@ STEP = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10)  # fmt:
 OVERHEAD = (.00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05)  # fmt: skip
 
 GAUGES = {
-    "running": ("quire_num_requests_running", "Requests that have a batch row."),
+    "running": ("quire_num_requests_running", "Sequences that have a batch row; a request can have several."),
     "waiting": ("quire_num_requests_waiting", "Requests in the queue."),
     "waiting_tokens": ("quire_num_tokens_waiting", "Prompt tokens in the queue."),
     "pages_used": ("quire_kv_pages_used", "KV pages held by sequences and steps in flight."),
-    "pages_peak": ("quire_kv_pages_used_peak", "Most KV pages held at once since the engine started."),
-    "pages_total": ("quire_kv_pages_total", "KV pages in the pool."),
+    "pages_peak": ("quire_kv_pages_used_peak", "Most KV pages that each engine has held at once, added up."),
+    "pages_total": ("quire_kv_pages", "KV pages in the pool."),
     "page_bytes": ("quire_kv_page_bytes", "Bytes of one KV page."),
     "pages_cached": ("quire_kv_pages_cached", "KV pages that nobody holds, kept for prompts that start alike."),
     "pages_shared": ("quire_kv_pages_shared", "KV pages that several sequences hold."),
@@ -24,7 +24,7 @@ GAUGES = {
         "KV pages that sequences would hold if each had copies of those that it shares.",
     ),
     "slots_unused": ("quire_kv_slots_unused", "Places for tokens in running sequences' pages that hold none yet."),
-    "host_slots": ("quire_kv_host_pages_total", "KV pages that fit in the host tier."),
+    "host_slots": ("quire_kv_host_pages", "KV pages that fit in the host tier."),
     "host_slots_used": ("quire_kv_host_pages_used", "KV pages that have a copy in the host tier."),
 }
 """By field of `EngineStats`."""
@@ -53,11 +53,12 @@ class EngineMetrics:
     """Of engines by their numbers."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        make = Families(registry, model_name)
+        self.make = make = Families(registry, model_name)
         self._counted: dict[int, EngineStats] = {}  # by engine
         self._shown: dict[str, int] = {}  # by gauge
         self._gauges = {field: make.gauge(*named) for field, named in GAUGES.items()}
         self._usage = make.gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.")
+        self._page_tokens = make.gauge("quire_kv_page_tokens", "Tokens that a KV page has places for.")
         causes = [cause.value for cause in Cause]
         evicted = make.counters("quire_kv_pages_evicted", "Cached KV pages given up, by cause.", "cause", causes)
         self._counters = {field: make.counter(*named) for field, named in COUNTERS.items()}
@@ -73,9 +74,10 @@ class EngineMetrics:
             "quire_step_overhead_seconds", "Of a step: planning it, packing it, taking in what came of it.", OVERHEAD
         )
 
-    def attached(self, pages: int, engine: int = 0) -> None:
-        """An engine, the first of this number or a new one, counts from 0."""
+    def attached(self, pages: int, engine: int = 0, page_size: int = 16) -> None:
+        """An engine, the first of this number or a new one, counts from 0. page_size: tokens, of all engines."""
         self._starts.inc()
+        self._page_tokens.set(page_size)
         self.stats(EngineStats(pages_total=pages), engine)
 
     def gone(self, engine: int) -> None:

@@ -3,9 +3,10 @@
 import threading
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
 
 from rpc.observe.engines import EngineMetrics
+from rpc.observe.process import show_process
 from scheduler.events import StepOutputs
 
 
@@ -15,7 +16,7 @@ class EngineExporter:
     def __init__(self, model_name: str, host: str) -> None:
         disable_created_metrics()
         registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
+        show_process(registry, model_name)
         self._metrics = EngineMetrics(registry, model_name)
         self._server: WSGIServer
         self._thread: threading.Thread
@@ -23,9 +24,9 @@ class EngineExporter:
         bracketed = f"[{host}]" if ":" in host else host
         self.address = f"{bracketed}:{self._server.server_port}"
 
-    def attached(self, pages: int) -> None:
-        """The engine is there."""
-        self._metrics.attached(pages)
+    def attached(self, pages: int, page_size: int) -> None:
+        """The engine is there. page_size: tokens."""
+        self._metrics.attached(pages, page_size=page_size)
 
     def step(self, outputs: StepOutputs) -> None:
         self._metrics.step(outputs)

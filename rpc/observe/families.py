@@ -1,34 +1,47 @@
 """Metrics with the label model_name, as they are made here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.registry import Collector
 
 from rpc.observe.histogram import CountedHistogram
 
+C = TypeVar("C", bound=Collector)
+
 
 class Families:
-    """Of one model, in one registry."""
+    """Of one model, in one registry. made: all of them by name, a counter's without _total."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._registry, self._model = registry, model_name
+        self.made: dict[str, Collector] = {}
 
-    def gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, ["model_name"], registry=self._registry).labels(self._model)
+    def gauge(self, name: str, text: str, read: Callable[[], float] | None = None) -> Gauge:
+        """read: gives its value when it is scraped, on any thread."""
+        made = self._keep(name, Gauge(name, text, ["model_name"], registry=None)).labels(self._model)
+        if read is not None:
+            made.set_function(read)
+        return made
 
     def counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["model_name"], registry=self._registry).labels(self._model)
+        return self._keep(name, Counter(name, text, ["model_name"], registry=None)).labels(self._model)
 
     def counters(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
         """One for each value of another label."""
-        family = Counter(name, text, ["model_name", label], registry=self._registry)
+        family = self._keep(name, Counter(name, text, ["model_name", label], registry=None))
         return {value: family.labels(self._model, value) for value in values}
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets).labels(self._model)
+        made = Histogram(name, text, ["model_name"], registry=None, buckets=buckets)
+        return self._keep(name, made).labels(self._model)
 
     def counted(self, name: str, text: str, bounds: tuple[float, ...]) -> CountedHistogram:
         """For what is observed many times at once."""
-        made = CountedHistogram(name, text, bounds, self._model)
+        return self._keep(name, CountedHistogram(name, text, bounds, self._model))
+
+    def _keep(self, name: str, made: C) -> C:
+        self.made[name] = made
         self._registry.register(made)
         return made

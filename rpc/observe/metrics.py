@@ -4,12 +4,14 @@ Delivered tokens, latencies and outcomes come from request streams; pages, queue
 Nothing here can raise into a step: it runs on the frontend's loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from rpc.observe.engines import EngineMetrics
 from rpc.observe.families import Families
+from rpc.observe.process import show_process
 
 TTFT = (
     .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -23,9 +25,27 @@ QUEUE = (0.001, 0.005, 0.01, 0.05, 0.1, *PHASES)
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 OUTCOMES = (
     "stop", "length", "deadline", "aborted", "cancelled", "invalid_field", "not_supported", "model_not_found",
-    "request_id_live", "no_token_left", "queue_full", "queue_timeout", "slow_reader", "draining", "starting",
-    "request_fault", "quarantined", "engine_failed", "internal",
+    "no_chat_template", "chat_refused", "chat_limit", "chat_error", "request_id_live", "no_token_left", "queue_full",
+    "queue_timeout", "slow_reader", "draining", "starting", "request_fault", "quarantined", "engine_failed", "internal",
 )  # fmt: skip
+MOVES = ("engine_lost", "drain")
+SCALINGS = ("up", "down")
+
+DENIALS = ("no_token", "no_operator", "no_policy")
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has been counted since the server started, for whoever asks the server itself. first_token_seconds: that so
+    many first tokens took together.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    first_tokens: int = 0
+    first_token_seconds: float = 0.0
+    ended_requests: int = 0
 
 
 class Metrics:
@@ -34,50 +54,134 @@ class Metrics:
     """
 
     def __init__(self, model_name: str, shows_engines: bool = True) -> None:
+        self.totals = Totals()
         disable_created_metrics()  # a _created series beside each other one would double them
         self.registry = CollectorRegistry()
-        self._here: set[int] = set()
+        show_process(self.registry, model_name)
         self.engines = EngineMetrics(self.registry if shows_engines else CollectorRegistry(), model_name)
         self.make = make = Families(self.registry, model_name)
-        self._replicas = make.gauge("quire_replicas", "Engines that requests can go to.")
+        self._wanted = make.gauge(
+            "quire_replicas_wanted", "Engines that there should be; 0 where another server decides."
+        )
+        self._scalings = make.counters(
+            "quire_replica_scalings",
+            "Engines that were started or ended for the load, by direction.",
+            "direction",
+            SCALINGS,
+        )
+        self._failures = make.counter("quire_engine_failures", "Engines that died, or were lost, unasked.")
+        self._moves = make.counters(
+            "quire_requests_moved", "Requests that left an engine before they had ended, by cause.", "cause", MOVES
+        )
+        self._replays = make.counter("quire_request_replays", "Times that a request was given to another engine.")
+        self._replayed = make.counter(
+            "quire_replayed_tokens", "Tokens of these requests, whose KV another engine then computes or copies."
+        )
         self._prompt_tokens = make.counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
         self._cached_tokens = make.counter("quire_prompt_tokens_cached", "Those of them that the prefix cache had.")
         self._generation_tokens = make.counter("quire_generation_tokens", "Output tokens delivered to request streams.")
         self._ttft = make.histogram("quire_time_to_first_token_seconds", "From arrival to the first token.", TTFT)
         self._itl = make.counted("quire_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL)
         self._queue_time = make.histogram("quire_request_queue_time_seconds", "From arrival to a batch row.", QUEUE)
+        self._prefill_time = make.histogram(
+            "quire_request_prefill_time_seconds", "From a batch row to the first token.", QUEUE
+        )
+        self._decode_time = make.histogram(
+            "quire_request_decode_time_seconds",
+            "From the first token to the last, of requests that ended as asked.",
+            QUEUE,
+        )
+        self._token_time = make.histogram(
+            "quire_request_time_per_output_token_seconds",
+            "Mean time between two tokens, of requests that ended as asked and have two.",
+            ITL,
+        )
         self.request_time = make.histogram("quire_e2e_request_latency_seconds", "From arrival to the end.", PHASES)
         self._prompt_lengths = make.histogram("quire_request_prompt_tokens", "Prompt length.", TOKENS)
-        self.output_tokens = make.histogram("quire_request_generation_tokens", "Output length.", TOKENS)
+        self._denied = make.counters("quire_calls_denied", "Calls turned away at the door.", "reason", DENIALS)
+        self.output_tokens = make.histogram(
+            "quire_request_generation_tokens", "Output length of sequences that ended as asked.", TOKENS
+        )
         self._outcomes = make.counters("quire_requests", "Requests by how they ended.", "outcome", OUTCOMES)
 
     def request_started(self, prompt_tokens: int, cached: int, waited: float) -> None:
         self._prompt_tokens.inc(prompt_tokens)
         self._cached_tokens.inc(cached)
+        self.totals.prompt_tokens += prompt_tokens
+        self.totals.cached_tokens += cached
         self._prompt_lengths.observe(prompt_tokens)
         self._queue_time.observe(waited)
 
-    def tokens(self, count: int, firsts: Sequence[float], gaps: Mapping[float, int]) -> None:
+    def tokens(
+        self, count: int, firsts: Sequence[float], gaps: Mapping[float, int], prefills: Sequence[float] = ()
+    ) -> None:
         """So many came. firsts: seconds from a request to its first one. gaps: how many of the others came so many
-        seconds after the one before.
+        seconds after the one before. prefills: seconds from a batch row to the first one.
         """
         self._generation_tokens.inc(count)
+        self.totals.generation_tokens += count
         for seconds in firsts:
             self._ttft.observe(seconds)
+            self.totals.first_tokens += 1
+            self.totals.first_token_seconds += seconds
+        for seconds in prefills:
+            self._prefill_time.observe(seconds)
         for seconds, times in gaps.items():
             self._itl.observe(seconds, times)
 
     def request_ended(self, outcome: str) -> None:
         self._outcomes.get(outcome, self._outcomes["internal"]).inc()
+        self.totals.ended_requests += 1
 
-    def engine_attached(self, pages: int, engine: int = 0) -> None:
+    def call_denied(self, reason: str) -> None:
+        self._denied[reason].inc()
+
+    def decoded(self, seconds: float, each: float | None) -> None:
+        """A request that ended as asked. seconds: from its first token to its last. each: between two, where it has."""
+        self._decode_time.observe(seconds)
+        if each is not None:
+            self._token_time.observe(each)
+
+    def requests_moved(self, count: int, cause: str) -> None:
+        """They have to go on elsewhere. cause: one of MOVES."""
+        self._moves[cause].inc(count)
+
+    def replayed(self, tokens: int) -> None:
+        """A request with so many tokens is given to another engine."""
+        self._replays.inc()
+        self._replayed.inc(tokens)
+
+    def engine_attached(self, pages: int, engine: int = 0, page_size: int = 16) -> None:
         """An engine, the first of this number or a new one, counts from 0."""
-        self._here.add(engine)
-        self._replicas.set(len(self._here))
-        self.engines.attached(pages, engine)
+        self.engines.attached(pages, engine, page_size)
 
     def engine_gone(self, engine: int) -> None:
         """It is nothing any more; what it did is counted."""
-        self._here.discard(engine)
-        self._replicas.set(len(self._here))
         self.engines.gone(engine)
+
+    def engine_failed(self) -> None:
+        """Nobody had asked it to end."""
+        self._failures.inc()
+
+    def replicas_wanted(self, count: int) -> None:
+        self._wanted.set(count)
+
+    def scaled(self, direction: str, count: int = 1) -> None:
+        """direction: one of SCALINGS."""
+        self._scalings[direction].inc(count)
+
+    def watch(
+        self,
+        replicas: Callable[[], float],
+        drained: Callable[[], float],
+        stalled: Callable[[], float],
+        live: Callable[[], float],
+        parked: Callable[[], float],
+    ) -> None:
+        """Of the frontend whose metrics these are: called whenever they are scraped, on another thread."""
+        make = self.make
+        make.gauge("quire_replicas", "Engines that requests can go to.", replicas)
+        make.gauge("quire_replicas_drained", "Engines that an operator keeps requests from.", drained)
+        make.gauge("quire_engine_stalled_seconds", "Longest time that an engine has had work and no progress.", stalled)
+        make.gauge("quire_num_requests_live", "Requests that were taken and have not ended.", live)
+        make.gauge("quire_num_requests_parked", "Those of them that wait for an engine.", parked)

@@ -1,8 +1,11 @@
 """The metrics page as Prometheus reads it."""
 
+import ast
 import itertools
+import re
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 
 from prometheus_client import generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,7 +29,11 @@ def test_page_parses_and_follows_the_naming_rules() -> None:
         server.shutdown()
         server.server_close()
         thread.join()
+    assert families["process_resident_memory_bytes"].samples[0].value > 2**20
+    assert families["quire_build_info"].samples[0].labels["version"]
     for name, family in families.items():
+        if name.startswith("process_"):  # named as everywhere
+            continue
         assert name.startswith("quire_")
         assert not name.endswith("_total") or family.type == "gauge"
         assert family.documentation.endswith(".")
@@ -130,7 +137,7 @@ def test_gauges_of_the_cache_are_the_engines_last() -> None:
         "kv_pages_if_copied",
         "kv_slots_unused",
         "kv_host_pages_used",
-        "kv_host_pages_total",
+        "kv_host_pages",
     )
     assert [value(metrics, name) for name in names] == [6, 4, 12, 10, 3, 9]
 
@@ -138,7 +145,7 @@ def test_gauges_of_the_cache_are_the_engines_last() -> None:
 def test_use_of_the_pool_in_pages_at_most_and_in_bytes() -> None:
     metrics = Metrics("demo")
     metrics.engines.stats(EngineStats(pages_used=7, pages_peak=12, pages_total=20, page_bytes=49152))
-    names = ("kv_pages_used", "kv_pages_used_peak", "kv_pages_total", "kv_page_bytes")
+    names = ("kv_pages_used", "kv_pages_used_peak", "kv_pages", "kv_page_bytes")
     assert [value(metrics, name) for name in names] == [7, 12, 20, 49152]
 
 
@@ -153,3 +160,24 @@ def test_every_way_a_request_can_end_has_an_outcome() -> None:
     failures = [failed_end(End(1, reason)) for reason in EndReason]
     ways = {f.reason.lower() for f in failures if f is not None} | {reason.value for reason in FinishReason}
     assert ways <= set(OUTCOMES)
+
+
+ROOT = Path(__file__).parents[2]
+NO_OUTCOMES = {"NO_OTHER_REPLICA", "NO_SUCH_REPLICA", "NO_SUCH_REQUEST", "NO_ANSWER", "NOT_ENDED", "NO_OUTPUT"}
+"""What AdminService answers with, and what only a bug can cause, which counts as internal."""
+
+
+def test_every_reason_to_fail_a_request_is_an_outcome_of_its_own() -> None:
+    """Else it would count as internal, and operators would be woken for what a client did."""
+    services = [ROOT / f"rpc/services/{name}.py" for name in ("convert", "generation", "writer", "errors")]
+    reasons = set(re.findall(r'"(CHAT_[A-Z]+)"', (ROOT / "model/inputs/chat_renderer.py").read_text()))
+    services += (ROOT / "rpc/services/inference").glob("*.py")
+    for path in [*(ROOT / "rpc/frontend").glob("*.py"), *services]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "RequestFailed":
+                reason = ast.literal_eval(node.args[1]) if isinstance(node.args[1], ast.Constant) else "CHAT_ERROR"
+                reasons.add(reason)
+    assert len(reasons) > 15
+    assert {reason.lower() for reason in reasons - NO_OUTCOMES} <= set(OUTCOMES)
+    ends = {reason.value for reason in FinishReason} | {"cancelled"}
+    assert set(OUTCOMES) - ends <= {reason.lower() for reason in reasons}, "an outcome that nothing has"

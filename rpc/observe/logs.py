@@ -1,0 +1,85 @@
+"""Log lines of all of a server's processes: for people, or JSON objects for programs. None has text of a request."""
+
+import atexit
+import json
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+OF_AN_ACTOR = re.compile(r"\((?P<actor>\w+) pid=(?P<pid>\d+)(?:, ip=(?P<node>[^)]+))?\) ")
+LAST_SECONDS = 0.3  # that the last lines may take; children may hold the other end of the pipe
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def set_up_logging(form: str = "text", process: str = "server", rank: int = 0) -> None:
+    """Of this process, to standard error; again where it was set up before. form: as in `ObserveSettings`. process:
+    what it is among a server's. rank: of its group.
+    """
+    handler, shown = logging.StreamHandler(sys.stderr), f"rank {rank}: " if rank else ""
+    handler.setFormatter(_json(process, rank) if form == "json" else logging.Formatter(f"quire: {shown}%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def _json(process: str, rank: int) -> logging.Formatter:
+    """timestamp (UTC), level, logger, process, rank, message, exc_info, and what else a line is given as `extra`."""
+    from pythonjsonlogger.json import JsonFormatter
+
+    return JsonFormatter(
+        "{levelname}{name}{message}",
+        style="{",
+        rename_fields={"levelname": "level", "name": "logger"},
+        static_fields={"process": process} | ({"rank": rank} if rank else {}),
+        timestamp=True,
+    )
+
+
+def all_lines_as_json(process: str) -> Callable[[], None]:
+    """Whatever is written to this process's standard output and error from now on comes out of the latter as JSON: what
+    Ray prints for its actors, and of itself, is no log line of ours. To be called before the process ends: the last
+    lines come out.
+    """
+    real = os.dup(2)
+    written, end = os.pipe()
+    os.dup2(end, 1)
+    os.dup2(end, 2)
+    os.close(end)
+
+    def pass_on() -> None:
+        with os.fdopen(written, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                os.write(real, (json.dumps(as_object(line, process)) + "\n").encode())
+
+    passing = threading.Thread(target=pass_on, name="quire-log-lines", daemon=True)
+    passing.start()
+
+    def finish() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(real, 1)
+        os.dup2(real, 2)
+        passing.join(LAST_SECONDS)
+
+    atexit.register(finish)
+    return finish
+
+
+def as_object(line: str, process: str) -> dict[str, object]:
+    """A log line, which may be an object behind what Ray writes before an actor's."""
+    text = COLOURS.sub("", line).rstrip("\n")
+    found = OF_AN_ACTOR.match(text)
+    where: dict[str, object] = (
+        {name: value for name, value in found.groupdict().items() if value is not None} if found else {}
+    )
+    rest = text[found.end() :] if found else text
+    try:
+        given, _ = json.JSONDecoder().raw_decode(rest)
+    except ValueError:
+        given = None
+    if isinstance(given, dict):
+        return given | where
+    now = datetime.now(UTC).isoformat()
+    return {"level": "INFO", "logger": "", "message": rest, "process": process, "timestamp": now} | where

@@ -1,0 +1,35 @@
+"""A log line for each request that has ended."""
+
+import logging
+
+from rpc.observe.records import FIRST, ROW, RequestRecord
+
+log = logging.getLogger("quire.requests")
+
+
+def log_request(record: RequestRecord) -> None:
+    """As text a sentence; as JSON with its figures as fields, too."""
+    first = record.times.get(FIRST)
+    log.info(
+        "request %s of %s: %s, %d prompt + %d generated tokens, %s, %.3f s in all",
+        record.request_id,
+        record.spec.tenant,
+        record.outcome,
+        record.prompt_tokens,
+        record.completion_tokens,
+        "no first token" if first is None else f"the first after {first:.3f} s",
+        record.seconds,
+        extra={
+            "request_id": record.request_id,
+            "tenant": record.spec.tenant,
+            "outcome": record.outcome,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_prompt_tokens": record.cached_tokens,
+            "completion_tokens": record.completion_tokens,
+            "queue_seconds": record.times.get(ROW),
+            "first_token_seconds": first,
+            "seconds": record.seconds,
+            "submissions": record.submissions,
+            "traceparent": record.trace.get("traceparent"),
+        },
+    )

@@ -1,0 +1,117 @@
+"""Traces of requests for an OpenTelemetry collector, with the attributes of the semantic conventions for GenAI.
+
+A span a request, made when it has ended, under the one that its caller names in `traceparent`; in it one for each phase
+that it came to: queue, prefill, decode.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rpc.observe.records import FIRST, LAST, ROW, RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+
+HEADERS = ("traceparent", "tracestate")
+PHASES = (("queue", "", ROW), ("prefill", ROW, FIRST), ("decode", FIRST, LAST))
+NANO = 1_000_000_000
+LONGEST = 256  # characters of an attribute: a model's name is a client's text
+
+
+def trace_of(metadata: Any) -> dict[str, str]:
+    """The W3C headers among a call's metadata."""
+    return {key: value for key, value in metadata or () if key in HEADERS and isinstance(value, str)}
+
+
+class Traces:
+    """Called with each request that has ended. Sends in the background; `close` sends what is left."""
+
+    def __init__(self, provider: "TracerProvider") -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("quire")
+
+    def __call__(self, record: RequestRecord) -> None:
+        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace.status import Status, StatusCode
+
+        began = round(record.arrived * NANO)
+        span = self._tracer.start_span(
+            f"{record.operation} {record.model}",
+            context=_parent(record.trace),
+            kind=SpanKind.SERVER,
+            attributes=dict(attributes(record)),
+            start_time=began,
+        )
+        if record.failed:
+            span.set_status(Status(StatusCode.ERROR, record.outcome))
+        inside = set_span_in_context(span)
+        for name, start, end in PHASES:
+            if end in record.times:
+                since = began + round(record.times.get(start, 0.0) * NANO)
+                phase = self._tracer.start_span(name, context=inside, start_time=since)
+                phase.end(began + round(record.times[end] * NANO))
+        span.end(began + round(record.seconds * NANO))
+
+    def close(self) -> None:
+        """Waits some seconds for a collector that is slow."""
+        self._provider.shutdown()
+
+
+def _parent(trace: Mapping[str, str]) -> "Context":
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract(trace)
+
+
+def attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
+    """Of a request's span. https://opentelemetry.io/docs/specs/semconv/gen-ai/"""
+    sampling, stopping = record.spec.sampling, record.spec.stopping
+    given = {
+        "gen_ai.operation.name": record.operation,
+        "gen_ai.provider.name": "quire",
+        "gen_ai.request.model": record.spec.model or record.model,
+        "gen_ai.request.max_tokens": stopping.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.choice.count": sampling.sequence_count if sampling.sequence_count > 1 else None,
+        "gen_ai.response.id": record.request_id,
+        "gen_ai.response.model": record.model,
+        "gen_ai.response.finish_reasons": record.finish_reasons or None,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+        "gen_ai.server.time_to_first_token": record.times.get(FIRST),
+        "error.type": record.outcome if record.failed else None,
+        "quire.tenant": record.spec.tenant,
+        "quire.submissions": record.submissions,
+    }
+    yield from ((name, value) for name, value in given.items() if value is not None and _fits(value))
+
+
+def _fits(value: object) -> bool:
+    """OTLP's integers have 64 bits and a sign."""
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
+
+
+def open_traces(endpoint: str) -> Traces:
+    """endpoint: http://HOST:PORT or https://HOST:PORT of a collector, which takes OTLP over gRPC. Raises ValueError
+    where OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ValueError(
+            f"--otlp-traces-endpoint needs OpenTelemetry, which is not there ({error}): pip install 'quire[tracing]'"
+        ) from None
+    limits = SpanLimits(max_attribute_length=LONGEST)
+    provider = TracerProvider(resource=Resource.create({"service.name": "quire"}), span_limits=limits)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return Traces(provider)
