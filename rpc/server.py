@@ -3,21 +3,27 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 from quire.v1 import admin_service_pb2_grpc as admin_pb_grpc
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
+from quire.v1 import model_service_pb2 as model_pb
+from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 from quire.v1 import tokenization_service_pb2 as tokenization_pb
 from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 
 from model.settings import ModelSettings
+from rpc.access.certificates import server_credentials
+from rpc.access.door import Door
+from rpc.access.tokens import Tokens
 from rpc.cache_secret import read_secret
 from rpc.engines.fleet import Fleet
 from rpc.engines.host import choose_hosts
@@ -29,24 +35,42 @@ from rpc.frontend.prepare import load_preparer
 from rpc.frontend.promises import Promises
 from rpc.frontend.settings import FrontendSettings
 from rpc.link.table import TableService
+from rpc.observe.aliases import show_aliases
 from rpc.observe.metrics import Metrics
+from rpc.observe.page import start_page
+from rpc.observe.request_log import log_request
+from rpc.observe.settings import ObserveSettings
 from rpc.observe.targets import TargetsFile
+from rpc.observe.tracing import open_traces
 from rpc.paths import inputs_digest, model_directory
 from rpc.private_files import read_token
 from rpc.services.admin import AdminService
 from rpc.services.generation import GenerationService
 from rpc.services.health import HealthService
+from rpc.services.inference.handlers import SERVICE as INFERENCE
+from rpc.services.inference.handlers import handlers
+from rpc.services.inference.service import InferenceService
+from rpc.services.models import ModelService
+from rpc.services.reflected import ReflectedPool
 from rpc.services.tokenization import TokenizationService
-from rpc.settings import JoinedSettings, ListenSettings, ServerSettings, is_loopback
+from rpc.settings import JoinedSettings, ListenSettings, ServerSettings
 from scheduler.autoscaling import Autoscaler
 from scheduler.settings import ImageLimits
+
+if TYPE_CHECKING:
+    from rpc.web.process import Page
 
 log = logging.getLogger("quire.server")
 
 SERVICES = (
     pb.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     tokenization_pb.DESCRIPTOR.services_by_name["TokenizationService"].full_name,
+    model_pb.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    INFERENCE.full_name,
 )
+
+
+PAGE_LIBRARIES = ("starlette", "uvicorn", "h11")
 
 
 def channel_options(settings: ListenSettings, context: int, images: int = 0) -> list[tuple[str, int]]:
@@ -67,8 +91,28 @@ def channel_options(settings: ListenSettings, context: int, images: int = 0) -> 
     ]
 
 
+def bracketed(host: str) -> str:
+    """As it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def make_page(frontend: Frontend, door: Door) -> "Page":
+    """Raises ValueError where its libraries are not installed."""
+    try:
+        from rpc.web.process import Page
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in PAGE_LIBRARIES:
+            raise
+        raise ValueError(
+            f"--page-port needs {error.name}, which is not installed: pip install 'quire[gateway]'"
+        ) from None
+    return Page(frontend, door)
+
+
 class Server:
-    """The frontend of this process over a fleet of engines: `start`, on `stop` `drain`, always `close`."""
+    """The frontend of this process over a fleet of engines: `start`, on `stop` `drain`, always `close`. Raises
+    ValueError where what its settings ask for is not installed.
+    """
 
     def __init__(
         self,
@@ -83,6 +127,10 @@ class Server:
         self._follower: asyncio.Task[None] | None = None
         self._listen, self._images = listen, images
         self._frontend, self._metrics, self._fleet = frontend, metrics, fleet
+        tokens = None if listen.token_file is None else Tokens(Path(listen.token_file))
+        self._door = Door(tokens, metrics.call_denied)
+        self._page = None if listen.page_port is None else make_page(frontend, self._door)
+        self._credentials = server_credentials(listen)
         self._health = HealthService(SERVICES, self._frontend.health)
         self._grpc: aio.Server | None = None
         self._admin: aio.Server | None = None
@@ -92,19 +140,36 @@ class Server:
     def _services(self) -> aio.Server:
         listen = self._listen
         images = 4 * self._images.image_bytes if self._frontend.preparer.images is not None else 0
-        server = aio.server(options=channel_options(listen, self._frontend.info.limits.context, images))
-        pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend), server)
-        tokenization_pb_grpc.add_TokenizationServiceServicer_to_server(TokenizationService(self._frontend), server)
+        options = channel_options(listen, self._frontend.info.limits.context, images)
+        server = aio.server(interceptors=[self._door], options=options)
+        pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend, self._door), server)
+        tokenization_pb_grpc.add_TokenizationServiceServicer_to_server(
+            TokenizationService(self._frontend, self._door), server
+        )
+        model_pb_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
+        server.add_generic_rpc_handlers((handlers(InferenceService(self._frontend, self._door)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if listen.reflection:
             health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-            reflection.enable_server_reflection((*SERVICES, health_name, reflection.SERVICE_NAME), server)
+            names = (*SERVICES, health_name, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server, ReflectedPool())  # type: ignore[arg-type]
         return server
+
+    def _open_port(self, server: aio.Server) -> str:
+        """Of all that clients use; its address. Raises OSError."""
+        listen, host = self._listen, bracketed(self._listen.host)
+        wanted, credentials = f"{host}:{listen.port}", self._credentials
+        try:
+            if credentials is None:
+                return f"{host}:{server.add_insecure_port(wanted)}"
+            return f"{host}:{server.add_secure_port(wanted, credentials)}"
+        except RuntimeError as error:
+            raise OSError(f"--port {listen.port} on {listen.host} cannot be opened: {error}") from None
 
     def _admin_server(self) -> tuple[aio.Server, int]:
         """Not started; and its port. Raises OSError where that cannot be had."""
         listen = self._listen
-        server = aio.server(options=[("grpc.so_reuseport", 0)])
+        server = aio.server(interceptors=[self._door], options=[("grpc.so_reuseport", 0)])
         admin_pb_grpc.add_AdminServiceServicer_to_server(AdminService(self._frontend, self._fleet), server)
         try:
             return server, server.add_insecure_port(f"127.0.0.1:{listen.admin_port}")
@@ -121,26 +186,25 @@ class Server:
             self._targets.write()  # whoever cannot write it says so now
             self._follower = asyncio.create_task(self._targets.follow())
         self._grpc = self._services()
-        host = f"[{listen.host}]" if ":" in listen.host else listen.host
+        address = self._open_port(self._grpc)
         try:
-            port = self._grpc.add_insecure_port(f"{host}:{listen.port}")
-        except RuntimeError as error:
-            raise OSError(f"--port {listen.port} on {listen.host} cannot be opened: {error}") from None
-        try:
-            self._http, _ = start_http_server(listen.metrics_port, "127.0.0.1", registry=self._metrics.registry)
+            self._http = start_page(listen.metrics_port, self._metrics.registry, listen.metrics_host)
         except OSError as error:
-            raise OSError(f"--metrics-port {listen.metrics_port} cannot be opened: {error}") from None
-        if not is_loopback(listen.host):
-            log.warning("%s can be reached from other machines, without TLS and token (--allow-insecure-bind)", host)
+            raise OSError(
+                f"--metrics-port {listen.metrics_port} on {listen.metrics_host} cannot be opened: {error}"
+            ) from None
+        if listen.lacks:
+            log.warning("%s can be reached from other machines, and %s", listen.host, listen.lacks)
         self._admin, admin_port = self._admin_server()
         await self._grpc.start()
         await self._admin.start()
+        page = "" if self._page is None else f", page {await self._page.open(listen.page_port or 0)}"
         engine = self._frontend.info
         said = filter(None, (engine.dtype, engine.device, self._fleet.summary))
         return (
             f"ready: model {self._frontend.preparer.name} ({', '.join(said)}), "
-            f"gRPC {host}:{port}, metrics http://127.0.0.1:{self._http.server_port}/metrics, "
-            f"admin 127.0.0.1:{admin_port}"
+            f"gRPC {address}, metrics http://{bracketed(listen.metrics_host)}:{self._http.server_port}/metrics, "
+            f"admin 127.0.0.1:{admin_port}{page}"
         )
 
     def stop(self) -> None:
@@ -165,6 +229,8 @@ class Server:
     async def close(self) -> None:
         """Ends what was started. Raises TimeoutError where the engine does not end."""
         self._health.close()
+        if self._page is not None:
+            await self._page.close()
         for server in (self._grpc, self._admin):
             if server is not None:
                 await server.stop(grace=1.0)
@@ -191,23 +257,30 @@ async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> No
     frontend, metrics = await _frontend(
         settings.model, settings.frontend, settings.images, path is None, secret, promises
     )
+    if settings.listen.metrics_aliases == "vllm":
+        show_aliases(metrics, with_engines=True)
     targets = None if path is None else TargetsFile(Path(path), frontend.replicas)
     table = None
     if sharing.address is not None:
         digest = inputs_digest(model_directory(settings.model.model))
         table = TableService(frontend.replicas, sharing.address, join_token(sharing.token_file), digest)
     least, most = settings.engine.replicas, settings.most_replicas
+    metrics.replicas_wanted(least)
     scaler = Scaling(Autoscaler(scaling, least), frontend, metrics) if most > least else None
     fleet = Supervisor(choose_hosts(settings, secret), frontend, least, table, scaler)
-    await _run(Server(settings.listen, settings.images, frontend, metrics, fleet, targets), announce)
+    async with _watched(frontend, settings.observe):
+        await _run(Server(settings.listen, settings.images, frontend, metrics, fleet, targets), announce)
 
 
 async def serve_joined(settings: JoinedSettings, announce: Callable[[str], None]) -> None:
     """As `serve`, with another server's engines."""
     frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images, shows_engines=False)
+    if settings.listen.metrics_aliases == "vllm":
+        show_aliases(metrics, with_engines=False)
     digest = inputs_digest(model_directory(settings.model.model))
     fleet = JoinedEngines(settings.join, join_token(settings.join.token_file), settings.request, digest, frontend)
-    await _run(Server(settings.listen, settings.images, frontend, metrics, fleet), announce)
+    async with _watched(frontend, settings.observe):
+        await _run(Server(settings.listen, settings.images, frontend, metrics, fleet), announce)
 
 
 def join_token(path: str | None) -> str:
@@ -227,6 +300,18 @@ async def _frontend(
     preparer = await asyncio.to_thread(load_preparer, model, settings.public_prefixes, images)
     metrics = Metrics(preparer.name, shows_engines)
     return Frontend(preparer, settings, metrics, secret, promises), metrics
+
+
+@asynccontextmanager
+async def _watched(frontend: Frontend, settings: ObserveSettings) -> AsyncIterator[None]:
+    """Requests that end meanwhile are told of as the settings say. Raises ValueError where they cannot be."""
+    traces = None if settings.otlp_traces_endpoint is None else open_traces(settings.otlp_traces_endpoint)
+    frontend.watching.watchers += [*([log_request] if settings.log_requests else []), *([traces] if traces else [])]
+    try:
+        yield
+    finally:
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
 
 async def _run(server: Server, announce: Callable[[str], None]) -> None:

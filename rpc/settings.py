@@ -1,14 +1,17 @@
 """Settings of a server process: where it listens, where its engine runs, and those of its rooms."""
 
-import ipaddress
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
+from rpc.addresses import is_loopback
 from rpc.frontend.settings import FrontendSettings
+from rpc.observe.settings import ObserveSettings
 from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
+
+ALIASES = ("none", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +20,41 @@ class ListenSettings:
 
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=50051, metadata={"help": "gRPC port; 0 picks a free one."})
-    metrics_port: int = field(
-        default=9464, metadata={"help": "HTTP port of /metrics, on loopback only; 0 picks a free one."}
+    metrics_port: int = field(default=9464, metadata={"help": "HTTP port of /metrics; 0 picks a free one."})
+    metrics_host: str = field(
+        default="127.0.0.1",
+        metadata={"help": "Address of /metrics, for a Prometheus elsewhere: figures without prompts, tenants and TLS."},
+    )
+    metrics_aliases: str = field(
+        default="none",
+        metadata={"help": "vllm: show metrics that mean the same as vLLM's under its names too. none: only quire_..."},
     )
     admin_port: int = field(
         default=50052, metadata={"help": "gRPC port of AdminService, on loopback only; 0 picks a free one."}
     )
+    page_port: int | None = field(
+        default=None,
+        metadata={
+            "help": "HTTP port of a page to look at in a browser, on loopback only; 0 picks a free one. Unset: off."
+        },
+    )
     allow_insecure_bind: bool = field(
-        default=False, metadata={"help": "Listen on a --host that other machines reach, without TLS and token."}
+        default=False, metadata={"help": "Listen on a --host that other machines reach, without TLS or token."}
+    )
+    tls_cert: str | None = field(
+        default=None,
+        metadata={"help": "PEM file of the server's certificate and its chain; read anew when it changes."},
+    )
+    tls_key: str | None = field(default=None, metadata={"help": "PEM file of its key, closed to others."})
+    tls_client_ca: str | None = field(
+        default=None, metadata={"help": "PEM file of who signs the certificates that clients must show (mTLS)."}
+    )
+    token_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "File of lines TENANT TOKEN, or TENANT TOKEN operator for who may use the admin port, readable by "
+            "nobody else; read anew when it changes. Clients send `authorization: Bearer TOKEN`."
+        },
     )
     reflection: bool = field(default=False, metadata={"help": "Serve gRPC reflection."})
     max_message_bytes: int | None = field(
@@ -42,19 +72,36 @@ class ListenSettings:
             ("--port", self.port),
             ("--metrics-port", self.metrics_port),
             ("--admin-port", self.admin_port),
+            ("--page-port", self.page_port or 0),
         ):
             if not 0 <= port < 65536:
                 raise ValueError(f"{flag} is {port}, must be in [0, 65536)")
-        if not is_loopback(self.host) and not self.allow_insecure_bind:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca is for TLS: give --tls-cert and --tls-key")
+        if self.lacks and not self.allow_insecure_bind:
             raise ValueError(
-                f"--host {self.host} can be reached from other machines, and there is neither TLS nor a token yet: "
-                "anyone who reaches the port could use the model. Serve on 127.0.0.1, or insist with "
-                "--allow-insecure-bind"
+                f"--host {self.host} can be reached from other machines, and {self.lacks}. Serve on 127.0.0.1, or "
+                "insist with --allow-insecure-bind"
             )
+        if self.metrics_aliases not in ALIASES:
+            raise ValueError(f"--metrics-aliases is {self.metrics_aliases!r}, must be one of {', '.join(ALIASES)}")
         if self.max_message_bytes is not None and self.max_message_bytes < 1024:
             raise ValueError(f"--max-message-bytes is {self.max_message_bytes}, must be at least 1024")
         if self.max_streams < 1:
             raise ValueError(f"--max-streams is {self.max_streams}, must be at least 1")
+
+    @property
+    def lacks(self) -> str:
+        """What an address that others reach should have and has not; "" where nothing is missing."""
+        if is_loopback(self.host):
+            return ""
+        if self.tls_cert is None:
+            return "without TLS (--tls-cert, --tls-key) everybody in between reads prompts and tokens"
+        if self.token_file is None and self.tls_client_ca is None:
+            return "without --token-file or --tls-client-ca everybody who reaches it can use the model"
+        return ""
 
 
 ENGINES = ("auto", "thread", "process")
@@ -240,7 +287,7 @@ class EngineConfig:
 
     secret: of page names, in hexadecimal; "" for one of the engine's own. tells_names: frontends route by what its
     prefix cache has. engines_here: on this machine, among which its memory and processors are divided.
-    shows_metrics: on a port of its own.
+    shows_metrics: on a port of its own. log_format: of its log lines.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -253,6 +300,7 @@ class EngineConfig:
     tells_names: bool = False
     engines_here: int = 1
     shows_metrics: bool = False
+    log_format: str = "text"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -271,6 +319,7 @@ class EngineConfig:
             values["tells_names"],
             values["engines_here"],
             values["shows_metrics"],
+            values["log_format"],
         )
 
 
@@ -289,6 +338,7 @@ class ServerSettings:
     images: ImageLimits = field(default_factory=ImageLimits)
     sharing: SharingSettings = field(default_factory=SharingSettings)
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
     def __post_init__(self) -> None:
         most = self.scaling.replicas
@@ -303,7 +353,8 @@ class ServerSettings:
 
     @property
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(self.model, self.scheduler, self.queue, self.request, self.cache)
+        config = EngineConfig(self.model, self.scheduler, self.queue, self.request, self.cache)
+        return replace(config, log_format=self.observe.log_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +367,10 @@ class JoinedSettings:
     request: RequestLimits = field(default_factory=RequestLimits)
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
     images: ImageLimits = field(default_factory=ImageLimits)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
 
-def is_loopback(host: str) -> bool:
-    """localhost counts; other names do not, since they can come to mean another address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def check_server(flag: str, address: str) -> None:
+    """Raises ValueError where it is no HOST:PORT."""
+    if not re.fullmatch(r"[^:/]+:\d+|\[.+\]:\d+", address):
+        raise ValueError(f"{flag} is {address!r}, must be HOST:PORT")

@@ -16,7 +16,8 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.batch.patience import PAUSE, JobStoppedError, Patience
 from rpc.cache_secret import read_secret
-from rpc.client import message_hint
+from rpc.client.errors import message_hint
+from rpc.client.security import OPEN, Metadata, Security
 from rpc.engines.host import choose_hosts
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.errors import RequestFailed
@@ -91,8 +92,9 @@ class ServerRunner:
 
     in_flight = CALLS * CALL_ENTRIES
 
-    def __init__(self, channel: aio.Channel, server: str, patience: Patience) -> None:
+    def __init__(self, channel: aio.Channel, server: str, patience: Patience, metadata: Metadata = ()) -> None:
         self._stub, self._server, self._patience = pb_grpc.GenerationServiceStub(channel), server, patience
+        self._metadata = metadata  # of each call
         self._asked: deque[Asked] = deque()
         self._news = asyncio.Event()
 
@@ -135,7 +137,7 @@ class ServerRunner:
 
     async def _send(self, call: list[Asked]) -> None:
         message = pb.BatchGenerateRequest(requests=[asked.request for asked in call])
-        async for entry in self._stub.BatchGenerate(message):
+        async for entry in self._stub.BatchGenerate(message, metadata=self._metadata):
             self._patience.answered()
             answer = call[entry.position].answer
             if answer.done():  # cancelled: the job is ending
@@ -168,15 +170,15 @@ def _fail(call: list[Asked], error: Exception) -> None:
 
 
 @asynccontextmanager
-async def server_runner(server: str, patience: Patience) -> AsyncIterator[ServerRunner]:
+async def server_runner(server: str, patience: Patience, security: Security = OPEN) -> AsyncIterator[ServerRunner]:
     """Raises JobStoppedError where nobody answers."""
-    async with aio.insecure_channel(server, options=OPTIONS) as channel:
+    async with security.aio_channel(server, OPTIONS) as channel:
         try:
             async with asyncio.timeout(CONNECT):
                 await channel.channel_ready()
         except TimeoutError:
             raise JobStoppedError(f"no server answers at {server}: start one with `make serve`") from None
-        runner = ServerRunner(channel, server, patience)
+        runner = ServerRunner(channel, server, patience, security.metadata)
         work = asyncio.create_task(runner.work())
         try:
             yield runner

@@ -13,8 +13,9 @@ from typing import Any
 
 from model.errors import RankLost
 from model.parallel.sockets import host_port, new_local
-from rpc.engines.engine_process import exporter_of, make_engine, run_and_report, run_engine, set_up_logging
+from rpc.engines.engine_process import exporter_of, make_engine, run_and_report, run_engine
 from rpc.engines.reaping import die_with_parent
+from rpc.observe.logs import set_up_logging
 from rpc.settings import EngineConfig
 
 LAST_WORDS = 5.0  # seconds
@@ -56,6 +57,7 @@ class EngineActor:
             async def serve() -> None:
                 check_version(version)  # before what another one may have written
                 engine_config = EngineConfig.from_json(config)
+                set_up_logging(engine_config.log_format, "engine")
                 make = partial(make_engine, engine_config, followers=actors)
                 await run_engine(make, at, never, token, opened, lease, exporter_of(engine_config, at))
 
@@ -92,8 +94,10 @@ class FollowerActor:
 
         def follow() -> None:
             check_version(version)
+            engine_config = EngineConfig.from_json(config)
+            set_up_logging(engine_config.log_format, "engine", rank)
             with suppress(RankLost):  # rank 0 says why
-                run_follower(EngineConfig.from_json(config), rank, size, address, token, lost)
+                run_follower(engine_config, rank, size, address, token, lost)
 
         why = run_and_report(follow)
         leave = threading.Timer(LAST_WORDS, os._exit, (1,))  # nobody may be there to end this process

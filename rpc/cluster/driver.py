@@ -20,7 +20,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from rpc.cluster.actor import EngineActor, FollowerActor, last_line, own_version
 from rpc.cluster.config import ClusterConfig
 from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, needs_gpu, nodes_of, place, sharing
 from rpc.cluster.token import check_cluster, find_token
-from rpc.engines.engine_process import ignore_signals, run_and_report, set_up_logging, take_standard_output
+from rpc.engines.engine_process import ignore_signals, run_and_report, take_standard_output
 from rpc.engines.reaping import PATIENCE, adopt_orphans, kill_session, reap
+from rpc.observe.logs import all_lines_as_json, set_up_logging
 from rpc.settings import EngineConfig
 
 log = logging.getLogger("quire.cluster")
@@ -81,10 +82,10 @@ def join_cluster(config: ClusterConfig) -> None:
 
 
 class Driver:
-    """Orders come from one thread, each engine has a thread that sees it to its end."""
+    """Orders come from one thread, each engine has a thread that sees it to its end. finish_lines: as in `_end`."""
 
-    def __init__(self, config: ClusterConfig, report: int) -> None:
-        self._config, self._report = config, report
+    def __init__(self, config: ClusterConfig, report: int, finish_lines: Callable[[], None]) -> None:
+        self._config, self._report, self._finish_lines = config, report, finish_lines
         self.joined = threading.Event()
         """Set once Ray is there; engines wait for it."""
         self._telling = threading.Lock()
@@ -148,7 +149,7 @@ class Driver:
         except ClusterGoneError as error:
             if self._config.address is None:  # it does not come back: the server starts another one
                 self.tell(broken=f"Ray's daemons have died: {error}")
-                _end(self._config, 1)
+                _end(self._config, 1, self._finish_lines)
             return str(error)
         except PlacementError as error:
             return str(error)
@@ -219,28 +220,32 @@ def main() -> None:
     adopt_orphans()
     orders = os.fdopen(os.dup(0), encoding="utf-8")
     config = ClusterConfig(**json.loads(orders.readline() or "null"))
-    driver = Driver(config, report)
+    finish_lines = all_lines_as_json("cluster") if config.log_format == "json" else sys.stderr.flush
+    set_up_logging(config.log_format, "cluster")
+    driver = Driver(config, report, finish_lines)
 
     def obey_all() -> None:
         try:
             for line in orders:
                 driver.obey(line)
         finally:
-            _end(config, 0)
+            _end(config, 0, finish_lines)
 
     threading.Thread(target=obey_all, daemon=True).start()
     why = run_and_report(lambda: join_cluster(config))
     if why:
         driver.tell(broken=why)
-        _end(config, 1)
+        _end(config, 1, finish_lines)
     driver.joined.set()
     threading.Event().wait()
 
 
-def _end(config: ClusterConfig, code: int) -> None:
-    """Of a cluster of this machine, kills what Ray started here: nothing in it is worth a second of shutting down."""
+def _end(config: ClusterConfig, code: int, finish_lines: Callable[[], None]) -> None:
+    """Of a cluster of this machine, kills what Ray started here: nothing in it is worth a second of shutting down.
+    finish_lines: lets out what was written so far.
+    """
     try:
-        sys.stderr.flush()
+        finish_lines()
         if code == 0:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Ray has to say of its daemons' end
         kill_session(os.getpid())

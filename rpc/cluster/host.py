@@ -36,8 +36,8 @@ class Order:
 class RayCluster:
     """The driver process; starts with the first order. processes: of all engines together."""
 
-    def __init__(self, settings: EngineSettings, processes: int) -> None:
-        self._settings, self._processes = settings, processes
+    def __init__(self, settings: EngineSettings, processes: int, log_format: str = "text") -> None:
+        self._settings, self._processes, self._log_format = settings, processes, log_format
         self._orders: dict[str, Order] = {}
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -99,6 +99,7 @@ class RayCluster:
             settings.ray_cpus,
             settings.lease if settings.ray_address else None,
             settings.spread,
+            self._log_format,
         )
         self._write(json.loads(config.to_json()))
         self._reader = asyncio.create_task(self._follow(process, directory))

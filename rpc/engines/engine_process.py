@@ -18,6 +18,7 @@ from rpc.engines.local import LocalEngine
 from rpc.engines.reaping import die_with_parent
 from rpc.link import CHANNEL_OPTIONS, LISTENING
 from rpc.link.server import LinkService
+from rpc.observe.logs import set_up_logging
 from rpc.paths import model_directory, model_name
 from rpc.settings import EngineConfig
 from scheduler.engine import Sink
@@ -79,7 +80,7 @@ async def run_engine(
         raise
     if exporter is not None:
         engine.info = replace(engine.info, metrics=exporter.address)
-        exporter.attached(engine.info.pages)
+        exporter.attached(engine.info.pages, engine.info.page_size)
     engine.start()
     service.attach(engine, engine.pages)
     failed, lonely = asyncio.create_task(service.wait_failure()), asyncio.create_task(service.wait_lonely(lease))
@@ -133,10 +134,6 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def set_up_logging() -> None:
-    logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
-
-
 def exporter_of(config: EngineConfig, listen: str) -> "EngineExporter | None":
     """On the address that the link listens on. Raises OSError."""
     if not config.shows_metrics:
@@ -166,6 +163,7 @@ def main() -> None:
     report = take_standard_output()
     set_up_logging()
     config, token = EngineConfig.from_json(read_line()), read_line()
+    set_up_logging(config.log_format, "engine")
     why = run_and_report(lambda: asyncio.run(_main(config, token, sys.argv[1])))
     os.write(report, why.encode())
     sys.stderr.flush()

@@ -44,11 +44,12 @@ def _lost(why: str) -> None:
 def main() -> None:
     die_with_parent()
     from rpc.engines.engine_process import ignore_signals, run_and_report
+    from rpc.observe.logs import set_up_logging
 
     ignore_signals()
     line = json.loads(_read_line())
     rank, size = line["rank"], line["size"]
-    logging.basicConfig(level=logging.INFO, format=f"quire: rank {rank}: %(message)s", stream=sys.stderr)
+    set_up_logging(json.loads(line["config"])["log_format"], "engine", rank)
     threading.Thread(target=_end_with_input, name="quire-parent", daemon=True).start()
 
     def run() -> None:

@@ -33,7 +33,7 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     if engine.in_ray:
         if engine.ray_address is not None:
             config = replace(config, engines_here=1)  # until the driver knows its node
-        cluster = RayCluster(engine, most * settings.model.tensor_parallel)
+        cluster = RayCluster(engine, most * settings.model.tensor_parallel, settings.observe.log_format)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
     shared = settings.sharing.address is not None
     if most > 1 and engine.engine == "thread":

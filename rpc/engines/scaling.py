@@ -24,16 +24,15 @@ class Scalable(Protocol):
     def grow(self) -> bool:
         """One more, as soon as there is room for it. False where there cannot be more."""
 
-    async def shrink(self) -> None:
-        """One fewer: requests of the one that has the least to do go on elsewhere."""
+    async def shrink(self) -> bool:
+        """One fewer: requests of the one that has the least to do go on elsewhere. False where it is the last one."""
 
 
 class Scaling:
     """`run` until cancelled."""
 
     def __init__(self, autoscaler: Autoscaler, frontend: Frontend, metrics: Metrics) -> None:
-        self._autoscaler, self._frontend = autoscaler, frontend
-        self._wanted = metrics.make.gauge("quire_replicas_wanted", "Engines that there should be.")
+        self._autoscaler, self._frontend, self._metrics = autoscaler, frontend, metrics
 
     async def run(self, engines: Scalable) -> None:
         while True:
@@ -46,12 +45,14 @@ class Scaling:
     async def look(self, engines: Scalable) -> None:
         """Once."""
         before, decision = engines.count, self._autoscaler.decide(self._load(engines.count))
-        self._wanted.set(decision.replicas)
+        self._metrics.replicas_wanted(decision.replicas)
         grown = sum(engines.grow() for _ in range(before, decision.replicas))
         if grown or decision.replicas < before:
             log.info("replicas: %d instead of %d, since %s", decision.replicas, before, decision.why)
+        self._metrics.scaled("up", grown)
         for _ in range(decision.replicas, before):
-            await engines.shrink()
+            if await engines.shrink():
+                self._metrics.scaled("down")
 
     def _load(self, count: int) -> Load:
         frontend = self._frontend

@@ -86,11 +86,11 @@ class Supervisor:
             self._watch(number, self._keepers[number].come())
         return number is not None
 
-    async def shrink(self) -> None:
+    async def shrink(self) -> bool:
         free = [number for number in self._counted() if number not in self._restarting]
         serving = [number for number in free if self._busy(number)[0]]
         if len(serving) == len(free) < 2:
-            return  # the last one that takes requests
+            return False  # the last one that takes requests
         number = min(free, key=lambda number: (*self._busy(number), -number))
         task, replica = self._tasks.pop(number), self._frontend.replicas.get(number)
         task.cancel()
@@ -102,6 +102,7 @@ class Supervisor:
         finally:
             self._frontend.detach(number)
             self._frontend.replicas.retire(number)
+        return True
 
     def _busy(self, number: int) -> tuple[bool, int]:
         """Whether it serves, and how many requests."""

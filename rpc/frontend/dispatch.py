@@ -50,6 +50,15 @@ class Dispatch:
         live = self._live.get(attempt)
         return live.request_id if live is not None else ""
 
+    def place_of(self, live: Live) -> Replica | None:
+        """The engine that has it."""
+        return self._places.get(live.attempt)
+
+    @property
+    def parked(self) -> int:
+        """Requests that wait for an engine. On any thread."""
+        return len(self._parked) + self._suspects.count
+
     # On their way to an engine
 
     def submit(self, live: Live, seconds: float) -> None:
@@ -68,13 +77,15 @@ class Dispatch:
             raise RuntimeError("a request is sent to an engine that is not there")
         live.attempt, live.started_here = next(self._attempts), False
         live.submissions += 1
+        if again:
+            self._metrics.replayed(stream.length)
         live.stop_waiting()
         self._live[live.attempt], self._places[live.attempt] = live, replica
         emitted = stream.emitted()
         replica.send_off(live.attempt, stream.length)
         request = stream.request
         if live.patience is not None:
-            left = None if live.served else max(0.0, live.patience - time.monotonic())
+            left = None if live.served is not None else max(0.0, live.patience - time.monotonic())
             request = replace(request, patience=left)
         source, live.source = live.source, None
         if source is not None:
@@ -95,7 +106,7 @@ class Dispatch:
     def _limit_the_patience(self, live: Live) -> None:
         """Of one that waits here rather than in an engine's queue."""
         live.stop_waiting()
-        if live.patience is not None and not live.served:
+        if live.patience is not None and live.served is None:
             left = max(0.0, live.patience - time.monotonic())
             live.waits = self._loop.call_later(left, self._patience_is_up, live)
 
@@ -155,6 +166,7 @@ class Dispatch:
             else:
                 self._go_on(live)
         replica.alone = None
+        self._metrics.requests_moved(len(moved), "drain")
         self._try_a_suspect()
         if not self.replicas.open:
             self._limit_the_wait()
@@ -235,6 +247,7 @@ class Dispatch:
                 replica.alone = None
                 self._suspects.postpone()
         log.warning("engine %d had %d requests when it died", replica.number, len(lives))
+        self._metrics.requests_moved(sum(not live.stream.ended for live in lives), "engine_lost")
         for live in free:
             self._go_on(live)
         self._try_a_suspect()
@@ -266,8 +279,15 @@ class Dispatch:
         live.tell()
 
     def _time_is_up(self, live: Live) -> None:
+        self._close(live, FinishReason.DEADLINE)
+
+    def abort(self, live: Live) -> None:
+        """It ends with what there is: an operator wants no more of it."""
+        self._close(live, FinishReason.ABORTED)
+
+    def _close(self, live: Live, reason: FinishReason) -> None:
         with self._contained(live):
-            live.stream.close(Finish(FinishReason.DEADLINE))
+            live.stream.close(Finish(reason))
         self.forget(live)
         live.tell()
 
@@ -283,7 +303,7 @@ class Dispatch:
         for start in outputs.starts:
             live = self._live.get(start.attempt)
             if live is not None:
-                self._started(live, start)
+                self._started(live, start, now)
         for part in outputs.prompt_parts:
             live = self._live.get(part.attempt)
             if live is not None:
@@ -303,18 +323,21 @@ class Dispatch:
     def look_at(self, replica: Replica) -> None:
         """Whether it lives."""
         if replica.client is not None and replica.client.failure is not None:
+            attached = self.replicas.get(replica.number) is replica
+            if attached and not (replica.lost.is_set() or replica.leaving or self._closing):
+                self._metrics.engine_failed()
             replica.lost.set()
             replica.questions.engine_lost()
 
-    def _started(self, live: Live, start: events.Start) -> None:
+    def _started(self, live: Live, start: events.Start, now: float) -> None:
         live.started_here = True
         self._has_moved(live)
-        if not live.served:
-            live.served = True
+        if live.served is None:
+            live.served = now
             live.stream.cached_tokens = start.cached
             # An engine knows only of its own queue.
-            waited = start.waited if live.submissions == 1 else time.monotonic() - live.started
-            self._metrics.request_started(len(live.stream.request.prompt), start.cached, waited)
+            live.waited = start.waited if live.submissions == 1 else now - live.started
+            self._metrics.request_started(len(live.stream.request.prompt), start.cached, live.waited)
 
     def _ended(self, end: events.End) -> Live | None:
         """Returns the request where it has to go on elsewhere."""
@@ -356,7 +379,7 @@ class Dispatch:
                     self._accept(live, step, i, arrivals)
                 except Exception:
                     self._unreadable(live)
-        self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps)
+        self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps, arrivals.prefills)
         self._promises.observe(arrivals.firsts, arrivals.gaps)
 
     def _accept(self, live: Live, step: StepTokens, i: int, arrivals: Arrivals) -> None:

@@ -31,12 +31,6 @@ def invalid(error: InvalidRequest) -> RequestFailed:
     return RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", str(error), field=error.field)
 
 
-def not_supported(field: str, what: str = "") -> RequestFailed:
-    """what: which values of the field, if not all."""
-    message = f"{field} {what}".strip() + " is not supported yet"
-    return RequestFailed("INVALID_ARGUMENT", "NOT_SUPPORTED", message, field=field)
-
-
 def failed_end(end: End) -> RequestFailed | None:
     """The failure that an engine's end means to a client, None for the ends that are results."""
     match end.reason:

@@ -6,13 +6,16 @@ Lives on one asyncio loop, which an engine's thread wakes once a step. `rpc.fron
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
+from types import MappingProxyType
 from typing import TypeVar
 
+from cache_manager.page_names import DEFAULT_TENANT
 from rpc.frontend.dispatch import Dispatch
 from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal, invalid
@@ -22,7 +25,8 @@ from rpc.frontend.promises import Promises
 from rpc.frontend.replicas import Replica, Replicas
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import RequestStream
-from rpc.observe.metrics import Metrics
+from rpc.frontend.watching import Ending, Watching
+from rpc.observe.metrics import Metrics, Totals
 from scheduler import events
 from scheduler.engine import Sink
 from scheduler.limits import Limits
@@ -31,6 +35,8 @@ from scheduler.request import Chat, InvalidRequest, Request, Spec
 T = TypeVar("T")
 
 log = logging.getLogger("quire.frontend")
+
+NO_TRACE: Mapping[str, str] = MappingProxyType({})
 
 
 class Work(Enum):
@@ -59,6 +65,7 @@ class Frontend:
     ) -> None:
         self.preparer, self.settings, self._metrics = preparer, settings, metrics
         self.promises = promises or Promises()
+        self.watching = Watching(preparer.name)
         self.draining = False
         self.replicas = Replicas(secret)
         self._dispatch = Dispatch(self.replicas, settings, metrics, self.promises)
@@ -68,10 +75,17 @@ class Frontend:
             work: ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix=f"quire-prepare-{work.value}")
             for work in Work
         }
-        self._ids: set[str] = set()
-        self._preparing = self._image_bytes = 0
+        self._requests: dict[tuple[str, str], Live | None] = {}  # by tenant and id; None: is being prepared
+        self._preparing, self._image_bytes = Counter[str](), 0  # by tenant | of all
         self._idle = asyncio.Event()
         self._idle.set()
+        metrics.watch(
+            replicas=lambda: len(self.replicas.open),
+            drained=lambda: sum(replica.drained for replica in self.replicas.attached),
+            stalled=self._stalled_for,
+            live=lambda: len(self._requests),
+            parked=lambda: self._dispatch.parked,
+        )
 
     # Engines
 
@@ -96,7 +110,7 @@ class Frontend:
         if drained is not None:
             replica.drained = drained
         self.replicas.attach(replica)
-        self._metrics.engine_attached(engine.info.pages, number)
+        self._metrics.engine_attached(engine.info.pages, number, engine.info.page_size)
         self._dispatch.look_at(replica)
         if replica.usable:
             self._dispatch.engine_came()
@@ -180,11 +194,41 @@ class Frontend:
         takes = (replica.client for replica in self.replicas.open)
         return any(client is not None and client.stalled_for() < self.settings.stall_timeout for client in takes)
 
+    def _stalled_for(self) -> float:
+        """Seconds, of the engine that has waited longest. On any thread."""
+        clients = [replica.client for replica in self.replicas.attached]
+        return max((client.stalled_for() for client in clients if client is not None), default=0.0)
+
     # Requests
 
     @property
     def live_requests(self) -> int:
-        return len(self._ids)
+        return len(self._requests)
+
+    @property
+    def totals(self) -> Totals:
+        """What has been counted since the start."""
+        return self._metrics.totals
+
+    @property
+    def requests(self) -> Mapping[tuple[str, str], Live | None]:
+        """Live ones by tenant and id, oldest first; None: it is being prepared."""
+        return self._requests
+
+    def replica_of(self, live: Live) -> Replica | None:
+        """The engine that has it."""
+        return self._dispatch.place_of(live)
+
+    def abort(self, tenant: str, request_id: str) -> None:
+        """Ends a live request with what there is of it. Raises RequestFailed where it is not there."""
+        live = self._requests.get((tenant, request_id))
+        if live is not None:
+            self._dispatch.abort(live)
+            return
+        message = f"{tenant!r} has no live request {request_id!r}"
+        if (tenant, request_id) in self._requests:
+            message = f"request {request_id!r} of {tenant!r} is still being tokenized: try again"
+        raise RequestFailed("NOT_FOUND", "NO_SUCH_REQUEST", message)
 
     async def wait_idle(self) -> None:
         """Until no request is live."""
@@ -192,30 +236,45 @@ class Frontend:
 
     @asynccontextmanager
     async def open(
-        self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool = True
+        self,
+        spec: Spec,
+        request_id: str,
+        time_remaining: float | None,
+        streaming: bool = True,
+        trace: Mapping[str, str] = NO_TRACE,
     ) -> AsyncIterator[Live]:
         """A live request; leaving the context ends it in the engine if it has not ended.
 
         time_remaining: seconds until the caller's own deadline. streaming: the caller takes output as it comes, and is
-        too slow if much of it waits. Raises RequestFailed.
+        too slow if much of it waits. trace: W3C headers of the call. Raises RequestFailed.
         """
-        if request_id in self._ids:
+        with self.watching.watch(spec, request_id, trace) as ending:
+            async with self._open(spec, request_id, time_remaining, streaming, ending) as live:
+                yield live
+
+    @asynccontextmanager
+    async def _open(
+        self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool, ending: Ending
+    ) -> AsyncIterator[Live]:
+        live_id = spec.tenant, request_id
+        if live_id in self._requests:
             raise self.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", f"{request_id!r} is being served"))
-        self._ids.add(request_id)
+        self._requests[live_id] = None
         self._idle.clear()
         failure: RequestFailed | None = None
         try:
             live = await self._submit(spec, request_id, time_remaining, streaming)
+            self._requests[live_id] = ending.live = live
             try:
                 yield live
             except Exception as error:
                 failure = error if isinstance(error, RequestFailed) else internal()
                 raise
             finally:
-                self._close(live, failure)
+                ending.outcome = self._close(live, failure)
         finally:
-            self._ids.discard(request_id)
-            if not self._ids:
+            del self._requests[live_id]
+            if not self._requests:
                 self._idle.set()
 
     def refused(self, failure: RequestFailed) -> RequestFailed:
@@ -271,7 +330,7 @@ class Frontend:
         try:
             with self.counting_cancel():
                 work = Work.IMAGES if spec.images else Work.CHAT if isinstance(spec.prompt, Chat) else Work.TEXT
-                return await self.in_worker(lambda limits: self._make_stream(spec, limits), work)
+                return await self.in_worker(lambda limits: self._make_stream(spec, limits), work, spec.tenant)
         except RequestFailed as failure:
             raise self.refused(failure) from None
         except Exception:
@@ -282,25 +341,38 @@ class Frontend:
         request = self.preparer.prepare(spec, limits)
         return RequestStream(spec, request, self.preparer.tokenizer), self.replicas.names_of(request)
 
-    async def in_worker(self, task: Callable[[Limits], T], work: Work = Work.TEXT) -> T:
-        """What takes a while, in a thread beside the loop; it gets what a request may ask for.
+    async def in_worker(self, task: Callable[[Limits], T], work: Work = Work.TEXT, tenant: str = DEFAULT_TENANT) -> T:
+        """What takes a while, in a thread beside the loop; it gets what a request may ask for. Of several tenants none
+        has more than half of the places.
 
         Raises what `task` does, and RequestFailed where no engine is attached, the server drains or too much waits.
         """
         if self.draining:
             raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
         limits = self.info.limits
-        if self._preparing >= self.settings.max_preparing:
-            message = f"{self._preparing} requests are being tokenized, the limit is {self.settings.max_preparing}"
-            raise RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0)
-        self._preparing += 1
+        self._check_places(tenant)
+        self._preparing[tenant] += 1
         try:
             return await self._loop.run_in_executor(self._workers[work], task, limits)
         finally:
-            self._preparing -= 1
+            self._preparing[tenant] -= 1
+            if not self._preparing[tenant]:
+                del self._preparing[tenant]
 
-    def _close(self, live: Live, failure: RequestFailed | None) -> None:
-        """The caller is done with the request, served or not. failure: what the caller failed with."""
+    def _check_places(self, tenant: str) -> None:
+        """Raises RequestFailed where there is none at the tokenizer."""
+        most, own = self.settings.max_preparing, self._preparing[tenant]
+        message = f"{self._preparing.total()} requests are being tokenized, the limit is {most}"
+        if tenant != DEFAULT_TENANT and own >= max(1, most // 2):
+            message = (
+                f"{own} requests of {tenant!r} are being tokenized, the limit for one tenant is {max(1, most // 2)}"
+            )
+        elif self._preparing.total() < most:
+            return
+        raise RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0)
+
+    def _close(self, live: Live, failure: RequestFailed | None) -> str:
+        """The caller is done with the request, served or not; how it ended. failure: what the caller failed with."""
         stream = live.stream
         failure = failure or stream.failure
         self._image_bytes -= stream.request.image_bytes
@@ -313,10 +385,13 @@ class Frontend:
             outcome = first.reason.value
             for sequence in stream.sequences:
                 self._metrics.output_tokens.observe(sequence.token_count)
+            if (decoding := live.decoding) is not None:
+                self._metrics.decoded(*decoding)
         else:
             outcome = "cancelled"
         self._metrics.request_ended(outcome)
         self._metrics.request_time.observe(time.monotonic() - live.started)
+        return outcome
 
     def close(self) -> None:
         """Engines are ended from now on: their requests end with them."""

@@ -10,11 +10,11 @@ from scheduler.events import Source
 @dataclass(slots=True, eq=False)
 class Live:
     """A request between its submission and its end. One task reads it; `tell` and `tell_tokens` wake it. last_tokens:
-    when the newest one of each sequence came.
+    when the newest one of each sequence came; first_tokens: the first.
 
     names: of the pages of its prompt. patience: until when it may wait for its start. attempt: the one that is on an
-    engine, or was the last of so many submissions. served: an engine has started it; started_here: the attempt's has.
-    source: the engine that it is moved from.
+    engine, or was the last of so many submissions. served: since when an engine has had a batch row for it, after
+    `waited` seconds; started_here: the attempt's has. source: the engine that it is moved from.
     """
 
     stream: RequestStream
@@ -25,11 +25,13 @@ class Live:
     patience: float | None = None
     attempt: int = 0
     submissions: int = 0
-    served: bool = False
+    served: float | None = None
+    waited: float = 0.0
     started_here: bool = False
     source: Source | None = None
     waits: asyncio.TimerHandle | None = None
     """Runs while it waits for an engine, if its patience has an end."""
+    first_tokens: dict[int, float] = field(default_factory=dict)
     last_tokens: dict[int, float] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     _news: bool = False
@@ -46,6 +48,19 @@ class Live:
         """There are more tokens; a reader who waits for several sleeps on until they are there."""
         if self._wanted == 1 or self.stream.pending_tokens >= self._wanted:
             self.tell()
+
+    @property
+    def decoding(self) -> tuple[float, float | None] | None:
+        """Seconds from its first token to its last, and between two of a sequence on average; None where it has none,
+        or what a beam search found, which comes at once.
+        """
+        if not self.first_tokens or self.stream.request.beam is not None:
+            return None
+        whole = max(self.last_tokens.values()) - min(self.first_tokens.values())
+        known = len(self.stream.spec.output_prefix)
+        gaps = sum(self.stream.sequences[index].token_count - known - 1 for index in self.first_tokens)
+        total = sum(last - self.first_tokens[index] for index, last in self.last_tokens.items())
+        return whole, total / gaps if gaps else None
 
     def stop_waiting(self) -> None:
         """For an engine."""
@@ -82,7 +97,7 @@ class Live:
 @dataclass(slots=True, eq=False)
 class Arrivals:
     """Tokens that came at the time `now`. firsts: seconds from a request to its first one, gaps: how many of the others
-    came so many seconds after the one before in their sequence.
+    came so many seconds after the one before in their sequence. prefills: seconds from a batch row to the first one.
 
     The first tokens of a request's other sequences have neither, nor has what a beam search found, which comes at once.
     """
@@ -90,6 +105,7 @@ class Arrivals:
     now: float
     tokens: int = 0
     firsts: list[float] = field(default_factory=list)
+    prefills: list[float] = field(default_factory=list)
     gaps: dict[float, int] = field(default_factory=dict)
 
     def add(self, live: Live, index: int) -> None:
@@ -99,6 +115,9 @@ class Arrivals:
         if last is None:
             if not live.last_tokens:
                 self.firsts.append(self.now - live.started)
+                if live.served is not None:
+                    self.prefills.append(self.now - live.served)
+            live.first_tokens[index] = self.now
         elif live.stream.request.beam is None:
             gap = self.now - last
             self.gaps[gap] = self.gaps.get(gap, 0) + 1

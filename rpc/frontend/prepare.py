@@ -29,7 +29,8 @@ from scheduler.settings import ImageLimits
 class Preparer:
     """name: of the served model. public: token ids of the prefixes that the operator has declared public. chat: None
     where the model has no chat template; `close` ends it. contents: what that template reads of a message. images: None
-    for a model of text alone. prefix_lm: tokens of its prompts see each other in both directions.
+    for a model of text alone. prefix_lm: tokens of its prompts see each other in both directions. architecture: as
+    config.json names it.
     """
 
     name: str
@@ -41,12 +42,13 @@ class Preparer:
     image_limits: ImageLimits = field(default_factory=ImageLimits)
     prefix_lm: bool = False
     contents: Contents = Contents.EITHER
+    architecture: str = ""
 
     def prepare(self, spec: Spec, limits: Limits) -> Request:
         """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
         INVALID_ARGUMENT for a value that cannot be served.
         """
-        self._check_model(spec.model)
+        self.check_model(spec.model)
         try:
             tiles = self._tiles(spec, limits)
             ids = self._prompt_ids(spec, tiles, limits)
@@ -59,7 +61,9 @@ class Preparer:
                 secrets.randbits(64),
                 public,
                 self._bad_words(spec, limits),
-                () if self.images is None else placed(ids, tiles, self.images.token_id, spec.cache_salt),
+                ()
+                if self.images is None
+                else placed(ids, tiles, self.images.token_id, f"{spec.tenant}/{spec.cache_salt}"),
                 self.prefix_lm,
             )
         except InvalidRequest as error:
@@ -139,7 +143,7 @@ class Preparer:
 
     def tokenize(self, text: str, add_special_tokens: bool, model: str, limits: Limits) -> list[int]:
         """model: its name, "" for the only one. Raises RequestFailed as `prepare` does."""
-        self._check_model(model)
+        self.check_model(model)
         try:
             check_text(text, limits)
         except InvalidRequest as error:
@@ -148,14 +152,15 @@ class Preparer:
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool, model: str, limits: Limits) -> str:
         """At most as many ids as the model's context has. Raises RequestFailed as `prepare` does."""
-        self._check_model(model)
+        self.check_model(model)
         try:
             check_token_ids(ids, limits)
         except InvalidRequest as error:
             raise invalid(error) from None
         return self.tokenizer.decode_all(list(ids), skip_special_tokens)
 
-    def _check_model(self, name: str) -> None:
+    def check_model(self, name: str) -> None:
+        """Raises RequestFailed NOT_FOUND unless it is the name of this model, or none."""
         if name not in ("", self.name):
             message = f"model {name[:100]!r} is not served here, {self.name!r} is"
             raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=name)
@@ -216,6 +221,7 @@ def load_preparer(
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
         contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
+        architecture=config.architecture,
     )
 
 

@@ -166,9 +166,14 @@ class Replicas:
             await self._news.wait()
 
     @property
+    def attached(self) -> list[Replica]:
+        """As they are at the moment. On any thread."""
+        return list(self._attached.values())
+
+    @property
     def open(self) -> list[Replica]:
-        """Those that take requests."""
-        return [replica for replica in self._attached.values() if replica.open]
+        """Those that take requests. On any thread."""
+        return [replica for replica in self.attached if replica.open]
 
     @property
     def info(self) -> EngineInfo:

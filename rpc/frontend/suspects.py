@@ -45,6 +45,11 @@ class Suspects:
         """For their turn."""
         return list(self._waiting)
 
+    @property
+    def count(self) -> int:
+        """Of those that wait. On any thread."""
+        return len(self._waiting)
+
     def died_with(self, lives: Iterable[Live], engine: Engine) -> list[Live]:
         """This engine died with these on it, none of them alone. Returns those of them that go on as any other; the
         others wait for their turn.

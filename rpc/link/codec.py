@@ -75,6 +75,7 @@ def _encode_submit(event: Submit) -> pb.Submit:
         images=[_encode_image(image) for image in request.images],
         whole=request.scope.whole,
         beam=None if beam is None else pb.Beam(width=beam.width, length_penalty=beam.length_penalty),
+        priority=request.priority,
         again=event.again,
         alone=event.alone,
         source=None if source is None else pb.Source(address=source.address, token=source.token),
@@ -173,6 +174,7 @@ def _decode_submit(message: pb.Submit) -> Submit:
         images=images,
         count=message.count,
         beam=Beam(message.beam.width, message.beam.length_penalty) if message.HasField("beam") else None,
+        priority=message.priority,
     )
     if not len(request.prompt):
         raise LinkError(f"attempt {message.attempt} has no prompt")

@@ -1,16 +1,22 @@
 """quire.v1.AdminService: what an operator can ask of a running server, and tell it."""
 
+import asyncio
+import time
+
 from grpc import aio
 from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
 from cache_manager.ledger import Holder, PageState
+from cache_manager.page_names import DEFAULT_TENANT
 from rpc.engines.fleet import Fleet
-from rpc.frontend.errors import RequestFailed
+from rpc.frontend.errors import invalid
 from rpc.frontend.frontend import Frontend
-from rpc.frontend.replicas import Replica
-from rpc.services.errors import abort, failures_to
-from scheduler.events import Answer, Question
+from rpc.services import convert
+from rpc.services.errors import failures_to
+from rpc.services.load import load_of, page_map_of, replica_message, requests_of, server_info
+from scheduler.events import Question
+from scheduler.request import InvalidRequest
 
 STATES = {
     PageState.FREE: pb.PAGE_STATE_FREE,
@@ -19,17 +25,23 @@ STATES = {
     PageState.SET_ASIDE: pb.PAGE_STATE_SET_ASIDE,
 }
 
+REQUESTS, MOST_REQUESTS = 100, 1000  # in a list
+LEAST_INTERVAL = 0.1  # seconds between two looks at the load
+
 
 class AdminService(pb_grpc.AdminServiceServicer):
     """Over the engines of one frontend."""
 
     def __init__(self, frontend: Frontend, fleet: Fleet) -> None:
         self._frontend, self._fleet = frontend, fleet
+        self._started = time.monotonic()
 
     async def ListReplicas(  # noqa: N802 - gRPC's name
         self, _request: pb.ListReplicasRequest, _context: aio.ServicerContext
     ) -> pb.ListReplicasResponse:
-        return pb.ListReplicasResponse(replicas=[_replica(replica) for replica in self._frontend.replicas.newest])
+        return pb.ListReplicasResponse(
+            replicas=[replica_message(replica) for replica in self._frontend.replicas.newest]
+        )
 
     async def DrainReplica(  # noqa: N802
         self, request: pb.DrainReplicaRequest, context: aio.ServicerContext
@@ -53,9 +65,8 @@ class AdminService(pb_grpc.AdminServiceServicer):
     async def GetPageMap(  # noqa: N802 - gRPC's name
         self, request: pb.GetPageMapRequest, context: aio.ServicerContext
     ) -> pb.GetPageMapResponse:
-        pages = (await self._ask(Question.PAGE_MAP, request.replica, context)).page_map
-        if pages is None:
-            await abort(context, RequestFailed("INTERNAL", "NO_ANSWER", "the engine's answer has no page map"))
+        async with failures_to(context, within=""):
+            pages = await page_map_of(self._frontend, request.replica)
         return pb.GetPageMapResponse(
             page_size=pages.page_size,
             states=[STATES[PageState(state)] for state in pages.states.tolist()],
@@ -72,35 +83,52 @@ class AdminService(pb_grpc.AdminServiceServicer):
     async def ResetPrefixCache(  # noqa: N802 - gRPC's name
         self, request: pb.ResetPrefixCacheRequest, context: aio.ServicerContext
     ) -> pb.ResetPrefixCacheResponse:
-        answer = await self._ask(Question.RESET_PREFIX_CACHE, request.replica, context)
-        return pb.ResetPrefixCacheResponse(page_count=answer.forgotten)
+        async with failures_to(context, within=""):
+            answer = await self._frontend.ask(Question.RESET_PREFIX_CACHE, request.replica)
+            return pb.ResetPrefixCacheResponse(page_count=answer.forgotten)
 
-    async def _ask(self, question: Question, replica: int, context: aio.ServicerContext) -> Answer:
-        try:
-            return await self._frontend.ask(question, replica)
-        except RequestFailed as failure:
-            await abort(context, failure)
+    async def GetServerInfo(  # noqa: N802
+        self, _request: pb.GetServerInfoRequest, context: aio.ServicerContext
+    ) -> pb.GetServerInfoResponse:
+        async with failures_to(context, within=""):
+            return server_info(self._frontend)
+
+    async def GetLoad(  # noqa: N802
+        self, _request: pb.GetLoadRequest, _context: aio.ServicerContext
+    ) -> pb.GetLoadResponse:
+        return pb.GetLoadResponse(load=load_of(self._frontend, self._started))
+
+    async def WatchLoad(  # noqa: N802
+        self, request: pb.WatchLoadRequest, context: aio.ServicerContext
+    ) -> None:
+        async with failures_to(context, within=""):
+            interval = _interval(request)
+            while True:
+                await context.write(pb.WatchLoadResponse(load=load_of(self._frontend, self._started)))
+                await asyncio.sleep(interval)
+
+    async def ListRequests(  # noqa: N802
+        self, request: pb.ListRequestsRequest, context: aio.ServicerContext
+    ) -> pb.ListRequestsResponse:
+        async with failures_to(context, within=""):
+            if request.max_count > MOST_REQUESTS:
+                raise invalid(InvalidRequest("max_count", request.max_count, f"must be at most {MOST_REQUESTS}"))
+            return requests_of(self._frontend, request.max_count or REQUESTS)
+
+    async def CancelRequest(  # noqa: N802
+        self, request: pb.CancelRequestRequest, context: aio.ServicerContext
+    ) -> pb.CancelRequestResponse:
+        async with failures_to(context, within=""):
+            self._frontend.abort(request.tenant or DEFAULT_TENANT, request.request_id)
+            return pb.CancelRequestResponse()
 
 
-def _replica(replica: Replica) -> pb.Replica:
-    stats = replica.stats
-    if not replica.usable or replica.client is None:
-        return pb.Replica(number=replica.number, state=pb.REPLICA_STATE_STARTING, epoch=replica.epoch)
-    drained, alone = pb.REPLICA_STATE_DRAINED, pb.REPLICA_STATE_ISOLATED
-    return pb.Replica(
-        number=replica.number,
-        state=drained
-        if replica.drained or replica.leaving
-        else alone
-        if replica.isolated
-        else pb.REPLICA_STATE_SERVING,
-        epoch=replica.epoch,
-        place=replica.client.place,
-        running=stats.running,
-        waiting=stats.waiting,
-        waiting_tokens=stats.waiting_tokens,
-        pages_used=stats.pages_used,
-        pages_total=replica.client.info.pages,
-        pages_cached=stats.pages_cached,
-        request_count=len(replica.waiting),
-    )
+def _interval(request: pb.WatchLoadRequest) -> float:
+    """Seconds. Raises RequestFailed."""
+    try:
+        given = convert.seconds(request, "interval", "interval")
+        if given is not None and given < LEAST_INTERVAL:
+            raise InvalidRequest("interval", given, f"must be at least {LEAST_INTERVAL} s")
+    except InvalidRequest as error:
+        raise invalid(error) from None
+    return 1.0 if given is None else given

@@ -1,6 +1,4 @@
-"""Between the public protobuf messages and Quire's own types. A field whose feature is not there yet is refused by
-name.
-"""
+"""Between the public protobuf messages and Quire's own types."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +7,8 @@ from typing import TypeVar
 from google.protobuf.message import Message
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.frontend.errors import RequestFailed, invalid, not_supported
+from cache_manager.page_names import DEFAULT_TENANT
+from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, TokenLogprob
 from rpc.frontend.stream import RequestStream
 from scheduler.request import (
@@ -27,14 +26,6 @@ from scheduler.request import (
 
 T = TypeVar("T")
 
-NOT_YET = {
-    "spec": ("priority",),
-    "sampling": (),
-    "stopping": (),
-    "output": (),
-}
-"""Fields that later versions will support."""
-
 LONGEST = 10**6  # seconds, of any Duration
 MOST_PARTS = 2**14  # of all messages of a conversation: 280,000 took 93 ms of the event loop
 
@@ -46,12 +37,8 @@ FINISH_REASONS = {
 }
 
 
-def spec_from(message: pb.GenerationSpec) -> Spec:
-    """Raises RequestFailed for what is not supported, or out of range."""
-    _refuse_unsupported(message, "spec", "")
-    _refuse_unsupported(message.sampling, "sampling", "sampling.")
-    _refuse_unsupported(message.stopping, "stopping", "stopping.")
-    _refuse_unsupported(message.output, "output", "output.")
+def spec_from(message: pb.GenerationSpec, tenant: str = DEFAULT_TENANT) -> Spec:
+    """tenant: whose request it is. Raises RequestFailed for what is out of range."""
     try:
         return Spec(
             prompt=_prompt(message),
@@ -65,6 +52,8 @@ def spec_from(message: pb.GenerationSpec) -> Spec:
             max_time=seconds(message, "max_time", "max_time"),
             max_queue_time=seconds(message, "max_queue_time", "max_queue_time"),
             cache_salt=message.cache_salt,
+            priority=message.priority,
+            tenant=tenant,
         )
     except InvalidRequest as error:
         raise invalid(error) from None
@@ -99,13 +88,6 @@ def seconds(message: Message, name: str, path: str) -> float | None:
     if not 0 < value <= LONGEST:
         raise InvalidRequest(path, value, f"must be above 0 and at most {LONGEST} seconds")
     return value
-
-
-def _refuse_unsupported(message: Message, which: str, prefix: str) -> None:
-    given = {field.name for field, _ in message.ListFields()}
-    for name in NOT_YET[which]:
-        if name in given:
-            raise not_supported(prefix + name)
 
 
 def _given(message: Message, name: str, default: T) -> T:

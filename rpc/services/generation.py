@@ -10,9 +10,11 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
+from rpc.access.door import OPEN_DOOR, Door
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
+from rpc.observe.tracing import trace_of
 from rpc.services import convert
 from rpc.services.errors import as_failure, failures_to, status_of
 from rpc.services.writer import Writer
@@ -25,24 +27,25 @@ VISIBLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
 class GenerationService(pb_grpc.GenerationServiceServicer):
     """The public API."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, frontend: Frontend, door: Door = OPEN_DOOR) -> None:
+        self._frontend, self._door = frontend, door
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: pb.GenerateRequest, context: aio.ServicerContext
     ) -> pb.GenerateResponse:
         async with failures_to(context):
             request_id = await self._accept(request.request_id, context)
-            return await self._generate(request, request_id, context.time_remaining())
+            return await self._generate(request, request_id, context)
 
     async def StreamGenerate(  # noqa: N802
         self, request: pb.StreamGenerateRequest, context: aio.ServicerContext
     ) -> None:
         async with failures_to(context):
             request_id = await self._accept(request.request_id, context)
-            spec, grouping = self._spec(request.spec), self._grouping(request.stream_options)
+            spec = self._spec(request.spec, self._door.caller(context).tenant)
+            grouping = self._grouping(request.stream_options)
             async with (
-                self._frontend.open(spec, request_id, context.time_remaining()) as live,
+                self._frontend.open(spec, request_id, context.time_remaining(), trace=_trace(context)) as live,
                 Writer(context, self._frontend.settings.write_stall) as writer,
             ):
                 await _send(live, grouping, writer)
@@ -57,9 +60,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 raise self._frontend.refused(invalid(InvalidRequest("requests", count, f"at most {most} in one batch")))
             # No more of a batch is in the engine than can run at once, and one of it at the tokenizer: its tail must
             # not fill everybody's queues.
-            places, door = asyncio.Semaphore(self._frontend.limits().sequences), asyncio.Lock()
+            places, turn = asyncio.Semaphore(self._frontend.limits().sequences), asyncio.Lock()
             entries = [
-                asyncio.create_task(self._entry(position, entry, places, door, context))
+                asyncio.create_task(self._entry(position, entry, places, turn, context))
                 for position, entry in enumerate(request.requests)
             ]
             try:
@@ -75,7 +78,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         """The request's id, from the message, the metadata or minted; sent back in the initial metadata."""
         header = dict(context.invocation_metadata() or ()).get(REQUEST_ID_HEADER, "")
         request_id = self._request_id(given or (header if isinstance(header, str) else ""))
-        await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
+        with self._frontend.counting_cancel():
+            await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
         return request_id
 
     def _request_id(self, given: str) -> str:
@@ -85,9 +89,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             raise self._frontend.refused(invalid(InvalidRequest("request_id", given, reason)))
         return given or secrets.token_hex(16)
 
-    def _spec(self, message: pb.GenerationSpec) -> Spec:
+    def _spec(self, message: pb.GenerationSpec, tenant: str) -> Spec:
         try:
-            return convert.spec_from(message)
+            return convert.spec_from(message, tenant)
         except RequestFailed as failure:
             raise self._frontend.refused(failure) from None
 
@@ -101,14 +105,15 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         self,
         request: pb.GenerateRequest,
         request_id: str,
-        remaining: float | None,
-        door: AbstractAsyncContextManager[object] | None = None,
+        context: aio.ServicerContext,
+        turn: AbstractAsyncContextManager[object] | None = None,
     ) -> pb.GenerateResponse:
-        """door: held while the request is opened."""
-        spec = self._spec(request.spec)
+        """turn: held while the request is opened."""
+        spec, trace = self._spec(request.spec, self._door.caller(context).tenant), _trace(context)
         async with AsyncExitStack() as stack:
-            async with door or nullcontext():
-                opened = self._frontend.open(spec, request_id, remaining, streaming=False)
+            async with turn or nullcontext():
+                remaining = context.time_remaining()
+                opened = self._frontend.open(spec, request_id, remaining, streaming=False, trace=trace)
                 live = await stack.enter_async_context(opened)
             while not live.stream.ended:
                 await live.wait()
@@ -119,13 +124,13 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         position: int,
         request: pb.GenerateRequest,
         places: asyncio.Semaphore,
-        door: asyncio.Lock,
+        turn: asyncio.Lock,
         context: aio.ServicerContext,
     ) -> pb.BatchGenerateResponse:
         async with self._turn(places):
             try:
                 request_id = self._request_id(request.request_id)
-                response = await self._generate(request, request_id, context.time_remaining(), self._turn(door))
+                response = await self._generate(request, request_id, context, self._turn(turn))
             except Exception as error:
                 status = status_of(as_failure(error))
                 entry = pb.EntryError(code=status.code, message=status.message, details=status.details)
@@ -141,6 +146,10 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             yield
         finally:
             place.release()
+
+
+def _trace(context: aio.ServicerContext) -> dict[str, str]:
+    return trace_of(context.invocation_metadata())
 
 
 async def _send(live: Live, grouping: convert.Grouping, writer: Writer) -> None:

@@ -4,6 +4,7 @@ from grpc import aio
 from quire.v1 import tokenization_service_pb2 as pb
 from quire.v1 import tokenization_service_pb2_grpc as pb_grpc
 
+from rpc.access.door import OPEN_DOOR, Door
 from rpc.frontend.frontend import Frontend
 from rpc.services.errors import failures_to
 
@@ -11,8 +12,8 @@ from rpc.services.errors import failures_to
 class TokenizationService(pb_grpc.TokenizationServiceServicer):
     """What is asked here counts as work of the tokenizer, not as a request of the model."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, frontend: Frontend, door: Door = OPEN_DOOR) -> None:
+        self._frontend, self._door = frontend, door
 
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: pb.TokenizeRequest, context: aio.ServicerContext
@@ -20,7 +21,8 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         async with failures_to(context, within=""):
             ids = await self._frontend.in_worker(
-                lambda limits: self._frontend.preparer.tokenize(request.text, special, request.model, limits)
+                lambda limits: self._frontend.preparer.tokenize(request.text, special, request.model, limits),
+                tenant=self._door.caller(context).tenant,
             )
             return pb.TokenizeResponse(token_ids=ids)
 
@@ -30,6 +32,7 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         async with failures_to(context, within=""):
             text = await self._frontend.in_worker(
-                lambda limits: self._frontend.preparer.detokenize(request.token_ids, skip, request.model, limits)
+                lambda limits: self._frontend.preparer.detokenize(request.token_ids, skip, request.model, limits),
+                tenant=self._door.caller(context).tenant,
             )
             return pb.DetokenizeResponse(text=text)

@@ -2,10 +2,18 @@
 
 import asyncio
 from types import TracebackType
+from typing import Any, Protocol
 
 from grpc import aio
 
 from rpc.frontend.errors import RequestFailed
+
+
+class Sink(Protocol):
+    """What is written to: a call's context, or a connection."""
+
+    async def write(self, message: Any) -> None:
+        """Returns as soon as the next one may be written."""
 
 
 class Writer:
@@ -16,8 +24,8 @@ class Writer:
     the message which is still being written. An `asyncio.timeout` for each cost 5 us a message.
     """
 
-    def __init__(self, context: aio.ServicerContext, stall: float) -> None:
-        self._context, self._stall = context, stall
+    def __init__(self, sink: Sink, stall: float) -> None:
+        self._sink, self._stall = sink, stall
         self._loop = asyncio.get_running_loop()
         self._limit = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
@@ -39,11 +47,14 @@ class Writer:
             raise RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message) from None
 
     async def write(self, message: object) -> None:
-        """One at a time."""
+        """One at a time. Raises CancelledError where the client has gone, as the call itself is about to do."""
         self._began = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_at(self._began + self._stall, self._look)
-        await self._context.write(message)
+        try:
+            await self._sink.write(message)
+        except aio.InternalError:
+            raise asyncio.CancelledError from None
         self._began = None
 
     def _look(self) -> None:

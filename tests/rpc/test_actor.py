@@ -14,7 +14,7 @@ from rpc.settings import EngineConfig
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors are in this process, which outlives them."""
     monkeypatch.setattr(actor, "die_with_parent", lambda: None)
-    monkeypatch.setattr(actor, "set_up_logging", lambda: None)
+    monkeypatch.setattr(actor, "set_up_logging", lambda *_: None)
     monkeypatch.setattr(actor, "time", SimpleNamespace(sleep=lambda _: threading.Event().wait()))
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
 

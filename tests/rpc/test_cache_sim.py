@@ -10,7 +10,7 @@ from cache_manager.policies import POLICIES
 from cache_manager.simulation import simulate
 from rpc.cli.main import app
 
-TRACE = Path(__file__).parents[2] / "bench" / "traces" / "mooncake_conversation_1000.jsonl"
+TRACE = Path(__file__).parents[2] / "rpc" / "loadgen" / "traces" / "mooncake_conversation_1000.jsonl"
 
 
 def run(trace: Path, *flags: str) -> tuple[int, str]:

@@ -21,6 +21,7 @@ from rpc.cluster.host import RayHost
 from rpc.engines import host
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
+from rpc.observe.settings import FORMATS
 from rpc.settings import EngineConfig, EngineSettings, ServerSettings
 from scheduler.settings import MOST_SEQUENCES, QueueLimits, RequestLimits, SchedulerSettings
 
@@ -53,8 +54,14 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "steps_in_flight": st.integers(1, 2),
         "recompute": st.booleans(),
     },
-    QueueLimits: {"requests": COUNT, "pools_of_tokens": POSITIVE, "wait": POSITIVE},
+    QueueLimits: {
+        "requests": COUNT,
+        "pools_of_tokens": POSITIVE,
+        "wait": POSITIVE,
+        "tenant_share": st.floats(0, 1, exclude_min=True),
+    },
     RequestLimits: {
+        "least_priority": st.integers(-100, 0),
         "stop_strings": st.integers(0, 2**62),
         "stop_string_bytes": st.integers(0, 2**62),
         "stop_token_ids": st.integers(0, 2**62),
@@ -81,6 +88,7 @@ VALUES[EngineConfig] = {
     "tells_names": st.booleans(),
     "engines_here": COUNT,
     "shows_metrics": st.booleans(),
+    "log_format": st.sampled_from(FORMATS),
 }
 
 

@@ -565,9 +565,9 @@ def test_stats_of_a_dead_engine_count_no_more(tokenizer: Tokenizer) -> None:
         value = fleet.metrics.registry.get_sample_value
         assert value("quire_replicas", {"model_name": "m"}) == 2
         fleet.engines[1].tell(nothing(fleet.engines[1].stats))
-        assert value("quire_kv_pages_total", {"model_name": "m"}) == 512
+        assert value("quire_kv_pages", {"model_name": "m"}) == 512
         fleet.kill(1)
-        assert value("quire_kv_pages_total", {"model_name": "m"}) == 256
+        assert value("quire_kv_pages", {"model_name": "m"}) == 256
         assert value("quire_replicas", {"model_name": "m"}) == 1
 
     run(test())

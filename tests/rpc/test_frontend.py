@@ -139,6 +139,25 @@ def test_tokenizer_takes_a_bounded_number_of_prompts(tokenizer: Tokenizer) -> No
     run(test())
 
 
+def test_one_tenant_leaves_half_of_the_tokenizer_to_others(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, _, _ = make_frontend(tokenizer, max_preparing=4)
+        held = threading.Event()
+        busy = [asyncio.create_task(frontend.in_worker(lambda _limits: held.wait(30), tenant="ann")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(
+            RequestFailed, match="2 requests of 'ann' are being tokenized, the limit for one tenant is 2"
+        ):
+            await frontend.in_worker(lambda _limits: None, tenant="ann")
+        other = asyncio.create_task(frontend.in_worker(lambda _limits: "served", tenant="bob"))
+        held.set()
+        assert await other == "served"
+        await asyncio.gather(*busy)
+        assert await frontend.in_worker(lambda _limits: "again", tenant="ann") == "again"
+
+    asyncio.run(test())
+
+
 def test_output_prefix_is_not_read_on_the_loop(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
     decode = tokenizer.decode

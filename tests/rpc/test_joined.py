@@ -116,7 +116,7 @@ def test_it_has_the_engines_of_the_table_and_serves_with_them(tmp_path: Path, to
                 assert [delta.token_ids for delta in live.stream.take()] == [[70]]
             exposed = guest.metrics.registry.get_sample_value
             assert exposed("quire_replicas", {"model_name": "m"}) == 2
-            assert exposed("quire_kv_pages_total", {"model_name": "m"}) is None, "its owner shows it"
+            assert exposed("quire_kv_pages", {"model_name": "m"}) is None, "its owner shows it"
 
     run(test())
 

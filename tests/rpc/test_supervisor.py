@@ -228,7 +228,7 @@ def check_counts_of_two_engines(rig: Rig) -> None:
     assert rig.value("quire_engine_steps_total") == 10 + 12
     assert rig.value("quire_computed_tokens_total") == 50 + 60
     assert rig.value("quire_num_preemptions_total") == 2
-    assert rig.value("quire_kv_pages_total") == 200
+    assert rig.value("quire_kv_pages") == 200
 
 
 def test_counts_add_up_over_engines(tokenizer: Tokenizer) -> None:
@@ -243,7 +243,7 @@ def test_counts_add_up_over_engines(tokenizer: Tokenizer) -> None:
 def test_counts_that_go_on_from_the_dead_engines_are_caught(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EngineMetrics, "attached", lambda self, pages, engine: self._starts.inc())
+    monkeypatch.setattr(EngineMetrics, "attached", lambda self, pages, engine, size: self._starts.inc())
     monkeypatch.setattr(Metrics, "engine_gone", lambda self, engine: None)
 
     async def test() -> None:
@@ -285,7 +285,7 @@ def test_a_request_that_was_tokenized_meanwhile_goes_to_the_new_engine(
         await opening.__aexit__(None, None, None)
         await rig.end()
         assert rig.value("quire_engine_steps_total") == 10
-        assert rig.value("quire_kv_pages_total") == 200
+        assert rig.value("quire_kv_pages") == 200
 
     run(test())
 

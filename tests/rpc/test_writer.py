@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from grpc import aio
 
 from rpc.frontend.errors import RequestFailed
 from rpc.services.writer import Writer
@@ -65,3 +66,14 @@ def test_cancel_and_errors_of_the_block_stay_what_they_are() -> None:
     assert asyncio.run(cancelled())
     with pytest.raises(ConnectionError):
         asyncio.run(write(Client(), 1))
+
+
+def test_a_client_that_goes_cancels_its_call() -> None:
+    """gRPC fails the write before it cancels the call, where that has several tasks that write."""
+
+    class Gone(Client):
+        async def write(self, message: object) -> None:
+            raise aio.InternalError("Failed execute_batch")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(write(Gone(), 1))

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol with Triton's extensions: `inference.GRPCInferenceService` over a `Frontend`."""

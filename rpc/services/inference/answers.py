@@ -1,0 +1,104 @@
+"""From a `RequestStream` to the tensors that its client asked for."""
+
+import json
+from collections.abc import Callable
+
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.output import Delta, FinishReason, SequenceOutput, TokenLogprob
+from rpc.frontend.stream import RequestStream
+from rpc.services.errors import LONGEST
+from rpc.services.inference import pb
+from rpc.services.inference.asking import VERSION, Asked
+from rpc.services.inference.tensors import Values, add_outputs
+
+FINAL = "triton_final_response"
+REASONS = {
+    FinishReason.STOP: b"stop",
+    FinishReason.LENGTH: b"length",
+    FinishReason.ABORTED: b"abort",
+    FinishReason.DEADLINE: b"deadline",
+}
+RUNNING = b"None"  # a reason that there is not yet, as Python writes it
+
+
+class Answers:
+    """Of one request, in their order: each has what came since the one before. token_text: of an id."""
+
+    def __init__(self, asked: Asked, stream: RequestStream, model: str, token_text: Callable[[int], str]) -> None:
+        self._asked, self._stream, self._model, self._token_text = asked, stream, model, token_text
+        self._first = True
+
+    def next(self, final: bool) -> pb.ModelInferResponse:
+        """final: the stream has ended."""
+        deltas = [sequence.take() for sequence in self._stream.sequences]
+        answer = answer_to(self._asked.id, self._model, final)
+        outputs = {name: self._output(name, deltas) for name in self._asked.outputs}
+        add_outputs(answer, outputs, self._asked.raw)
+        self._first = False
+        return answer
+
+    def _output(self, name: str, deltas: list[Delta]) -> Values:
+        """One element for each sequence, unless it is of the prompt."""
+        sequences = self._stream.sequences
+        match name:
+            case "text_output":
+                before = self._asked.before if self._first else ""
+                return [(before + delta.text).encode() for delta in deltas]
+            case "finish_reason":
+                return [_reason(sequence) for sequence in sequences]
+            case "cumulative_logprob":
+                return [sequence.total for sequence in sequences]
+            case "logprobs":
+                return [self._logprobs(delta.logprobs, self._asked.logprobs) for delta in deltas]
+            case "prompt_logprobs":
+                known = self._stream.prompt_logprobs if self._first else []
+                return [self._logprobs(known, self._asked.prompt_logprobs)]
+            case "num_input_tokens":
+                return [len(self._stream.request.prompt)]
+            case "num_output_tokens":
+                return [len(delta.token_ids) for delta in deltas]
+            case _:
+                raise RequestFailed("INTERNAL", "NO_OUTPUT", f"nobody makes the output {name}")
+
+    def _logprobs(self, positions: list[list[TokenLogprob]], most: int | None) -> bytes:
+        """JSON: null, or for each position an object of the token and the `most` likeliest, by token id."""
+        if most is None:
+            return b"null"
+        shown = [
+            {
+                token.token_id: {
+                    "logprob": token.logprob,
+                    "rank": token.rank,
+                    "decoded_token": self._token_text(token.token_id),
+                }
+                for i, token in enumerate(position)
+                if i == 0 or token.rank <= most
+            }
+            or None
+            for position in positions
+        ]
+        return json.dumps(shown).encode()
+
+
+def _reason(sequence: SequenceOutput) -> bytes:
+    return RUNNING if sequence.finish is None else REASONS[sequence.finish.reason]
+
+
+def answer_to(request_id: str, model: str, final: bool) -> pb.ModelInferResponse:
+    """Without tensors."""
+    answer = pb.ModelInferResponse(model_name=model, model_version=VERSION, id=request_id)
+    answer.parameters[FINAL].bool_param = final
+    return answer
+
+
+def failed_answer(request_id: str, model: str, failure: RequestFailed) -> pb.ModelStreamInferResponse:
+    """For a request of a stream that lives on; what a status would say of it is in the parameters."""
+    answer = answer_to(request_id, model, final=True)
+    said = {"code": failure.code, "reason": failure.reason, "field": failure.field}
+    for name, value in said.items():
+        if value:
+            answer.parameters[f"quire_error_{name}"].string_param = value[:LONGEST]
+    if failure.retry_after is not None:
+        answer.parameters["quire_error_retry_after"].double_param = failure.retry_after
+    # An empty message would be none at all.
+    return pb.ModelStreamInferResponse(error_message=failure.message or failure.reason, infer_response=answer)

@@ -1,0 +1,41 @@
+"""quire.v1.ModelService over a `Frontend`: what is served."""
+
+from grpc import aio
+from quire.v1 import model_service_pb2 as pb
+from quire.v1 import model_service_pb2_grpc as pb_grpc
+
+from rpc.frontend.frontend import Frontend
+from rpc.services.errors import failures_to
+
+
+class ModelService(pb_grpc.ModelServiceServicer):
+    """A server has one model. What is asked here is no request of it."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def ListModels(  # noqa: N802 - gRPC's name
+        self, request: pb.ListModelsRequest, context: aio.ServicerContext
+    ) -> pb.ListModelsResponse:
+        del request
+        async with failures_to(context, within=""):
+            return pb.ListModelsResponse(models=[self._model()])
+
+    async def GetModel(  # noqa: N802
+        self, request: pb.GetModelRequest, context: aio.ServicerContext
+    ) -> pb.GetModelResponse:
+        async with failures_to(context, within=""):
+            self._frontend.preparer.check_model(request.name)
+            return pb.GetModelResponse(model=self._model())
+
+    def _model(self) -> pb.Model:
+        """Raises RequestFailed where there was no engine yet."""
+        preparer, engine = self._frontend.preparer, self._frontend.info
+        return pb.Model(
+            name=preparer.name,
+            architecture=preparer.architecture,
+            max_model_length=engine.limits.longest,
+            vocabulary_size=engine.limits.vocabulary,
+            dtype=engine.dtype,
+            vision=preparer.images is not None,
+        )
