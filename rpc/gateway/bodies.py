@@ -1,0 +1,108 @@
+"""Bodies of requests: read within bounds of size, time and memory, and JSON within bounds of what it can become."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.types import Receive
+
+from rpc.gateway.errors import ApiError
+from rpc.gateway.settings import GatewaySettings
+
+MOST_COMMAS = 2**20  # values that a parser makes objects of: 0.2 s and 400 MB for the worst of them
+VALUE_BYTES = 256  # that each of them takes, about
+
+
+class ClientGone(Exception):
+    """Nobody is there to be answered."""
+
+
+class Bodies:
+    """Of all live requests."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._held = self._calls = 0
+
+    @contextmanager
+    def held(self) -> Iterator["Body"]:
+        """That of one request, as long as it lives."""
+        body = Body()
+        try:
+            yield body
+        finally:
+            self._held -= body.taken
+            self._calls -= body.calls
+
+    async def read(self, body: "Body", headers: Mapping[str, str], receive: Receive) -> Any:
+        """What its JSON says. Raises ApiError, ClientGone."""
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, f"Content-Type is {kind[:60]!r}, must be application/json")
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise ApiError(415, "Content-Encoding is not supported")
+        self._check_size(int(length) if (length := headers.get("content-length", "0")).isdigit() else 0)
+        try:
+            async with asyncio.timeout(self._settings.read_time):
+                await self._receive(body, receive)
+        except TimeoutError:
+            raise ApiError(408, f"the body took longer than {self._settings.read_time:g} s") from None
+        self._take(body, VALUE_BYTES * body.data.count(b","))
+        return parsed(body.data)
+
+    def _take(self, body: "Body", size: int) -> None:
+        """Memory for it. Raises ApiError."""
+        if self._held + size > self._settings.body_memory:
+            raise overloaded("the bodies of other requests take all memory that there is for them")
+        body.taken += size
+        self._held += size
+
+    async def _receive(self, body: "Body", receive: Receive) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part, more = message.get("body", b""), message.get("more_body", False)
+            self._check_size(len(body.data) + len(part))
+            self._take(body, len(part))
+            body.data += part
+
+    def _check_size(self, size: int) -> None:
+        most = self._settings.max_body
+        if size > most:
+            raise ApiError(413, f"the body has more than {most} bytes, the gateway's --max-body-bytes")
+
+    def admit(self, body: "Body", calls: int) -> None:
+        """So many calls are to be made for it. Raises ApiError."""
+        if calls > self._settings.max_prompts:
+            raise ApiError(400, f"prompt has {calls} entries: at most {self._settings.max_prompts}", "prompt")
+        if self._calls + calls > self._settings.max_calls:
+            raise overloaded(f"{self._calls} prompts of other requests are being answered")
+        body.calls = calls
+        self._calls += calls
+
+
+class Body:
+    """data: what has come of it. taken: bytes of memory for it, and for what it says. calls: to servers that are made
+    for it.
+    """
+
+    def __init__(self) -> None:
+        self.data, self.taken, self.calls = bytearray(), 0, 0
+
+
+def overloaded(message: str) -> ApiError:
+    return ApiError(503, message, kind="server_error", code="overloaded", retry_after=1.0)
+
+
+def parsed(data: bytes | bytearray) -> Any:
+    """Of JSON without NaN; deeper than 200 it is none. Raises ApiError."""
+    if data.count(b",") > MOST_COMMAS:
+        raise ApiError(400, f"the body has more than {MOST_COMMAS} values")
+    try:
+        return from_json(bytes(data), allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None

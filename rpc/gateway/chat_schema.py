@@ -1,0 +1,95 @@
+"""What POST /v1/chat/completions takes."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from rpc.gateway.errors import ApiError
+from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
+from rpc.gateway.images import image_bytes
+from rpc.gateway.schema import Asked
+
+MOST_MESSAGES = 2**14  # a server takes fewer; so many are worth looking at
+
+
+class ImageUrl(Strict):
+    """url: a data URL, of which the image's bytes are kept."""
+
+    url: Annotated[bytes, BeforeValidator(image_bytes)]
+    detail: Annotated[Any, only("auto")] = None
+
+
+class Part(Strict):
+    """Text or an image."""
+
+    type: Annotated[str, among("text", "image_url")]
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+    @field_validator("image_url", mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one(self) -> "Part":
+        if (self.text is None) == (self.image_url is None) or getattr(self, self.type) is None:
+            raise PydanticCustomError("part", "must have {name}, and nothing else", {"name": self.type})
+        return self
+
+
+def _parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Message(Strict):
+    """One turn. What answers bring beside these, and clients send back, may be there as far as it is empty."""
+
+    role: str
+    content: Annotated[list[Part], Field(fail_fast=True, max_length=MOST_MESSAGES), BeforeValidator(_parts)]
+    name: Annotated[Any, only()] = None
+    refusal: Annotated[Any, only()] = None
+    audio: Annotated[Any, only()] = None
+    annotations: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only()] = None
+    tool_calls: Annotated[Any, only([])] = None
+    tool_call_id: Annotated[Any, only()] = None
+    reasoning_content: Annotated[Any, only("")] = None
+
+
+class ChatRequest(Asked):
+    """The fields that only ask for what is not there may hold what asks for nothing."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MOST_MESSAGES)]
+    max_completion_tokens: Uint32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Uint32 | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=MOST_KEYS)
+
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, only(True, False)] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only()] = None
+    verbosity: Annotated[Any, only()] = None
+    web_search_options: Annotated[Any, only()] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+    metadata: Annotated[Any, only({})] = None
+    safety_identifier: Annotated[Any, only()] = None
+    prompt_cache_key: Annotated[Any, only()] = None
+
+    @model_validator(mode="after")
+    def _of_chats(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs goes with logprobs alone", "top_logprobs")
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise ApiError(400, "max_tokens and max_completion_tokens are the same: give one", "max_tokens")
+        return self

@@ -1,0 +1,55 @@
+"""What POST /v1/completions takes."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from rpc.gateway.errors import ApiError
+from rpc.gateway.fields import TokenIds, Uint32, only
+from rpc.gateway.schema import Asked
+
+MAX_TOKENS = 16  # OpenAI's default
+Prompt = str | list[int]
+
+IDS = TypeAdapter(TokenIds)
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """A string, token ids, or a list of these. Raises PydanticCustomError."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("prompt", "must be text, token ids, or a list of these that is not empty")
+    if isinstance(value[0], int):
+        return [_ids(value, "")]
+    return [one if isinstance(one, str) else _ids(one, f"its part {i} ") for i, one in enumerate(value)]
+
+
+def _ids(value: Any, which: str) -> list[int]:
+    try:
+        return IDS.validate_python(value, strict=True)
+    except ValidationError:
+        raise PydanticCustomError("prompt", "{which}must be text or token ids", {"which": which}) from None
+
+
+class CompletionRequest(Asked):
+    """suffix and best_of: only as far as they ask for nothing."""
+
+    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    echo: bool | None = None
+    logprobs: Uint32 | None = None
+    add_special_tokens: bool | None = None
+    best_of: Uint32 | None = None
+    suffix: Annotated[Any, only("")] = None
+
+    @model_validator(mode="after")
+    def _of_completions(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of != self.sequences:
+            raise ApiError(400, "best_of is not supported unless it is n", "best_of", code="unsupported_parameter")
+        return self
+
+    @property
+    def scores_alone(self) -> bool:
+        """The prompt is to come back, and nothing after it."""
+        return bool(self.echo) and self.max_tokens == 0

@@ -1,0 +1,138 @@
+"""Failures as OpenAI's API says them: an HTTP status and {"error": {message, type, param, code}}."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from pydantic import ValidationError
+
+from rpc.client.failures import Failure
+
+LONGEST = 1000  # characters of a message
+INVALID, SERVER = "invalid_request_error", "server_error"
+TOO_LARGE = "larger than max"  # gRPC's words, from client and server
+
+STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, INVALID),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, INVALID),
+    grpc.StatusCode.OUT_OF_RANGE: (400, INVALID),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
+    grpc.StatusCode.NOT_FOUND: (404, INVALID),
+    grpc.StatusCode.ALREADY_EXISTS: (409, INVALID),
+    grpc.StatusCode.ABORTED: (409, SERVER),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.CANCELLED: (499, SERVER),
+    grpc.StatusCode.UNIMPLEMENTED: (501, SERVER),
+    grpc.StatusCode.UNAVAILABLE: (503, SERVER),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, SERVER),
+}
+"""By code of a call; others are 500."""
+
+UNSAID = {
+    grpc.StatusCode.UNAVAILABLE: "no server answers",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "the request took longer than it may",
+    grpc.StatusCode.UNAUTHENTICATED: "the server asks for a token: Authorization: Bearer TOKEN",
+    grpc.StatusCode.PERMISSION_DENIED: "this token may not do that",
+}
+"""What is said where gRPC's own text, which can hold addresses, is all that there is."""
+
+
+class ApiError(Exception):
+    """status: of HTTP. kind, code: for programs. param: the field that is wrong, as the client calls it. retry_after:
+    seconds, where another try can help.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        kind: str = INVALID,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.kind, self.code, self.retry_after = status, param, kind, code, retry_after
+        self.message = message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."
+
+    @property
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after is not None:
+            headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
+
+
+def of_call(failure: Failure, names: Mapping[str, str]) -> ApiError:
+    """names: of fields, from quire.v1's, as paths from the spec, to the client's."""
+    status, kind = STATUSES.get(failure.code, (500, SERVER))
+    if not failure.reason:
+        if TOO_LARGE in failure.message:
+            return ApiError(413, "the request is larger than the server takes; its --max-message-bytes is the limit")
+        code = failure.code.name.lower()
+        return ApiError(status, UNSAID.get(failure.code, "the request failed"), None, kind, code, failure.retry_after)
+    field = failure.field.removeprefix("spec.")
+    param = translated(field, names) if field else None
+    message = failure.message
+    if param and message.startswith(field):
+        message = param + message[len(field) :]
+    for theirs in sorted(names, key=len, reverse=True):
+        if "." in theirs:
+            message = message.replace(theirs, names[theirs])
+    if failure.code is grpc.StatusCode.NOT_FOUND:
+        param = "model"
+    return ApiError(status, message, param, kind, failure.reason.lower(), failure.retry_after)
+
+
+def translated(field: str, names: Mapping[str, str]) -> str | None:
+    """What the client calls it: by its longest known beginning. None for what a client has no name for."""
+    parts = re.fullmatch(r"chat\.messages\[(\d+)\](?:\.parts\[(\d+)\](\.image)?|\.(\w+))?", field)
+    if parts is not None:
+        message, part, image, other = parts.groups()
+        inside = f".content[{part}]" + (".image_url" if image else "") if part else f".{other}" if other else ""
+        return f"messages[{message}]{inside}"
+    for theirs in sorted(names, key=len, reverse=True):
+        rest = field[len(theirs) :]
+        if field.startswith(theirs) and (not rest or rest[0] in "[."):
+            return names[theirs] + rest
+    return None
+
+
+def of_validation(error: ValidationError) -> ApiError:
+    """The first thing that is wrong."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = path(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"Unknown parameter: '{param[:100]}'.", param[:100], code="unknown_parameter")
+    if first["type"] == "missing":
+        message = f"Missing required parameter: '{param}'."
+        return ApiError(400, message, param, code="missing_required_parameter")
+    code = first["type"] if first["type"] in ("unsupported_parameter", "unsupported_value") else "invalid_value"
+    said = first["msg"]
+    message = f"{param} {said}" if code.startswith("unsupported") else f"{param} is {shown(first['input'])}: {said}"
+    return ApiError(400, message, param or None, code=code)
+
+
+def path(location: tuple[int | str, ...]) -> str:
+    """messages[0].content of ("messages", 0, "content")."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
+
+
+def shown(value: Any) -> str:
+    """Of a client's value, what fits in a message."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    if value is None or isinstance(value, bool | int | float):
+        return "a huge number" if isinstance(value, int) and value.bit_length() > 200 else json.dumps(value)
+    return "a list" if isinstance(value, list) else "an object"

@@ -1,0 +1,127 @@
+"""One request over HTTP and its answer, as ASGI has them."""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from starlette.types import Receive, Scope, Send
+
+from rpc.client.failures import failure_of
+from rpc.client.security import Metadata
+from rpc.gateway.bodies import ClientGone
+from rpc.gateway.errors import SERVER, ApiError, of_call
+from rpc.gateway.parameters import metadata_of
+
+REQUEST_ID = re.compile(r"[!-~]{1,96}")  # visible ASCII; with what is added to it, a server takes it
+VISIBLE = re.compile(r"[ -~]+")
+
+log = logging.getLogger("quire.gateway")
+
+
+class Exchange:
+    """headers: of the request; of those that are there twice the first one. request_id: the client's, or a new one.
+    begun: the answer's status has been sent.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self.receive, self._send = scope, receive, send
+        self.headers: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            self.headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+        self.request_id = self.headers.get("x-request-id") or secrets.token_hex(16)
+        self.begun = False
+
+    @property
+    def path_parameters(self) -> dict[str, str]:
+        return dict(self._scope["path_params"])
+
+    def metadata(self) -> Metadata:
+        """For the servers. Raises ApiError for headers that gRPC cannot carry."""
+        if not REQUEST_ID.fullmatch(self.request_id):
+            self.request_id = secrets.token_hex(16)
+            raise ApiError(400, "x-request-id must be 1 to 96 visible ASCII characters", "x-request-id")
+        metadata = metadata_of(self.headers)
+        for name, value in metadata:
+            if not VISIBLE.fullmatch(value):
+                raise ApiError(400, f"the header {name} has characters that are no ASCII", name)
+        return metadata
+
+    def call_id(self, position: int) -> str:
+        """Of one call for it: its own on every server, whatever id a client gives."""
+        return f"{self.request_id}.{position}.{secrets.token_hex(4)}"
+
+    async def reply(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """The whole answer."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*(headers or [(b"content-type", b"application/json")]), length])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: ApiError) -> None:
+        await self.reply(error.status, error.body, error.headers)
+
+    async def open(self) -> None:
+        """An answer of events begins."""
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await self._start(200, headers)
+
+    async def write(self, message: tuple[bytes, bool]) -> None:
+        """Some of it, and whether more comes."""
+        await self._send({"type": "http.response.body", "body": message[0], "more_body": message[1]})
+
+    def cut(self) -> None:
+        """The connection ends, whatever waits in it."""
+        self._scope["state"]["cut"]()
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.begun = True
+        headers.append((b"x-request-id", self.request_id.encode("latin-1")))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does it as long as the client is there, whose body has been read. Raises ClientGone."""
+        working, leaving = asyncio.create_task(work), asyncio.create_task(self._gone())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientGone
+            await working
+        finally:
+            leaving.cancel()
+            working.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+@asynccontextmanager
+async def failures_to(exchange: Exchange) -> AsyncIterator[None]:
+    """Whatever is raised is the answer, if it has not begun. The text of what nobody foresaw stays here."""
+    try:
+        yield
+    except ClientGone:
+        pass
+    except ApiError as error:
+        await exchange.fail(error)
+    except grpc.RpcError as error:
+        await exchange.fail(of_call(failure_of(error), {}))
+    except asyncio.CancelledError:  # the gateway is stopping, and has waited long enough
+        log.warning("request %s is cut off", exchange.request_id)
+        await _give_up(exchange, ApiError(503, "the gateway is shutting down", kind=SERVER))
+    except Exception:
+        log.exception("request %s failed in the gateway", exchange.request_id)
+        await _give_up(exchange, ApiError(500, "an internal error; the gateway's log has it", kind=SERVER))
+
+
+async def _give_up(exchange: Exchange, error: ApiError) -> None:
+    if not exchange.begun:
+        await exchange.fail(error)
+    else:
+        exchange.cut()
+        await asyncio.sleep(0)  # until uvicorn has seen it

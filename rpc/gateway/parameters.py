@@ -1,0 +1,135 @@
+"""Requests of OpenAI's API as quire.v1's, and quire.v1's names of fields as the client's."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.gateway.chat_schema import ChatRequest
+from rpc.gateway.completion_schema import MAX_TOKENS, CompletionRequest, Prompt
+from rpc.gateway.schema import Asked
+
+SAME = {
+    "model": "model",
+    "n": "sampling.sequence_count",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "min_p": "sampling.min_p",
+    "frequency_penalty": "sampling.frequency_penalty",
+    "presence_penalty": "sampling.presence_penalty",
+    "repetition_penalty": "sampling.repetition_penalty",
+    "allowed_token_ids": "sampling.allowed_token_ids",
+    "bad_words": "sampling.bad_words",
+    "min_tokens": "stopping.min_tokens",
+    "stop": "stopping.stop",
+    "stop_token_ids": "stopping.stop_token_ids",
+    "include_stop_str_in_output": "stopping.include_stop",
+    "ignore_eos": "stopping.ignore_eos",
+    "skip_special_tokens": "output.skip_special_tokens",
+    "add_special_tokens": "add_special_tokens",
+    "priority": "priority",
+    "cache_salt": "cache_salt",
+}
+"""Fields that mean the same, as paths from the spec."""
+
+OTHERS = {
+    "sampling.top_k": "top_k",
+    "sampling.seed": "seed",
+    "sampling.logit_bias": "logit_bias",
+    "sampling.beam_search.width": "n",
+    "sampling.beam_search.length_penalty": "length_penalty",
+    "sampling.beam_search": "use_beam_search",
+    "chat.template_arguments": "chat_template_kwargs",
+    "chat.messages": "messages",
+    "chat": "messages",
+    "text": "prompt",
+    "token_ids": "prompt",
+}
+"""The client's names of what else can be wrong."""
+
+
+def names_of(asked: Asked, position: int = 0) -> dict[str, str]:
+    """By field of the spec, what this client calls it. position: of the prompt."""
+    newer = isinstance(asked, ChatRequest) and asked.max_completion_tokens is not None
+    own = {
+        "stopping.max_tokens": "max_completion_tokens" if newer else "max_tokens",
+        "output.top_logprobs": "top_logprobs" if isinstance(asked, ChatRequest) else "logprobs",
+    }
+    if isinstance(asked, CompletionRequest) and len(asked.prompt) > 1:
+        own["text"] = own["token_ids"] = f"prompt[{position}]"
+    return {theirs: ours for ours, theirs in SAME.items()} | OTHERS | own
+
+
+def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
+    """The conversation and how to go on with it."""
+    spec = pb.GenerationSpec()
+    for message in asked.messages:
+        turn = spec.chat.messages.add(role=message.role)
+        for part in message.content:
+            if part.image_url is not None:
+                turn.parts.add().image.data = part.image_url.url
+            else:
+                turn.parts.add(text=part.text or "")
+    for name, value in (asked.chat_template_kwargs or {}).items():
+        spec.chat.template_arguments[name] = json.dumps(value)
+    most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    _common(asked, most, spec)
+    if asked.logprobs:
+        spec.output.logprobs, spec.output.top_logprobs = True, asked.top_logprobs or 0
+    return spec
+
+
+def completion_spec(asked: CompletionRequest, prompt: Prompt) -> pb.GenerationSpec:
+    """One of its prompts and how to go on with it. What only scores its prompt asks for the least that there is: one
+    token.
+    """
+    spec = pb.GenerationSpec()
+    if isinstance(prompt, str):
+        spec.text = prompt
+    else:
+        spec.token_ids.ids.extend(prompt)
+    _common(asked, 1 if asked.scores_alone else MAX_TOKENS if asked.max_tokens is None else asked.max_tokens, spec)
+    if asked.logprobs is not None:
+        spec.output.logprobs, spec.output.top_logprobs = True, asked.logprobs
+        spec.output.prompt_logprobs = bool(asked.echo)
+    return spec
+
+
+def _common(asked: Asked, most: int | None, spec: pb.GenerationSpec) -> None:
+    """most: tokens, None for what fits."""
+    for ours, theirs in SAME.items():
+        if (value := getattr(asked, ours, None)) is not None:
+            _set(spec, theirs, value)
+    sampling = spec.sampling
+    if asked.seed is not None:
+        sampling.seed = asked.seed % 2**64  # those below 0 too are seeds
+    if asked.top_k is not None:
+        sampling.top_k = max(0, asked.top_k)  # -1 is off, as 0 is
+    for token, bias in asked.logit_bias or ():
+        sampling.logit_bias[token] = bias
+    if asked.use_beam_search:
+        sampling.beam_search.width = asked.sequences
+        if asked.length_penalty is not None:
+            sampling.beam_search.length_penalty = asked.length_penalty
+    if most is not None:
+        spec.stopping.max_tokens = most
+
+
+def _set(spec: pb.GenerationSpec, path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    message: Any = spec
+    for parent in parents:
+        message = getattr(message, parent)
+    if isinstance(value, list):
+        getattr(message, name).extend(value)
+    else:
+        setattr(message, name, value)
+
+
+def metadata_of(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What of a request's headers the server is told: who asks, and of which trace it is part."""
+    return tuple((name, headers[name]) for name in PASSED_ON if name in headers)
+
+
+PASSED_ON = ("authorization", "traceparent", "tracestate")

@@ -1,0 +1,135 @@
+"""The life of a gateway: opens its port, serves, drains on SIGTERM, exits 0."""
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from quire.v1 import model_service_pb2 as model_pb
+from quire.v1 import model_service_pb2_grpc as model_pb_grpc
+
+from rpc.addresses import is_loopback
+from rpc.client.security import Security
+from rpc.gateway.app import make_app
+from rpc.gateway.protocol import BoundedProtocol
+from rpc.gateway.settings import LARGEST_HEADERS, GatewaySettings
+from rpc.gateway.upstream import Upstream
+
+log = logging.getLogger("quire.gateway")
+
+
+class _Server(uvicorn.Server):
+    """Says when it serves, and ends as this process wants it: uvicorn would raise the signal again."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Callable[[str], None]) -> None:
+    """Runs a gateway to these servers until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken.
+    Raises OSError where the port cannot be had or a certificate cannot be read.
+    """
+    context = _tls(settings)
+    listener = _listener(settings)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    if not is_loopback(settings.host) and context is None:
+        log.warning("%s can be reached from other machines, without TLS (--allow-insecure-bind)", shown)
+    url = f"{'http' if context is None else 'https'}://{shown}:{port}"
+    upstream = Upstream(servers, settings.request_time, _security(settings))
+    config = _config(settings, make_app(upstream, settings), context)
+    try:
+        if not is_loopback(settings.host) and not settings.allow_insecure_bind:
+            await check_door(upstream, settings.host)
+        await _Server(config, lambda: announce(f"ready: gateway {url}/v1 to {', '.join(servers)}")).serve([listener])
+    finally:
+        listener.close()
+        await upstream.close()
+
+
+async def check_door(upstream: Upstream, host: str) -> None:
+    """The servers ask who comes: the gateway itself asks nobody. Raises ValueError where they do not, or do not say."""
+    try:
+        await upstream.ask(model_pb_grpc.ModelServiceStub, "ListModels", model_pb.ListModelsRequest(), ())
+        found = "its servers ask for no token: everybody who reaches it could use the model"
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return
+        found = f"whether its servers ask for a token is not known: {error.code().name}: {error.details()}"
+    raise ValueError(
+        f"--host {host} can be reached from other machines, and {found}. Start them with --token-file, serve on "
+        "127.0.0.1, or insist with --allow-insecure-bind"
+    )
+
+
+def _security(settings: GatewaySettings) -> Security:
+    """Towards the servers; tokens are those of the gateway's clients. Raises OSError."""
+
+    def content(path: str | None) -> bytes | None:
+        return None if path is None else Path(path).read_bytes()
+
+    roots, chain, key = content(settings.server_ca), content(settings.server_cert), content(settings.server_key)
+    return Security(tls=settings.server_tls, roots=roots, chain=chain, key=key)
+
+
+def _config(settings: GatewaySettings, app: Any, context: ssl.SSLContext | None) -> uvicorn.Config:
+    protocol: Any = partial(BoundedProtocol, read_time=settings.read_time, write_stall=settings.write_stall)
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=settings.max_connections,
+        timeout_graceful_shutdown=max(1, round(settings.drain)),
+        h11_max_incomplete_event_size=LARGEST_HEADERS,
+    )
+    config.load()
+    config.ssl = context
+    return config
+
+
+def _listener(settings: GatewaySettings) -> socket.socket:
+    """Raises OSError. A second gateway on the port fails."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+    except OSError as error:
+        raise OSError(f"--port {settings.port} on {settings.host} cannot be opened: {error}") from None
+
+
+def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """Raises OSError, ssl.SSLError being one."""
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise OSError(f"--tls-cert {settings.tls_cert} with its key cannot be read: {error}") from None
+    return context

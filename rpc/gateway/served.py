@@ -1,0 +1,95 @@
+"""What the servers serve, as far as answers tell of it: models, fingerprints, texts of tokens. Kept, since it hardly
+changes.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterable
+
+import grpc
+from quire.v1 import model_service_pb2 as model_pb
+from quire.v1 import model_service_pb2_grpc as model_pb_grpc
+from quire.v1 import tokenization_service_pb2 as pb
+from quire.v1 import tokenization_service_pb2_grpc as pb_grpc
+
+from rpc.client.security import Metadata
+from rpc.gateway.upstream import Upstream
+
+FRESH = 60.0  # seconds
+MOST_TEXTS = 2**19  # tokens of all models; the largest vocabularies have 2**18
+BROKEN = "\ufffd"
+
+
+class Served:
+    """since: when it began to be, seconds of the clock. Lives on one asyncio loop."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream, self.since = upstream, int(time.time())
+        self._models: dict[str, model_pb.Model] = {}
+        self._known_since = -FRESH
+        self._texts: dict[tuple[str | None, int], str] = {}
+
+    async def models(self, metadata: Metadata) -> dict[str, model_pb.Model]:
+        """By name, asked for anew. Raises grpc.RpcError."""
+        request = model_pb.ListModelsRequest()
+        answer = await self._upstream.ask(model_pb_grpc.ModelServiceStub, "ListModels", request, metadata)
+        self._models = {model.name: model for model in answer.models}
+        self._known_since = time.monotonic()
+        return self._models
+
+    async def model(self, name: str | None, metadata: Metadata) -> tuple[str, str | None]:
+        """The name that answers bear where a request has this one, and the fingerprint of what serves it, None where
+        the server does not say.
+        """
+        if time.monotonic() - self._known_since > FRESH:
+            try:
+                await self.models(metadata)
+            except grpc.RpcError:
+                return name or "", None
+        model = self._models.get(name or "") or (next(iter(self._models.values()), None) if not name else None)
+        if model is None:
+            return name or "", None
+        return model.name, "fp_" + hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()[:12]
+
+    async def texts(
+        self, ids: Iterable[int], name: str | None, fingerprint: str | None, metadata: Metadata
+    ) -> dict[int, str]:
+        """Of each of these tokens, as it reads in the middle of a text; with U+FFFD for bytes that are no characters.
+        Raises grpc.RpcError.
+        """
+        key = fingerprint or name
+        wanted = set(ids)
+        known = {token: self._texts[key, token] for token in wanted if (key, token) in self._texts}
+        unknown = [token for token in wanted if token not in known]
+        if unknown:
+            found = await asyncio.gather(*(self._text(token, name, metadata) for token in unknown))
+            if len(self._texts) + len(unknown) > MOST_TEXTS:
+                self._texts.clear()
+            self._texts.update(zip(((key, token) for token in unknown), found, strict=True))
+            known.update(zip(unknown, found, strict=True))
+        return known
+
+    async def _text(self, token: int, name: str | None, metadata: Metadata) -> str:
+        """Two of it, less the first: a tokenizer can leave out the space that a text begins with."""
+        twice = await self.detokenize([token, token], name, metadata)
+        once = twice[len(twice) // 2 :]
+        if BROKEN not in twice and twice in (once + once, once[1:] + once):
+            return once
+        return await self.detokenize([token], name, metadata)
+
+    async def detokenize(
+        self, ids: list[int], name: str | None, metadata: Metadata, skip_special_tokens: bool = False
+    ) -> str:
+        """Raises grpc.RpcError."""
+        request = pb.DetokenizeRequest(model=name or "", token_ids=ids, skip_special_tokens=skip_special_tokens)
+        answer = await self._upstream.ask(pb_grpc.TokenizationServiceStub, "Detokenize", request, metadata)
+        return str(answer.text)
+
+    async def tokenize(
+        self, text: str, name: str | None, metadata: Metadata, add_special_tokens: bool | None
+    ) -> list[int]:
+        """Raises grpc.RpcError."""
+        request = pb.TokenizeRequest(model=name or "", text=text, add_special_tokens=add_special_tokens)
+        answer = await self._upstream.ask(pb_grpc.TokenizationServiceStub, "Tokenize", request, metadata)
+        return list(answer.token_ids)

@@ -1,0 +1,90 @@
+"""Settings of `quire gateway`."""
+
+from dataclasses import dataclass, field
+
+from rpc.addresses import is_loopback
+
+LARGEST_HEADERS = 2**14  # bytes of a request's line and headers
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Where it listens, and bounds of what it takes and holds for clients. Times are seconds."""
+
+    host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
+    port: int = field(default=8000, metadata={"help": "HTTP port; 0 picks a free one."})
+    allow_insecure_bind: bool = field(
+        default=False, metadata={"help": "Listen on a --host that other machines reach, without TLS."}
+    )
+    tls_cert: str | None = field(default=None, metadata={"help": "Certificate chain, PEM: serve HTTPS."})
+    tls_key: str | None = field(default=None, metadata={"help": "Its key, PEM; unset: in the same file."})
+    server_tls: bool = field(
+        default=False, metadata={"help": "The servers have certificates that this machine trusts."}
+    )
+    server_ca: str | None = field(
+        default=None,
+        metadata={"help": "PEM file of who signed the servers' certificates, where that is somebody else."},
+    )
+    server_cert: str | None = field(
+        default=None, metadata={"help": "PEM file of the gateway's own certificate, for servers that ask for one."}
+    )
+    server_key: str | None = field(default=None, metadata={"help": "PEM file of its key."})
+    max_body: int = field(
+        default=20 * 2**20,
+        metadata={"flag": "--max-body-bytes", "size": True, "help": "Largest body of a request."},
+    )
+    body_memory: int = field(
+        default=2**28,
+        metadata={
+            "flag": "--max-live-body-memory",
+            "size": True,
+            "help": "Bytes of bodies that live requests may hold until they end.",
+        },
+    )
+    max_prompts: int = field(default=128, metadata={"help": "Prompts of one request."})
+    max_calls: int = field(default=1024, metadata={"help": "Prompts that may be at the servers at once."})
+    max_connections: int = field(default=2048, metadata={"help": "Connections of clients at once."})
+    request_time: float = field(
+        default=600.0,
+        metadata={"flag": "--max-request-time", "help": "Seconds after which a request ends with what there is."},
+    )
+    read_time: float = field(
+        default=30.0, metadata={"help": "Seconds that a client may take for a request's headers, and for its body."}
+    )
+    write_stall: float = field(
+        default=30.0, metadata={"help": "Seconds that a client may read nothing before it is cut off."}
+    )
+    drain: float = field(
+        default=60.0, metadata={"flag": "--drain-time", "help": "Seconds that running requests get after SIGTERM."}
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"--port is {self.port}, must be in [0, 65536)")
+        if (self.server_cert is None) != (self.server_key is None):
+            raise ValueError("--server-cert and --server-key go together")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("--tls-key is of a certificate: give its --tls-cert")
+        if not is_loopback(self.host) and self.tls_cert is None and not self.allow_insecure_bind:
+            raise ValueError(
+                f"--host {self.host} can be reached from other machines, and there is no TLS: prompts, answers and "
+                "tokens could be read on their way. Give --tls-cert and --tls-key, serve on 127.0.0.1, or insist with "
+                "--allow-insecure-bind"
+            )
+        if self.max_body < 1024:
+            raise ValueError(f"--max-body-bytes is {self.max_body}, must be at least 1024")
+        if self.body_memory < self.max_body:
+            raise ValueError(
+                f"--max-live-body-memory is {self.body_memory}, must be at least --max-body-bytes ({self.max_body})"
+            )
+        for flag, value in (
+            ("--max-prompts", self.max_prompts),
+            ("--max-calls", self.max_calls),
+            ("--max-connections", self.max_connections),
+            ("--max-request-time", self.request_time),
+            ("--read-time", self.read_time),
+            ("--write-stall", self.write_stall),
+            ("--drain-time", self.drain),
+        ):
+            if not value > 0:
+                raise ValueError(f"{flag} is {value}, must be above 0")

@@ -1,0 +1,121 @@
+"""The servers behind a gateway: calls that go on with the next one where one is lost."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.client.resuming_async import AsyncResuming, Channels
+from rpc.client.security import OPEN, Metadata, Security
+from rpc.client.tries import LOST, Tries
+
+T = TypeVar("T")
+
+UNARY_SECONDS, HEALTH_SECONDS = 15.0, 2.0
+GRACE = 10.0  # seconds that a server gets beyond a request's own time, to say that it is over
+MOST_QUESTIONS = 32  # small calls of a gateway at once
+
+
+class Upstream:
+    """servers: HOST:PORT of each, which serve the same model. The one that served last is asked first, so that one that
+    is gone costs a try only now and then. Lives on one asyncio loop.
+    """
+
+    def __init__(self, servers: Sequence[str], request_time: float, security: Security = OPEN) -> None:
+        self._servers, self._request_time = list(servers), request_time
+        self._channels = Channels(security)
+        self._questions = asyncio.Semaphore(MOST_QUESTIONS)
+
+    def _served(self, server: str) -> None:
+        first = self._servers.index(server)
+        self._servers = self._servers[first:] + self._servers[:first]
+
+    async def stream(
+        self, request: pb.StreamGenerateRequest, metadata: Metadata
+    ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
+        """As `AsyncResuming.messages`."""
+        request.spec.max_time.FromMilliseconds(round(1000 * self._request_time))
+        tries = Tries(self._servers, self._request_time + GRACE)
+        stream = AsyncResuming(self._channels, tries, request, metadata)
+        before = self._servers[0]
+        async with aclosing(stream.messages()) as messages:
+            async for message in messages:
+                if stream.server != before:
+                    before = stream.server
+                    self._served(before)
+                yield message
+
+    async def ask(self, stub: type, method: str, request: Any, metadata: Metadata) -> Any:
+        """One answer. Raises grpc.RpcError, of the last server that was asked."""
+        servers = list(self._servers)
+        async with self._questions:
+            for server in servers:
+                try:
+                    answer = await self._ask_one(server, stub, method, request, metadata, UNARY_SECONDS)
+                except grpc.RpcError as error:
+                    if error.code() not in LOST or server == servers[-1]:
+                        raise
+                else:
+                    self._served(server)
+                    return answer
+        raise RuntimeError("there are no servers")
+
+    async def _ask_one(
+        self, server: str, stub: type, method: str, request: Any, metadata: Metadata, seconds: float
+    ) -> Any:
+        with self._channels.lease(server) as channel:
+            return await getattr(stub(channel), method)(request, timeout=seconds, metadata=metadata)
+
+    async def healthy(self) -> bool:
+        """Whether one of the servers serves."""
+        request = health_pb2.HealthCheckRequest()
+        calls = [
+            self._ask_one(server, health_pb2_grpc.HealthStub, "Check", request, (), HEALTH_SECONDS)
+            for server in self._servers
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        serving = health_pb2.HealthCheckResponse.SERVING
+        return any(not isinstance(answer, BaseException) and answer.status == serving for answer in answers)
+
+    async def close(self) -> None:
+        await self._channels.close()
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """What comes of several streams as it comes, with the stream's number; of each no more than one thing waits. Raises
+    what the first one raises that fails.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    came: asyncio.Queue[tuple[int, T]] = asyncio.Queue(len(streams))
+
+    async def read(number: int, stream: AsyncGenerator[T, None]) -> None:
+        async with aclosing(stream) as opened:
+            async for item in opened:
+                await came.put((number, item))
+
+    tasks = {asyncio.create_task(read(number, stream)) for number, stream in enumerate(streams)}
+    try:
+        reading = set(tasks)
+        while reading or not came.empty():
+            getting = asyncio.ensure_future(came.get())
+            try:
+                await asyncio.wait({getting, *reading}, return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    yield getting.result()
+            finally:
+                getting.cancel()
+            for task in {task for task in reading if task.done()}:
+                reading.discard(task)
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

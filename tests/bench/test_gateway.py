@@ -1,0 +1,19 @@
+"""The gateway's benchmark measures what it says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_benchmark_runs() -> None:
+    flags = ["--streams", "4", "--rate", "50", "--rounds", "1", "--seconds", "2", "--json"]
+    command = [sys.executable, "-m", "bench.gateway", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert 0 < row["bare_client_us_per_token"] < row["gateway_us_per_token"] < 5000
+    assert row["ratio"] == pytest.approx(row["gateway_us_per_token"] / row["bare_client_us_per_token"])

@@ -1,0 +1,209 @@
+"""What becomes of servers' messages: events, whole answers, logprobs in both forms."""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from openai.types import Completion as OpenAICompletion
+from openai.types.chat import ChatCompletion as OpenAIChat
+from openai.types.chat import ChatCompletionChunk
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.gateway.answers import Answer, Piece
+from rpc.gateway.chat import ChatCompletion
+from rpc.gateway.chat_schema import ChatRequest
+from rpc.gateway.completion_schema import CompletionRequest
+from rpc.gateway.completions import Completion
+from rpc.gateway.logprobs import LEAST, likeliest
+from rpc.gateway.sse import Events
+
+WORDS = {1: "one", 2: " two", 3: "\ufffd", 4: '"\\\n\u2028é', 5: "one"}
+CHAT = {"messages": [{"role": "user", "content": "A"}], "model": "m"}
+
+
+class Words:
+    """In the place of what servers say."""
+
+    async def model(self, name: str | None, metadata: object) -> tuple[str, str]:
+        return name or "m", "fp_1"
+
+    async def texts(self, ids: Iterable[int], *rest: object) -> dict[int, str]:
+        return {token: WORDS[token] for token in ids}
+
+    async def tokenize(self, text: str, *rest: object) -> list[int]:
+        return [2, 1]
+
+    async def detokenize(self, ids: list[int], *rest: object) -> str:
+        return "".join(WORDS[token] for token in ids)
+
+
+def answer(kind: type[Answer], schema: Any, **asked: Any) -> Answer:
+    made = kind(schema.model_validate(asked), Words(), ())  # type: ignore[arg-type]
+    asyncio.run(made.begin())
+    return made
+
+
+def chat(**asked: Any) -> Answer:
+    return answer(ChatCompletion, ChatRequest, **CHAT, **asked)
+
+
+def completion(**asked: Any) -> Answer:
+    return answer(Completion, CompletionRequest, **{"prompt": "A"} | asked)
+
+
+def taken(made: Answer, *messages: tuple[int, pb.StreamGenerateResponse]) -> list[Piece]:
+    async def take() -> list[Piece]:
+        return [piece for position, message in messages for piece in await made.take(position, message)]
+
+    return asyncio.run(take())
+
+
+def message(*deltas: pb.SequenceDelta, prompt: int = 0, out: int = 0) -> pb.StreamGenerateResponse:
+    made = pb.StreamGenerateResponse(deltas=deltas)
+    if prompt:
+        made.usage.CopyFrom(pb.Usage(prompt_tokens=prompt, cached_prompt_tokens=1, completion_tokens=out))
+    return made
+
+
+def position(*tokens: tuple[int, float]) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(tokens=[pb.TokenLogprob(token_id=t, logprob=p) for t, p in tokens])
+
+
+END = pb.FINISH_REASON_LENGTH
+
+
+def parsed(events: bytes) -> list[dict[str, Any]]:
+    assert events.endswith(b"\n\n") or not events
+    return [json.loads(event.removeprefix("data: ")) for event in events.decode().split("\n\n") if event]
+
+
+def test_chunks_are_what_openai_makes_of_them() -> None:
+    made = chat(stream=True, n=2, stream_options={"include_usage": True})
+    events = Events(made)
+    pieces = taken(
+        made,
+        (0, message(pb.SequenceDelta(text=WORDS[4]), pb.SequenceDelta(index=1, text="b"))),
+        (0, message(pb.SequenceDelta(token_count=1))),
+        (0, message(pb.SequenceDelta(text="c", finish_reason=END), prompt=7, out=3)),
+    )
+    chunks = [ChatCompletionChunk.model_validate(e, strict=True) for e in parsed(events.of(pieces) + events.usage())]
+    shown = [(c.choices[0].index, c.choices[0].delta.role, c.choices[0].delta.content) for c in chunks[:-1]]
+    assert shown == [
+        (0, "assistant", ""), (0, None, WORDS[4]), (1, "assistant", ""), (1, None, "b"), (0, None, "c"),
+    ]  # fmt: skip
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * 4 + ["length"]
+    assert chunks[-1].choices == []
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (7, 3)
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 1
+    assert {(c.id, c.model, c.system_fingerprint, c.object) for c in chunks} == {
+        (chunks[0].id, "m", "fp_1", "chat.completion.chunk")
+    }
+
+
+def test_choices_of_several_prompts() -> None:
+    made = completion(prompt=["A", "B"], n=2, model="m")
+    pieces = taken(
+        made,
+        (1, message(pb.SequenceDelta(index=1, text="d", finish_reason=END), pb.SequenceDelta(index=0, text="c"))),
+        (0, message(pb.SequenceDelta(text="a"), pb.SequenceDelta(index=1, text="b", finish_reason=END))),
+        (0, message(pb.SequenceDelta(text="a", finish_reason=pb.FINISH_REASON_STOP, stop_string="x"), prompt=2, out=5)),
+        (1, message(pb.SequenceDelta(text="c", finish_reason=pb.FINISH_REASON_DEADLINE), prompt=3, out=4)),
+    )
+    whole = made.whole(pieces)
+    OpenAICompletion.model_validate(whole, strict=True)
+    shown = [(c["index"], c["text"], c["finish_reason"], c["stop_reason"]) for c in whole["choices"]]
+    assert shown == [
+        (0, "aa", "stop", "x"),
+        (1, "b", "length", None),
+        (2, "cc", "length", None),
+        (3, "d", "length", None),
+    ]
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["total_tokens"]) == (5, 14)
+
+
+def test_a_stop_token_is_told_where_it_was_asked_for() -> None:
+    made = chat(stop_token_ids=[4])
+    for token, told in ((4, 4), (0, None)):
+        delta = pb.SequenceDelta(finish_reason=pb.FINISH_REASON_STOP, stop_token_id=token)
+        assert taken(made, (0, message(delta)))[0].stop == told
+
+
+def test_logprobs_of_chats() -> None:
+    made = chat(logprobs=True, top_logprobs=2)
+    positions = [position((1, -1.5), (2, -0.25)), position((3, -float("inf")), (1, -0.5), (2, -1))]
+    pieces = taken(made, (0, message(pb.SequenceDelta(text="x", finish_reason=END, logprobs=positions))))
+    whole = made.whole(pieces)
+    first, second = OpenAIChat.model_validate(whole, strict=True).choices[0].logprobs.content
+    assert (first.token, first.logprob, first.bytes) == ("one", -1.5, [111, 110, 101])
+    assert [(t.token, t.logprob) for t in first.top_logprobs] == [(" two", -0.25), ("one", -1.5)]
+    assert (second.token, second.logprob, second.bytes) == ("\ufffd", LEAST, None)
+    assert [t.token for t in second.top_logprobs] == ["one", " two"]
+    assert whole["choices"][0]["message"]["content"] == "x"
+    json.dumps(whole, allow_nan=False)
+
+
+def test_logprobs_of_completions_count_characters() -> None:
+    made = completion(logprobs=1, stream=True)
+    pieces = taken(
+        made,
+        (0, message(pb.SequenceDelta(text="one two", logprobs=[position((1, -1)), position((2, -2), (1, -1))]))),
+        (0, message(pb.SequenceDelta(text="one", finish_reason=END, logprobs=[position((5, -3), (1, -2.5))]))),
+    )
+    whole = OpenAICompletion.model_validate(made.whole(pieces), strict=True)
+    logprobs = whole.choices[0].logprobs
+    assert logprobs.tokens == ["one", " two", "one"]
+    assert logprobs.token_logprobs == [-1, -2, -3]
+    assert logprobs.text_offset == [0, 3, 7]
+    assert logprobs.top_logprobs == [{"one": -1}, {"one": -1, " two": -2}, {"one": -2.5}]
+    (first, second) = parsed(Events(made).of(pieces))
+    assert first["choices"][0]["logprobs"]["text_offset"] == [0, 3]
+    assert second["choices"][0]["logprobs"]["text_offset"] == [7]
+
+
+def test_an_echo_comes_first_and_once() -> None:
+    made = completion(echo=True, logprobs=1, n=2)
+    begun = message(pb.SequenceDelta(text="c"), pb.SequenceDelta(index=1, text="d"))
+    begun.prompt_info.logprobs.extend([pb.TokenLogprobs(), position((1, -1), (2, -0.5))])
+    ends = [pb.SequenceDelta(index=i, finish_reason=END) for i in range(2)]
+    choices = made.whole(taken(made, (0, begun), (0, begun), (0, message(*ends))))["choices"]
+    assert [choice["text"] for choice in choices] == ["Acc", "Add"]
+    logprobs = choices[1]["logprobs"]
+    assert (logprobs["tokens"], logprobs["token_logprobs"]) == ([" two", "one"], [None, -1])
+    assert (logprobs["text_offset"], logprobs["top_logprobs"]) == ([0, 4], [None, {" two": -0.5, "one": -1}])
+
+
+def test_each_prompt_is_the_echo_of_its_own_choices() -> None:
+    made = completion(prompt=["A", [1], "C"], echo=True, n=2)
+    messages = [
+        (i, message(*(pb.SequenceDelta(index=k, text=f"{i}{k}", finish_reason=END) for k in range(2))))
+        for i in (2, 0, 1)
+    ]
+    choices = made.whole(taken(made, *messages))["choices"]
+    assert [choice["text"] for choice in choices] == ["A00", "A01", "one10", "one11", "C20", "C21"]
+
+
+def test_a_prompt_alone_is_scored() -> None:
+    made = completion(prompt=[2, 1], echo=True, logprobs=0, max_tokens=0)
+    begun = message(pb.SequenceDelta(text="c", finish_reason=END, logprobs=[position((1, -9))]), prompt=2, out=1)
+    begun.prompt_info.logprobs.extend([pb.TokenLogprobs(), position((1, -1))])
+    whole = made.whole(taken(made, (0, begun)))
+    (choice,) = whole["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (" twoone", "length")
+    assert choice["logprobs"]["tokens"] == [" two", "one"]
+    assert (whole["usage"]["completion_tokens"], whole["usage"]["total_tokens"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted", "expected"),
+    [
+        ([(1, -1.0)], 0, []),
+        ([(1, -1.0)], 1, [1]),
+        ([(3, -5.0), (1, -1.0), (2, -2.0)], 2, [1, 2]),
+        ([(2, -2.0), (1, -1.0)], 2, [1, 2]),
+        ([(2, -1.0), (1, -1.0)], 2, [2, 1]),
+    ],
+)
+def test_the_likeliest(tokens: list[tuple[int, float]], wanted: int, expected: list[int]) -> None:
+    assert [token.token_id for token in likeliest(position(*tokens), wanted)] == expected

@@ -1,0 +1,97 @@
+"""What is read of a client, and what JSON may be."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from rpc.gateway.bodies import MOST_COMMAS, Bodies, ClientGone, parsed
+from rpc.gateway.errors import ApiError
+from rpc.gateway.settings import GatewaySettings
+
+SETTINGS = GatewaySettings(max_body=2048, body_memory=3000, max_prompts=4, max_calls=6, read_time=0.2)
+JSON = {"content-type": "application/json; charset=utf-8"}
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def receiving(*parts: bytes, then: dict[str, Any] | None = None) -> Receive:
+    """then: what comes after them, where they are not all."""
+    left = [{"type": "http.request", "body": part, "more_body": then is not None or i < len(parts) - 1}
+            for i, part in enumerate(parts)]  # fmt: skip
+    left += [] if then is None else [then]
+
+    async def receive() -> dict[str, Any]:
+        if not left:
+            await asyncio.Event().wait()
+        return left.pop(0)
+
+    return receive
+
+
+async def read(bodies: Bodies, receive: Receive, headers: dict[str, str] = JSON) -> Any:
+    with bodies.held() as body:
+        return await bodies.read(body, headers, receive)
+
+
+def refused(receive: Receive, headers: dict[str, str] = JSON) -> ApiError:
+    with pytest.raises(ApiError) as error:
+        asyncio.run(read(Bodies(SETTINGS), receive, headers))
+    return error.value
+
+
+def test_parts_are_one_body() -> None:
+    assert asyncio.run(read(Bodies(SETTINGS), receiving(b'{"a"', b":[1", b"]}"))) == {"a": [1]}
+
+
+def test_bounds() -> None:
+    assert refused(receiving(b"{}"), {"content-type": "text/plain"}).status == 415
+    assert refused(receiving(b"{}"), {}).status == 415
+    assert refused(receiving(b"{}"), JSON | {"content-encoding": "gzip"}).status == 415
+    never = receiving(then={"type": "never"})
+    assert refused(never, JSON | {"content-length": "2049"}).status == 413
+    assert refused(receiving(b" " * 2000, b" " * 2000)).status == 413
+    assert refused(receiving(b"{", then={"type": "http.request", "more_body": True})).status == 408
+    with pytest.raises(ClientGone):
+        asyncio.run(read(Bodies(SETTINGS), receiving(b"{", then={"type": "http.disconnect"})))
+
+
+def test_memory_and_calls_are_given_back() -> None:
+    bodies = Bodies(SETTINGS)
+
+    async def fill() -> None:
+        with bodies.held() as first:
+            await bodies.read(first, JSON, receiving(b"1" * 2000))
+            bodies.admit(first, 4)
+            with pytest.raises(ApiError) as full:
+                await read(bodies, receiving(b" " * 2000))
+            assert (full.value.status, full.value.retry_after) == (503, 1.0)
+            with bodies.held() as second, pytest.raises(ApiError) as busy:
+                bodies.admit(second, 3)
+            assert busy.value.status == 503
+            with bodies.held() as third, pytest.raises(ApiError) as many:
+                bodies.admit(third, 5)
+            assert (many.value.status, many.value.param) == (400, "prompt")
+        for _ in range(3):
+            with bodies.held() as again:
+                assert await bodies.read(again, JSON, receiving(b" " * 2000 + b"1")) == 1
+                bodies.admit(again, 4)
+
+    asyncio.run(fill())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"{} {}", b"[NaN]", b"[Infinity]", b"\xff\xfe", b'"\xc3"', b'["\\ud800"]', b"[" * 300 + b"]" * 300],
+)
+def test_what_is_no_json(data: bytes) -> None:
+    with pytest.raises(ApiError) as error:
+        parsed(data)
+    assert error.value.status == 400
+    assert "no JSON" in error.value.message
+
+
+def test_values_are_counted_before_they_are_made() -> None:
+    with pytest.raises(ApiError) as error:
+        parsed(b"[" + b"," * (MOST_COMMAS + 1))
+    assert "more than" in error.value.message

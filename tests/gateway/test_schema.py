@@ -1,0 +1,162 @@
+"""What requests are refused before any server is asked, and how it is said."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rpc.gateway.chat_schema import ChatRequest
+from rpc.gateway.completion_schema import CompletionRequest
+from rpc.gateway.errors import ApiError, of_validation
+from rpc.gateway.schema import Asked
+
+PROMPT = {"prompt": "A"}
+CHAT = {"messages": [{"role": "user", "content": "A"}]}
+
+
+def refusal(schema: type[Asked], asked: dict[str, Any]) -> ApiError:
+    try:
+        raise AssertionError(f"accepted: {schema.model_validate(asked)}")
+    except ValidationError as error:
+        return of_validation(error)
+    except ApiError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "code", "says"),
+    [
+        ({"foo": 1}, "foo", "unknown_parameter", "Unknown parameter: 'foo'."),
+        (
+            {"temperature": "hot"},
+            "temperature",
+            "invalid_value",
+            "temperature is 'hot': Input should be a valid number",
+        ),
+        ({"temperature": float("nan")}, "temperature", "invalid_value", "finite"),
+        ({"n": True}, "n", "invalid_value", "n is true"),
+        ({"n": 1.5}, "n", "invalid_value", "integer"),
+        ({"max_tokens": 2**32}, "max_tokens", "invalid_value", "less than or equal to 4294967295"),
+        ({"max_tokens": 10**80}, "max_tokens", "invalid_value", "a huge number"),
+        ({"seed": 2**64}, "seed", "invalid_value", "less than"),
+        ({"stop": ["a", 1]}, "stop[1]", "invalid_value", "stop[1] is 1"),
+        ({"stop": {}}, "stop", "invalid_value", "list"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "invalid_value", "keys must be token ids"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias", "invalid_value", "values must be numbers"),
+        ({"logit_bias": [1]}, "logit_bias", "invalid_value", "object"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value", "at least 1"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", None, "goes with stream"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter", "Unknown"),
+        ({"length_penalty": 1.0}, "length_penalty", None, "use_beam_search"),
+        ({f"k{i}": 1 for i in range(300)}, None, "invalid_value", "too many keys"),
+    ],
+)
+def test_of_both_endpoints(asked: dict[str, Any], param: str | None, code: str | None, says: str) -> None:
+    for schema, rest in ((CompletionRequest, PROMPT), (ChatRequest, CHAT)):
+        error = refusal(schema, rest | asked)
+        assert (error.status, error.param, error.code) == (400, param, code)
+        assert says in error.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "says"),
+    [
+        ({"prompt": None}, "prompt", "must be text, token ids"),
+        ({"prompt": []}, "prompt", "not empty"),
+        ({"prompt": ["a", 1]}, "prompt", "part 1"),
+        ({"prompt": [1, "a"]}, "prompt", "token ids"),
+        ({"prompt": [[1], [-1]]}, "prompt", "part 1"),
+        ({"prompt": [1.0]}, "prompt", "part 0"),
+        ({"prompt": [True]}, "prompt", "token ids"),
+        (PROMPT | {"suffix": "x"}, "suffix", "suffix is not supported"),
+        (PROMPT | {"best_of": 3}, "best_of", "best_of is not supported unless it is n"),
+        (PROMPT | {"logprobs": True}, "logprobs", "integer"),
+        (PROMPT | {"messages": []}, "messages", "Unknown"),
+        ({}, "prompt", "Missing required parameter: 'prompt'."),
+    ],
+)
+def test_of_completions(asked: dict[str, Any], param: str, says: str) -> None:
+    error = refusal(CompletionRequest, asked)
+    assert (error.status, error.param) == (400, param)
+    assert says in error.message
+
+
+UNSUPPORTED = {
+    "tools": [{"type": "function"}], "tool_choice": "required", "functions": [{}], "function_call": {"name": "f"},
+    "response_format": {"type": "json_object"}, "audio": {}, "modalities": ["text", "audio"], "prediction": {},
+    "reasoning_effort": "low", "store": True, "metadata": {"a": "b"}, "service_tier": "flex", "web_search_options": {},
+    "verbosity": "low", "prompt_cache_key": "a", "safety_identifier": "a",
+}  # fmt: skip
+NEUTRAL = {
+    "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"], "store": False,
+    "metadata": {}, "service_tier": "auto", "parallel_tool_calls": True, "functions": None, "audio": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_supported_is_named(name: str) -> None:
+    error = refusal(ChatRequest, CHAT | {name: UNSUPPORTED[name]})
+    assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
+
+
+def test_what_asks_for_nothing_is_taken() -> None:
+    asked = ChatRequest.model_validate(CHAT | NEUTRAL | dict.fromkeys(UNSUPPORTED.keys() - NEUTRAL.keys()))
+    assert asked.sequences == 1
+    said = {"role": "assistant", "content": "B", "refusal": None, "tool_calls": None, "annotations": [], "audio": None}
+    ChatRequest.model_validate({"messages": [*CHAT["messages"], said]})
+    CompletionRequest.model_validate(PROMPT | {"suffix": "", "best_of": 2, "n": 2, "echo": None})
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "says"),
+    [
+        (None, "messages[0].content", "list"),
+        ([{"type": "input_audio", "input_audio": {}}], "messages[0].content[0].type", "not supported"),
+        ([{"type": "text"}], "messages[0].content[0]", "must have text"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "image_url": {"url": "data:image/png;base64,"}}],
+         "messages[0].content[1]", "must have text"),
+        ([{"type": "image_url", "image_url": {"url": "http://a/b.png"}}], "messages[0].content[0].image_url.url",
+         "the server fetches nothing"),
+        ([{"type": "image_url", "image_url": "https://a/b.png"}], "messages[0].content[0].image_url.url", "data URL"),
+        ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "messages[0].content[0].image_url.url",
+         "data URL"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/gif;base64,aGk="}}],
+         "messages[0].content[0].image_url.url", "must begin with data:image/png"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png,aGk="}}], "messages[0].content[0].image_url.url",
+         "must begin with"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}],
+         "messages[0].content[0].image_url.url", "no base64"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk=", "detail": "high"}}],
+         "messages[0].content[0].image_url.detail", "not supported"),
+    ],
+)  # fmt: skip
+def test_contents(content: Any, param: str, says: str) -> None:
+    error = refusal(ChatRequest, {"messages": [{"role": "user", "content": content}]})
+    assert (error.status, error.param) == (400, param)
+    assert says in error.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "a", "name": "bob"}]}, "messages[0].name"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+        ({"echo": True}, "echo"),
+        ({"prompt": "a"}, "prompt"),
+    ],
+)
+def test_of_chats(asked: dict[str, Any], param: str) -> None:
+    error = refusal(ChatRequest, CHAT | asked)
+    assert (error.status, error.param) == (400, param)
+
+
+def test_a_huge_value_costs_one_error() -> None:
+    """Lists are read up to what is wrong in them, objects are counted first."""
+    error = refusal(CompletionRequest, PROMPT | {"stop_token_ids": ["x"] * 10**6})
+    assert error.param == "stop_token_ids[0]"
+    error = refusal(ChatRequest, {"messages": [{f"k{i}": 1 for i in range(10**5)}]})
+    assert len(error.message) < 200
