@@ -1,0 +1,88 @@
+"""What a token costs in the load generator (`quire bench serve`): streams of an engine that computes nothing.
+
+One run, interleaved: `bare`, a grpc.aio client that drops what it reads (with a rate only), `quire`, the generator on
+the same streams, and `openai`, the generator on those of a `quire gateway`. Processor time is that of the whole process
+of the client, and holds for a machine on which others run too; `busy` is the part of the time that its event loop's
+thread ran.
+"""
+
+import asyncio
+import json
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.frontend import running
+from bench.gateway import bare, gateway
+from rpc.client.security import OPEN
+from rpc.loadgen.drive import Drive
+from rpc.loadgen.native import Native
+from rpc.loadgen.openai_http import OpenAI
+from rpc.loadgen.wire import Request, Wire
+
+ENDLESS = 10**6
+PROMPT = [1, 2, 3, 4]
+
+
+async def of_generator(wire: Wire, streams: int, seconds: float) -> dict[str, float]:
+    """Of streams that all run the whole time, from when they are sent. Raises RuntimeError where one fails."""
+    drive = Drive(wire.send, 600, scheduled=False)
+    asyncio.get_running_loop().call_later(seconds, drive.stop)
+    run = await drive.closed((Request(i, PROMPT, 4, ENDLESS) for i in range(streams)), streams)
+    await wire.close()
+    tokens = sum(seen.tokens for seen in run.seen)
+    if not tokens or any(seen.message for seen in run.seen):
+        raise RuntimeError(f"{tokens} tokens came, and {next((seen.message for seen in run.seen if seen.message), '')}")
+    return {
+        "us_per_token": 1e6 * run.effort.cpu / tokens,
+        "tokens_per_second": tokens / run.effort.seconds,
+        "busy": run.effort.loop / run.effort.seconds,
+    }
+
+
+async def measure(streams: int, rate: float, rounds: int, seconds: float) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, values: dict[str, float]) -> None:
+        for key, value in values.items():
+            found.setdefault(f"{name}_{key}", []).append(value)
+
+    for _ in range(rounds):
+        if rate:
+            with running("served", rate) as server:
+                note("bare", {"us_per_token": await bare(server.address, streams, seconds)})
+        with running("served", rate) as server:
+            note("quire", await of_generator(Native(server.address, "", OPEN, True), streams, seconds))
+        with running("served", rate) as server, gateway(server.address) as (_, http):
+            note(
+                "openai",
+                await of_generator(OpenAI(f"http://{http}/v1", "quire-demo", OPEN, True, None), streams, seconds),
+            )
+    return {name: median(values) for name, values in found.items()}
+
+
+def main(
+    streams: Annotated[int, typer.Option(min=1, help="Concurrent streams.")] = 64,
+    rate: Annotated[float, typer.Option(min=0, help="Tokens a second of each; 0: as fast as they are taken.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Windows of each mode; medians are reported.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a window.")] = 5.0,
+    json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Measure the load generator's own cost."""
+    row = asyncio.run(measure(streams, rate, rounds, seconds))
+    if json_output:
+        print(json.dumps(row))
+        return
+    table = Table(title=f"Load generator: {streams} streams, medians of {rounds}")
+    for heading in ("figure", "value"):
+        table.add_column(heading)
+    for key, value in row.items():
+        table.add_row(key.replace("_", " "), f"{value:,.3g}" if value < 1000 else f"{value:,.0f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,104 @@
+"""A load over quire.v1."""
+
+import time
+from typing import Any
+
+import grpc
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+from quire.v1 import model_service_pb2 as model_pb
+from quire.v1 import model_service_pb2_grpc as model_pb_grpc
+from quire.v1 import tokenization_service_pb2 as tokenization_pb
+from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
+
+from rpc.client.errors import sentence
+from rpc.client.failures import failure_of
+from rpc.client.resuming_async import END
+from rpc.client.security import Security
+from rpc.loadgen.corpus import Corpus
+from rpc.loadgen.seen import Seen
+from rpc.loadgen.wire import Connections, Failed, Request, Served
+
+PIECE = 4096  # characters that every server tokenizes in one call
+ENOUGH = 2**17  # tokens to cut prompts from
+
+
+class Native:
+    """server: HOST:PORT. model: its name, "" for the only one. Nothing is tried again: what a server refuses counts."""
+
+    def __init__(self, server: str, model: str, security: Security, ignore_eos: bool) -> None:
+        self._server, self._model, self._ignore_eos = server, model, ignore_eos
+        self._metadata = security.metadata
+        self._connections = Connections(server, security)
+
+    async def find(self) -> Served:
+        answer = await self._call(model_pb_grpc.ModelServiceStub, "ListModels", model_pb.ListModelsRequest())
+        found = [model for model in answer.models if self._model in ("", model.name)]
+        if not found:
+            raise Failed("NOT_FOUND", f"--model {self._model} is not served, {[m.name for m in answer.models]} are")
+        return Served(found[0].name, found[0].max_model_length)
+
+    async def corpus(self, text: str) -> Corpus:
+        """Of the server's tokenizer."""
+        ids: list[int] = []
+        for start in range(0, len(text), PIECE):
+            request = tokenization_pb.TokenizeRequest(
+                model=self._model, text=text[start : start + PIECE], add_special_tokens=False
+            )
+            answer = await self._call(tokenization_pb_grpc.TokenizationServiceStub, "Tokenize", request)
+            ids += answer.token_ids
+            if len(ids) >= ENOUGH:
+                break
+        return Corpus(ids)
+
+    async def send(self, request: Request, seen: Seen) -> None:
+        spec = pb.GenerationSpec(
+            model=self._model,
+            sampling=pb.SamplingParameters(seed=request.number),
+            stopping=pb.StoppingCriteria(max_tokens=request.output, ignore_eos=self._ignore_eos),
+        )
+        if isinstance(request.prompt, str):
+            spec.text = request.prompt
+        else:
+            spec.token_ids.ids.extend(request.prompt)
+        with self._connections.lease() as channel:
+            stub = pb_grpc.GenerationServiceStub(channel)
+            call = stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec), metadata=self._metadata)
+            seen.sent = time.monotonic()
+            try:
+                await self._read(call, seen)
+            except grpc.RpcError as error:
+                raise failed(error, self._server) from None
+            finally:
+                call.cancel()
+
+    async def _read(self, call: Any, seen: Seen) -> None:
+        while (message := await call.read()) is not END:
+            now = time.monotonic()
+            tokens = 0
+            for delta in message.deltas:
+                if delta.first_position != seen.tokens:
+                    raise Failed("DATA_LOSS", f"token {delta.first_position} came where {seen.tokens} was due")
+                tokens += delta.token_count
+            if tokens:
+                seen.times.append(now)
+                seen.tokens += tokens
+            if message.HasField("usage"):
+                seen.prompt_tokens = message.usage.prompt_tokens
+
+    async def _call(self, stub: Any, method: str, request: Any) -> Any:
+        with self._connections.lease() as channel:
+            try:
+                return await getattr(stub(channel), method)(request, metadata=self._metadata)
+            except grpc.RpcError as error:
+                raise failed(error, self._server) from None
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+
+def failed(error: grpc.RpcError, server: str) -> Failed:
+    """Of a call to this server; the code has the reason that Quire gives, too."""
+    failure = failure_of(error)
+    code = f"{failure.code.name} {failure.reason}".strip()
+    return Failed(code, sentence(failure, server).removeprefix(f"{failure.code.name}: "))

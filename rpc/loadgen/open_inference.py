@@ -1,0 +1,119 @@
+"""A load over the Open Inference Protocol with Triton's extensions: ModelStreamInfer of a model of text.
+
+The prompt is text, so its length is about right: the server is asked once how many tokens a word is. Its own counts,
+where it gives them as Triton's vLLM back end does, are what is reported.
+"""
+
+import json
+import struct
+import time
+from typing import Any
+
+import grpc
+
+from rpc.client.resuming_async import END
+from rpc.client.security import Security
+from rpc.loadgen.corpus import Corpus, corpus_of_words
+from rpc.loadgen.native import failed
+from rpc.loadgen.seen import Seen
+from rpc.loadgen.wire import Connections, Failed, Request, Served
+from rpc.services.inference import pb
+from rpc.services.inference.tensors import join
+
+SERVICE = "/inference.GRPCInferenceService/"
+FLAGS = ("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
+
+
+class OpenInference:
+    """server: HOST:PORT. model: its name, which this protocol cannot find out. A call for each request."""
+
+    def __init__(self, server: str, model: str, security: Security, ignore_eos: bool) -> None:
+        self._server, self._model, self._ignore_eos = server, model, ignore_eos
+        self._metadata = security.metadata
+        self._connections = Connections(server, security)
+
+    async def find(self) -> Served:
+        if not self._model:
+            raise Failed("NOT_FOUND", "--protocol inference needs --model: the protocol has no list of models")
+        with self._connections.lease() as channel:
+            ready = channel.unary_unary(
+                SERVICE + "ModelReady",
+                request_serializer=pb.ModelReadyRequest.SerializeToString,
+                response_deserializer=pb.ModelReadyResponse.FromString,
+            )
+            try:
+                answer = await ready(pb.ModelReadyRequest(name=self._model), metadata=self._metadata)
+            except grpc.RpcError as error:
+                raise failed(error, self._server) from None
+        if not answer.ready:
+            raise Failed("NOT_FOUND", f"--model {self._model} is not ready at {self._server}")
+        return Served(self._model)
+
+    async def corpus(self, text: str) -> Corpus:
+        async def count(prompt: str) -> int:
+            seen = Seen(0.0, (0, 1))
+            await self.send(Request(0, prompt, 0, 1), seen)
+            return seen.prompt_tokens
+
+        return await corpus_of_words(text, count)
+
+    async def send(self, request: Request, seen: Seen) -> None:
+        message = self._message(request)
+        with self._connections.lease() as channel:
+            infer: Any = channel.stream_stream(
+                SERVICE + "ModelStreamInfer",
+                request_serializer=pb.ModelInferRequest.SerializeToString,
+                response_deserializer=pb.ModelStreamInferResponse.FromString,
+            )
+            call: Any = infer(metadata=self._metadata)
+            seen.sent = time.monotonic()
+            try:
+                await call.write(message)
+                await call.done_writing()
+                while (answer := await call.read()) is not END:
+                    _take(answer, seen)
+            except grpc.RpcError as error:
+                raise failed(error, self._server) from None
+            finally:
+                call.cancel()
+
+    def _message(self, request: Request) -> pb.ModelInferRequest:
+        parameters = {"max_tokens": request.output, "ignore_eos": self._ignore_eos, "seed": request.number}
+        message = pb.ModelInferRequest(model_name=self._model, id=str(request.number))
+        texts = {"text_input": str(request.prompt), "sampling_parameters": json.dumps(parameters)}
+        for name, text in texts.items():
+            message.inputs.add(name=name, datatype="BYTES", shape=[1])
+            message.raw_input_contents.append(join("BYTES", [text.encode()]))
+        for name in FLAGS:
+            message.inputs.add(name=name, datatype="BOOL", shape=[1])
+            message.raw_input_contents.append(b"\1")
+        return message
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+
+def _take(answer: pb.ModelStreamInferResponse, seen: Seen) -> None:
+    now, parts = time.monotonic(), answer.infer_response
+    if answer.error_message:
+        code = parts.parameters["quire_error_code"].string_param or "ERROR"
+        reason = parts.parameters["quire_error_reason"].string_param
+        raise Failed(f"{code} {reason}".strip(), answer.error_message)
+    places = {output.name: i for i, output in enumerate(parts.outputs)}
+    if "num_input_tokens" in places:
+        seen.prompt_tokens = _number(parts, places["num_input_tokens"])
+    tokens = _number(parts, places["num_output_tokens"]) if "num_output_tokens" in places else int(bool(parts.outputs))
+    if tokens:
+        seen.times.append(now)
+        seen.tokens += tokens
+
+
+def _number(answer: pb.ModelInferResponse, place: int) -> int:
+    """The only element of a tensor of UINT32, raw or typed. Raises Failed."""
+    if place < len(answer.raw_output_contents):
+        raw = answer.raw_output_contents[place]
+        if len(raw) == 4:
+            return int(struct.unpack("<I", raw)[0])
+    elif len(answer.outputs[place].contents.uint_contents) == 1:
+        return int(answer.outputs[place].contents.uint_contents[0])
+    raise Failed("BAD_ANSWER", f"{answer.outputs[place].name} is not one UINT32")

@@ -1,0 +1,106 @@
+"""A load's pictures: latencies, tokens a second and requests at a time. Needs matplotlib, the extra `plots`."""
+
+import html
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from rpc.loadgen.drive import Run
+from rpc.loadgen.report import latency_rows, rows
+from rpc.loadgen.seen import Seen, Targets
+
+BINS = 100  # of the time
+SHOWN = 99.5  # percentile of latencies up to which axes go: one stall would leave no room for the others
+COLOURS = ("#1f5fa8", "#c8641e", "#3a8a4d")
+
+
+def draw(run: Run, targets: Targets, title: str) -> Figure:
+    """Four panels of what ended well."""
+    done = [one for one in run.seen if one.complete and one.times]
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure.suptitle(title)
+    firsts, others, flow, busy = figure.subplots(2, 2).flat
+    _shares(firsts, {"TTFT": [one.first for one in done], "E2E": [one.whole for one in done]}, targets.first)
+    _shares(others, {"TPOT": [one.other for one in done if one.other is not None], "ITL": _gaps(done)}, targets.other)
+    _flow(flow, run, done)
+    _live(busy, run)
+    return figure
+
+
+def _gaps(done: list[Seen]) -> NDArray[np.float64]:
+    return np.concatenate([one.gaps() for one in done]) if done else np.zeros(0)
+
+
+def _shares(axes: Axes, latencies: dict[str, Any], target: float | None) -> None:
+    """Empirical distributions: how many had waited at most so long."""
+    for (name, values), colour in zip(latencies.items(), COLOURS, strict=False):
+        if len(values):
+            axes.ecdf(1000 * np.asarray(values), label=name, color=colour)
+    if target is not None:
+        axes.axvline(1000 * target, color="grey", linestyle="--", label="target")
+    shown = [1000 * float(np.percentile(values, SHOWN)) for values in latencies.values() if len(values)]
+    axes.set(xlabel="milliseconds", ylabel="share", xlim=(0, 1.1 * max(shown, default=1.0) or 1.0))
+    axes.set_title(" and ".join(latencies))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right")
+
+
+def _flow(axes: Axes, run: Run, done: list[Seen]) -> None:
+    """Tokens a second; those of a request are spread evenly over its messages."""
+    edges = np.linspace(0, max(run.end - run.begin, 1e-9), BINS + 1)
+    times = np.concatenate([np.array(one.times) - run.begin for one in done]) if done else np.zeros(0)
+    weights = np.concatenate([np.full(len(one.times), one.tokens / len(one.times)) for one in done]) if done else times
+    tokens, _ = np.histogram(times, edges, weights=weights)
+    axes.stairs(tokens / np.diff(edges), edges, color=COLOURS[0])
+    axes.set(title="Output tokens a second", xlabel="seconds", ylabel="tokens/s", ylim=(0, None))
+
+
+def _live(axes: Axes, run: Run) -> None:
+    """Requests between when they were due and their ends, and those sent so far."""
+    starts = np.sort([one.due - run.begin for one in run.seen])
+    ends = np.sort([one.ended - run.begin for one in run.seen if one.ended])
+    times = np.linspace(0, max(run.end - run.begin, 1e-9), 500)
+    due, ended = np.searchsorted(starts, times, "right"), np.searchsorted(ends, times, "right")
+    axes.plot(times, due - ended, color=COLOURS[0], label="under way")
+    axes.plot(times, due, color=COLOURS[1], label="due so far")
+    axes.plot(times, ended, color=COLOURS[2], label="ended so far")
+    axes.set(title="Requests", xlabel="seconds", ylabel="requests", ylim=(0, None))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+
+
+def save(figure: Figure, result: dict[str, Any], title: str, path: Path) -> None:
+    """As a picture, or as a page with the figures under it and nothing outside it. Raises ValueError for a name that
+    ends in neither .png nor .html, OSError.
+    """
+    if path.suffix == ".png":
+        figure.savefig(path, dpi=110)
+    elif path.suffix == ".html":
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+        path.write_text(_page(drawn.getvalue(), result, title), encoding="utf-8")
+    else:
+        raise ValueError(f"--plot {path} must end in .png or .html")
+
+
+def _page(svg: str, result: dict[str, Any], title: str) -> str:
+    picture = svg[svg.index("<svg") :]
+    figures = _table(rows(result)) + _table(latency_rows(result))
+    name = html.escape(title)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>'
+        "body{font:15px sans-serif;max-width:75em;margin:2em auto}svg{width:100%;height:auto}"
+        "td{padding:.15em 1em;text-align:right}td:first-child{text-align:left}table{margin:1em 0}"
+        f"</style></head><body>\n{picture}\n{figures}</body></html>\n"
+    )
+
+
+def _table(cells: list[Any]) -> str:
+    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in cells)
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>\n"

@@ -1,0 +1,101 @@
+"""The figures of a load."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rpc.loadgen.drive import Run
+from rpc.loadgen.machine import Effort
+from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
+
+POINTS = (50, 90, 95, 99)
+BUSY = 0.8  # of a core, from which the generator's one thread is what limits
+LATE, LATE_SHARE = 0.005, 0.1  # seconds, and of the median TTFT: later than both is too late
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """In milliseconds: the mean, POINTS and the largest, between values linearly as numpy does; {} of no values."""
+    if not len(values):
+        return {}
+    points = dict(zip((f"p{p}" for p in POINTS), np.percentile(values, POINTS), strict=True))
+    figures = {"mean": np.mean(values), **points, "max": np.max(values)}
+    return {name: round(1000 * float(value), 3) for name, value in figures.items()}
+
+
+def summary(run: Run, targets: Targets) -> dict[str, Any]:
+    """Requests that a person interrupted count nowhere but in `interrupted`. Rates are of the time from the start of
+    the load to the end of its last request. Latencies are of requests that ended well; TTFT and E2E from when a request
+    was due (`rpc.loadgen.drive`).
+    """
+    seen = [one for one in run.seen if one.ended and one.code != INTERRUPTED]
+    done = [one for one in seen if one.complete]
+    seconds = max(run.end - run.begin, 1e-9)
+    met = sum(targets.met_by(one) for one in seen)
+    return {
+        "requests": len(seen),
+        "ok": len(done),
+        "failed": len(seen) - len(done),
+        "short": sum(one.short for one in done),
+        "interrupted": len(run.seen) - len(seen),
+        "errors": _errors(seen),
+        "error_rate": round((len(seen) - len(done)) / max(1, len(seen)), 6),
+        "seconds": round(seconds, 3),
+        "requests_per_second": round(len(done) / seconds, 3),
+        "input_tokens": sum(_prompt(one) for one in done),
+        "output_tokens": sum(one.tokens for one in done),
+        "input_tokens_per_second": round(sum(_prompt(one) for one in done) / seconds, 2),
+        "output_tokens_per_second": round(sum(one.tokens for one in done) / seconds, 2),
+        "messages": sum(len(one.times) for one in done),
+        "input_tokens_asked": sum(one.asked[0] for one in done),
+        "ttft_ms": percentiles([one.first for one in done if one.first is not None]),
+        "itl_ms": percentiles(_all_gaps(done)),
+        "tpot_ms": percentiles([one.other for one in done if one.other is not None]),
+        "e2e_ms": percentiles([one.whole for one in done]),
+        "goodput": round(met / max(1, len(seen)), 6),
+        "goodput_per_second": round(met / seconds, 3),
+        "generator": generator(run, seen),
+    }
+
+
+def generator(run: Run, seen: Sequence[Seen]) -> dict[str, Any]:
+    """How late it sent what had a time, how late its event loop was, and how busy it was."""
+    effort, tokens = run.effort, sum(one.tokens for one in run.seen)
+    late = [one.sent - one.due for one in seen if one.sent] if run.scheduled else []
+    return {
+        "sent_late_ms": percentiles(late),
+        "loop_late_ms": percentiles(effort.lags),
+        "loop_busy": round(effort.loop / max(effort.seconds, 1e-9), 4),
+        "cpu_cores": round(effort.cpu / max(effort.seconds, 1e-9), 4),
+        "cpu_us_per_token": round(1e6 * effort.cpu / max(1, tokens), 2),
+        "warnings": warnings(effort, late, [one.first for one in seen if one.first is not None]),
+    }
+
+
+def warnings(effort: Effort, late: Sequence[float], firsts: Sequence[float]) -> list[str]:
+    """Why the figures may be those of the generator, or of its machine, and not the server's."""
+    found = []
+    busy = effort.loop / max(effort.seconds, 1e-9)
+    if busy > BUSY:
+        found.append(f"the generator's thread was busy {busy:.0%} of the time: it limits what is measured")
+    bound = max(LATE, LATE_SHARE * float(np.median(firsts)) if len(firsts) else 0.0)
+    for what, lags in (("sent requests", late), ("read answers", effort.lags)):
+        if len(lags) and (p99 := float(np.percentile(lags, 99))) > bound:
+            found.append(f"the generator {what} up to {1000 * p99:.1f} ms late (p99), which the latencies have in them")
+    return found
+
+
+def _prompt(seen: Seen) -> int:
+    return seen.prompt_tokens or seen.asked[0]
+
+
+def _all_gaps(done: Sequence[Seen]) -> Sequence[float]:
+    return np.concatenate([one.gaps() for one in done]) if done else []  # type: ignore[return-value]
+
+
+def _errors(seen: Sequence[Seen]) -> dict[str, dict[str, Any]]:
+    """By code: how many, and what the first one said."""
+    counts = Counter(one.code for one in seen if one.code)
+    first = {one.code: one.message for one in reversed(seen) if one.code}
+    return {code: {"count": count, "message": first[code]} for code, count in counts.most_common()}

@@ -1,0 +1,53 @@
+"""What keeps `quire bench serve` from a load is said in a line, before anything is sent."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rpc.cli import bench
+from rpc.cli.main import app
+
+NOBODY = ("--server", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--protocol", "smtp"), "--protocol is 'smtp', must be one of quire, inference, openai"),
+        (("--server", "nowhere"), "--server is 'nowhere', must be HOST:PORT"),
+        (("--plot", "a.gif"), "--plot a.gif must end in .png or .html"),
+        (("--rate", "2", "--concurrency", "2"), "--concurrency and --rate are different loads"),
+        (("--tokenizer", "demo"), "--tokenizer is for --protocol openai"),
+        (("--protocol", "openai", "--tokenizer", "/nowhere"), "--tokenizer /nowhere: no such directory"),
+        (("--protocol", "inference", *NOBODY), "needs --model"),
+        (NOBODY, "no server answers at 127.0.0.1:1"),
+        (("--protocol", "openai", *NOBODY), "http://127.0.0.1:1/v1"),
+    ],
+)
+def test_what_is_wrong_is_said(flags: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["bench", "serve", *flags])
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert done.stderr.startswith("quire: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--protocol", "openai"), "needs httpx, which is not installed: pip install 'quire[bench]'"),
+        (("--plot", "a.png"), "needs matplotlib, which is not installed: pip install 'quire[plots]'"),
+    ],
+)
+def test_libraries_that_lack_are_named(flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda _: None)
+    done = CliRunner().invoke(app, ["bench", "serve", *flags])
+    assert done.exit_code == 1
+    assert said in done.stderr
+
+
+def test_extras_that_errors_name_exist() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'bench = [\n    "httpx' in project
+    assert 'plots = [\n    "matplotlib' in project

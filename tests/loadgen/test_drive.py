@@ -1,0 +1,134 @@
+"""A load keeps its times, whatever the server does; every request is seen once."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rpc.loadgen.drive import Drive, Run
+from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
+from rpc.loadgen.summary import summary
+from rpc.loadgen.wire import Failed, Request
+
+
+def requests(count: int, gap: float = 0.0) -> Iterator[Request]:
+    return (Request(i, [1], 1, 1, i * gap) for i in range(count))
+
+
+class Server:
+    """Answers one request at a time, each with one token after so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._turn = seconds, asyncio.Lock()
+        self.live = self.peak = 0
+
+    async def send(self, request: Request, seen: Seen) -> None:
+        seen.sent = time.monotonic()
+        self.live += 1
+        self.peak = max(self.peak, self.live)
+        try:
+            async with self._turn:
+                await asyncio.sleep(self._seconds)
+            seen.times.append(time.monotonic())
+            seen.tokens += 1
+        finally:
+            self.live -= 1
+
+
+def test_open_loop_does_not_wait_for_a_slow_server() -> None:
+    async def run(seconds: float) -> Run:
+        return await Drive(Server(seconds).send, 60, scheduled=True).open(requests(30, 0.01))
+
+    fast, slow = asyncio.run(run(0.0)), asyncio.run(run(0.03))
+    for one in (fast, slow):
+        due = [seen.due - one.begin for seen in one.seen]
+        assert due == pytest.approx([0.01 * i for i in range(30)])
+        assert np.median([seen.sent - seen.due for seen in one.seen]) < 0.02
+    waits = [seen.first or 0.0 for seen in slow.seen]
+    assert waits[-1] > 0.5, "30 x 0.03 s, less the 0.29 s in which they came"
+    assert np.median(waits[20:]) > 2 * np.median(waits[:10])
+    assert summary(slow, Targets())["ttft_ms"]["p50"] > 3 * summary(fast, Targets())["ttft_ms"]["p50"]
+
+
+def test_what_a_request_waits_in_the_generator_counts() -> None:
+    async def run() -> Run:
+        async def send(request: Request, seen: Seen) -> None:
+            time.sleep(0.1 if request.number == 0 else 0)  # holds up the whole generator
+            await Server(0.0).send(request, seen)
+
+        return await Drive(send, 60, scheduled=True).open(requests(5, 0.01))
+
+    found = asyncio.run(run())
+    result = summary(found, Targets())
+    assert (found.seen[1].first or 0.0) > 0.08
+    assert result["generator"]["sent_late_ms"]["max"] > 80
+    assert any("ms late" in warning for warning in result["generator"]["warnings"])
+
+
+def test_closed_loop_has_so_many_at_a_time_and_waits_for_them() -> None:
+    async def run() -> tuple[Run, Server]:
+        server = Server(0.005)
+        return await Drive(server.send, 60, scheduled=False).closed(requests(12), 3), server
+
+    found, server = asyncio.run(run())
+    assert server.peak == 3
+    assert [seen.complete for seen in found.seen] == [True] * 12
+    assert max(seen.first or 0.0 for seen in found.seen) < 0.15
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_duration_ends_the_sending_and_not_the_requests(scheduled: bool) -> None:
+    async def run() -> Run:
+        drive = Drive(Server(0.02).send, 60, scheduled)
+        many = requests(10**6, 0.01)
+        return await (drive.open(many, 0.095) if scheduled else drive.closed(many, 2, 0.095))
+
+    found = asyncio.run(run())
+    assert all(seen.complete for seen in found.seen)
+    if scheduled:
+        assert len(found.seen) == 10
+    else:
+        assert 2 <= len(found.seen) <= 7
+
+
+def test_failures_are_counted_by_their_codes() -> None:
+    async def run() -> Run:
+        async def send(request: Request, seen: Seen) -> None:
+            if request.number == 1:
+                raise Failed("UNAVAILABLE", "gone")
+            await asyncio.sleep(60 if request.number == 2 else 0)
+
+        return await Drive(send, 0.05, scheduled=False).closed(requests(4), 2)
+
+    found = asyncio.run(run())
+    assert [seen.code for seen in found.seen] == ["", "UNAVAILABLE", "TIMEOUT", ""]
+    assert summary(found, Targets())["errors"]["UNAVAILABLE"] == {"count": 1, "message": "gone"}
+
+
+def test_a_fault_of_the_generator_is_no_failed_request() -> None:
+    async def send(request: Request, seen: Seen) -> None:
+        raise KeyError("a mistake")
+
+    async def run() -> None:
+        await Drive(send, 60, scheduled=True).open(requests(3, 0.01))
+
+    with pytest.raises(KeyError, match="a mistake"):
+        asyncio.run(run())
+
+
+def test_stopping_shows_what_there_is() -> None:
+    async def run() -> tuple[Run, Server]:
+        server = Server(0.02)
+        drive = Drive(server.send, 60, scheduled=True)
+        asyncio.get_running_loop().call_later(0.2, drive.stop)
+        return await drive.open(requests(10**6, 0.01)), server
+
+    found, server = asyncio.run(run())
+    assert found.stopped
+    assert server.live == 0
+    assert {seen.code for seen in found.seen} == {"", INTERRUPTED}
+    result = summary(found, Targets())
+    assert result["failed"] == 0
+    assert result["ok"] + result["interrupted"] == len(found.seen)

@@ -1,0 +1,86 @@
+"""The requests of a load: as many, as long and as alike as asked, and the same ones each time."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rpc.loadgen.corpus import Corpus, plays
+from rpc.loadgen.plan import Plan
+from rpc.loadgen.settings import LoadSettings
+
+IDS, WORDS = Corpus(range(5000)), Corpus(plays().split(), 1.5)
+
+
+def test_prompts_have_their_lengths_and_share_what_they_should() -> None:
+    settings = LoadSettings(requests=40, input_tokens="50-60", output_tokens="3-9", shared_prefix=20, seed=5)
+    made = list(Plan(settings, IDS, 100).requests())
+    assert [one.number for one in made] == list(range(40))
+    assert {len(one.prompt) for one in made} == set(range(50, 61))
+    assert all(len(one.prompt) == one.tokens for one in made)
+    assert {one.output for one in made} == set(range(3, 10))
+    assert len({tuple(one.prompt[:20]) for one in made}) == 1
+    assert len({one.prompt[20] for one in made}) > 35
+    assert made == list(Plan(settings, IDS, 100).requests())
+    other = Plan(LoadSettings(requests=40, input_tokens="50-60", shared_prefix=20, seed=6), IDS, None)
+    assert made[0].prompt != next(other.requests()).prompt
+
+
+def test_warm_up_has_other_text_but_the_shared_one() -> None:
+    plan = Plan(LoadSettings(requests=5, warm_up=3, input_tokens="30", shared_prefix=10), IDS, None)
+    warm, made = list(plan.warm_up()), list(plan.requests())
+    assert (len(warm), len(made), plan.total) == (3, 5, 5)
+    assert {tuple(one.prompt[:10]) for one in warm} == {tuple(one.prompt[:10]) for one in made}
+    assert not {tuple(one.prompt[10:]) for one in warm} & {tuple(one.prompt[10:]) for one in made}
+    assert not {one.number for one in warm} & {one.number for one in made}
+
+
+def test_text_is_cut_at_words_and_goes_round() -> None:
+    text = WORDS.prompt([(10**9, 30)])
+    assert isinstance(text, str)
+    assert len(text.split()) == 20
+    assert not WORDS.exact
+    assert Corpus([1, 2, 3]).prompt([(2, 8)]) == [3, 1, 2, 3, 1, 2, 3, 1]
+
+
+def test_blocks_of_a_trace_are_equal_text_where_their_ids_are(tmp_path: Path) -> None:
+    row = '{"timestamp": %d, "input_length": %d, "output_length": 10, "hash_ids": %s}\n'
+    file = tmp_path / "a.jsonl"
+    file.write_text(row % (0, 1100, [7, 8, 9]) + row % (1000, 1100, [7, 8, 10]) + row % (2000, 513, [1, 2]))
+    settings = LoadSettings(trace=str(file), speed=2)
+    for context, block in ((None, 512), (556, 256)):
+        plan = Plan(settings, Corpus(range(10**6)), context)
+        one, two, three = plan.requests()
+        assert [request.at for request in (one, two, three)] == [0, 0.5, 1]
+        for request in (one, two, three):
+            assert len(request.prompt) == request.tokens
+        alike = next(i for i, (a, b) in enumerate(zip(one.prompt, two.prompt, strict=True)) if a != b)
+        assert alike == 2 * int(512 * plan.shrink)
+        assert abs(alike - 2 * block) <= 4
+        assert three.prompt[0] != one.prompt[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"concurrency": 2, "rate": 1.0}, "--concurrency and --rate are different loads"),
+        ({"rate": 0.0}, "--rate is 0.0, must be above 0"),
+        ({"speed": float("nan")}, "--speed is nan"),
+        ({"duration": -1.0}, "--duration is -1.0"),
+        ({"shared_prefix": 200}, "--shared-prefix 200 is longer than the shortest prompt, 128"),
+        ({"shared_prefix": 2, "trace": "mooncake"}, "--shared-prefix is not for --trace"),
+        ({"output_tokens": "5-2"}, "--output-tokens '5-2' must be"),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(flags: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        LoadSettings(**flags)
+
+
+def test_requests_that_cannot_fit_are_refused_before_the_load() -> None:
+    with pytest.raises(ValueError, match="do not fit a context of 191"):
+        Plan(LoadSettings(), IDS, 191)
+    assert Plan(LoadSettings(), IDS, 192).total == 100
+    assert Plan(LoadSettings(duration=3.0), IDS, 192).total is None
+    assert Plan(LoadSettings(trace="azure-conv"), IDS, 1024).total == 200
+    assert max(one.tokens + one.output for one in Plan(LoadSettings(trace="mooncake"), IDS, 1024).requests()) <= 1024

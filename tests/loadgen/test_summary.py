@@ -1,0 +1,87 @@
+"""Figures of a load, against plain statements of what they are."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpc.loadgen.drive import Run
+from rpc.loadgen.machine import Effort
+from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
+from rpc.loadgen.summary import percentiles, summary
+
+
+def seen(due: float, times: list[float], code: str = "", tokens: int | None = None, sent: float | None = None) -> Seen:
+    made = len(times) if tokens is None else tokens
+    end = times[-1] if times else due
+    return Seen(due, (10, made), due if sent is None else sent, times, made, 0, end, code)
+
+
+@given(st.lists(st.floats(0, 1000), min_size=1, max_size=50))
+def test_percentiles_are_numpys(values: list[float]) -> None:
+    found = percentiles(values)
+    for name, value in {"mean": np.mean(values), "max": max(values)}.items():
+        assert found[name] == pytest.approx(1000 * value, abs=1e-3)
+    for p in (50, 90, 95, 99):
+        assert found[f"p{p}"] == pytest.approx(1000 * np.percentile(values, p), abs=1e-3)
+
+
+def test_no_values_have_no_percentiles() -> None:
+    assert percentiles([]) == {}
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=12))
+def test_gaps_are_those_of_tokens_that_come_with_their_messages(sizes: list[int]) -> None:
+    times = np.cumsum(np.arange(1, len(sizes) + 1) / 10).tolist()
+    arrived = np.repeat(times, sizes)  # of each token
+    one = seen(0.0, times, tokens=sum(sizes))
+    assert sorted(one.gaps()) == pytest.approx(sorted(np.diff(arrived)))
+    if sum(sizes) > 1:
+        assert one.other == pytest.approx(np.mean(np.diff(arrived)))
+
+
+def test_targets_are_met_by_whole_requests() -> None:
+    targets = Targets(first=1.0, other=0.1)
+    assert targets.met_by(seen(5.0, [6.0, 6.1, 6.15, 6.2])), "0.1 s a token on average"
+    assert targets.met_by(seen(5.0, [5.5]))
+    assert not targets.met_by(seen(5.0, [6.01, 6.02])), "the first one is late"
+    assert not targets.met_by(seen(5.0, [5.5, 5.7])), "the other one is late"
+    assert not targets.met_by(seen(5.0, [5.1, 5.2], "UNAVAILABLE"))
+    assert not targets.met_by(seen(5.0, []))
+    assert Targets().met_by(seen(5.0, [99.0]))
+
+
+def test_all_requests_are_accounted_for() -> None:
+    run = Run(scheduled=True, begin=100.0, end=110.0, effort=Effort([0.001] * 10, cpu=1.0, loop=0.5, seconds=10.0))
+    run.seen = [
+        seen(100.0, [101.0, 101.5, 102.0], sent=100.25),
+        seen(103.0, [103.5, 104.0], tokens=4),
+        seen(104.0, [], "UNAVAILABLE"),
+        seen(104.5, [105.0], "UNAVAILABLE"),
+        seen(105.0, [106.0], INTERRUPTED),
+    ]
+    run.seen[1].asked, run.seen[1].prompt_tokens = (10, 5), 12
+    result = summary(run, Targets(first=0.6))
+    counts = ("requests", "ok", "failed", "short", "interrupted", "input_tokens", "output_tokens", "messages")
+    assert [result[name] for name in counts] == [4, 2, 2, 1, 1, 22, 7, 5]
+    assert result["error_rate"] == 0.5
+    assert {code: error["count"] for code, error in result["errors"].items()} == {"UNAVAILABLE": 2}
+    assert (result["requests_per_second"], result["output_tokens_per_second"]) == (0.2, 0.7)
+    assert (result["goodput"], result["goodput_per_second"]) == (0.25, 0.1)
+    assert (result["ttft_ms"]["max"], result["ttft_ms"]["mean"]) == (1000, 750)
+    assert result["e2e_ms"]["max"] == 2000
+    assert result["tpot_ms"]["max"] == 500
+    assert result["generator"]["sent_late_ms"]["max"] == 250
+    assert result["generator"]["cpu_us_per_token"] == pytest.approx(1e6 / 9, abs=0.01)
+
+
+def test_a_generator_that_limits_says_so() -> None:
+    def said(effort: Effort, sent: float = 0.0) -> list[str]:
+        run = Run(True, [seen(0.0, [0.1], sent=sent)], 0.0, 1.0, effort)
+        return summary(run, Targets())["generator"]["warnings"]
+
+    assert said(Effort([0.001], 1.0, 0.7, 1.0)) == []
+    assert "busy 90%" in said(Effort([0.001], 1.0, 0.9, 1.0))[0]
+    assert "sent requests up to 50.0 ms late" in said(Effort([0.001], 0.1, 0.1, 1.0), sent=0.05)[0]
+    assert "read answers up to 30.0 ms late" in said(Effort([0.03], 0.1, 0.1, 1.0))[0]
+    assert said(Effort([0.009], 0.1, 0.1, 1.0)) == [], "a tenth of the first token's time is small"
