@@ -5,8 +5,9 @@ import logging
 import sys
 import time
 from contextlib import AbstractAsyncContextManager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,13 +15,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
-from rpc.cli.options import Config, build, with_settings
+from rpc.cli.connection import ConnectionOptions, security_of
+from rpc.cli.options import Config, build, parameter_of, with_settings
 from rpc.settings import EngineSettings, ServerSettings
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
+if TYPE_CHECKING:
+    from rpc.client.security import Security
+
 
 @with_settings(
-    {ModelSettings: None, EngineSettings: "Engine", SchedulerSettings: "Scheduling", CacheSettings: "Prefix cache"}
+    {
+        ModelSettings: None,
+        EngineSettings: "Engine",
+        SchedulerSettings: "Scheduling",
+        CacheSettings: "Prefix cache",
+        ConnectionOptions: "With --server",
+    }
 )
 def batch(
     context: typer.Context,
@@ -52,7 +63,8 @@ def batch(
     from rpc.frontend.errors import RequestFailed
 
     if server is not None:
-        server = _refuse_engine_flags(context, server, list(values))
+        others = {parameter_of(option) for option in fields(ConnectionOptions)}
+        server = _refuse_engine_flags(context, server, [name for name in values if name not in others])
     logging.basicConfig(level=logging.WARNING, format="quire: %(message)s", stream=sys.stderr)
     try:
         settings = ServerSettings(
@@ -62,7 +74,7 @@ def batch(
             queue=NO_QUEUE_LIMITS,
             cache=build(CacheSettings, values),
         )
-        asyncio.run(_run(input_path, output_path, server, settings))
+        asyncio.run(_run(input_path, output_path, server, settings, security_of(values)))
     except KeyboardInterrupt:
         _say(f"stopped. The same command goes on from what is in {output_path}")
         raise typer.Exit(130) from None
@@ -90,7 +102,9 @@ def _say(message: str) -> None:
     typer.echo(f"quire: {message}", err=True)
 
 
-async def _run(input_path: Path, output_path: Path, server: str | None, settings: ServerSettings) -> None:
+async def _run(
+    input_path: Path, output_path: Path, server: str | None, settings: ServerSettings, security: "Security"
+) -> None:
     from rpc.batch.job import Tally, count_lines, run_job
     from rpc.batch.lines import read_lines
     from rpc.batch.patience import Patience
@@ -109,7 +123,7 @@ async def _run(input_path: Path, output_path: Path, server: str | None, settings
         if tally.before:
             _say(f"going on: {tally.before} of {tally.lines} results are there")
         runner: AbstractAsyncContextManager[Runner]
-        runner = local_runner(settings) if server is None else server_runner(server, patience)
+        runner = local_runner(settings) if server is None else server_runner(server, patience, security)
         began = time.monotonic()
         async with runner as ready:
             with Progress(*COLUMNS, console=Console(stderr=True)) as bar:

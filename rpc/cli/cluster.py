@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rpc.cli.admin import Server, call
+from rpc.cli.connection import TokenFile
 
 cluster = typer.Typer(help="The engines of a running server.", no_args_is_help=True)
 
@@ -20,13 +21,14 @@ def _root() -> None:
 @cluster.command()
 def status(
     server: Server = "127.0.0.1:50052",
+    token_file: TokenFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Show each replica: its state, how many engines its place has had, pages and queue."""
     from google.protobuf.json_format import MessageToDict
     from quire.v1 import admin_service_pb2 as pb
 
-    answer = call(server, "ListReplicas", pb.ListReplicasRequest())
+    answer = call(server, token_file, "ListReplicas", pb.ListReplicasRequest())
     if as_json:
         fields = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         print(json.dumps(fields))

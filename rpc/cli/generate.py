@@ -4,11 +4,17 @@ import sys
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rpc.cli.connection import ConnectionOptions, said, security_of
 from rpc.cli.options import build, with_settings
+
+if TYPE_CHECKING:
+    from quire.v1 import generation_service_pb2 as pb
+
+    from rpc.client import Client
 
 UINT32 = 2**32 - 1
 
@@ -47,7 +53,7 @@ class StoppingOptions:
     stop: list[str] | None = field(default=None, metadata={"help": "Stop string; may be given several times."})
 
 
-@with_settings({SamplingOptions: "Sampling", StoppingOptions: "Stopping"})
+@with_settings({SamplingOptions: "Sampling", StoppingOptions: "Stopping", ConnectionOptions: "Connection"})
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
     server: Annotated[
@@ -75,7 +81,8 @@ def generate(
     **values: Any,
 ) -> None:
     """Stream text from a running server to the terminal."""
-    from rpc.client import CallFailed, stream_text
+    from rpc.client import Client, QuireError
+    from rpc.client.specs import spec_of
     from rpc.image_files import read_image
 
     if isinstance(sys.stdout, TextIOWrapper):
@@ -84,13 +91,15 @@ def generate(
     if not (quiet or chat):
         print(text, end="", flush=True)
     try:
-        summary = stream_text(
-            server, text, model, _given(SamplingOptions, values), _given(StoppingOptions, values), timeout,
-            lambda part: print(part, end="", flush=True), chat, [read_image(file) for file in image or ()],
-        )  # fmt: skip
-    except (CallFailed, OSError, ValueError) as error:
+        images = [read_image(file) for file in image or ()]
+        given = asdict(build(SamplingOptions, values)) | asdict(build(StoppingOptions, values)) | {"model": model}
+        turns = [{"role": "user", "content": [*images, text]}]
+        spec = spec_of(turns, **given) if chat else spec_of(text, images, **given)
+        with Client(server, security_of(values), timeout) as client:
+            summary = _show(client, spec)
+    except (QuireError, OSError, ValueError) as error:
         print(flush=True)
-        typer.echo(f"quire: {error}", err=True)
+        typer.echo(f"quire: {said(error)}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print(flush=True)
@@ -100,6 +109,17 @@ def generate(
         typer.echo(f"[{summary}]", err=True)
 
 
-def _given(kind: type[SamplingOptions] | type[StoppingOptions], values: dict[str, Any]) -> dict[str, Any]:
-    """Those that are set."""
-    return {name: value for name, value in asdict(build(kind, values)).items() if value is not None}
+def _show(client: "Client", spec: "pb.GenerationSpec") -> str:
+    """Prints the text as it comes; a summary."""
+    from quire.v1 import generation_service_pb2 as pb
+
+    usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0
+    with client.stream_request(pb.StreamGenerateRequest(spec=spec)) as stream:
+        for message in stream:
+            seed = message.prompt_info.seed or seed
+            for delta in message.deltas:
+                print(delta.text, end="", flush=True)
+                reason = delta.finish_reason or reason
+            usage = message.usage
+    ended = pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+    return f"{usage.prompt_tokens} prompt + {usage.completion_tokens} generated tokens, {ended}, seed {seed}"

@@ -1,7 +1,5 @@
 """The `quire` command. Imports torch only where a command needs it."""
 
-import logging
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -12,11 +10,17 @@ from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.cli.admin import admin
 from rpc.cli.batch import batch
+from rpc.cli.bench import bench
 from rpc.cli.cache_sim import cache_sim
+from rpc.cli.chat import chat
 from rpc.cli.cluster import cluster
+from rpc.cli.gateway import gateway
 from rpc.cli.generate import generate
+from rpc.cli.models import models
 from rpc.cli.options import Config, build, parse_size, with_settings
+from rpc.cli.top import top
 from rpc.frontend.settings import FrontendSettings
+from rpc.observe.settings import ObserveSettings
 from rpc.settings import (
     EngineSettings,
     JoinedSettings,
@@ -67,6 +71,7 @@ def _root(
         RequestLimits: "Most that one request may ask for",
         ImageLimits: "Images",
         SharingSettings: "Other frontends",
+        ObserveSettings: "Logs and traces",
     }
 )
 def serve(config: Config = None, **values: Any) -> None:
@@ -89,10 +94,11 @@ def serve(config: Config = None, **values: Any) -> None:
             frontend=build(FrontendSettings, values),
             sharing=build(SharingSettings, values),
             scaling=build(ScalingSettings, values),
+            observe=build(ObserveSettings, values),
         )
         asyncio.run(serve_own(settings, _announce))
 
-    _serve(run)
+    _serve(run, values["log_format"])
 
 
 @app.command()
@@ -103,6 +109,7 @@ def serve(config: Config = None, **values: Any) -> None:
         FrontendSettings: "Times and clients",
         RequestLimits: "Most that one request may ask for",
         ImageLimits: "Images",
+        ObserveSettings: "Logs and traces",
     }
 )
 def frontend(
@@ -129,30 +136,36 @@ def frontend(
             request=build(RequestLimits, values),
             images=build(ImageLimits, values),
             frontend=build(FrontendSettings, values),
+            observe=build(ObserveSettings, values),
         )
         asyncio.run(serve_joined(settings, _announce))
 
-    _serve(run)
+    _serve(run, values["log_format"])
 
 
 def _announce(line: str) -> None:
     print(f"quire: {line}", flush=True)
 
 
-def _serve(run: Callable[[], None]) -> None:
+def _serve(run: Callable[[], None], form: str) -> None:
     """Whatever keeps it from serving is said in a line."""
     from model.errors import CheckpointError
     from rpc.engines.process import EngineStartError
     from rpc.frontend.errors import RequestFailed
+    from rpc.observe.logs import set_up_logging
 
-    logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
+    set_up_logging(form)
     try:
         run()
     except (CheckpointError, EngineStartError, RequestFailed, ValueError, OSError, MemoryError) as error:
         _stop(error)
 
 
+app.command()(gateway)
 app.command()(generate)
+app.command()(chat)
+app.command()(models)
+app.command()(top)
 
 
 @app.command()
@@ -199,6 +212,7 @@ def estimate(
 app.command()(batch)
 app.command()(cache_sim)
 app.add_typer(admin, name="admin")
+app.add_typer(bench, name="bench")
 app.add_typer(cluster, name="cluster")
 
 

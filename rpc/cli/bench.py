@@ -1,0 +1,229 @@
+"""`quire bench serve`: a load on a running server, and what its clients saw."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rpc.cli.connection import ConnectionOptions, security_of
+from rpc.cli.options import build, with_settings
+from rpc.loadgen.settings import PROTOCOLS, SERVERS, LoadSettings
+
+if TYPE_CHECKING:
+    from rpc.client.security import Security
+    from rpc.loadgen.drive import Run
+    from rpc.loadgen.plan import Plan
+    from rpc.loadgen.seen import Targets
+    from rpc.loadgen.wire import Served, Wire
+
+bench = typer.Typer(help="Measure running servers.", no_args_is_help=True)
+COLUMNS = (
+    MofNCompleteColumn(),
+    BarColumn(),
+    TextColumn("{task.fields[running]} running, {task.fields[failed]} failed, {task.fields[tokens]} tokens"),
+    TimeElapsedColumn(),
+)
+
+
+@bench.callback()
+def _group() -> None:
+    pass
+
+
+@bench.command("serve")
+@with_settings({LoadSettings: "Load", ConnectionOptions: "Connection"})
+def serve(
+    protocol: Annotated[
+        str, typer.Option(help="quire (gRPC), inference (Open Inference Protocol), or openai (HTTP, completions).")
+    ] = "quire",
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT; of openai http://HOST:PORT/v1. Unset: here, at its usual port.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="Its name; unset: the only one.", show_default=False)] = "",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="The model's directory, or name on the hub, for openai: prompts of exactly so many tokens.",
+            show_default=False,
+        ),
+    ] = None,
+    ttft_target: Annotated[
+        float | None, typer.Option(help="Seconds for a request's first token, for goodput.", show_default=False)
+    ] = None,
+    tpot_target: Annotated[
+        float | None, typer.Option(help="Seconds for each other token on average.", show_default=False)
+    ] = None,
+    max_error_rate: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="A larger share of failed requests ends with 1.", show_default=False),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write the figures there; - is standard output.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Draw them: FILE.png or FILE.html. Needs matplotlib.")
+    ] = None,
+    **values: Any,
+) -> None:
+    """Put a load on a running server and say what its clients saw: latencies, throughput, goodput, errors.
+
+    Latencies of an open loop (--rate, --trace) count from when a request should have been sent, not from when it was:
+    a server that stalls is charged for all that came meanwhile. Ctrl-C shows what there is.
+    """
+    from rpc.loadgen.seen import Targets
+    from rpc.loadgen.wire import Failed
+
+    try:
+        settings = build(LoadSettings, values)
+        _check_plot(plot)
+        targets = Targets(ttft_target, tpot_target)
+        address = server or SERVERS.get(protocol, "")
+        wire = _wire(protocol, address, model, tokenizer, settings, security_of(values))
+        title, run = _run(wire, settings, f"{protocol} at {address}")
+        result = _report(run, targets, title, {"protocol": protocol, "server": address, **asdict(settings)}, json_file)
+        _draw(run, targets, title, result, plot)
+    except (ValueError, OSError, Failed) as error:
+        _stop(str(error))
+    if run.stopped:
+        raise typer.Exit(130)
+    too_many = max_error_rate is not None and result["error_rate"] > max_error_rate
+    if too_many or not result["ok"]:
+        raise typer.Exit(1)
+
+
+def _stop(message: str) -> None:
+    typer.echo(f"quire: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def _wire(
+    protocol: str, address: str, model: str, tokenizer: str | None, settings: LoadSettings, security: "Security"
+) -> "Wire":
+    """Raises ValueError."""
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"--protocol is {protocol!r}, must be one of {', '.join(PROTOCOLS)}")
+    if tokenizer is not None and protocol != "openai":
+        raise ValueError("--tokenizer is for --protocol openai: the others have no use for it")
+    if protocol == "openai":
+        return _openai(address, model, tokenizer, settings, security)
+    from rpc.settings import check_server
+
+    check_server("--server", address)
+    if protocol == "quire":
+        from rpc.loadgen.native import Native
+
+        return Native(address, model, security, settings.ignore_eos)
+    from rpc.loadgen.open_inference import OpenInference
+
+    return OpenInference(address, model, security, settings.ignore_eos)
+
+
+def _openai(
+    address: str, model: str, tokenizer: str | None, settings: LoadSettings, security: "Security"
+) -> "Wire":  # fmt: skip
+    """Raises ValueError."""
+    _need("httpx", "--protocol openai", "bench")
+    from model.errors import CheckpointError
+    from model.inputs.tokenizer import Tokenizer
+    from rpc.loadgen.openai_http import OpenAI
+    from rpc.paths import model_directory
+
+    if security.chain is not None:
+        raise ValueError("--tls-cert is not for --protocol openai")
+    if "://" not in address:
+        address = f"{'https' if security.tls or security.roots else 'http'}://{address.removesuffix('/v1')}/v1"
+    try:
+        own = None if tokenizer is None else Tokenizer.load(model_directory(tokenizer))
+    except CheckpointError as error:
+        raise ValueError(str(error).replace("--model", "--tokenizer")) from None
+    return OpenAI(address, model, security, settings.ignore_eos, own)
+
+
+def _need(library: str, what: str, extra: str) -> None:
+    """Raises ValueError where it is not installed."""
+    if find_spec(library) is None:
+        raise ValueError(f"{what} needs {library}, which is not installed: pip install 'quire[{extra}]'")
+
+
+def _check_plot(path: Path | None) -> None:
+    """Before the load, not after it. Raises ValueError."""
+    if path is not None:
+        _need("matplotlib", "--plot", "plots")
+        if path.suffix not in (".png", ".html"):
+            raise ValueError(f"--plot {path} must end in .png or .html")
+
+
+def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, "Run"]:
+    """A title for it, and what came of it."""
+    from rpc.loadgen.run import run_load
+
+    console, titles = Console(stderr=True), [place]
+    with Progress(*COLUMNS, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, running=0, failed=0, tokens=0)
+
+        def ready(plan: "Plan", served: "Served", exact: bool) -> None:
+            bar.update(task, total=plan.total)
+            titles.append(f"{served.model}, {_load(settings, plan)}")
+            if not exact:
+                console.print("prompts are text: their lengths are about right, the server's counts are reported")
+            if plan.shrink < 1:
+                console.print(f"the trace's lengths are shrunk to {plan.shrink:.1%}, to fit the model's context")
+
+        def look(run: "Run") -> None:
+            ended = [seen for seen in run.seen if seen.ended]
+            failed, tokens = sum(bool(seen.code) for seen in ended), sum(seen.tokens for seen in ended)
+            running = len(run.seen) - len(ended)
+            bar.update(task, completed=len(ended), running=running, failed=failed, tokens=tokens, refresh=True)
+
+        try:
+            run = asyncio.run(run_load(wire, settings, ready, look))
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+    return ": ".join(titles), run
+
+
+def _load(settings: LoadSettings, plan: "Plan") -> str:
+    """In words."""
+    many = f"{plan.total} requests" if plan.total is not None else f"{settings.duration:g} s"
+    if settings.trace is not None:
+        return f"{many} of {Path(settings.trace).name}, {settings.speed:g} times as fast"
+    lengths = f"{settings.input_tokens} in, {settings.output_tokens} out"
+    if settings.rate is not None:
+        return f"{many}, {settings.rate:g} a second, {lengths}"
+    return f"{many}, {settings.together} at a time, {lengths}"
+
+
+def _report(
+    run: "Run", targets: "Targets", title: str, asked: dict[str, Any], json_file: Path | None
+) -> dict[str, Any]:
+    """Shows the figures, and writes them. Raises OSError."""
+    from rpc.loadgen.report import show
+    from rpc.loadgen.summary import summary
+
+    result = summary(run, targets)
+    if json_file != Path("-"):
+        show(result, title, Console())
+    if json_file is not None:
+        text = json.dumps({"load": asked | {"ttft_target": targets.first, "tpot_target": targets.other}, **result})
+        if json_file == Path("-"):
+            print(text)
+        else:
+            json_file.write_text(text + "\n", encoding="utf-8")
+    return result
+
+
+def _draw(run: "Run", targets: "Targets", title: str, result: dict[str, Any], path: Path | None) -> None:
+    """Raises OSError."""
+    if path is not None:
+        from rpc.loadgen.plots import draw, save
+
+        save(draw(run, targets, title), result, title, path)

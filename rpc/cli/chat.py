@@ -1,0 +1,45 @@
+"""`quire chat`: a conversation with a running server's model."""
+
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from io import TextIOWrapper
+from typing import Annotated, Any
+
+import typer
+
+from rpc.cli.connection import ConnectionOptions, security_of
+from rpc.cli.generate import SamplingOptions, StoppingOptions
+from rpc.cli.options import build, with_settings
+
+
+@with_settings({SamplingOptions: "Sampling", StoppingOptions: "Stopping", ConnectionOptions: "Connection"})
+def chat(
+    server: Annotated[
+        list[str],
+        typer.Option(
+            help="HOST:PORT of a running `quire serve`; given several times, the next one goes on where one is lost."
+        ),
+    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
+    model: Annotated[str, typer.Option(help="Served model's name; unset: the only one.", show_default=False)] = "",
+    text: Annotated[
+        bool, typer.Option("--text", help="No conversation but one text, which you and the model write in turn.")
+    ] = False,
+    **values: Any,
+) -> None:
+    """Talk to a running server's model. /help shows what else can be said; Ctrl-C stops an answer, Ctrl-D ends."""
+    from rpc.client import Client
+    from rpc.terminal.conversation import Conversation
+    from rpc.terminal.talk import NoTemplate, talk
+
+    with suppress(ImportError):
+        import readline  # noqa: F401 - lines can be edited, and those before come back
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
+    options = asdict(build(SamplingOptions, values)) | asdict(build(StoppingOptions, values))
+    try:
+        with Client(server, security_of(values)) as client:
+            talk(client, Conversation(text, (SamplingOptions, StoppingOptions), options), model)
+    except (NoTemplate, ValueError, OSError) as error:
+        typer.echo(f"quire: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,46 @@
+"""`quire gateway`: OpenAI's HTTP API in front of running servers."""
+
+from typing import Annotated, Any
+
+import typer
+
+from rpc.cli.options import Config, build, with_settings
+from rpc.gateway.settings import GatewaySettings
+from rpc.settings import check_server
+
+LIBRARIES = ("pydantic", "pydantic_core", "starlette", "uvicorn", "h11")
+
+
+@with_settings({GatewaySettings: None})
+def gateway(
+    server: Annotated[
+        list[str],
+        typer.Option(
+            help="HOST:PORT of a running `quire serve`; given several times, the next one goes on where one is lost."
+        ),
+    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
+    config: Config = None,
+    **values: Any,
+) -> None:
+    """Serve OpenAI's HTTP API from running servers, until SIGTERM, which drains."""
+    import asyncio
+    import logging
+    import sys
+
+    logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
+    try:
+        from rpc.gateway.process import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in LIBRARIES:
+            raise
+        typer.echo(
+            f"quire: the gateway needs {error.name}, which is not installed: pip install 'quire[gateway]'", err=True
+        )
+        raise typer.Exit(1) from None
+    try:
+        for address in server:
+            check_server("--server", address)
+        asyncio.run(serve(build(GatewaySettings, values), server, lambda line: print(f"quire: {line}", flush=True)))
+    except (ValueError, OSError) as error:
+        typer.echo(f"quire: {error}", err=True)
+        raise typer.Exit(1) from None

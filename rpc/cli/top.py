@@ -1,0 +1,41 @@
+"""`quire top`: a running server at work, in the terminal."""
+
+from typing import Annotated
+
+import typer
+
+from rpc.cli.connection import TokenFile, token_in
+
+LINES = 40  # of a picture that is printed
+
+
+def top(
+    server: Annotated[
+        str, typer.Option(help="HOST:PORT of AdminService: the admin port of `quire serve`.")
+    ] = "127.0.0.1:50052",
+    token_file: TokenFile = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture and end; so without a terminal, too.")
+    ] = False,
+) -> None:
+    """Watch a running server: throughput, times to the first token, each KV page, engines, tenants, requests."""
+    from rich.console import Console
+
+    from rpc.client.errors import QuireError
+    from rpc.client.security import Security
+    from rpc.terminal.screen import show
+    from rpc.terminal.view import picture
+    from rpc.terminal.watch import Watch, look_twice
+
+    console = Console()
+    try:
+        security = Security(token_in(token_file))
+        if once or not console.is_terminal:
+            console.print(picture(look_twice(server, security, interval), console.width, LINES))
+            return
+        with Watch(server, security, interval) as watch:
+            show(console, watch)
+    except (QuireError, ValueError, OSError) as error:
+        typer.echo(f"quire: {error}", err=True)
+        raise typer.Exit(1) from None

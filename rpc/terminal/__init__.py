@@ -1,0 +1,1 @@
+"""What a person looks at in a terminal: a server at work, and a conversation with its model."""

@@ -1,0 +1,82 @@
+"""The page's HTTP server, in a server's process and on its loop."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from rpc.access.door import Door
+from rpc.frontend.frontend import Frontend
+from rpc.gateway.protocol import BoundedProtocol
+from rpc.web.app import make_app
+from rpc.web.history import History
+
+HOST = "127.0.0.1"
+READ_SECONDS = 10.0  # for the headers of a request
+MOST_CONNECTIONS = 64
+LARGEST_HEADERS = 16 * 1024
+
+
+class _Server(uvicorn.Server):
+    """Signals are the process's own concern."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Page:
+    """`open`, then always `close`."""
+
+    def __init__(self, frontend: Frontend, door: Door) -> None:
+        self._history = History(frontend, time.monotonic())
+        protocol: Any = partial(BoundedProtocol, read_time=READ_SECONDS, write_stall=frontend.settings.write_stall)
+        self._server = _Server(
+            uvicorn.Config(
+                make_app(frontend, door, self._history),
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=1,
+                h11_max_incomplete_event_size=LARGEST_HEADERS,
+            )
+        )
+        self._listener: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, port: int) -> str:
+        """Its address. port: 0 is a free one. Raises OSError where it cannot be had."""
+        try:
+            self._listener = socket.create_server((HOST, port), backlog=128)
+        except OSError as error:
+            raise OSError(f"--page-port {port} cannot be opened: {error}") from None
+        serving = asyncio.create_task(self._server.serve([self._listener]))
+        self._tasks = [serving, asyncio.create_task(self._history.follow())]
+        while not self._server.started:
+            if serving.done():
+                serving.result()
+                raise OSError(f"--page-port {port}: the HTTP server has ended at once")
+            await asyncio.sleep(0.01)
+        return f"http://{HOST}:{self._listener.getsockname()[1]}/"
+
+    async def close(self) -> None:
+        """Answers that are on their way are cut off after a second."""
+        if not self._tasks:
+            return
+        serving, following = self._tasks
+        following.cancel()
+        self._server.should_exit = True
+        await asyncio.gather(serving, following, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()

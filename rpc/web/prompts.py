@@ -1,0 +1,168 @@
+"""A prompt that was typed into the page, and its answer as lines of JSON."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Coroutine
+from typing import Any
+
+from quire.v1 import generation_service_pb2 as pb
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from rpc.access.door import Door
+from rpc.client.specs import spec_of
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.frontend import Frontend
+from rpc.frontend.live import Live
+from rpc.services import convert
+from rpc.services.errors import as_failure
+from rpc.services.writer import Writer
+from rpc.web.errors import error_of, response_of
+
+MOST_BYTES = 2**20  # of a body
+BODY_SECONDS = 30.0
+FIELDS: dict[str, tuple[type, ...]] = {
+    "prompt": (str,), "chat": (bool,), "max_tokens": (int,), "temperature": (int, float), "seed": (int,),
+}  # fmt: skip
+
+
+class Prompts:
+    """POST of a JSON object with `prompt`, and what of FIELDS is wanted. The answer's lines are objects: {text} as it
+    comes, then {finish, usage, seed}; or {error}. Who leaves ends the request. An ASGI application.
+    """
+
+    def __init__(self, frontend: Frontend, door: Door) -> None:
+        self._frontend, self._door = frontend, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        lines = Lines(send)
+        try:
+            tenant = self._door.operator(request.headers).tenant
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                failure = RequestFailed("INVALID_ARGUMENT", "NOT_JSON", "the content type must be application/json")
+                await response_of(failure, 415)(scope, receive, send)
+                return
+            spec = spec_in(await _body(request))
+            await _while_there(receive, self._answer(spec, tenant, lines))
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            failure = as_failure(error)
+            if lines.begun:
+                await lines.write(error_of(failure))
+                await lines.end()
+            else:
+                await response_of(failure)(scope, receive, send)
+
+    async def _answer(self, message: pb.GenerationSpec, tenant: str, lines: "Lines") -> None:
+        """Raises RequestFailed."""
+        spec = convert.spec_from(message, tenant)
+        async with (
+            self._frontend.open(spec, f"page-{secrets.token_hex(8)}", None) as live,
+            Writer(lines, self._frontend.settings.write_stall) as writer,
+        ):
+            await _stream(live, writer)
+        await lines.end()
+
+
+async def _stream(live: Live, writer: Writer) -> None:
+    """Raises the stream's failure."""
+    stream, ended = live.stream, False
+    while not ended:
+        await live.wait()
+        if stream.failure is not None:
+            raise stream.failure
+        ended = stream.ended
+        text = "".join(delta.text for delta in stream.take())
+        if text:
+            await writer.write({"text": text})
+    finish = stream.sequences[0].finish
+    usage = convert.usage(stream)
+    await writer.write(
+        {
+            "finish": "" if finish is None else finish.reason.value,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_prompt_tokens": usage.cached_prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "seed": str(stream.request.controls.seed),  # of 64 bits: no number of JavaScript's
+        }
+    )
+
+
+class Lines:
+    """An answer of JSON lines. begun: its status has been sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self.begun = send, False
+
+    async def write(self, value: Any) -> None:
+        if not self.begun:
+            self.begun = True
+            headers = [(b"content-type", b"application/x-ndjson")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = json.dumps(value).encode() + b"\n"
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _body(request: Request) -> bytes:
+    """Raises RequestFailed for one that is too large or too slow, ClientDisconnect."""
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    message = f"the body has more than {MOST_BYTES} bytes"
+                    raise RequestFailed("INVALID_ARGUMENT", "BODY_TOO_LARGE", message)
+    except TimeoutError:
+        message = f"the body was not there after {BODY_SECONDS:.0f} s"
+        raise RequestFailed("DEADLINE_EXCEEDED", "SLOW_BODY", message) from None
+    return body
+
+
+def spec_in(body: bytes) -> pb.GenerationSpec:
+    """Of a body of JSON. Raises RequestFailed; values are checked where those of every request are."""
+    try:
+        given = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise RequestFailed("INVALID_ARGUMENT", "NOT_JSON", f"the body is no JSON: {error}"[:200]) from None
+    if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
+        raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", "prompt must be there, a text", field="prompt")
+    for name, value in given.items():
+        # A bool is an int to Python, to nobody else.
+        if name not in FIELDS or not isinstance(value, FIELDS[name]) or (isinstance(value, bool) != (name == "chat")):
+            what = "is not known" if name not in FIELDS else "is of the wrong kind"
+            raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", f"{name[:60]} {what}", field=name[:60])
+    text, chat = given.pop("prompt"), given.pop("chat", False)
+    try:
+        return spec_of([{"role": "user", "content": text}] if chat else text, **given)
+    except (ValueError, TypeError, OverflowError) as error:  # what a field cannot hold
+        raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", str(error)[:200]) from None
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Does it as long as the client is there, whose body has been read. Raises ClientDisconnect."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        await working
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

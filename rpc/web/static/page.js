@@ -1,0 +1,306 @@
+// Looks at the server each second and draws what it says. Everything that comes from there is put in as text.
+"use strict";
+
+const INTERVAL = 1000; // ms between two looks
+const KEPT = 300; // seconds in a chart
+const COLOURS = { "#": [63, 185, 80], o: [56, 139, 253], ".": [33, 38, 45], "!": [248, 81, 73] };
+const LOWEST = 3, HIGHEST = 14, MAP_HEIGHT = 240; // pixels: of a page's square, and of a map
+const at = (id) => document.getElementById(id);
+let token = ""; // in memory alone: who loads the page again gives it again
+let rates = [];
+const maps = new Map(); // by engine: what was drawn
+
+class Refused extends Error {}
+
+async function ask(path, options = {}) {
+  const headers = { ...options.headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
+  const answer = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
+  if (answer.ok) return answer;
+  const told = await answer.json().then((body) => body.error.message, () => answer.statusText);
+  if (answer.status === 401) throw new Refused("that is no token of this server");
+  throw answer.status === 403 ? new Refused(told) : new Error(told);
+}
+
+// Looking
+
+async function look() {
+  try {
+    const after = rates.length ? rates[rates.length - 1].number : 0;
+    const state = await (await ask(`api/state?after=${after}`)).json();
+    open_(true);
+    show(state, after);
+    const cards = [...at("engines").children];
+    for (const [place, engine] of state.load.replicas.entries()) await lookAtPages(engine, cards[place]);
+    at("status").textContent = `up ${span(seconds(state.load.uptime))}`;
+    at("status").className = "";
+  } catch (error) {
+    if (error instanceof Refused) return refuse(error.message);
+    at("status").textContent = `away: ${error.message}`;
+    at("status").className = "away";
+  }
+  setTimeout(look, INTERVAL);
+}
+
+function open_(inside) {
+  at("main").hidden = !inside;
+  at("door").hidden = inside;
+}
+
+function refuse(message) {
+  at("refused").textContent = token ? message : "";
+  at("model").textContent = at("status").textContent = "";
+  token = "";
+  open_(false);
+  at("token").focus();
+}
+
+at("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = at("token").value.trim();
+  at("token").value = "";
+  if (!/^[!-~]+$/.test(token)) return refuse("a token is of visible ASCII characters"); // no header could carry it
+  rates = [];
+  look();
+});
+
+// Showing
+
+const seconds = (text) => Number.parseFloat(text); // "1.5s"
+const count = (value) => Number(value).toLocaleString("en");
+const lower = (name, prefix) => name.slice(prefix.length).toLowerCase();
+
+function span(value) {
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 60) return `${value.toFixed(1)} s`;
+  const minutes = Math.floor(value / 60);
+  return minutes < 60 ? `${minutes} min ${Math.floor(value % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+function show(state, after) {
+  const { info, load } = state;
+  // A server that was started anew counts from 1 again.
+  if (state.rates.length && state.rates[0].number <= after) rates = [];
+  if (!state.rates.length && rates.length && seconds(load.uptime) < rates.length / 2) rates = [];
+  rates = [...rates, ...state.rates].slice(-KEPT);
+  at("model").textContent = `${info.model}: ${info.architecture}, ${info.dtype} on ${info.device}, ${count(info.max_model_length)} tokens`;
+  at("chat_label").hidden = !state.chat;
+  const now = rates[rates.length - 1];
+  at("generated").textContent = now ? count(Math.round(now.generated)) : "-";
+  at("prompted").textContent = now ? count(Math.round(now.prompt)) : "-";
+  const first = rates.findLast((one) => one.ttft !== null);
+  at("ttft").textContent = first ? (first.ttft * 1000).toFixed(first.ttft < 0.1 ? 1 : 0) : "-";
+  at("live").textContent = count(load.request_count);
+  at("waiting").textContent = count(load.tenants.reduce((sum, one) => sum + one.waiting_count, 0));
+  const prompts = Number(load.prompt_tokens_total);
+  at("cached").textContent = prompts ? `${Math.round((100 * Number(load.cached_prompt_tokens_total)) / prompts)} %` : "-";
+  chart(at("throughput"), [[rates.map((one) => one.prompt), "#388bfd"], [rates.map((one) => one.generated), "#3fb950"]]);
+  chart(at("waits"), [[rates.map((one) => (one.ttft === null ? null : one.ttft * 1000)), "#d2a8ff"]]);
+  engines(load.replicas);
+  rows(at("tenants"), load.tenants.map((one) => [one.tenant, count(one.request_count), count(one.waiting_count), count(one.tokens)]));
+  const { requests, total_count } = state.requests;
+  at("total").textContent = total_count ? `${requests.length} of ${count(total_count)}` : "";
+  rows(at("requests"), requests.map((one) => [
+    one.request_id, one.tenant, lower(one.state, "REQUEST_STATE_"), one.replica ?? "-", one.age ? span(seconds(one.age)) : "-",
+    count(one.prompt_tokens), count(one.completion_tokens),
+  ]));
+}
+
+function made(name, className = "", text = "") {
+  const element = document.createElement(name);
+  element.className = className;
+  element.textContent = text;
+  return element;
+}
+
+function rows(table, lines) {
+  table.tBodies[0].replaceChildren(...lines.map((cells) => {
+    const row = made("tr");
+    row.append(...cells.map((cell) => made("td", "", cell)));
+    return row;
+  }));
+}
+
+function engines(replicas) {
+  const holder = at("engines");
+  while (holder.children.length > replicas.length) holder.lastChild.remove();
+  while (holder.children.length < replicas.length) {
+    const card = made("section", "card engine");
+    card.append(made("h2"), made("p", "facts"), made("canvas", "map"), made("p", "counts"));
+    holder.append(card);
+  }
+  replicas.forEach((one, place) => {
+    const [heading, facts] = holder.children[place].children;
+    const state = lower(one.state, "REPLICA_STATE_");
+    heading.replaceChildren(`KV pages of engine ${one.number}`, made("span", `state ${state}`, state));
+    const parts = [["running", one.running], ["waiting", one.waiting], ["epoch", one.epoch]];
+    facts.replaceChildren(...parts.map(([name, value]) => {
+      const part = made("span", "", `${name} `);
+      part.append(made("b", "", count(value)));
+      return part;
+    }), made("span", "", one.place));
+  });
+}
+
+// Charts and maps
+
+function prepared(canvas, height) {
+  const scale = window.devicePixelRatio || 1, width = canvas.clientWidth;
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+  }
+  const drawing = canvas.getContext("2d");
+  drawing.setTransform(scale, 0, 0, scale, 0, 0);
+  drawing.clearRect(0, 0, width, height);
+  return [drawing, width];
+}
+
+function chart(canvas, lines) {
+  const height = 130, left = 44, bottom = height - 16, top = 8;
+  const [drawing, width] = prepared(canvas, height);
+  const most = round(Math.max(1, ...lines.flatMap(([values]) => values).filter((value) => value !== null)));
+  const x = (back) => width - 2 - (back * (width - left - 2)) / (KEPT - 1);
+  const y = (value) => bottom - (value / most) * (bottom - top);
+  drawing.font = "11px system-ui, sans-serif";
+  drawing.fillStyle = "#8b949e";
+  drawing.strokeStyle = "#272e38";
+  drawing.textAlign = "right";
+  for (const value of [0, most / 2, most]) {
+    drawing.fillText(count(value), left - 8, y(value) + 4);
+    drawing.beginPath();
+    drawing.moveTo(left, y(value) + 0.5);
+    drawing.lineTo(width, y(value) + 0.5);
+    drawing.stroke();
+  }
+  drawing.fillText("now", width, height - 2);
+  drawing.textAlign = "left";
+  drawing.fillText(`${KEPT / 60} min ago`, left, height - 2);
+  for (const [values, colour] of lines) {
+    drawing.strokeStyle = drawing.fillStyle = colour;
+    drawing.lineWidth = 1.5;
+    drawing.beginPath();
+    let began = null, last = 0;
+    values.forEach((value, i) => {
+      if (value === null) return;
+      last = x(values.length - 1 - i);
+      began === null ? drawing.moveTo((began = last), y(value)) : drawing.lineTo(last, y(value));
+    });
+    if (began === null) continue;
+    drawing.stroke();
+    drawing.lineTo(last, bottom);
+    drawing.lineTo(began, bottom);
+    drawing.globalAlpha = 0.15;
+    drawing.fill();
+    drawing.globalAlpha = 1;
+    drawing.lineWidth = 1;
+  }
+}
+
+// The next of 1, 2, 5, 10 ...
+function round(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((step) => step * power >= value);
+}
+
+async function lookAtPages(engine, card) {
+  if (engine.state === "REPLICA_STATE_STARTING") return;
+  const [, , canvas, counts] = card.children;
+  const { states, page_size } = await (await ask(`api/pages/${engine.number}`)).json();
+  const number = { "#": 0, o: 0, ".": 0, "!": 0 };
+  for (const state of states) number[state]++;
+  const shown = [["held", "#"], ["cached", "o"], ["free", "."], ...(number["!"] ? [["set aside", "!"]] : [])];
+  const keys = shown.map(([name, state]) => made("span", `key ${name}`, `${count(number[state])} ${name}`));
+  counts.replaceChildren(...keys, ` of ${count(states.length)} pages of ${page_size} tokens`);
+  map(canvas, states, maps.get(engine.number) ?? states);
+  maps.set(engine.number, states);
+}
+
+// A square for each page, or for several where there are too many. What has changed since the last look is brighter.
+function map(canvas, states, before) {
+  const width = canvas.clientWidth;
+  const fits = (size) => Math.ceil(states.length / Math.floor(width / size)) * size <= MAP_HEIGHT;
+  let size = HIGHEST;
+  while (size > LOWEST && !fits(size)) size--;
+  const columns = Math.max(1, Math.floor(width / size));
+  const each = fits(size) ? 1 : Math.ceil(states.length / (columns * Math.floor(MAP_HEIGHT / size)));
+  const cells = Math.ceil(states.length / each);
+  const height = Math.ceil(cells / columns) * size;
+  canvas.style.height = `${height}px`;
+  const [drawing] = prepared(canvas, height);
+  const gap = size > 5 ? 2 : 1;
+  for (let cell = 0; cell < cells; cell++) {
+    const pages = states.slice(cell * each, (cell + 1) * each), old = before.slice(cell * each, (cell + 1) * each);
+    const colour = [0, 0, 0];
+    for (const state of pages) COLOURS[state].forEach((part, i) => (colour[i] += part / pages.length));
+    const light = pages === old ? 0 : 70;
+    drawing.fillStyle = `rgb(${colour.map((part) => Math.min(255, Math.round(part + light))).join(" ")})`;
+    drawing.fillRect((cell % columns) * size, Math.floor(cell / columns) * size, size - gap, size - gap);
+  }
+}
+
+// Asking
+
+let asking = null;
+at("stop").addEventListener("click", () => asking?.abort());
+at("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("ask").requestSubmit();
+});
+
+at("ask").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  if (asking) return;
+  asking = new AbortController();
+  at("send").disabled = !(at("stop").disabled = false);
+  at("summary").textContent = at("summary").className = "";
+  const answer = at("answer"), began = performance.now();
+  answer.replaceChildren(made("span", "asked", at("prompt").value + (wanted().chat ? "\n" : "")));
+  try {
+    await stream(wanted(), answer, began);
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    at("summary").textContent = stopped ? "stopped" : error.message;
+    at("summary").className = stopped ? "" : "wrong";
+  }
+  asking = null;
+  at("send").disabled = !(at("stop").disabled = true);
+});
+
+function wanted() {
+  const given = { prompt: at("prompt").value };
+  if (!at("chat_label").hidden && at("chat").checked) given.chat = true;
+  for (const name of ["max_tokens", "temperature", "seed"]) if (at(name).value !== "") given[name] = Number(at(name).value);
+  return given;
+}
+
+async function stream(given, answer, began) {
+  const headers = { "content-type": "application/json" };
+  const got = await ask("api/generate", { method: "POST", headers, body: JSON.stringify(given), signal: asking.signal });
+  const reader = got.body.pipeThrough(new TextDecoderStream()).getReader();
+  const completion = made("span", "completion");
+  answer.append(completion);
+  let rest = "", first = 0, last = null;
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const part = JSON.parse(line);
+      if (part.error) throw new Error(part.error.message);
+      if (part.text === undefined) last = part;
+      else {
+        first ||= performance.now();
+        completion.append(part.text); // a string becomes a text node
+      }
+    }
+    answer.scrollTop = answer.scrollHeight;
+  }
+  if (!last) throw new Error("the answer broke off");
+  const now = performance.now(), rate = (last.completion_tokens - 1) / ((now - first) / 1000);
+  at("summary").textContent =
+    `${last.prompt_tokens} prompt tokens (${last.cached_prompt_tokens} cached), ${last.completion_tokens} generated` +
+    (Number.isFinite(rate) && rate > 0 ? `, ${rate.toFixed(1)} tokens/s` : "") +
+    (first ? `, first after ${span((first - began) / 1000)}` : "") + `, ${last.finish}, seed ${last.seed}`;
+}
+
+look();
