@@ -15,7 +15,7 @@ from dockerfile_parse import DockerfileParser
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from rpc.settings import ServerSettings
-from tests.deploy.files import DEPLOY, ROOT, compose, seconds
+from tests.deploy.files import DEPLOY, ROOT, compose, read, seconds
 
 DOCKERFILE = DEPLOY / "docker/Dockerfile"
 TOOLS = Path(sys.executable).parent
@@ -125,12 +125,10 @@ def test_compose_has_the_form_of_its_schema(tmp_path: Path) -> None:
 
 
 def test_compose_serves_loopback_and_waits_for_the_drain() -> None:
-    (server,) = compose()["services"].values()
+    server = compose()["services"]["server"]
     assert "command" not in server
-    assert server["ports"] == ["127.0.0.1:50051:50051"]
-    assert server["read_only"] is True
-    assert server["cap_drop"] == ["ALL"]
-    assert server["security_opt"] == ["no-new-privileges:true"]
+    assert server["ports"] == ["127.0.0.1:50051:50051", "127.0.0.1:3000:3000"]
+    assert "profiles" not in server
     assert server["user"] == values("cpu", "USER")[-1]
     assert server["build"]["target"] in TARGETS
     assert (DEPLOY / "docker" / server["build"]["context"] / server["build"]["dockerfile"]).samefile(DOCKERFILE)
@@ -140,6 +138,37 @@ def test_compose_serves_loopback_and_waits_for_the_drain() -> None:
     written = [mount.partition(":")[2] for mount in server["volumes"]]
     assert written == values("cpu", "VOLUME")
     assert all(path.startswith("/var/cache/quire/") for path in re.findall(r"/var/\S+/\S+", values("cpu", "ENV")[-1]))
+
+
+def test_no_container_may_more_than_it_has_to() -> None:
+    for name, service in compose()["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service["user"].startswith("0:"), name
+        assert {volume.partition(":")[0] for volume in service["volumes"] if volume[0] != "."} <= set(
+            compose()["volumes"]
+        )
+
+
+def test_what_watches_the_server_is_where_it_shows_itself_and_has_our_files() -> None:
+    services = compose()["services"]
+    settings, places = ServerSettings().listen, {}
+    for name in ("prometheus", "grafana"):
+        assert services[name]["network_mode"] == "service:server"  # its metrics are on loopback
+        assert services[name]["profiles"] == ["monitoring"]
+        assert "ports" not in services[name]
+        mounts = [volume.split(":") for volume in services[name]["volumes"] if volume.startswith("..")]
+        assert {mode for _, _, mode in mounts} == {"ro"}
+        places |= {inside: DEPLOY / "docker" / outside for outside, inside, _ in mounts}
+    assert all(place.is_dir() for place in places.values())
+    (config,) = (word.split("=")[1] for word in services["prometheus"]["command"] if word.startswith("--config.file="))
+    jobs = read(places["/etc/prometheus"] / config.removeprefix("/etc/prometheus/"))[0]["scrape_configs"]
+    assert jobs[0]["static_configs"][0]["targets"] == [f"127.0.0.1:{settings.metrics_port}"]
+    (source,) = read(places["/etc/grafana/provisioning"] / "datasources/prometheus.yml")[0]["datasources"]
+    assert f"--web.listen-address={source['url'].removeprefix('http://')}" in services["prometheus"]["command"]
+    (provider,) = read(places["/etc/grafana/provisioning"] / "dashboards/quire.yml")[0]["providers"]
+    assert list(places[provider["options"]["path"]].glob("*.json"))
 
 
 # health.py

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rpc.cluster.token import find_token
+from rpc.settings import ListenSettings
 from tests.deploy.files import DEPLOY, OVERLAYS, cluster, groups, kubernetes, pods
 
 ALL = ("base", *OVERLAYS)
@@ -167,8 +168,10 @@ def test_the_token_that_is_copied_is_one_that_quire_takes(group: str, tmp_path: 
 
 
 def test_only_the_frontends_port_is_reached_from_outside() -> None:
-    policies = [made["spec"] for name, made in kubernetes().items() if name.startswith("NetworkPolicy/")]
-    inside, clients = sorted(policies, key=lambda policy: len(policy["podSelector"]["matchLabels"]))
+    names = ("quire-cluster", "quire-clients", "quire-metrics")
+    policies = [kubernetes()[f"NetworkPolicy/{name}"]["spec"] for name in names]
+    inside, clients, metrics = policies
+    assert len(policies) == sum(name.startswith("NetworkPolicy/") for name in kubernetes())
     everyone = {"matchLabels": {"ray.io/cluster": "quire"}}
     assert inside["podSelector"] == everyone
     assert inside["ingress"] == [{"from": [{"podSelector": everyone}]}]
@@ -177,11 +180,15 @@ def test_only_the_frontends_port_is_reached_from_outside() -> None:
     assert clients["podSelector"]["matchLabels"] == service["selector"]
     assert service["selector"] == {"ray.io/cluster": "quire", "ray.io/group": "frontend"}
     ((port,),) = (rule["ports"] for rule in clients["ingress"])
-    (opened,) = pods()["frontend"]["containers"][0]["ports"]
+    opened, page = pods()["frontend"]["containers"][0]["ports"]
     assert port["port"] == opened["containerPort"] == service["ports"][0]["port"]
     assert service["ports"][0]["targetPort"] == opened["name"]
+    assert metrics["podSelector"] == clients["podSelector"]
+    assert [rule["ports"] for rule in metrics["ingress"]] == [[{"port": page["containerPort"], "protocol": "TCP"}]]
+    assert page["containerPort"] == ListenSettings().metrics_port
     assert all(policy["policyTypes"] == ["Ingress"] for policy in policies)
-    assert all(source.keys() == {"podSelector"} for rule in clients["ingress"] for source in rule["from"])
+    sources = [source for rule in (*clients["ingress"], *metrics["ingress"]) for source in rule["from"]]
+    assert all(source.keys() == {"podSelector"} for source in sources)
 
 
 @each_group

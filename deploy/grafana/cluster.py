@@ -1,0 +1,108 @@
+"""Which engines there are, how they come and go, and what each process takes."""
+
+from deploy.grafana.panels import MODEL, OF_MODEL, Page, Panel, Query, Row, one, rate, total
+
+EACH = "{{job}} {{instance}} {{replica}}"
+
+REPLICAS = Row(
+    "Engines",
+    (
+        Panel(
+            "Engines",
+            "That take requests, that there should be, and that an operator keeps requests from.",
+            "none",
+            (
+                Query(total("quire_replicas"), "take requests {{model_name}}"),
+                Query(total("quire_replicas_wanted"), "wanted {{model_name}}"),
+                Query(total("quire_replicas_drained"), "drained {{model_name}}"),
+            ),
+        ),
+        Panel(
+            "Starts and deaths",
+            "Engines that became ready, and that died unasked, a second.",
+            "none",
+            (
+                Query(rate("quire_engine_starts_total"), "starts {{model_name}}"),
+                Query(rate("quire_engine_failures_total"), "deaths {{model_name}}"),
+            ),
+        ),
+        Panel(
+            "Scaling",
+            "Engines started or ended for the load, a second.",
+            "none",
+            one(rate("quire_replica_scalings_total", "direction"), "{{direction}} {{model_name}}"),
+        ),
+        Panel(
+            "Requests moved",
+            "Requests a second that left an engine before they had ended: it died, or it was drained.",
+            "none",
+            one(rate("quire_requests_moved_total", "cause"), "{{cause}} {{model_name}}"),
+        ),
+        Panel(
+            "What moving costs",
+            "Tokens a second of requests that another engine got, and pages a second that were copied there.",
+            "none",
+            (
+                Query(rate("quire_replayed_tokens_total"), "tokens {{model_name}}"),
+                Query(rate("quire_kv_pages_brought_total"), "pages copied {{model_name}}"),
+                Query(rate("quire_request_replays_total"), "requests {{model_name}}"),
+            ),
+        ),
+        Panel(
+            "Longest without progress",
+            "Of engines that have work. Health says NOT_SERVING at --stall-timeout.",
+            "s",
+            one(f"max by (model_name) (quire_engine_stalled_seconds{{{MODEL}}})"),
+        ),
+    ),
+)
+
+EACH_ENGINE = Row(
+    "Each target",
+    (
+        Panel("Running", "Sequences that run.", "none", one(f"quire_num_requests_running{{{MODEL}}}", EACH)),
+        Panel("Waiting", "Requests in the queue.", "none", one(f"quire_num_requests_waiting{{{MODEL}}}", EACH)),
+        Panel(
+            "KV in use",
+            "Part of the KV pages that is held.",
+            "percentunit",
+            one(f"quire_kv_cache_usage_ratio{{{MODEL}}}", EACH),
+            top=1,
+        ),
+        Panel(
+            "Processors",
+            "Processor time a second of the process. Engines in processes of their own are targets of their own only "
+            "with --metrics-targets.",
+            "none",
+            one(f"rate(process_cpu_seconds_total[$__rate_interval]) {OF_MODEL}", EACH),
+        ),
+        Panel(
+            "Memory",
+            "Resident memory of the process.",
+            "bytes",
+            one(f"process_resident_memory_bytes {OF_MODEL}", EACH),
+        ),
+        Panel(
+            "Open files",
+            "Of those that the process may have open.",
+            "percentunit",
+            one(f"process_open_fds / process_max_fds {OF_MODEL}", EACH),
+            top=1,
+        ),
+        Panel("Up", "Whether Prometheus gets an answer.", "none", one(f"up {OF_MODEL}", EACH), top=1),
+        Panel("Age", "Since the process started.", "s", one(f"time() - process_start_time_seconds {OF_MODEL}", EACH)),
+        Panel(
+            "Versions",
+            "Targets by the version of Quire that they run.",
+            "none",
+            one(f"count by (version) (quire_build_info{{{MODEL}}})", "{{version}}"),
+        ),
+    ),
+)
+
+CLUSTER = Page(
+    "quire-cluster",
+    "Quire: cluster",
+    "Which engines there are, how they come and go, and what each process takes.",
+    (REPLICAS, EACH_ENGINE),
+)

@@ -1,0 +1,88 @@
+"""Is it well, and how much does it do?"""
+
+from deploy.grafana.panels import Page, Panel, Query, Row, one, quantile, quantiles, rate, total
+
+TTFT, ITL = "quire_time_to_first_token_seconds", "quire_inter_token_latency_seconds"
+FAULTS = "request_fault|quarantined|engine_failed|internal"
+
+NOW = Row(
+    "Now",
+    (
+        Panel("Engines", "Engines that requests can go to.", "none", one(total("quire_replicas")), now=True, width=3),
+        Panel("Requests", "Requests that end.", "reqps", one(rate("quire_requests_total")), now=True, width=3),
+        Panel(
+            "Failed",
+            "Share of requests that failed by Quire's fault.",
+            "percentunit",
+            one(f"{rate('quire_requests_total', outcome=FAULTS)} / {rate('quire_requests_total')}"),
+            now=True,
+            width=3,
+        ),
+        Panel("Tokens", "Output, a second.", "none", one(rate("quire_generation_tokens_total")), now=True, width=3),
+        Panel("First token", "95% come sooner, from arrival.", "s", one(quantile(TTFT, 0.95)), now=True, width=3),
+        Panel("Next token", "95% come sooner after the one before.", "s", one(quantile(ITL, 0.95)), now=True, width=3),
+        Panel(
+            "KV in use",
+            "Part of the KV pages that is held.",
+            "percentunit",
+            one(f"{total('quire_kv_pages_used')} / {total('quire_kv_pages')}"),
+            now=True,
+            width=3,
+        ),
+        Panel("Waiting", "Requests in queues.", "none", one(total("quire_num_requests_waiting")), now=True, width=3),
+    ),
+)
+
+TRAFFIC = Row(
+    "Traffic",
+    (
+        Panel(
+            "Tokens a second",
+            "Prompt tokens of requests that left the queue, those that the prefix cache had, and output tokens.",
+            "none",
+            (
+                Query(rate("quire_prompt_tokens_total"), "prompt {{model_name}}"),
+                Query(rate("quire_prompt_tokens_cached_total"), "of these cached {{model_name}}"),
+                Query(rate("quire_generation_tokens_total"), "output {{model_name}}"),
+            ),
+        ),
+        Panel(
+            "Requests by outcome",
+            "How requests end; those that were refused are among them.",
+            "reqps",
+            one(rate("quire_requests_total", "outcome"), "{{outcome}} {{model_name}}"),
+            stacked=True,
+        ),
+        Panel(
+            "Requests in the house",
+            "Sequences that run, requests that wait in queues, and requests that wait for an engine.",
+            "none",
+            (
+                Query(total("quire_num_requests_running"), "running {{model_name}}"),
+                Query(total("quire_num_requests_waiting"), "waiting {{model_name}}"),
+                Query(total("quire_num_requests_parked"), "for an engine {{model_name}}"),
+            ),
+        ),
+    ),
+)
+
+LATENCY = Row(
+    "Latency and memory",
+    (
+        Panel("Time to first token", "From arrival to the first token.", "s", quantiles(TTFT)),
+        Panel("Time between tokens", "From a token to the next one of its sequence.", "s", quantiles(ITL)),
+        Panel(
+            "KV pages",
+            "Held by sequences; and held by nobody, kept for prompts that start alike.",
+            "percentunit",
+            (
+                Query(f"{total('quire_kv_pages_used')} / {total('quire_kv_pages')}", "held {{model_name}}"),
+                Query(f"{total('quire_kv_pages_cached')} / {total('quire_kv_pages')}", "cached {{model_name}}"),
+            ),
+            top=1,
+            stacked=True,
+        ),
+    ),
+)
+
+OVERVIEW = Page("quire-overview", "Quire: overview", "Is it well, and how much does it do?", (NOW, TRAFFIC, LATENCY))

@@ -1,0 +1,172 @@
+"""Panels and dashboards as they are here: every panel says what it shows and in which unit, and none lies over another.
+
+Expressions are filtered by MODEL, the variable of the dashboard, and take rates over $__rate_interval.
+"""
+
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import common, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DataSourceRef,
+    GridPos,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+
+MODEL = 'model_name=~"$model_name"'
+OF_MODEL = f"and on (job, instance) quire_build_info{{{MODEL}}}"
+"""For metrics of the process, which have no model_name."""
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+WIDTH = 24  # of Grafana's grid
+QUANTILES = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Query:
+    """legend: with Grafana's {{label}}."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """queries over time; `now`: their last values alone, in large. width: of 24. unit: Grafana's name of it. top: of
+    the axis. stacked: lines add up.
+    """
+
+    title: str
+    text: str
+    unit: str
+    queries: tuple[Query, ...]
+    now: bool = False
+    width: int = 8
+    top: float | None = None
+    stacked: bool = False
+
+    @property
+    def height(self) -> int:
+        return 4 if self.now else 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """Under a heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A dashboard."""
+
+    name: str
+    title: str
+    text: str
+    rows: tuple[Row, ...]
+
+
+def rate(name: str, by: str = "", **labels: str) -> str:
+    """Of a counter, a second. by: further labels to keep. labels: regular expressions."""
+    wanted = "".join(f', {label}=~"{value}"' for label, value in labels.items())
+    kept = ", ".join(filter(None, ("model_name", by)))
+    return f"sum by ({kept}) (rate({name}{{{MODEL}{wanted}}}[$__rate_interval]))"
+
+
+def total(name: str, by: str = "") -> str:
+    """Of a gauge."""
+    kept = ", ".join(filter(None, ("model_name", by)))
+    return f"sum by ({kept}) ({name}{{{MODEL}}})"
+
+
+def quantile(name: str, share: float) -> str:
+    """Of a histogram."""
+    return f"histogram_quantile({share}, {rate(name + '_bucket', 'le')})"
+
+
+def quantiles(name: str) -> tuple[Query, ...]:
+    return tuple(Query(quantile(name, share), f"p{share * 100:.0f} {{{{model_name}}}}") for share in QUANTILES)
+
+
+def mean(name: str) -> str:
+    """Of a histogram."""
+    return f"{rate(name + '_sum')} / {rate(name + '_count')}"
+
+
+def one(expr: str, legend: str = "{{model_name}}") -> tuple[Query, ...]:
+    return (Query(expr, legend),)
+
+
+def build(page: Page) -> builders.Dashboard:
+    """Panels from left to right, in the order of the page."""
+    made = (
+        builders.Dashboard(page.title)
+        .uid(page.name)
+        .description(page.text)
+        .tags(["quire"])
+        .timezone("browser")
+        .time("now-1h", "now")
+        .refresh("30s")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .readonly()
+        .with_variable(builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .with_variable(_model_variable())
+    )
+    number, y = 1, 0
+    for row in page.rows:
+        made.with_row(builders.Row(row.title).id(number).grid_pos(GridPos(x=0, y=y, w=WIDTH, h=1)))
+        number, y, x, line = number + 1, y + 1, 0, 0
+        for panel in row.panels:
+            if x + panel.width > WIDTH:
+                x, y, line = 0, y + line, 0
+            place = GridPos(x=x, y=y, w=panel.width, h=panel.height)
+            made.with_panel(_panel(panel).id(number).grid_pos(place))
+            number, x, line = number + 1, x + panel.width, max(line, panel.height)
+        y += line
+    return made
+
+
+def _model_variable() -> builders.QueryVariable:
+    everything = VariableOption(text="All", value="$__all")
+    return (
+        builders.QueryVariable("model_name")
+        .label("Model")
+        .datasource(SOURCE)
+        .query("label_values(quire_build_info, model_name)")
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(everything)
+    )
+
+
+def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
+    made = _stat() if panel.now else _graph(panel)
+    made.title(panel.title).description(panel.text).datasource(SOURCE).unit(panel.unit).min(0)
+    if panel.top is not None:
+        made.max(panel.top)
+    for query, letter in zip(panel.queries, "ABCDEFGH", strict=False):
+        target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter)
+        made.with_target(target.instant() if panel.now else target.range())
+    return made
+
+
+def _stat() -> stat.Panel:
+    shown = common.ReduceDataOptions().calcs(["lastNotNull"])
+    return stat.Panel().graph_mode(common_models.BigValueGraphMode.NONE).reduce_options(shown)
+
+
+def _graph(panel: Panel) -> timeseries.Panel:
+    legend = common.VizLegendOptions().show_legend(True).placement(common_models.LegendPlacement.BOTTOM)
+    made = timeseries.Panel().legend(legend.display_mode(common_models.LegendDisplayMode.LIST)).fill_opacity(10)
+    made.tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI))
+    if panel.stacked:
+        made.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL).group("A"))
+    return made

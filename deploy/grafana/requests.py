@@ -1,0 +1,109 @@
+"""How long requests take, where their time goes, and whether that is what was promised."""
+
+from deploy.grafana.panels import MODEL, Page, Panel, Query, Row, one, quantiles, rate, total
+
+BUDGET = 0.01  # of answers may be late, as the alerts have it
+
+
+def late(name: str) -> tuple[Query, ...]:
+    """Burn rate: 1 uses up the budget exactly at its end. From the recording rules."""
+    recorded = f"model_name:quire_{name}_late:ratio_rate"
+    return tuple(
+        Query(f"{recorded}{window}{{{MODEL}}} / {BUDGET}", f"{window} {{{{model_name}}}}")
+        for window in ("5m", "1h", "6h")
+    )
+
+
+PROMISES = Row(
+    "Promises",
+    (
+        Panel(
+            "Burn of the budget: first tokens",
+            "Late: after 2.5 s. 1% may be; at 1 that is used up exactly, at 14.4 an alert wakes somebody.",
+            "none",
+            late("time_to_first_token"),
+        ),
+        Panel(
+            "Burn of the budget: next tokens",
+            "Late: 0.1 s after the one before. 1% may be; at 14.4 an alert wakes somebody.",
+            "none",
+            late("inter_token_latency"),
+        ),
+        Panel(
+            "Failed and refused",
+            "Share of requests that failed by Quire's fault, and that were refused for want of room, in five minutes.",
+            "percentunit",
+            (
+                Query(f"model_name:quire_requests_failed:ratio_rate5m{{{MODEL}}}", "failed {{model_name}}"),
+                Query(f"model_name:quire_requests_refused:ratio_rate5m{{{MODEL}}}", "refused {{model_name}}"),
+            ),
+        ),
+    ),
+)
+
+TIMES = Row(
+    "Where the time goes",
+    (
+        Panel("Queue", "From arrival to a batch row.", "s", quantiles("quire_request_queue_time_seconds")),
+        Panel("Prefill", "From a batch row to the first token.", "s", quantiles("quire_request_prefill_time_seconds")),
+        Panel("Decode", "From the first token to the last.", "s", quantiles("quire_request_decode_time_seconds")),
+        Panel(
+            "Whole request",
+            "From arrival to the end, however it ended.",
+            "s",
+            quantiles("quire_e2e_request_latency_seconds"),
+        ),
+        Panel(
+            "Time to first token",
+            "From arrival to the first token.",
+            "s",
+            quantiles("quire_time_to_first_token_seconds"),
+        ),
+        Panel(
+            "Time per output token",
+            "Mean between two tokens, request by request.",
+            "s",
+            quantiles("quire_request_time_per_output_token_seconds"),
+        ),
+    ),
+)
+
+SIZES = Row(
+    "What is asked",
+    (
+        Panel("Prompt length", "Tokens of a prompt.", "none", quantiles("quire_request_prompt_tokens")),
+        Panel("Output length", "Tokens of a sequence.", "none", quantiles("quire_request_generation_tokens")),
+        Panel(
+            "Outcomes",
+            "How requests end.",
+            "reqps",
+            one(rate("quire_requests_total", "outcome"), "{{outcome}} {{model_name}}"),
+            stacked=True,
+        ),
+        Panel(
+            "Queue",
+            "Requests that wait, in queues and for an engine.",
+            "none",
+            (
+                Query(total("quire_num_requests_waiting"), "queued {{model_name}}"),
+                Query(total("quire_num_requests_parked"), "for an engine {{model_name}}"),
+            ),
+        ),
+        Panel("Tokens in the queue", "Prompt tokens that wait.", "none", one(total("quire_num_tokens_waiting"))),
+        Panel("Live requests", "Taken and not ended.", "none", one(total("quire_num_requests_live"))),
+        Panel(
+            "Calls turned away",
+            "That showed no token, or not an operator's. They are no requests.",
+            "reqps",
+            one(rate("quire_calls_denied_total", "reason"), "{{reason}} {{model_name}}"),
+            stacked=True,
+        ),
+    ),
+)
+
+REQUESTS = Page(
+    "quire-requests",
+    "Quire: requests and promises",
+    "How long requests take, where their time goes, and whether that is what was promised.",
+    (PROMISES, TIMES, SIZES),
+)

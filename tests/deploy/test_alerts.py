@@ -1,0 +1,167 @@
+"""Each alert fires when it should and is silent when all but that is so: `promtool test rules` on made-up series."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.files import DEPLOY, ROOT, commands, flags, read
+from tests.deploy.test_agreement import parameters
+from tests.support.prometheus import needs_prometheus
+
+RULES = DEPLOY / "prometheus/rules"
+MODEL = 'model_name="m"'
+SCRAPED = 'quire_build_info{job="quire",instance="a",model_name="m",version="1"}'
+
+
+def ratio(part: str, whole: str, fires: str, silent: str, minutes: int = 60) -> dict[str, Any]:
+    """Two counters, by what the first grows in a minute; the second by 100."""
+    return {part: (f"0+{fires}x{minutes}", f"0+{silent}x{minutes}"), whole: f"0+100x{minutes}"}
+
+
+def late(name: str, bound: str, fires: str, silent: str, minutes: int) -> dict[str, Any]:
+    """A histogram: how many of 100 in a minute are below the bound."""
+    part, whole = f'quire_{name}_seconds_bucket{{{MODEL},le="{bound}"}}', f"quire_{name}_seconds_count{{{MODEL}}}"
+    return ratio(part, whole, fires, silent, minutes)
+
+
+def outcomes(outcome: str, fires: str, silent: str) -> dict[str, Any]:
+    failed, others = (f'quire_requests_total{{{MODEL},outcome="{name}"}}' for name in (outcome, "stop"))
+    return ratio(failed, others, fires, silent)
+
+
+# By alert: minutes after which it is looked at, and series with their values where it fires and where it does not.
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "QuireScrapeDown": (3, {'up{job="quire-engines",instance="a"}': ("1 0x9", "1x9")}),
+    "QuireNotScraped": (9, {SCRAPED: ("_x99", "1x99")}),
+    "QuireNoEngine": (4, {f"quire_replicas{{{MODEL}}}": ("1 0x9", "1 0 1x9")}),
+    "QuireReplicasMissing": (
+        15,
+        {
+            f"quire_replicas{{{MODEL}}}": "1x30",
+            f"quire_replicas_drained{{{MODEL}}}": ("0x30", "1x30"),
+            f"quire_replicas_wanted{{{MODEL}}}": "2x30",
+        },
+    ),
+    "QuireEngineStalled": (3, {f"quire_engine_stalled_seconds{{{MODEL}}}": ("0 40+60x9", "0 29x9")}),
+    "QuireEnginesDie": (30, {f"quire_engine_failures_total{{{MODEL}}}": ("0x9 1 2 3 4x40", "0x9 1 2x40")}),
+    "QuireQuarantine": (30, {f'quire_requests_total{{{MODEL},outcome="quarantined"}}': ("0x9 1x40", "1x50")}),
+    "QuireQueueGrows": (25, {f"quire_num_requests_waiting{{{MODEL}}}": ("0+5x40", "90-2x40")}),
+    "QuireQueueTimeHigh": (
+        30,
+        {
+            f'quire_request_queue_time_seconds_bucket{{{MODEL},le="5.0"}}': ("0+90x60", "0+96x60"),
+            f'quire_request_queue_time_seconds_bucket{{{MODEL},le="10.0"}}': "0+100x60",
+            f'quire_request_queue_time_seconds_bucket{{{MODEL},le="+Inf"}}': "0+100x60",
+        },
+    ),
+    "QuireRefusesRequests": (30, outcomes("queue_full", "8", "3")),
+    "QuireKvPressure": (
+        15,
+        {f"quire_kv_pages_used{{{MODEL}}}": ("97x30", "94x30"), f"quire_kv_pages{{{MODEL}}}": "100x30"},
+    ),
+    "QuirePreemptionStorm": (
+        30,
+        ratio(f"quire_recomputed_tokens_total{{{MODEL}}}", f"quire_computed_tokens_total{{{MODEL}}}", "25", "15"),
+    ),
+    "QuireFilesRunOut": (
+        9,
+        {
+            'process_open_fds{job="quire",instance="a"}': ("90x30", "70x30"),
+            'process_max_fds{job="quire",instance="a"}': "100x30",
+        },
+    ),
+    "QuireErrors": (30, outcomes("engine_failed", "2", "0.5")),
+    # 20 of 100 are late, then 10: more than 14.4 and less; 8 and 5: more than 6 and less.
+    "QuireFirstTokensLateFast": (90, late("time_to_first_token", "2.5", "80", "90", 30)),
+    "QuireFirstTokensLateSlow": (420, late("time_to_first_token", "2.5", "92", "95", 120)),
+    "QuireTokensLateFast": (90, late("inter_token_latency", "0.1", "80", "90", 30)),
+    "QuireTokensLateSlow": (420, late("inter_token_latency", "0.1", "92", "95", 120)),
+    "QuireLedgerImbalance": (30, {f"quire_kv_ledger_imbalances_total{{{MODEL}}}": ("0x9 1x40", "1x50")}),
+    "QuireHostCopiesLost": (30, {f"quire_kv_pages_swap_lost_total{{{MODEL}}}": ("0x9 2x40", "2x50")}),
+}
+
+
+STEPS = {False: 1, True: 4}
+"""Minutes between two values: what looks at hours needs fewer, though no more than five apart."""
+
+
+def is_slow(alert: str) -> bool:
+    return alert.endswith(("Fast", "Slow"))
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    groups = read(RULES / "alerts.yml")[0]["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def unit(alert: str, fires: bool) -> dict[str, Any]:
+    """One test as promtool reads it."""
+    minutes, given = CASES[alert]
+    step = STEPS[is_slow(alert)]
+    series = {SCRAPED: "1x600"} | {
+        name: values if isinstance(values, str) else values[0 if fires else 1] for name, values in given.items()
+    }
+    wanted = [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if fires else []
+    return {
+        "interval": f"{step}m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count by (alertname) (ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                "eval_time": f"{minutes}m",
+                "exp_samples": wanted,
+            }
+        ],
+    }
+
+
+def promtool(directory: Path, tests: list[dict[str, Any]], step: int = 1) -> subprocess.CompletedProcess[str]:
+    """step: minutes between two evaluations."""
+    file = directory / "test.yml"
+    rules = [str(RULES / name) for name in ("recording.yml", "alerts.yml")]
+    file.write_text(yaml.safe_dump({"rule_files": rules, "evaluation_interval": f"{step}m", "tests": tests}))
+    return subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=120)
+
+
+@needs_prometheus
+def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
+    assert set(CASES) == set(alerts())
+    for slow, step in STEPS.items():
+        tests = [unit(alert, fires) for alert in CASES if is_slow(alert) is slow for fires in (True, False)]
+        done = promtool(tmp_path, tests, step)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_prometheus
+def test_promtool_finds_one_that_does_not_fire(tmp_path: Path) -> None:
+    wrong = unit("QuireNoEngine", True)
+    wrong["input_series"][-1]["values"] = "1x9"
+    assert promtool(tmp_path, [wrong]).returncode == 1
+
+
+def test_each_alert_has_its_section_in_the_runbook_and_each_section_its_alert() -> None:
+    page = (ROOT / "docs/runbook.md").read_text()
+    sections = re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    assert sections == list(alerts()), "in the order of the alerts"
+    for name, rule in alerts().items():
+        path, anchor = rule["annotations"]["runbook_url"].split("#")
+        assert (path, anchor) == ("docs/runbook.md", name.lower())
+        assert rule["labels"].keys() == {"severity"}
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+
+
+def test_what_the_runbook_names_is_there() -> None:
+    page = (ROOT / "docs/runbook.md").read_text()
+    called = list(commands(page, "quire"))
+    assert len(called) >= 3
+    for words in called:
+        assert set(flags(words)) <= parameters(words), words
+    known = parameters(["serve"])
+    for flag in re.findall(r"`(--[a-z-]+)", page):
+        assert flag in known, flag
+    for target in re.findall(r"\]\(([^)#]+)\)", page):
+        assert (ROOT / "docs" / target).exists(), target
