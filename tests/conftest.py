@@ -1,17 +1,25 @@
 """For all tests: threads that wait politely, and no process left behind."""
 
+import signal
 from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import settings
 
 import model  # noqa: F401 - before torch: it says how OpenMP's threads wait
 
+settings.register_profile("quire", deadline=None)  # no test is one of time: the machine may be busy
+settings.load_profile("quire")
+
+# A suite that is started in the background ignores Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: what is left at the end is short, and no worker waits long for another."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Tests with servers come first, which take longest: what is left at the end is short."""
+    items.sort(key=lambda item: not {"e2e", "chaos"} & {*item.path.parts})
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -37,6 +37,7 @@ def happened(monkeypatch):
     return counts
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_operations(happened):
     done = []
     assert run(100_000, seed=7, progress=done.append) == 20

@@ -15,7 +15,7 @@ from cache_manager.settings import POLICIES as NAMES
 from cache_manager.settings import CacheSettings
 from cache_manager.simulation import simulate
 
-TRACE = Path(__file__).parents[2] / "bench" / "traces" / "mooncake_conversation_1000.jsonl"
+TRACE = Path(__file__).parents[2] / "rpc" / "loadgen" / "traces" / "mooncake_conversation_1000.jsonl"
 Requests = list[list[int]]
 
 

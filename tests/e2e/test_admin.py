@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 from collections import Counter
+from importlib.metadata import version
 
 import grpc
 import pytest
@@ -12,7 +13,9 @@ from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 from quire.v1 import generation_service_pb2 as generation_pb
 from quire.v1 import generation_service_pb2_grpc as generation_grpc
+from typer.testing import CliRunner
 
+from rpc.cli.main import app
 from tests.support.server import QUIRE, RunningServer, clean_environment, running_server, stream_request
 
 PROMPT = "First Citizen: we are accounted poor citizens, the patricians good. " * 6
@@ -54,7 +57,7 @@ def test_cached_pages_are_those_of_ended_requests_until_a_reset(server: RunningS
     assert reset(server) == full
     assert set(page_map(server).states) == {pb.PAGE_STATE_FREE}
     assert generate(server).usage.cached_prompt_tokens == 0
-    assert server.metrics()['quire_kv_pages_evicted_total{cause="reset",}'] >= full
+    assert server.metrics()['quire_kv_pages_evicted_total{cause="reset"}'] >= full
 
 
 def test_running_requests_are_named_with_their_pages_and_outlive_a_reset(server: RunningServer) -> None:
@@ -82,20 +85,114 @@ def test_running_requests_are_named_with_their_pages_and_outlive_a_reset(server:
     assert sum(pages.holder_counts) == sum(len(holder.pages) for holder in pages.holders) == len(held) > 0
 
 
+def test_a_server_says_what_it_is(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.admin) as channel:
+        info = pb_grpc.AdminServiceStub(channel).GetServerInfo(pb.GetServerInfoRequest(), timeout=30)
+    assert (info.model, info.architecture, info.device) == (server.model, "LlamaForCausalLM", "cpu")
+    assert info.version == version("quire")
+    assert (info.page_size, info.max_sequences, info.max_model_length) == (16, 256, 1024)
+    assert info.dtype
+
+
+def rows_of(answer: pb.ListRequestsResponse) -> list[tuple[str, str, int, int]]:
+    return [(one.request_id, one.tenant, one.state, one.replica) for one in answer.requests]
+
+
+def test_live_requests_are_listed_counted_and_ended(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.address) as channel, grpc.insecure_channel(server.admin) as admin:
+        stub, operator = server.stub(channel), pb_grpc.AdminServiceStub(admin)
+        before = operator.GetLoad(pb.GetLoadRequest(), timeout=30).load
+        calls = []
+        for name in ("one", "two"):
+            request = stream_request([5, 6, 7, 8], 900)
+            request.request_id = name
+            calls.append(stub.StreamGenerate(request, timeout=120))
+            first = next(calls[-1])
+            assert first.deltas[0].token_count >= 1
+        listed = operator.ListRequests(pb.ListRequestsRequest(), timeout=30)
+        assert rows_of(listed) == [(name, "default", pb.REQUEST_STATE_RUNNING, 0) for name in ("one", "two")]
+        assert all(one.prompt_tokens == 4 and one.completion_tokens >= 1 for one in listed.requests)
+        assert listed.requests[0].age.ToNanoseconds() > listed.requests[1].age.ToNanoseconds() > 0
+        some = operator.ListRequests(pb.ListRequestsRequest(max_count=1), timeout=30)
+        assert (len(some.requests), some.total_count) == (1, 2)
+        load = operator.GetLoad(pb.GetLoadRequest(), timeout=30).load
+        assert [(t.tenant, t.request_count, t.waiting_count) for t in load.tenants] == [("default", 2, 0)]
+        assert load.request_count == sum(replica.request_count for replica in load.replicas) == 2
+        assert load.prompt_tokens_total - before.prompt_tokens_total == 8
+        assert load.first_tokens_total - before.first_tokens_total == 2
+        assert load.first_token_time_total.ToNanoseconds() > before.first_token_time_total.ToNanoseconds()
+        assert load.generation_tokens_total >= before.generation_tokens_total + 2
+        operator.CancelRequest(pb.CancelRequestRequest(request_id="one"), timeout=30)
+        *_, last = calls[0]
+        assert [delta.finish_reason for delta in last.deltas] == [generation_pb.FINISH_REASON_ABORTED]
+        assert last.usage.completion_tokens < 900
+        with pytest.raises(grpc.RpcError) as raised:
+            operator.CancelRequest(pb.CancelRequestRequest(request_id="one"), timeout=30)
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.RpcError):
+            operator.CancelRequest(pb.CancelRequestRequest(request_id="two", tenant="another"), timeout=30)
+        assert [one.request_id for one in operator.ListRequests(pb.ListRequestsRequest()).requests] == ["two"]
+        calls[1].cancel()
+        server.wait_for_metric("quire_requests_total{aborted}", 1)
+
+
+def test_the_load_is_told_again_and_again(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.admin) as admin:
+        operator = pb_grpc.AdminServiceStub(admin)
+        request = pb.WatchLoadRequest()
+        request.interval.FromMilliseconds(100)
+        watch = operator.WatchLoad(request, timeout=60)
+        first, generated = next(watch).load, generate(server, 7).usage.completion_tokens
+        while (load := next(watch).load).ended_requests_total == first.ended_requests_total:
+            pass
+        assert load.generation_tokens_total == first.generation_tokens_total + generated
+        assert load.uptime.ToNanoseconds() > first.uptime.ToNanoseconds()
+        watch.cancel()
+        for interval in (1, 0, -1):
+            request.interval.FromMilliseconds(interval)
+            with pytest.raises(grpc.RpcError) as raised:
+                next(operator.WatchLoad(request, timeout=30))
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_command_line_lists_and_ends_requests(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        request = stream_request([5, 6, 7, 8], 900)
+        request.request_id = "a-long-one"
+        call = server.stub(channel).StreamGenerate(request, timeout=120)
+        next(call)
+        listed = json.loads(at_once(server, "requests", "--json"))
+        assert [(one["request_id"], one["state"]) for one in listed["requests"]] == [
+            ("a-long-one", "REQUEST_STATE_RUNNING")
+        ]
+        assert "1 of 1 live requests" in at_once(server, "requests")
+        assert at_once(server, "cancel", "a-long-one") == "request a-long-one has ended\n"
+        *_, last = call
+        assert last.deltas[0].finish_reason == generation_pb.FINISH_REASON_ABORTED
+
+
+def at_once(server: RunningServer, *arguments: str) -> str:
+    """As `admin`, in this process: a request may have ended by the time that another one has started."""
+    done = CliRunner().invoke(app, ["admin", *arguments, "--server", server.admin])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def admin(server: RunningServer, *arguments: str) -> str:
+    command = [QUIRE, "admin", *arguments, "--server", server.admin]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment(), check=True)
+    return done.stdout
+
+
 def test_command_line_shows_the_map_and_resets(server: RunningServer) -> None:
     generate(server)
 
-    def admin(*arguments: str) -> str:
-        command = [QUIRE, "admin", *arguments, "--server", server.admin]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment(), check=True)
-        return done.stdout
-
-    shown, counted = admin("page-map"), Counter(json.loads(admin("page-map", "--json"))["states"])
+    shown, counted = admin(server, "page-map"), Counter(json.loads(admin(server, "page-map", "--json"))["states"])
     cached = counted["PAGE_STATE_CACHED"]
     assert f"o cached {cached}" in shown
     assert shown.splitlines()[0].split()[1].count("o") == min(cached, 64) > 0
-    assert admin("reset-prefix-cache") == f"{cached} pages were forgotten\n"
-    assert "o cached 0" in admin("page-map")
+    assert admin(server, "reset-prefix-cache") == f"{cached} pages were forgotten\n"
+    assert "o cached 0" in admin(server, "page-map")
 
 
 def test_admin_port_is_on_loopback_and_no_other_service_is_there(server: RunningServer) -> None:

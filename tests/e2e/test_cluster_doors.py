@@ -47,7 +47,6 @@ def refusal(node: Node, *flags: str) -> str:
 
 
 @needs_nodes
-@pytest.mark.slow
 def test_wrong_tokens_are_refused(machine: Node) -> None:
     other = machine.place / "other"
     other.write_text("0" * 64)
@@ -59,7 +58,6 @@ def test_wrong_tokens_are_refused(machine: Node) -> None:
 
 
 @needs_nodes
-@pytest.mark.slow
 def test_a_wait_for_room_says_what_is_needed_and_what_each_node_has(machine: Node) -> None:
     flags = ["--ray-token-file", str(machine.token), "--ray-cpus", "3", "--engine-start-timeout", "2"]
     said = refusal(machine, *flags)
@@ -82,7 +80,6 @@ for due in map(int, sys.argv[2:]):
 
 
 @needs_nodes
-@pytest.mark.slow
 def test_nothing_of_a_server_stays_in_the_cluster() -> None:
     """However it ends: asked to, or killed."""
     with nodes.nodes(1) as (machine,):
@@ -107,7 +104,6 @@ def engines_of(node: Node) -> list[int]:
 
 
 @needs_nodes
-@pytest.mark.slow
 def test_a_cluster_without_a_token_is_refused(open_machine: Node) -> None:
     assert "asks for no token" in refusal(open_machine, "--ray-token-file", str(open_machine.token))
 

@@ -178,7 +178,7 @@ PLACES = [
     ("process", "few rows, small budget"),
     ("process", "preempted, pages of 16"),
     ("process", HARDEST.name),
-    pytest.param("ray", "together", marks=pytest.mark.slow),
+    pytest.param("ray", "together"),
 ]
 
 
@@ -189,7 +189,7 @@ def test_no_place_and_no_schedule_changes_a_bit(tiny: Path, reference: Tokens, m
     assert differences(played(mode, tiny, schedule, members), reference, members) == []
 
 
-@pytest.mark.parametrize("mode", ["thread", "process", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["thread", "process", "ray"])
 def test_resubmitted_requests_go_on_with_the_same_bits(tiny: Path, reference: Tokens, mode: str) -> None:
     """With any number of tokens that an earlier attempt emitted, from none to all; in a pool that is too small."""
     known = {i: 7 * i % (NEW + 1) for i in SOME}

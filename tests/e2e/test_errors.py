@@ -100,6 +100,8 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
                 [pb.ContentPart(text=""), pb.ContentPart(image=pb.Image(data=b"x"))]
             ),
         ),
+        ("priority", lambda s: setattr(s, "priority", -101)),
+        ("priority", lambda s: setattr(s, "priority", 101)),
         ("chat.template_arguments[a]", lambda s: chat(s, a="{")),
         ("chat.template_arguments[messages]", lambda s: chat(s, messages="[]")),
         ("chat.template_arguments[a b]", lambda s: chat(s, **{"a b": "1"})),
@@ -114,28 +116,11 @@ def test_bad_values_name_their_field(server: RunningServer, channel: grpc.Channe
     assert field in error.details()
 
 
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("priority", lambda s: setattr(s, "priority", 3)),
-    ],
-)
-def test_what_is_not_there_yet_is_said(
-    server: RunningServer, channel: grpc.Channel, field: str, change: Change
-) -> None:
-    error = refused(server, channel, change)
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details() == f"{field} is not supported yet"
-    found = details(error)
-    assert found["ErrorInfo"].reason == "NOT_SUPPORTED"
-    assert found["BadRequest"].field_violations[0].field == "spec." + field.split()[0]
-
-
-def test_every_field_of_the_contract_is_read_or_refused() -> None:
-    """A field added to the proto must be converted or refused by name: this list is what convert.py reads."""
+def test_every_field_of_the_contract_is_read() -> None:
+    """A field that is added to the proto must be converted: this list is what convert.py reads."""
     read = {
         "GenerationSpec": "model text token_ids chat images add_special_tokens output_prefix sampling stopping output "
-        "max_time max_queue_time cache_salt",
+        "max_time max_queue_time cache_salt priority",
         "Chat": "messages template_arguments",
         "ChatMessage": "role parts",
         "ContentPart": "text image",
@@ -145,17 +130,8 @@ def test_every_field_of_the_contract_is_read_or_refused() -> None:
         "StoppingCriteria": "max_tokens min_tokens stop stop_token_ids include_stop ignore_eos",
         "OutputOptions": "text token_ids logprobs top_logprobs prompt_logprobs skip_special_tokens",
     }
-    from rpc.services.convert import NOT_YET
-
-    keys = {
-        "GenerationSpec": "spec",
-        "SamplingParameters": "sampling",
-        "StoppingCriteria": "stopping",
-        "OutputOptions": "output",
-    }
     for message, fields in read.items():
-        known = {*fields.split(), *NOT_YET.get(keys.get(message, ""), ())}
-        assert {f.name for f in pb.DESCRIPTOR.message_types_by_name[message].fields} == known
+        assert {f.name for f in pb.DESCRIPTOR.message_types_by_name[message].fields} == set(fields.split())
 
 
 def test_a_conversation_needs_a_chat_template(server: RunningServer, channel: grpc.Channel) -> None:
@@ -246,12 +222,10 @@ def test_oversized_message_is_refused_by_the_transport(server: RunningServer, ch
 def test_outcomes_count_every_request(server: RunningServer, channel: grpc.Channel) -> None:
     before = server.metrics()
     refused(server, channel, lambda s: setattr(s.sampling, "top_p", 9.0))
-    refused(server, channel, lambda s: setattr(s, "priority", 1))
     server.stub(channel).Generate(pb.GenerateRequest(spec=stream_request("A", 2).spec))
     after = server.metrics()
     grown = {k: after[k] - before[k] for k in after if k.startswith("quire_requests_total") and after[k] != before[k]}
     assert grown == {
         "quire_requests_total{invalid_field}": 2,
-        "quire_requests_total{not_supported}": 2,
         "quire_requests_total{length}": 1,
     }

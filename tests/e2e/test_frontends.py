@@ -12,7 +12,7 @@ import psutil
 import pytest
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.resuming import Resuming
+from rpc.client import Client
 from tests.support.processes import tree
 from tests.support.server import QUIRE, RunningServer, running_frontend, running_server, stream_request
 from tests.support.watching_client import histories_of, outputs_of, until_running, watching
@@ -67,7 +67,6 @@ def test_streams_of_all_frontends_outlive_an_engine(
     assert "quire_kv_pages_used" not in frontends[1].metrics(), "engines are shown once"
 
 
-@pytest.mark.slow
 def test_streams_of_a_frontend_outlive_a_restart_of_an_engine(
     frontends: tuple[RunningServer, RunningServer], expected: list[dict]
 ) -> None:
@@ -84,10 +83,12 @@ def test_a_client_whose_frontend_dies_goes_on_with_another(
 ) -> None:
     server, guest = frontends
     request = stream_request("ROMEO:", 1000, temperature=0.9, seed=5)
-    expected = [token for message in Resuming([guest.address], request, 60).messages() for token in ids_of(message)]
+    expected = [
+        token for message in Client(guest.address, timeout=60).stream_request(request) for token in ids_of(message)
+    ]
     with running_frontend(address) as dying:
-        stream, found = Resuming([dying.address, server.address], request, 60), []
-        for message in stream.messages():
+        stream, found = Client([dying.address, server.address], timeout=60).stream_request(request), []
+        for message in stream:
             found += ids_of(message)
             if len(found) > 20 and dying.process.poll() is None:
                 dying.process.kill()
@@ -101,7 +102,6 @@ def ids_of(message: pb.StreamGenerateResponse) -> list[int]:
     return [token for delta in message.deltas for token in delta.token_ids]
 
 
-@pytest.mark.slow
 def test_streams_of_a_frontend_outlive_the_server(tmp_path: Path, expected: list[dict]) -> None:
     """Another one comes to the place of its table."""
     address = f"unix:{tmp_path}/table"

@@ -63,7 +63,10 @@ def test_config_that_does_not_fit_the_weights_names_the_tensor(broken: Path) -> 
     ("flags", "message"),
     [
         (["--model", "/nowhere"], "--model /nowhere: no such directory"),
-        (["--host", "0.0.0.0"], "neither TLS nor a token"),  # noqa: S104 - that it is refused is the test
+        (["--host", "0.0.0.0"], "without TLS"),  # noqa: S104 - that it is refused is the test
+        (["--token-file", "/nowhere"], "/nowhere"),
+        (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key go together"),
+        (["--tls-client-ca", "ca.pem"], "--tls-client-ca is for TLS"),
         (["--page-size", "0"], "--page-size is 0"),
         (["--kv-cache-memory", "10"], "Raise --kv-cache-memory"),
         (["--max-batched-tokens", "8"], "--max-batched-tokens is 8"),

@@ -97,7 +97,6 @@ def test_streams_of_a_drained_replica_bring_their_pages(server: RunningServer, e
     assert more < STREAMS * 4 * PAGE, "what was not in a full page, and what a step in flight drew for nobody"
 
 
-@pytest.mark.slow
 def test_a_replica_that_is_replaced_lives_until_they_have_them(
     server: RunningServer, expected: list[list[int]]
 ) -> None:

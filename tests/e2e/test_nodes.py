@@ -15,7 +15,7 @@ from tests.support.nodes import Node
 from tests.support.processes import wait_until
 from tests.support.server import READY
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-")]
+pytestmark = pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-")
 
 ACTOR = re.compile("ray::(Engine|Follower)Actor")
 
@@ -60,10 +60,12 @@ def until_running(client: subprocess.Popen) -> None:
 
 
 @contextmanager
-def serving(*flags: str, streams: int = 12, tokens: int = 500) -> Iterator[Cluster]:
-    """A server whose engines take two of three machines, for so many streams of so many tokens."""
+def serving(*flags: str, streams: int = 12, tokens: int = 500, started: int = 4) -> Iterator[Cluster]:
+    """A server whose engines take two of three machines, for so many streams of so many tokens. started: so many
+    machines, with the head, are in the cluster.
+    """
     with nodes.nodes(4) as machines:
-        address = nodes.start_ray(machines, [0, 1, 1, 1])
+        address = nodes.start_ray(machines[:started], [0, 1, 1, 1][:started])
         head = machines[0]
         where = ["--ray-address", address, "--ray-token-file", str(head.token), "--host", head.address]
         ports = ["--port", "0", "--metrics-port", "0", "--admin-port", "0", "--allow-insecure-bind"]
@@ -83,10 +85,43 @@ def test_streams_go_on_with_another_replica() -> None:
         check_one_goes(cluster, "kill")
 
 
+@pytest.mark.slow
 def test_streams_of_a_divided_model_go_on_with_the_next_group() -> None:
     """One of two ranks is cut off: both end, and two others find room."""
     with serving("--tensor-parallel", "2", "--spread", streams=4, tokens=60) as cluster:
         check_one_goes(cluster, "cut")
+
+
+@pytest.mark.slow
+def test_an_engine_that_the_load_needs_waits_for_a_machine() -> None:
+    """As a placement group, which is what Ray's autoscaler adds nodes for; here the test adds one."""
+    flags = ["--max-replicas", "2", "--scale-use", "0.01", "--scale-up-delay", "0", "--kv-cache-memory", "64MiB"]
+    with serving(*flags, started=2) as cluster:
+        head, *others = cluster.machines
+        client = cluster.client()
+        until_running(client)
+        wait_until(lambda: "PENDING" in placement_groups(head), "a placement group that waits for room", 60)
+        result_of(client)
+        assert len(cluster.engines()) == 1
+        nodes.join_ray(head, others[1], 1)
+        wait_until(lambda: len(cluster.engines()) == 2, "the engine on the new machine", 90)
+        result_of_a_run(cluster)
+
+
+def placement_groups(head: Node) -> str:
+    """Their states, as Ray has them."""
+    script = (
+        f"import ray; ray.init('{head.address}:{nodes.PORT}', log_to_driver=False, logging_level='ERROR');"
+        "from ray.util import placement_group_table; print([g['state'] for g in placement_group_table().values()])"
+    )
+    process = head.start(sys.executable, "-c", script)
+    return process.communicate(timeout=60)[0]
+
+
+def result_of_a_run(cluster: Cluster) -> None:
+    client = cluster.client()
+    until_running(client)
+    result_of(client)
 
 
 def check_one_goes(cluster: Cluster, end: str) -> None:

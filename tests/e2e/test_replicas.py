@@ -80,7 +80,6 @@ def test_requests_that_start_alike_go_to_the_same_replica(server: RunningServer)
             assert found == [0, 192, 192]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_streams_of_a_lost_engine_go_on(server: RunningServer, expected: list[dict], how: int) -> None:
     wait_until(lambda: all_serve(server), "all replicas")
@@ -90,10 +89,9 @@ def test_streams_of_a_lost_engine_go_on(server: RunningServer, expected: list[di
     victim.send_signal(how)
     assert outputs_of(told_by(process)) == expected
     wait_until(lambda: all_serve(server), "all replicas")
-    assert not victim.is_running()
+    wait_until(lambda: not victim.is_running(), "the end of the engine that was lost")
 
 
-@pytest.mark.slow
 def test_a_rolling_restart_fails_no_request(server: RunningServer, expected: list[dict]) -> None:
     wait_until(lambda: all_serve(server), "all replicas")
     old = {process.pid for process in engines(server)}
@@ -157,7 +155,6 @@ def test_kills_at_random_moments_lose_and_double_nothing(server: RunningServer, 
         assert outputs_of(told_by(process)) == expected
 
 
-@pytest.mark.slow
 def test_a_second_engine_comes_with_the_work_and_goes_after_it() -> None:
     """While streams run, which notice neither."""
     flags = ["--max-replicas", "2", "--scale-use", "0.05", "--scale-up-delay", "0", "--scale-down-delay", "3"]

@@ -5,12 +5,10 @@ import subprocess
 import threading
 from collections.abc import Iterator
 
-import grpc
 import pytest
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc import resuming
-from rpc.resuming import Resuming
+from rpc.client import Client, Stream, UnavailableError, tries
 from tests.support.server import QUIRE, RunningServer, running_server, stream_request
 
 TOKENS = 600
@@ -28,10 +26,10 @@ def sampled(**sampling: float) -> pb.StreamGenerateRequest:
     return request
 
 
-def read(stream: Resuming, after: int = 0, then: threading.Event | None = None) -> tuple[str, int]:
+def read(stream: Stream, after: int = 0, then: threading.Event | None = None) -> tuple[str, int]:
     """The text and how many tokens; sets the event after so many messages."""
     text, tokens = "", 0
-    for number, message in enumerate(stream.messages()):
+    for number, message in enumerate(stream):
         for delta in message.deltas:
             assert delta.first_position == tokens, "a gap or a duplicate"
             assert not delta.token_ids, "they were not asked for"
@@ -44,7 +42,7 @@ def read(stream: Resuming, after: int = 0, then: threading.Event | None = None) 
 def test_a_stream_goes_on_with_the_next_server(servers: list[RunningServer]) -> None:
     first, second = servers
     request, going = sampled(seed=5), threading.Event()
-    expected = read(Resuming([second.address], request, 60))
+    expected = read(Client(second.address, timeout=60).stream_request(request))
 
     def strike() -> None:
         assert going.wait(30)
@@ -52,7 +50,7 @@ def test_a_stream_goes_on_with_the_next_server(servers: list[RunningServer]) -> 
 
     killer = threading.Thread(target=strike)
     killer.start()
-    stream = Resuming([first.address, second.address], request, 60)
+    stream = Client([first.address, second.address], timeout=60).stream_request(request)
     assert read(stream, 20, going) == expected
     killer.join()
     first.process.wait()
@@ -66,7 +64,6 @@ def test_a_stream_goes_on_with_the_next_server(servers: list[RunningServer]) -> 
 
 
 def test_without_any_server_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "PAUSE", 0.0)
-    with pytest.raises(grpc.RpcError) as lost:
-        read(Resuming(["127.0.0.1:1", "127.0.0.1:2"], sampled(), 20))
-    assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
+    monkeypatch.setattr(tries, "PAUSE", 0.0)
+    with pytest.raises(UnavailableError):
+        read(Client(["127.0.0.1:1", "127.0.0.1:2"], timeout=20).stream_request(sampled()))

@@ -132,17 +132,21 @@ def nodes(count: int) -> Iterator[list[Node]]:
 
 def start_ray(machines: Sequence[Node], cpus: Sequence[int], **variables: str) -> str:
     """The first is the head. variables: of Ray's environment. Returns the cluster's address."""
-    head = machines[0]
-    address = f"{head.address}:{PORT}"
     for node, count in zip(machines, cpus, strict=True):
-        where = ["--head", f"--port={PORT}", "--include-dashboard=false"] if node is head else [f"--address={address}"]
-        command = [
-            RAY, "start", *where, f"--node-ip-address={node.address}", f"--num-cpus={count}", "--block",
-            f"--temp-dir={node.place / 'ray'}", "--object-store-memory=100000000", "--disable-usage-stats",
-        ]  # fmt: skip
-        process = node.start(*command, **variables)
-        _wait_started(process, node)
-    return address
+        join_ray(machines[0], node, count, **variables)
+    return f"{machines[0].address}:{PORT}"
+
+
+def join_ray(head: Node, node: Node, cpus: int, **variables: str) -> None:
+    """The node becomes one of this head's cluster, or its head."""
+    where = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+    if node is not head:
+        where = [f"--address={head.address}:{PORT}"]
+    command = [
+        RAY, "start", *where, f"--node-ip-address={node.address}", f"--num-cpus={cpus}", "--block",
+        f"--temp-dir={node.place / 'ray'}", "--object-store-memory=100000000", "--disable-usage-stats",
+    ]  # fmt: skip
+    _wait_started(node.start(*command, **variables), node)
 
 
 def _wait_started(process: subprocess.Popen, node: Node) -> None:

@@ -19,7 +19,7 @@ from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 QUIRE = str(Path(sys.executable).parent / "quire")
-READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+), admin (\S+)")
+READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+), admin ([^\s,]+)(?:, page (\S+))?")
 START_SECONDS = 120
 STOP_SECONDS = 60
 
@@ -31,6 +31,7 @@ class RunningServer:
     address: str
     metrics_url: str
     admin: str
+    page: str | None = None
 
     def metrics(self) -> dict[str, float]:
         """Samples by "name" or "name{outcome}"; the model_name label is left out."""
@@ -40,7 +41,7 @@ class RunningServer:
         for line in text.splitlines():
             if not line.startswith("#"):
                 key, value = line.rsplit(" ", 1)
-                key = re.sub(r'model_name="[^"]*",?', "", key).replace("{}", "")
+                key = re.sub(r'model_name="[^"]*",?', "", key).replace(",}", "}").replace("{}", "")
                 samples[re.sub(r'\{outcome="(\w+)"\}', r"{\1}", key)] = float(value)
         return samples
 

@@ -20,6 +20,9 @@ UNSEEN = {  # a constant that is added to all keys adds the same to all scores, 
 }
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_planted_fault_is_noticed(fault: Fault, shelf: Shelf, tmp_path: Path) -> None:
     shutil.copytree(shelf.checkpoint(fault.case), tmp_path, dirs_exist_ok=True)

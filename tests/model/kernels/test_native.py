@@ -126,6 +126,7 @@ print(run(the_machine(), "eleven", 11, 4))
     assert done.stdout == "[11, 11, 0, 0]\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu", ["x86-64", "haswell", "skylake-avx512", "znver3"])
 def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM calls a library for what a CPU cannot do; Python has libm, and no more."""

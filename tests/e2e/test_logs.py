@@ -1,0 +1,59 @@
+"""Log lines as JSON: each line is an object, whoever of a server's processes wrote it, and none has a prompt."""
+
+import json
+import subprocess
+
+import grpc
+import pytest
+
+from tests.support.server import QUIRE, READY, RunningServer, clean_environment, stream_request
+
+PROMPT = "Wherefore art thou a prompt that nobody logs"
+
+
+def lines_of(*flags: str) -> list[dict]:
+    """What a server with these flags wrote to standard error while it served a request."""
+    line = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", "--log-format", "json", *flags]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
+    try:
+        assert process.stdout is not None
+        found = READY.search(process.stdout.readline())
+        assert found is not None
+        server = RunningServer(process, *found.groups())
+        with grpc.insecure_channel(server.address) as channel:
+            request = stream_request(PROMPT, 5)
+            request.request_id = "the-request"
+            list(server.stub(channel).StreamGenerate(request, timeout=60))
+        process.terminate()
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert PROMPT not in said
+    return [json.loads(line) for line in said.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("flags", "processes"),
+    [
+        (("--engine", "thread"), {("server", None)}),
+        (("--engine", "process"), {("server", None), ("engine", None)}),
+        (("--tensor-parallel", "2"), {("server", None), ("engine", 1)}),
+        (("--ray",), {("server", None)}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_lines_are_objects_and_say_who_wrote_them(flags: tuple[str, ...], processes: set) -> None:
+    lines = lines_of(*flags)
+    assert all({"timestamp", "level", "logger", "process", "message"} <= line.keys() for line in lines)
+    assert processes <= {(line["process"], line.get("rank")) for line in lines}
+    assert any(line["message"].startswith("draining") for line in lines)
+    assert not any(line["logger"] == "quire.requests" for line in lines), "they were not asked for"
+
+
+def test_requests_are_logged_where_it_is_asked_for() -> None:
+    (line,) = (line for line in lines_of("--log-requests") if line["logger"] == "quire.requests")
+    assert (line["request_id"], line["tenant"], line["outcome"]) == ("the-request", "default", "length")
+    assert (line["completion_tokens"], line["submissions"]) == (5, 1)
+    assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]
+    assert line["message"].startswith("request the-request of default: length, ")

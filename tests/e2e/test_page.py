@@ -1,0 +1,206 @@
+"""The page of `quire serve --page-port` in a real browser."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rpc.client import Client, Security
+from tests.support.browser import Browser, running_browser
+from tests.support.checkpoints import write_llama
+from tests.support.server import RunningServer, running_server
+
+ANN, OPS = "ann-is-no-operator", "ops-is-an-operator"
+EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+OWN = {"authorization": f"Bearer {OPS}"}
+WORDS = "ROMEO: What light"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with running_browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    tokens = tmp_path_factory.mktemp("tokens") / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text(f"ann {ANN}\nops {OPS} operator\n")
+    flags = ("--engine", "thread", "--kv-cache-memory", "8MiB", "--token-file", str(tokens))
+    with running_server("--page-port", "0", *flags) as running:
+        yield running
+
+
+def enter(browser: Browser, token: str) -> None:
+    browser.type("#token", token)
+    browser.click("#door button")
+
+
+def answered(browser: Browser, prompt: str, **options: object) -> str:
+    """Types it, and waits for the whole answer; its text."""
+    ask(browser, prompt, **options)
+    browser.wait(lambda: browser.text("#summary"), "a summary")
+    return browser.text(".completion")
+
+
+def ask(browser: Browser, prompt: str, **options: object) -> None:
+    browser.type("#prompt", prompt)
+    for name, value in options.items():
+        browser.type(f"#{name}", str(value))
+    browser.click("#send")
+
+
+def connect(server: RunningServer) -> HTTPConnection:
+    return HTTPConnection(server.page.removeprefix("http://").rstrip("/"), timeout=30)
+
+
+def looked(server: RunningServer, path: str) -> dict[str, Any]:
+    connection = connect(server)
+    connection.request("GET", path, None, OWN)
+    return json.load(connection.getresponse())
+
+
+def drawn(browser: Browser) -> str:
+    """The page map as an image."""
+    return str(browser.run("return document.querySelector('.map').toDataURL()"))
+
+
+def test_an_operator_gets_in_and_nobody_else(browser: Browser, server: RunningServer) -> None:
+    browser.driver.get(server.page)
+    browser.wait(lambda: browser.shown("#door"), "the question for a token")
+    for token, said in (
+        ("wrong" * 4, "that is no token of this server"),
+        ("wrøng" * 4, "a token is of visible ASCII characters"),
+        (ANN, "the token is not an operator's"),
+    ):
+        enter(browser, token)
+        browser.wait(lambda said=said: said in browser.text("#refused"), said)
+        assert not browser.shown("#main")
+    assert browser.text(".tiles b") == "-"
+    enter(browser, OPS)
+    browser.wait(lambda: browser.shown("#main") and "held" in browser.text(".counts"), "the page map")
+    assert not browser.shown("#door")
+    assert "quire-demo: LlamaForCausalLM" in browser.text("#model")
+
+
+def test_an_answer_is_that_of_the_api(browser: Browser, server: RunningServer) -> None:
+    browser.complaints()
+    with Client(server.address, Security(OPS)) as client:
+        result = client.generate(WORDS, max_tokens=60, temperature=0.8, seed=7)
+    assert answered(browser, WORDS, max_tokens=60, temperature=0.8, seed=7) == result.sequences[0].text
+    assert f"{result.usage.completion_tokens} generated" in browser.text("#summary")
+    assert browser.text("#summary").endswith("seed 7")
+    assert browser.run("return document.querySelector('#answer .asked').textContent") == WORDS
+    ask(browser, WORDS, max_tokens=5000)
+    browser.wait(lambda: "stopping.max_tokens is 5000: at most" in browser.text("#summary"), "the server's own words")
+    assert [line for line in browser.complaints() if "400" not in line] == []
+
+
+def test_the_map_and_the_lists_follow_requests(browser: Browser, server: RunningServer) -> None:
+    over = False
+
+    def load(number: int) -> None:
+        while not over:
+            client.generate(f"{number} JULIET: " * 20, max_tokens=200, ignore_eos=True)
+
+    seen = {drawn(browser)}
+    with Client(server.address, Security(ANN)) as client, ThreadPoolExecutor(3) as pool:
+        loads = [pool.submit(load, number) for number in range(3)]
+        try:
+            browser.wait(lambda: browser.text("#tenants td") == "ann", "the tenant")
+            browser.wait(lambda: "ann" in browser.text("#requests tbody"), "the request")
+            browser.wait(lambda: not browser.text(".counts").startswith("0 held"), "pages that are held")
+            seen.add(drawn(browser))
+            browser.wait(lambda: drawn(browser) not in seen, "more pages")
+        finally:
+            over = True
+        for one in loads:
+            one.result()
+    browser.wait(lambda: browser.text(".counts").startswith("0 held"), "pages to be let go")
+    assert " 0 cached" not in browser.text(".counts")
+    browser.wait(lambda: drawn(browser) not in seen, "the end in the map")
+    assert browser.text("#ttft") != "-"
+    assert browser.run("return Math.max(...rates.map((one) => one.generated))") > 0
+
+
+def test_stop_frees_the_pages_and_what_was_typed_is_the_operator_s(browser: Browser, server: RunningServer) -> None:
+    browser.run("for (const id of ['temperature', 'seed']) document.querySelector('#' + id).value = ''")
+    for _ in range(3):  # an answer may end by itself
+        ask(browser, "NURSE: " * 30, max_tokens=800)
+        browser.wait(lambda: len(browser.text(".completion")) > 60, "some of the answer")
+        browser.click("#stop")
+        browser.wait(lambda: browser.text("#summary"), "the end")
+        if browser.text("#summary") == "stopped":
+            break
+    assert browser.text("#summary") == "stopped"
+    server.wait_for_metric("quire_num_requests_running", 0)
+
+
+def test_a_prompt_counts_for_the_tenant_of_its_token_and_ends_with_its_reader(server: RunningServer) -> None:
+    before = server.metrics()["quire_requests_total{cancelled}"]
+    body = json.dumps({"prompt": "First Citizen:", "max_tokens": 900, "seed": 1})
+    connection = connect(server)
+    connection.request("POST", "/api/generate", body, OWN | {"content-type": "application/json"})
+    answer = connection.getresponse()
+    assert json.loads(answer.readline())["text"]
+    state = looked(server, "/api/state")
+    assert [one["tenant"] for one in state["load"]["tenants"]] == ["ops"]
+    answer.close()
+    connection.close()
+    server.wait_for_metric("quire_requests_total{cancelled}", before + 1)
+
+
+def test_what_no_page_of_its_own_has_asked_is_refused(server: RunningServer) -> None:
+    prompt = json.dumps({"prompt": "a", "max_tokens": 1})
+    typed = OWN | {"content-type": "application/json"}
+    for method, path, headers, status in (
+        ("GET", "/", {}, 200),
+        ("GET", "/page.js", {}, 200),
+        ("GET", "/", {"host": "evil.example"}, 403),
+        ("GET", "/api/state", {}, 401),
+        ("GET", "/api/state", {"authorization": f"Bearer {ANN}"}, 403),
+        ("GET", "/api/state", {"cookie": f"authorization=Bearer {OPS}"}, 401),
+        ("GET", f"/api/state?authorization=Bearer%20{OPS}", {}, 401),
+        ("GET", "/api/state", OWN | {"origin": "http://evil.example"}, 403),
+        ("GET", "/api/state?after=-1", OWN, 400),
+        ("GET", "/api/pages/7", OWN, 404),
+        ("GET", "/api/generate", OWN, 405),
+        ("GET", "/static/../page.css", OWN, 404),
+        ("POST", "/api/generate", typed, 200),
+        ("POST", "/api/generate", {"content-type": "application/json"}, 401),
+        ("POST", "/api/generate", OWN | {"content-type": "text/plain"}, 415),
+        ("POST", "/api/generate", OWN, 415),
+        ("POST", "/api/generate", typed | {"origin": "http://evil.example"}, 403),
+        ("POST", "/api/state", typed, 405),
+    ):
+        connection = connect(server)
+        connection.request(method, path, prompt if method == "POST" else None, headers)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read() != b"") == (status, True), (method, path, headers)
+        assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in answer.headers
+        connection.close()
+
+
+def test_what_a_model_writes_stays_text(browser: Browser, tmp_path: Path) -> None:
+    directory = write_llama(tmp_path / "evil")
+    tokenizer = Tokenizer(models.WordLevel({f"{EVIL}{i}": i for i in range(320)}, unk_token=f"{EVIL}0"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.WhitespaceSplit(), decoders.Fuse()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    with running_server("--engine", "thread", "--page-port", "0", "--model", str(directory)) as server:
+        browser.driver.get(server.page)
+        browser.wait(lambda: browser.shown("#ask"), "the page, which wants no token")
+        answer = answered(browser, f"a {EVIL}", max_tokens=20)
+        assert answer.count(EVIL) > 1
+        assert browser.run("return document.querySelectorAll('#answer script, #answer img').length") == 0
+        assert browser.driver.title == "Quire"
+        assert json.dumps(EVIL) not in browser.complaints()
+        assert server.stop() == 0
+        browser.wait(lambda: browser.text("#status").startswith("away"), "the end of the server")
