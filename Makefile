@@ -9,9 +9,13 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
-PROTOS := $(shell find proto -name "*.proto")
+PROTOS := $(shell find proto/quire -name "*.proto")
+DESCRIBE = mkdir -p build && $(BIN)/python -m grpc_tools.protoc -Iproto --include_source_info --include_imports \
+	--descriptor_set_out=build/api.binpb $(wildcard proto/quire/v1/*.proto)
+INFERENCE := rpc/services/inference/pb
 
-.PHONY: help setup setup-dev serve test test-fast lint proto check-proto demo demo-model format clean
+.PHONY: help setup setup-dev serve test test-slow lint proto check-proto api-docs release-api dashboards demo demo-model \
+	format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -42,29 +46,49 @@ $(VENV)/.quire-dev: pyproject.toml $(VENV)/.torch
 serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 	$(BIN)/quire serve $(ARGS)
 
-test: setup-dev lint check-proto ## Lint, types, all tests (about 15 minutes on 2 cores, once installed)
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: setup-dev lint check-proto ## Lint, types, tests (about 14 minutes on 2 cores, once installed)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-fast: setup-dev ## Tests without the slow ones
-	$(BIN)/pytest -m "not slow"
+test-slow: setup-dev ## The tests that `make test` leaves out (about 6 minutes)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 lint: setup-dev ## ruff, mypy, import contracts, buf
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	cd proto && ../$(BIN)/buf lint
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against ../docs/api.binpb
+
+# Writes $(1)/quire, and $(2).binpb and $(2).pyi: rpc/services/inference/pb.py says why those are no module.
+define protoc
+$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
+$(BIN)/python -m grpc_tools.protoc -Iproto --descriptor_set_out=$(2).binpb --pyi_out=build inference/grpc_service.proto
+mv build/inference/grpc_service_pb2.pyi $(2).pyi
+endef
 
 proto: setup-dev ## Generate the protobuf code anew
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=rpc/pb --pyi_out=rpc/pb --grpc_python_out=rpc/pb $(PROTOS)
+	@mkdir -p build
+	$(call protoc,rpc/pb,$(INFERENCE))
 
-check-proto: setup-dev # The committed protobuf code is what the .proto files give
+api-docs: setup-dev ## Write docs/api.md anew from the comments in proto/
+	@$(DESCRIBE)
+	$(BIN)/python docs/make_api.py build/api.binpb > docs/api.md
+
+release-api: setup-dev ## Take the API as it is for the one that clients have: `make lint` refuses what breaks them
+	cd proto && ../$(BIN)/buf build --path quire/v1 --exclude-source-info -o ../docs/api.binpb
+
+check-proto: setup-dev # The committed protobuf code and API reference are what the .proto files give
 	@rm -rf build/pb && mkdir -p build/pb
-	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=build/pb --pyi_out=build/pb --grpc_python_out=build/pb $(PROTOS)
-	@diff -r -x __pycache__ -x __init__.py build/pb/quire rpc/pb/quire || { echo "generated code is stale: run make proto"; exit 1; }
+	@$(call protoc,build/pb,build/pb/inference)
+	@diff -rq -x __pycache__ -x __init__.py build/pb/quire rpc/pb/quire && cmp build/pb/inference.binpb $(INFERENCE).binpb \
+		&& cmp build/pb/inference.pyi $(INFERENCE).pyi || { echo "generated code is stale: run make proto"; exit 1; }
+	@$(DESCRIBE) && $(BIN)/python docs/make_api.py build/api.binpb | diff - docs/api.md || { echo "docs/api.md is stale: run make api-docs"; exit 1; }
 
 demo: setup ## Replay real traffic through a server, `make serve`'s or its own (flags: ARGS="--ray")
 	$(BIN)/python -m bench.replay $(ARGS)
+
+dashboards: setup-dev ## Write deploy/grafana/dashboards anew
+	$(BIN)/python -m deploy.grafana.build
 
 demo-model: setup ## Train the demo model again (20 minutes)
 	$(BIN)/python -m model.demo.train
