@@ -2,9 +2,10 @@
 
 import hmac
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 
 from cache_manager.page_names import DEFAULT_TENANT
@@ -39,26 +40,24 @@ class Tokens:
     """
 
     def __init__(self, path: Path) -> None:
-        self._callers = Reloaded([path], lambda: read_callers(path))
+        key = secrets.token_bytes(32)
+        self._hash = partial(_hash, key)
+        self._callers = Reloaded([path], lambda: read_callers(path, self._hash))
 
     def caller(self, metadata: Mapping[str, object]) -> Caller | None:
         """Of a call with this metadata; None where it shows no token of these.
 
-        Tokens are compared as hashes, with all of them and in constant time: how long it takes says nothing about how
-        much of a guess is right.
+        Tokens are looked up as hashes with a key that only this process has: how long that takes says nothing about how
+        much of a guess is right, as nobody knows the hash of a guess.
         """
         shown = metadata.get("authorization", "")
         if not isinstance(shown, str) or not shown.lower().startswith(BEARER):
             return None
-        digest, found = _digest(shown[len(BEARER) :].strip()), None
-        for known, caller in self._callers.current().items():
-            if hmac.compare_digest(known, digest):
-                found = caller
-        return found
+        return self._callers.current().get(self._hash(shown[len(BEARER) :].strip()))
 
 
-def read_callers(path: Path) -> dict[bytes, Caller]:
-    """By the SHA-256 of their tokens. Raises ValueError, OSError."""
+def read_callers(path: Path, hash_of: Callable[[str], bytes]) -> dict[bytes, Caller]:
+    """By the hashes of their tokens. Raises ValueError, OSError."""
     callers = dict[bytes, Caller]()
     try:
         lines = read_private(path, "--token-file").decode("ascii").splitlines()
@@ -78,9 +77,9 @@ def read_callers(path: Path) -> dict[bytes, Caller]:
             raise ValueError(f"{where}: {tenant!r} is nobody's name: it is everybody's where there are no tokens")
         if len(token) < LEAST or not VISIBLE.fullmatch(token):
             raise ValueError(f"{where}: the token must be at least {LEAST} visible ASCII characters")
-        if _digest(token) in callers:
+        if hash_of(token) in callers:
             raise ValueError(f"{where}: the token stands in a line before it, too")
-        callers[_digest(token)] = Caller(tenant, len(words) == 3)
+        callers[hash_of(token)] = Caller(tenant, len(words) == 3)
     if not callers:
         raise ValueError(f"--token-file {path} has no token")
     if len(callers) > MOST_TOKENS:
@@ -88,5 +87,5 @@ def read_callers(path: Path) -> dict[bytes, Caller]:
     return callers
 
 
-def _digest(token: str) -> bytes:
-    return sha256(token.encode()).digest()
+def _hash(key: bytes, token: str) -> bytes:
+    return hmac.digest(key, token.encode(), "sha256")

@@ -15,8 +15,8 @@ from quire.v1 import tokenization_service_pb2 as tokenization_pb
 from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 
 from rpc.client.client import DEFAULT_SERVER, REFUSALS
-from rpc.client.errors import error_of
-from rpc.client.failures import failure_of
+from rpc.client.errors import CancelledError, error_of
+from rpc.client.failures import Failure, failure_of
 from rpc.client.resuming_async import AsyncResuming, Channels
 from rpc.client.security import OPEN, Security
 from rpc.client.specs import Prompt, spec_of
@@ -46,7 +46,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Calls that have not ended are cancelled."""
+        """Calls that have not ended are cancelled: who waits for them gets this package's `CancelledError`."""
         await self._channels.close()
 
     async def generate(
@@ -105,6 +105,8 @@ class AsyncClient:
                     pause = tries.pause(failure_of(error))
                     if pause is None:
                         raise error_of(error, tries.server) from None
+                except asyncio.CancelledError:
+                    raise _cancelled(tries.server) from None
             await asyncio.sleep(pause)
 
 
@@ -131,6 +133,8 @@ class AsyncStream:
             return await anext(self._messages)
         except grpc.RpcError as error:
             raise error_of(error, self._resuming.server) from None
+        except asyncio.CancelledError:
+            raise _cancelled(self._resuming.server) from None
 
     @property
     def server(self) -> str:
@@ -143,3 +147,17 @@ class AsyncStream:
             for delta in message.deltas:
                 if delta.index == 0 and delta.text:
                     yield delta.text
+
+    def cancel(self) -> None:
+        """No more is wanted: who reads gets `CancelledError`, the one of this package."""
+        self._resuming.cancel()
+
+
+def _cancelled(server: str) -> BaseException:
+    """What a reader of a call gets that ended with asyncio.CancelledError: that is the task's own end, unless somebody
+    else ended the call.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        return asyncio.CancelledError()
+    return CancelledError(Failure(grpc.StatusCode.CANCELLED, "the call was cancelled, or its client closed"), server)

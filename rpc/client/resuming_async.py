@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -77,6 +77,14 @@ class AsyncResuming:
     ) -> None:
         self._channels, self._metadata = channels, metadata
         self._progress = Progress(tries, request)
+        self._call: Any = None
+        self._cancelled = asyncio.Event()
+
+    def cancel(self) -> None:
+        """No more is wanted; its reader gets asyncio.CancelledError."""
+        self._cancelled.set()
+        if self._call is not None:
+            self._call.cancel()
 
     @property
     def server(self) -> str:
@@ -91,7 +99,9 @@ class AsyncResuming:
             left = progress.begin()
             with self._channels.lease(progress.server) as channel:
                 stub = pb_grpc.GenerationServiceStub(channel)
-                call = stub.StreamGenerate(progress.request, timeout=left, metadata=self._metadata)
+                call = self._call = stub.StreamGenerate(progress.request, timeout=left, metadata=self._metadata)
+                if self._cancelled.is_set():
+                    call.cancel()
                 try:
                     while (message := await call.read()) is not END:
                         yield progress.take(message)
@@ -104,4 +114,6 @@ class AsyncResuming:
                         raise
                 finally:
                     call.cancel()
-            await asyncio.sleep(pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._cancelled.wait()

@@ -15,6 +15,7 @@ from rpc.frontend.frontend import Frontend
 from rpc.services import convert
 from rpc.services.errors import failures_to
 from rpc.services.load import load_of, page_map_of, replica_message, requests_of, server_info
+from rpc.services.writer import Writer
 from scheduler.events import Question
 from scheduler.request import InvalidRequest
 
@@ -103,9 +104,10 @@ class AdminService(pb_grpc.AdminServiceServicer):
     ) -> None:
         async with failures_to(context, within=""):
             interval = _interval(request)
-            while True:
-                await context.write(pb.WatchLoadResponse(load=load_of(self._frontend, self._started)))
-                await asyncio.sleep(interval)
+            async with Writer(context, self._frontend.settings.write_stall) as writer:
+                while True:
+                    await writer.write(pb.WatchLoadResponse(load=load_of(self._frontend, self._started)))
+                    await asyncio.sleep(interval)
 
     async def ListRequests(  # noqa: N802
         self, request: pb.ListRequestsRequest, context: aio.ServicerContext

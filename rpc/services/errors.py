@@ -28,7 +28,7 @@ def status_of(failure: RequestFailed, within: str = "spec.") -> status_pb2.Statu
         path = failure.field if failure.field in OUTSIDE_SPEC else within + failure.field
         violation = error_details_pb2.BadRequest.FieldViolation(field=path, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if failure.code == "NOT_FOUND":
+    if failure.reason == "MODEL_NOT_FOUND":
         details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=failure.field[:LONGEST]))
     if failure.retry_after is not None:
         delay = duration_pb2.Duration()

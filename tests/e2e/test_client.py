@@ -93,9 +93,33 @@ def test_a_stream_that_is_left_is_cancelled(server: RunningServer) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            async with client.stream("x", **LONG) as stream:
+                await anext(stream)
+                stream.cancel()
+                with pytest.raises(CancelledError):
+                    async for _ in stream:
+                        pass
 
     asyncio.run(cancelled())
-    server.wait_for_metric("quire_requests_total{cancelled}", before + 4)
+    server.wait_for_metric("quire_requests_total{cancelled}", before + 5)
+
+
+def test_a_client_that_is_closed_says_so_to_who_waits_and_cancels_no_task(server: RunningServer) -> None:
+    async def closed() -> list[BaseException | object]:
+        client = AsyncClient(server.address)
+        stream = client.stream("x", **LONG)
+        await anext(stream)
+
+        async def rest() -> None:
+            async for _ in stream:
+                pass
+
+        waiting = asyncio.gather(client.generate("x", **LONG), rest(), return_exceptions=True)
+        await asyncio.to_thread(server.wait_for_metric, "quire_num_requests_running", 2)
+        await client.close()
+        return await waiting
+
+    assert [type(end) for end in asyncio.run(closed())] == [CancelledError, CancelledError]
 
 
 def test_a_full_queue_is_waited_out() -> None:

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from grpc import aio
 
@@ -19,6 +19,7 @@ from rpc.services.inference import pb
 from rpc.services.inference.answers import Answers, failed_answer
 from rpc.services.inference.asking import Asked, check_version, read_request, renamed
 from rpc.services.inference.description import model_config, model_metadata, server_metadata
+from rpc.services.inference.room import Room
 from rpc.services.inference.statistics import Passage, Statistics
 from rpc.services.writer import Writer
 
@@ -106,8 +107,8 @@ class InferenceService:
         self, requests: AsyncIterator[pb.ModelInferRequest], context: aio.ServicerContext
     ) -> None:
         async with failures_to(context, within=""):
-            # No more of a stream is in the engine than can run at once; what comes after it is not read.
-            places, turn = asyncio.Semaphore(self._frontend.limits().sequences), asyncio.Lock()
+            # No more of a stream is held than can run at once, nor than fits; what comes after it is not read.
+            room, turn = Room(self._frontend.limits().sequences), asyncio.Lock()
             async with Writer(context, self._frontend.settings.write_stall) as writer, asyncio.TaskGroup() as group:
 
                 async def send(response: pb.ModelStreamInferResponse) -> None:
@@ -115,9 +116,10 @@ class InferenceService:
                         await writer.write(response)
 
                 async for request in requests:
-                    await places.acquire()
+                    size = request.ByteSize()
+                    await room.enter(size)
                     task = group.create_task(self._serve(request, context, send))
-                    task.add_done_callback(lambda _: places.release())
+                    task.add_done_callback(partial(room.leave, size))
 
     async def _serve(self, request: pb.ModelInferRequest, context: aio.ServicerContext, send: Send) -> None:
         """One request of a stream; its failure is an answer too."""

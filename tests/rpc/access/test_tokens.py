@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpc.access import reloaded
 from rpc.access.reloaded import Reloaded
-from rpc.access.tokens import Caller, Tokens, read_callers
+from rpc.access.tokens import Caller, Tokens
 
 ANN, BOB, OPS = "ann-" + "a" * 20, "bob-" + "b" * 20, "ops-" + "o" * 20
 
@@ -80,7 +80,7 @@ def test_no_other_text_is_a_token(tmp_path_factory: pytest.TempPathFactory, text
 )
 def test_what_is_no_token_file_is_refused_and_says_no_token(tmp_path: Path, lines: list[str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as raised:
-        read_callers(write(tmp_path / "tokens", *lines))
+        Tokens(write(tmp_path / "tokens", *lines))
     assert ANN not in str(raised.value)
     assert "--token-file" in str(raised.value)
 

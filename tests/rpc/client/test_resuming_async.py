@@ -140,6 +140,23 @@ def test_who_stops_reading_cancels_the_call(how: str) -> None:
     asyncio.run(run())
 
 
+def test_who_cancels_while_it_waits_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        service = Scripted([None], [message(1)])
+        async with serving(service) as (addresses, channels):
+            monkeypatch.setattr(Tries, "pause", lambda *_: 600)
+            stream = AsyncResuming(channels, Tries(addresses, None), request())
+            waiting = asyncio.create_task(tokens(stream))
+            while not service.asked:
+                await asyncio.sleep(0)
+            stream.cancel()
+            with pytest.raises((asyncio.CancelledError, grpc.RpcError)):
+                await waiting
+            assert not waiting.cancelling()
+
+    asyncio.run(run())
+
+
 def test_calls_share_connections_up_to_what_one_takes() -> None:
     async def run() -> None:
         count = CALLS_A_CONNECTION + 1
