@@ -47,7 +47,7 @@ def page_map(
         for holder in answer.holders:
             name = f"step {holder.step}" if holder.HasField("step") else holder.request_id or "another server's request"
             table.add_row(name, str(len(holder.pages)))
-        Console().print(table)
+        Console(markup=False).print(table)
 
 
 @admin.command("reset-prefix-cache")
@@ -108,7 +108,7 @@ def list_requests(
         age = f"{one.age.ToMilliseconds() / 1000:.1f} s"
         tokens = (str(one.prompt_tokens), str(one.completion_tokens))
         table.add_row(one.request_id, one.tenant, state, replica, age, *tokens)
-    Console().print(table)
+    Console(markup=False).print(table)
     print(f"{len(answer.requests)} of {answer.total_count} live requests")
 
 

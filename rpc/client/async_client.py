@@ -18,8 +18,9 @@ from rpc.client.client import DEFAULT_SERVER, REFUSALS
 from rpc.client.errors import CancelledError, error_of
 from rpc.client.failures import Failure, failure_of
 from rpc.client.resuming_async import AsyncResuming, Channels
-from rpc.client.security import OPEN, Security
+from rpc.client.security import OPEN, Metadata, Security
 from rpc.client.specs import Prompt, spec_of
+from rpc.client.tracing import trace_metadata
 from rpc.client.tries import Tries
 
 
@@ -64,7 +65,7 @@ class AsyncClient:
 
     def stream_request(self, request: pb.StreamGenerateRequest, timeout: float | None = None) -> "AsyncStream":
         """The same of a message of the API."""
-        return AsyncStream(AsyncResuming(self._channels, self._tries(timeout), request, self._security.metadata))
+        return AsyncStream(AsyncResuming(self._channels, self._tries(timeout), request, self._metadata()))
 
     async def tokenize(self, text: str, add_special_tokens: bool = True, timeout: float | None = None) -> list[int]:
         """Token ids."""
@@ -88,6 +89,10 @@ class AsyncClient:
         answer = await self._call(model_pb_grpc.ModelServiceStub, lambda of: of.ListModels, request, timeout)
         return list(answer.models)
 
+    def _metadata(self) -> Metadata:
+        """Of a call that is made now."""
+        return (*self._security.metadata, *trace_metadata())
+
     def _tries(self, timeout: float | None) -> Tries:
         return Tries(self._servers, self._timeout if timeout is None else timeout, self._refusals)
 
@@ -100,7 +105,7 @@ class AsyncClient:
             left = tries.begin()
             with self._channels.lease(tries.server) as channel:
                 try:
-                    return await method(stub(channel))(request, timeout=left, metadata=self._security.metadata)
+                    return await method(stub(channel))(request, timeout=left, metadata=self._metadata())
                 except grpc.RpcError as error:
                     pause = tries.pause(failure_of(error))
                     if pause is None:

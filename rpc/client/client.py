@@ -17,8 +17,9 @@ from rpc.client.channels import SyncChannels
 from rpc.client.errors import error_of
 from rpc.client.failures import failure_of
 from rpc.client.resuming import Resuming
-from rpc.client.security import OPEN, Security
+from rpc.client.security import OPEN, Metadata, Security
 from rpc.client.specs import Prompt, spec_of
+from rpc.client.tracing import trace_metadata
 from rpc.client.tries import Tries
 
 A = TypeVar("A")
@@ -73,7 +74,7 @@ class Client:
 
     def stream_request(self, request: pb.StreamGenerateRequest, timeout: float | None = None) -> "Stream":
         """The same of a message of the API."""
-        return Stream(Resuming(self._tries(timeout), request, self._channels.to, self._security.metadata))
+        return Stream(Resuming(self._tries(timeout), request, self._channels.to, self._metadata()))
 
     def tokenize(self, text: str, add_special_tokens: bool = True, timeout: float | None = None) -> list[int]:
         """Token ids."""
@@ -93,6 +94,10 @@ class Client:
         request = model_pb.ListModelsRequest()
         return list(self._call(model_pb_grpc.ModelServiceStub, lambda of: of.ListModels, request, timeout).models)
 
+    def _metadata(self) -> Metadata:
+        """Of a call that is made now."""
+        return (*self._security.metadata, *trace_metadata())
+
     def _tries(self, timeout: float | None) -> Tries:
         return Tries(self._servers, self._timeout if timeout is None else timeout, self._refusals)
 
@@ -105,7 +110,7 @@ class Client:
             left = tries.begin()
             call = method(stub(self._channels.to(tries.server)))
             try:
-                return call(request, timeout=left, metadata=self._security.metadata)
+                return call(request, timeout=left, metadata=self._metadata())
             except grpc.RpcError as error:
                 pause = tries.pause(failure_of(error))
                 if pause is None:

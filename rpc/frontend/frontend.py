@@ -282,6 +282,14 @@ class Frontend:
         self._metrics.request_ended(failure.reason.lower())
         return failure
 
+    def turned_away(
+        self, failure: RequestFailed, request_id: str, tenant: str, trace: Mapping[str, str] = NO_TRACE
+    ) -> RequestFailed:
+        """Counts and tells a request that cannot even be read."""
+        with suppress(RequestFailed), self.watching.watch(Spec("", tenant=tenant), request_id, trace):
+            raise self.refused(failure)
+        return failure
+
     @contextmanager
     def counting_cancel(self) -> Iterator[None]:
         """Counts a request whose caller leaves before it was submitted."""

@@ -18,7 +18,7 @@ from rpc.observe.tracing import trace_of
 from rpc.services import convert
 from rpc.services.errors import as_failure, failures_to, status_of
 from rpc.services.writer import Writer
-from scheduler.request import InvalidRequest, Spec
+from scheduler.request import InvalidRequest
 
 REQUEST_ID_HEADER = "x-request-id"
 VISIBLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
@@ -42,10 +42,14 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     ) -> None:
         async with failures_to(context):
             request_id = await self._accept(request.request_id, context)
-            spec = self._spec(request.spec, self._door.caller(context).tenant)
-            grouping = self._grouping(request.stream_options)
+            tenant, trace = self._door.caller(context).tenant, _trace(context)
+            try:
+                spec = convert.spec_from(request.spec, tenant)
+                grouping = convert.grouping_from(request.stream_options, self._frontend.settings.backlog_tokens // 2)
+            except RequestFailed as failure:
+                raise self._frontend.turned_away(failure, request_id, tenant, trace) from None
             async with (
-                self._frontend.open(spec, request_id, context.time_remaining(), trace=_trace(context)) as live,
+                self._frontend.open(spec, request_id, context.time_remaining(), trace=trace) as live,
                 Writer(context, self._frontend.settings.write_stall) as writer,
             ):
                 await _send(live, grouping, writer)
@@ -89,18 +93,6 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             raise self._frontend.refused(invalid(InvalidRequest("request_id", given, reason)))
         return given or secrets.token_hex(16)
 
-    def _spec(self, message: pb.GenerationSpec, tenant: str) -> Spec:
-        try:
-            return convert.spec_from(message, tenant)
-        except RequestFailed as failure:
-            raise self._frontend.refused(failure) from None
-
-    def _grouping(self, options: pb.StreamOptions) -> convert.Grouping:
-        try:
-            return convert.grouping_from(options, self._frontend.settings.backlog_tokens // 2)
-        except RequestFailed as failure:
-            raise self._frontend.refused(failure) from None
-
     async def _generate(
         self,
         request: pb.GenerateRequest,
@@ -109,7 +101,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         turn: AbstractAsyncContextManager[object] | None = None,
     ) -> pb.GenerateResponse:
         """turn: held while the request is opened."""
-        spec, trace = self._spec(request.spec, self._door.caller(context).tenant), _trace(context)
+        tenant, trace = self._door.caller(context).tenant, _trace(context)
+        try:
+            spec = convert.spec_from(request.spec, tenant)
+        except RequestFailed as failure:
+            raise self._frontend.turned_away(failure, request_id, tenant, trace) from None
         async with AsyncExitStack() as stack:
             async with turn or nullcontext():
                 remaining = context.time_remaining()

@@ -24,6 +24,14 @@ def lines_of(*flags: str) -> list[dict]:
             request = stream_request(PROMPT, 5)
             request.request_id = "the-request"
             list(server.stub(channel).StreamGenerate(request, timeout=60))
+            request.request_id = "refused"
+            request.spec.sampling.top_p = 7
+            with pytest.raises(grpc.RpcError):
+                list(server.stub(channel).StreamGenerate(request, timeout=60))
+            request.request_id = "unreadable"
+            request.stream_options.max_delay.nanos = -1
+            with pytest.raises(grpc.RpcError):
+                list(server.stub(channel).StreamGenerate(request, timeout=60))
         process.terminate()
         said = process.communicate(timeout=60)[1]
     finally:
@@ -52,7 +60,10 @@ def test_lines_are_objects_and_say_who_wrote_them(flags: tuple[str, ...], proces
 
 
 def test_requests_are_logged_where_it_is_asked_for() -> None:
-    (line,) = (line for line in lines_of("--log-requests") if line["logger"] == "quire.requests")
+    lines = [line for line in lines_of("--log-requests") if line["logger"] == "quire.requests"]
+    ends = [(line["request_id"], line["outcome"]) for line in lines]
+    assert ends == [("the-request", "length"), ("refused", "invalid_field"), ("unreadable", "invalid_field")]
+    line = lines[0]
     assert (line["request_id"], line["tenant"], line["outcome"]) == ("the-request", "default", "length")
     assert (line["completion_tokens"], line["submissions"]) == (5, 1)
     assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]

@@ -72,7 +72,9 @@ def test_each_request_is_a_span_under_its_callers(collector: tuple[Collector, st
     spans = {
         str(values(span)["gen_ai.response.id"]): span for span in servicer.spans if span.kind == Span.SPAN_KIND_SERVER
     }
-    assert spans.keys() == {"streamed", "unary", "entry"}, "what is refused before it is a request has none"
+    assert spans.keys() == {"streamed", "unary", "refused", "entry"}
+    assert values(spans["refused"])["error.type"] == "invalid_field"
+    assert "gen_ai.request.temperature" not in values(spans["refused"]), "what could not be read is not known"
     streamed = spans["streamed"]
     assert (streamed.trace_id.hex(), streamed.parent_span_id.hex()) == (TRACE, PARENT)
     assert spans["entry"].parent_span_id.hex() == PARENT

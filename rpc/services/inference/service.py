@@ -160,7 +160,8 @@ class InferenceService:
         try:
             asked = read_request(request, most)
         except RequestFailed as failure:
-            raise self._frontend.refused(failure) from None
+            trace = trace_of(context.invocation_metadata())
+            raise self._frontend.turned_away(failure, _new_id(), tenant, trace) from None
         return replace(asked, spec=replace(asked.spec, tenant=tenant))
 
     def _open(self, asked: Asked, context: aio.ServicerContext, streaming: bool) -> AbstractAsyncContextManager[Live]:
