@@ -293,6 +293,8 @@ class Scheduler:
             for sequence in self.queue.in_order():
                 sequence.alone *= sequence.attempt != self._alone
             self._alone = None
+        if not self.rows.free and not self._running.idle():
+            return  # as most steps do under load: whose turn it is need not be found out
         for sequence in self._shares.in_turn(self.queue):
             if not slices.budget or not self._free_rows(sequence):
                 return
