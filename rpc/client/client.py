@@ -32,8 +32,8 @@ class Client:
     """Of one server, or of several of which the next one is asked where one is lost.
 
     timeout: seconds for a whole call, unless the call has its own; None: none. refusals: how often a call waits, as
-    long as the server says, and tries again where that is full. Calls raise `QuireError`. Any thread may use it; more
-    than a hundred calls at once wait for each other.
+    long as the server says, and tries again where that is full. Calls raise `QuireError`, and RuntimeError once it is
+    closed. Any thread may use it; more than a hundred calls at once wait for each other.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """A request from what a person writes: a prompt and keyword arguments with the names of the API's fields."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ def _owner(spec: pb.GenerationSpec, name: str) -> Message:
 def _set(owner: Message, name: str, value: Any) -> None:
     field = getattr(owner, name)
     if isinstance(field, Duration):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}: must be finite; without a limit leave it out")
         field.FromNanoseconds(round(value * 1e9))
     elif isinstance(field, Message):
         field.CopyFrom(type(field)(**value) if isinstance(value, Mapping) else value)
@@ -65,6 +68,8 @@ def _turn(part: Any) -> pb.ChatMessage:
         raise TypeError(f"a turn of a conversation is a mapping of role and content, not {part!r:.60}")
     content = part["content"]
     pieces = [content] if isinstance(content, str | bytes) else content
+    if not isinstance(pieces, Sequence) or not all(isinstance(piece, str | bytes) for piece in pieces):
+        raise TypeError(f"content is text or a list of texts and images (bytes), not {content!r:.60}")
     return pb.ChatMessage(role=part["role"], parts=[_piece(piece) for piece in pieces])
 
 

@@ -6,7 +6,8 @@ Ranges are checked by what is made of the values.
 import json
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from contextlib import suppress
+from typing import TypeGuard, TypeVar
 
 from rpc.services.inference import pb
 from scheduler.request import InvalidRequest
@@ -68,10 +69,14 @@ class Values:
         return found
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """None is none; a string alone is one text."""
+        """None is none; a string alone is one text, or a list of them as JSON."""
         value = self.left.pop(name, [])
+        if isinstance(value, str) and value.startswith("["):
+            with suppress(InvalidRequest):
+                listed = read_json(name, value.encode(errors="replace"))
+                value = listed if listed and _are_texts(listed) else value
         texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        if not _are_texts(texts):
             raise _refused(name, value, "must be a string or a list of strings")
         return tuple(texts)
 
@@ -98,6 +103,10 @@ class Values:
     def _nested(self, name: str) -> object:
         value = self.left.pop(name, None)
         return read_json(name, value.encode(errors="replace")) if isinstance(value, str) else value
+
+
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _refused(name: str, value: object, reason: str) -> InvalidRequest:

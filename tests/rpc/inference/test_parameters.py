@@ -36,11 +36,9 @@ def test_every_parameter_is_read() -> None:
 
 
 def test_values_may_be_strings() -> None:
-    as_strings = {
-        name: value if name in ("stop", "bad_words") else json.dumps(value) if not isinstance(value, str) else value
-        for name, value in ALL.items()
-    }
+    as_strings = {name: json.dumps(value) if not isinstance(value, str) else value for name, value in ALL.items()}
     assert read_parameters(as_strings) == read_parameters(ALL)
+    assert [read_parameters({"stop": text}).stopping.stop for text in ("[1]", "[", "[]")] == [("[1]",), ("[",), ("[]",)]
     assert read_parameters({"stop": "a", "ignore_eos": "True", "top_k": 7.0, "skip_special_tokens": 0}) == (
         read_parameters({"stop": ["a"], "ignore_eos": True, "top_k": 7, "skip_special_tokens": False})
     )
