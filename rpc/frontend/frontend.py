@@ -392,7 +392,7 @@ class Frontend:
         elif stream.ended and (first := stream.sequences[0].finish) is not None:
             outcome = first.reason.value
             for sequence in stream.sequences:
-                self._metrics.output_tokens.observe(sequence.token_count)
+                self._metrics.output_tokens.observe(sequence.new_count)
             if (decoding := live.decoding) is not None:
                 self._metrics.decoded(*decoding)
         else:

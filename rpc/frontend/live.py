@@ -57,8 +57,7 @@ class Live:
         if not self.first_tokens or self.stream.request.beam is not None:
             return None
         whole = max(self.last_tokens.values()) - min(self.first_tokens.values())
-        known = len(self.stream.spec.output_prefix)
-        gaps = sum(self.stream.sequences[index].token_count - known - 1 for index in self.first_tokens)
+        gaps = sum(self.stream.sequences[index].new_count - 1 for index in self.first_tokens)
         total = sum(last - self.first_tokens[index] for index, last in self.last_tokens.items())
         return whole, total / gaps if gaps else None
 

@@ -106,10 +106,16 @@ class SequenceOutput:
             if self._read_token(token):
                 break
         self._pending = Delta(index, self.token_count, finish=self.finish)
+        self._known = self.token_count
 
     @property
     def token_count(self) -> int:
         return len(self.tokens)
+
+    @property
+    def new_count(self) -> int:
+        """Tokens that the client did not know."""
+        return self.token_count - self._known
 
     @property
     def score(self) -> float:

@@ -79,7 +79,7 @@ class Watching:
             {name: moment - began for name, moment in moments.items() if moment is not None},
             len(stream.request.prompt),
             stream.cached_tokens,
-            stream.token_count - len(spec.output_prefix),
+            sum(sequence.new_count for sequence in stream.sequences),
             tuple(one.finish.reason.value for one in stream.sequences if one.finish is not None),
             live.submissions,
             trace,

@@ -1,11 +1,9 @@
 """An engine's own metrics: what it does, and what its process takes, on an HTTP port of its own."""
 
-import threading
-from wsgiref.simple_server import WSGIServer
-
-from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from rpc.observe.engines import EngineMetrics
+from rpc.observe.page import start_page
 from rpc.observe.process import show_process
 from scheduler.events import StepOutputs
 
@@ -18,11 +16,8 @@ class EngineExporter:
         registry = CollectorRegistry()
         show_process(registry, model_name)
         self._metrics = EngineMetrics(registry, model_name)
-        self._server: WSGIServer
-        self._thread: threading.Thread
-        self._server, self._thread = start_http_server(0, host, registry=registry)
         bracketed = f"[{host}]" if ":" in host else host
-        self.address = f"{bracketed}:{self._server.server_port}"
+        self.address = f"{bracketed}:{start_page(0, registry, host).server_port}"
 
     def attached(self, pages: int, page_size: int) -> None:
         """The engine is there. page_size: tokens."""

@@ -121,10 +121,14 @@ def test_stream_matches_unary_and_accounts_for_every_token(server: RunningServer
     assert after["quire_prompt_tokens_total"] - before["quire_prompt_tokens_total"] == 4
 
 
+NEW_TOKENS = "quire_request_generation_tokens_sum"
+
+
 def test_output_prefix_goes_on_where_the_output_stopped(server: RunningServer) -> None:
     """From places where a message ended, and from the end."""
     request = stream_request("ROMEO:", 40, seed=9, temperature=1.2)
     request.spec.stopping.stop.append("never to be found")
+    counted, new = server.metrics()[NEW_TOKENS], 0
     with grpc.insecure_channel(server.address) as channel:
         deltas = [message.deltas[0] for message in server.stub(channel).StreamGenerate(request)]
         for told in [*range(1, len(deltas), 9), len(deltas)]:
@@ -134,12 +138,14 @@ def test_output_prefix_goes_on_where_the_output_stopped(server: RunningServer) -
             assert rest[0].first_position == len(known)
             assert _joined(rest) == _joined(deltas[told:])
             assert rest[-1].finish_reason == pb.FINISH_REASON_LENGTH
+            new += sum(delta.token_count for delta in rest)
         text, ids = _joined(deltas)
         request.spec.stopping.stop[0] = text[10:14]
         request.spec.output_prefix.ids[:] = ids
         (ended,) = server.stub(channel).StreamGenerate(request)
     assert ended.deltas[0].stop_string == request.spec.stopping.stop[0]
     assert ended.deltas[0].token_count == 0
+    server.wait_for_metric(NEW_TOKENS, counted + 40 + new)
 
 
 def _joined(deltas: list[pb.SequenceDelta]) -> tuple[str, list[int]]:

@@ -7,13 +7,14 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
-from prometheus_client import generate_latest, start_http_server
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache_manager.cached import LIFETIMES
 from rpc.frontend.errors import failed_end
 from rpc.frontend.stream import FinishReason
 from rpc.observe.metrics import OUTCOMES, Metrics
+from rpc.observe.page import start_page
 from scheduler.events import End, EndReason, EngineStats
 
 
@@ -21,14 +22,13 @@ def test_page_parses_and_follows_the_naming_rules() -> None:
     metrics = Metrics("demo")
     metrics.engines.stats(EngineStats(running=3, waiting=2, pages_used=5, pages_total=10, steps=7, preemptions=1))
     metrics.tokens(4, [0.02], {0.004: 2, 0.5: 1})
-    server, thread = start_http_server(0, "127.0.0.1", registry=metrics.registry)
+    server = start_page(0, metrics.registry)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
             families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
     assert families["process_resident_memory_bytes"].samples[0].value > 2**20
     assert families["quire_build_info"].samples[0].labels["version"]
     for name, family in families.items():
