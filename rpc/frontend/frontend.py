@@ -6,7 +6,6 @@ Lives on one asyncio loop, which an engine's thread wakes once a step. `rpc.fron
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -22,6 +21,7 @@ from rpc.frontend.errors import RequestFailed, internal, invalid
 from rpc.frontend.live import Live
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.promises import Promises
+from rpc.frontend.quota import Quota
 from rpc.frontend.replicas import Replica, Replicas
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import RequestStream
@@ -30,7 +30,7 @@ from rpc.observe.metrics import Metrics, Totals
 from scheduler import events
 from scheduler.engine import Sink
 from scheduler.limits import Limits
-from scheduler.request import Chat, InvalidRequest, Request, Spec
+from scheduler.request import Chat, InvalidRequest, Spec
 
 T = TypeVar("T")
 
@@ -76,7 +76,8 @@ class Frontend:
             for work in Work
         }
         self._requests: dict[tuple[str, str], Live | None] = {}  # by tenant and id; None: is being prepared
-        self._preparing, self._image_bytes = Counter[str](), 0  # by tenant | of all
+        self._preparing = Quota(settings.max_preparing, "requests are being tokenized")
+        self._image_memory = Quota(settings.image_memory, "bytes of images are held")
         self._idle = asyncio.Event()
         self._idle.set()
         metrics.watch(
@@ -306,7 +307,7 @@ class Frontend:
         spent = now - started
         patience = [t - spent for t in (stream.request.patience, time_remaining) if t is not None]
         stream.request = replace(stream.request, patience=max(0.0, min(patience)) if patience else None)
-        self._check_image_memory(stream.request)
+        self._check_image_memory(stream.request.image_bytes, spec.tenant)
         live = Live(stream, request_id, started, streaming, names)
         live.patience = None if stream.request.patience is None else now + stream.request.patience
         if stream.ended:  # its output prefix has a stop string
@@ -318,18 +319,19 @@ class Frontend:
                 self._dispatch.submit(live, seconds - spent)
             except RequestFailed as failure:
                 raise self.refused(failure) from None
-        self._image_bytes += stream.request.image_bytes
+        self._image_memory.take(spec.tenant, stream.request.image_bytes)
         return live
 
-    def _check_image_memory(self, request: Request) -> None:
+    def _check_image_memory(self, size: int, tenant: str) -> None:
         """Raises RequestFailed, counted."""
-        size, most = request.image_bytes, self.settings.image_memory
-        if size > most:
-            error = InvalidRequest("images", f"{size} bytes in memory", f"at most {most} bytes")
-            raise self.refused(invalid(error))
-        if size and self._image_bytes + size > most:
-            message = f"the images of other requests hold {self._image_bytes} of {most} bytes of memory"
-            raise self.refused(RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0))
+        most = self.settings.image_memory // (1 if tenant == DEFAULT_TENANT else 2)
+        try:
+            if size > most:
+                raise invalid(InvalidRequest("images", f"{size} bytes in memory", f"at most {most} bytes"))
+            if size:
+                self._image_memory.check(tenant, size)
+        except RequestFailed as failure:
+            raise self.refused(failure) from None
 
     async def _prepare(self, spec: Spec) -> tuple[RequestStream, list[bytes]]:
         """Tokenizes, validates, reads the output prefix and names the prompt's pages, in a worker thread. Raises
@@ -358,32 +360,14 @@ class Frontend:
         if self.draining:
             raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
         limits = self.info.limits
-        self._check_places(tenant)
-        self._preparing[tenant] += 1
-        try:
+        with self._preparing.held(tenant):
             return await self._loop.run_in_executor(self._workers[work], task, limits)
-        finally:
-            self._preparing[tenant] -= 1
-            if not self._preparing[tenant]:
-                del self._preparing[tenant]
-
-    def _check_places(self, tenant: str) -> None:
-        """Raises RequestFailed where there is none at the tokenizer."""
-        most, own = self.settings.max_preparing, self._preparing[tenant]
-        message = f"{self._preparing.total()} requests are being tokenized, the limit is {most}"
-        if tenant != DEFAULT_TENANT and own >= max(1, most // 2):
-            message = (
-                f"{own} requests of {tenant!r} are being tokenized, the limit for one tenant is {max(1, most // 2)}"
-            )
-        elif self._preparing.total() < most:
-            return
-        raise RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", message, retry_after=1.0)
 
     def _close(self, live: Live, failure: RequestFailed | None) -> str:
         """The caller is done with the request, served or not; how it ended. failure: what the caller failed with."""
         stream = live.stream
         failure = failure or stream.failure
-        self._image_bytes -= stream.request.image_bytes
+        self._image_memory.give_back(stream.spec.tenant, stream.request.image_bytes)
         if live.timer is not None:
             live.timer.cancel()
         self._dispatch.forget(live)

@@ -146,7 +146,7 @@ def test_one_tenant_leaves_half_of_the_tokenizer_to_others(tokenizer: Tokenizer)
         busy = [asyncio.create_task(frontend.in_worker(lambda _limits: held.wait(30), tenant="ann")) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(
-            RequestFailed, match="2 requests of 'ann' are being tokenized, the limit for one tenant is 2"
+            RequestFailed, match="2 requests are being tokenized for 'ann', the limit for one tenant is 2"
         ):
             await frontend.in_worker(lambda _limits: None, tenant="ann")
         other = asyncio.create_task(frontend.in_worker(lambda _limits: "served", tenant="bob"))

@@ -79,7 +79,7 @@ def test_memory_of_images_is_bounded_and_freed(tokenizer: Tokenizer) -> None:
         frontend, _ = seeing(tokenizer, [], image_memory=3 * TILE.nbytes)
         async with frontend.open(spec(2), "a", None):
             async with frontend.open(spec(1), "b", None), frontend.open(Spec("no image"), "c", None):
-                with pytest.raises(RequestFailed, match="other requests hold 576 of 576 bytes") as refused:
+                with pytest.raises(RequestFailed, match="576 bytes of images are held, the limit is 576") as refused:
                     async with frontend.open(spec(1), "d", None):
                         pass
                 assert (refused.value.reason, refused.value.retry_after) == ("QUEUE_FULL", 1.0)
@@ -90,5 +90,24 @@ def test_memory_of_images_is_bounded_and_freed(tokenizer: Tokenizer) -> None:
                 pass
         async with frontend.open(spec(3), "e", None):
             pass
+
+    run(test())
+
+
+def test_no_tenant_has_more_than_half_of_the_memory_of_images(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        frontend, _ = seeing(tokenizer, [], image_memory=4 * TILE.nbytes)
+        async with frontend.open(replace(spec(2), tenant="ann"), "a", None):
+            with pytest.raises(
+                RequestFailed, match="384 bytes of images are held for 'ann', the limit for one"
+            ) as full:
+                async with frontend.open(replace(spec(1), tenant="ann"), "b", None):
+                    pass
+            assert (full.value.reason, full.value.retry_after) == ("QUEUE_FULL", 1.0)
+            async with frontend.open(replace(spec(2), tenant="bob"), "a", None):
+                pass
+        with pytest.raises(RequestFailed, match="at most 384 bytes"):
+            async with frontend.open(replace(spec(3), tenant="ann"), "c", None):
+                pass
 
     run(test())
