@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from openai import AsyncOpenAI, OpenAI
 
@@ -64,11 +64,11 @@ def read_answer(data: bytes) -> tuple[int, dict[str, str], Any]:
 
 
 @contextmanager
-def running_gateway(servers: list[str], *flags: str) -> Iterator[RunningGateway]:
-    """On a free port, in front of these; afterwards it ends as it should."""
+def running_gateway(servers: list[str], *flags: str, stderr: IO[str] | None = None) -> Iterator[RunningGateway]:
+    """On a free port, in front of these; afterwards it ends as it should. stderr: where its log goes."""
     named = [part for server in servers for part in ("--server", server)]
     command = [QUIRE, "gateway", *named, "--port", "0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_environment())
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
