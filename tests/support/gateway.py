@@ -28,7 +28,7 @@ class RunningGateway:
         return f"{self.scheme}://{self.host}:{self.port}"
 
     def client(self, **more: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="secret", **{"max_retries": 0, "timeout": 60} | more)
+        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "secret", "max_retries": 0, "timeout": 60} | more)
 
     def async_client(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="secret", max_retries=0, timeout=60)
@@ -49,6 +49,13 @@ class RunningGateway:
         """Status, headers and what the JSON says."""
         with self.send(path, body, connection="close", **headers) as opened, opened.makefile("rb") as file:
             return read_answer(file.read())
+
+    def health(self) -> tuple[int, Any]:
+        """Status and what the JSON says."""
+        with self.connect() as opened, opened.makefile("rb") as file:
+            opened.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            status, _, said = read_answer(file.read())
+            return status, said
 
     def stop(self) -> int:
         self.process.terminate()
