@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from PIL import Image
 
+from rpc.cli.main import app
 from rpc.paths import demo_directory
 from tests.support import nodes
 from tests.support.secrets import write
@@ -199,3 +202,19 @@ def test_the_pages_are_a_site_without_broken_links(tmp_path: Path) -> None:
     for page in (ROOT / "docs").glob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", sorted(BEFORE.keys() - {"ports", "clients"} | {"gateway", "load"}))
+def test_flags_that_a_page_names_exist(page: str) -> None:
+    """On the two others some are of other programs."""
+    known = set(flags_below(typer.main.get_command(app)))
+    named = re.findall(r"`(?:quire [^`]*)?(--[a-z][a-z-]+)", (ROOT / "docs" / f"{page}.md").read_text())
+    assert named
+    assert set(named) <= known
+
+
+def flags_below(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from flags_below(inner)
