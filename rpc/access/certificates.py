@@ -50,13 +50,8 @@ def server_credentials(listen: ListenSettings) -> grpc.ServerCredentials | None:
 
 def read_certificate(chain: Path, key: Path, client_ca: Path | None) -> Certificate:
     """Raises ValueError, OSError."""
-    if key.stat().st_mode & 0o007:
-        raise ValueError(f"--tls-key {key} can be used by everybody on this machine: chmod o= {key}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(chain, key, password=_no_password)
-    except ssl.SSLError as error:
-        raise ValueError(f"--tls-cert {chain} and --tls-key {key} are no certificate and its key: {error}") from None
+    load_pair(context, chain, key)
     if client_ca is not None:
         try:
             context.load_verify_locations(client_ca)
@@ -65,5 +60,22 @@ def read_certificate(chain: Path, key: Path, client_ca: Path | None) -> Certific
     return Certificate(chain.read_bytes(), key.read_bytes(), None if client_ca is None else client_ca.read_bytes())
 
 
-def _no_password() -> str:
-    raise ValueError("--tls-key is encrypted: a server has nobody to ask for its password")
+def load_pair(context: ssl.SSLContext, chain: Path, key: Path, flags: str = "--tls") -> None:
+    """Of --tls-cert and --tls-key, or what other flags begin with. key: may be in the file of the chain. Raises
+    ValueError where everybody can read the key, it is encrypted, or not the certificate's, OSError.
+    """
+    named = f"{flags}-{'cert' if key == chain else 'key'} {key}"
+
+    def password() -> str:
+        raise ValueError(f"{named} is encrypted: there is nobody to ask for its password")
+
+    try:
+        if key.stat().st_mode & 0o007:
+            raise ValueError(f"{named} can be used by everybody on this machine: chmod o= {key}")
+        context.load_cert_chain(chain, key, password)
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"{flags}-cert {chain} and {flags}-key {key} are no certificate and its key: {error}"
+        ) from None
+    except OSError as error:
+        raise OSError(f"{flags}-cert {chain} with its key cannot be read: {error}") from None

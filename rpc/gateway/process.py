@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,10 +16,10 @@ from quire.v1 import model_service_pb2 as model_pb
 from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 from rpc.addresses import is_loopback
-from rpc.client.security import Security
 from rpc.gateway.app import make_app
 from rpc.gateway.protocol import BoundedProtocol
 from rpc.gateway.settings import LARGEST_HEADERS, GatewaySettings
+from rpc.gateway.tls import own_context, security_of
 from rpc.gateway.upstream import Upstream
 
 log = logging.getLogger("quire.gateway")
@@ -46,16 +45,17 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Callable[[str], None]) -> None:
     """Runs a gateway to these servers until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken.
-    Raises OSError where the port cannot be had or a certificate cannot be read.
+    Raises OSError where the port cannot be had or a certificate cannot be read, ValueError where it is none or others
+    can use its key.
     """
-    context = _tls(settings)
+    context, security = own_context(settings), security_of(settings)
     listener = _listener(settings)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     if not is_loopback(settings.host) and context is None:
         log.warning("%s can be reached from other machines, without TLS (--allow-insecure-bind)", shown)
     url = f"{'http' if context is None else 'https'}://{shown}:{port}"
-    upstream = Upstream(servers, settings.request_time, _security(settings))
+    upstream = Upstream(servers, settings.request_time, security)
     config = _config(settings, make_app(upstream, settings), context)
     try:
         if not is_loopback(settings.host) and not settings.allow_insecure_bind:
@@ -79,16 +79,6 @@ async def check_door(upstream: Upstream, host: str) -> None:
         f"--host {host} can be reached from other machines, and {found}. Start them with --token-file, serve on "
         "127.0.0.1, or insist with --allow-insecure-bind"
     )
-
-
-def _security(settings: GatewaySettings) -> Security:
-    """Towards the servers; tokens are those of the gateway's clients. Raises OSError."""
-
-    def content(path: str | None) -> bytes | None:
-        return None if path is None else Path(path).read_bytes()
-
-    roots, chain, key = content(settings.server_ca), content(settings.server_cert), content(settings.server_key)
-    return Security(tls=settings.server_tls, roots=roots, chain=chain, key=key)
 
 
 def _config(settings: GatewaySettings, app: Any, context: ssl.SSLContext | None) -> uvicorn.Config:
@@ -119,17 +109,3 @@ def _listener(settings: GatewaySettings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
     except OSError as error:
         raise OSError(f"--port {settings.port} on {settings.host} cannot be opened: {error}") from None
-
-
-def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
-    """Raises OSError, ssl.SSLError being one."""
-    if settings.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except OSError as error:
-        raise OSError(f"--tls-cert {settings.tls_cert} with its key cannot be read: {error}") from None
-    return context

@@ -9,9 +9,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.v1 import generation_service_pb2 as pb
 
+from rpc.client.failures import failure_of
 from rpc.client.resuming_async import AsyncResuming, Channels
 from rpc.client.security import OPEN, Metadata, Security
-from rpc.client.tries import LOST, Tries
+from rpc.client.tries import LOST
+from rpc.gateway.lost import LoggedTries, LostServers
 
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ class Upstream:
         self._servers, self._request_time = list(servers), request_time
         self._channels = Channels(security)
         self._questions = asyncio.Semaphore(MOST_QUESTIONS)
+        self._lost = LostServers()
 
     def _served(self, server: str) -> None:
         first = self._servers.index(server)
@@ -39,11 +42,12 @@ class Upstream:
     ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
         """As `AsyncResuming.messages`."""
         request.spec.max_time.FromMilliseconds(round(1000 * self._request_time))
-        tries = Tries(self._servers, self._request_time + GRACE)
+        tries = LoggedTries(self._lost, self._servers, self._request_time + GRACE)
         stream = AsyncResuming(self._channels, tries, request, metadata)
         before = self._servers[0]
         async with aclosing(stream.messages()) as messages:
             async for message in messages:
+                self._lost.answered(stream.server)
                 if stream.server != before:
                     before = stream.server
                     self._served(before)
@@ -67,8 +71,14 @@ class Upstream:
     async def _ask_one(
         self, server: str, stub: type, method: str, request: Any, metadata: Metadata, seconds: float
     ) -> Any:
-        with self._channels.lease(server) as channel:
-            return await getattr(stub(channel), method)(request, timeout=seconds, metadata=metadata)
+        try:
+            with self._channels.lease(server) as channel:
+                answer = await getattr(stub(channel), method)(request, timeout=seconds, metadata=metadata)
+        except grpc.RpcError as error:
+            self._lost.failed(server, failure_of(error))
+            raise
+        self._lost.answered(server)
+        return answer
 
     async def healthy(self) -> bool:
         """Whether one of the servers serves."""

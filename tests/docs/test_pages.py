@@ -3,21 +3,50 @@
 import os
 import re
 import selectors
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from PIL import Image
 
+from rpc.cli.main import app
+from rpc.paths import demo_directory
 from tests.support import nodes
+from tests.support.secrets import write
 from tests.support.server import clean_environment
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("quickstart", "clients", "operating", "tuning")
-BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
+BEFORE = {
+    "quickstart": "",
+    "clients": "make serve",
+    "operating": "make serve",
+    "tuning": "make serve",
+    "security": "",
+    "looking": "quire serve --model DIR",
+    "ports": "make serve",
+    "runbook": "make serve",
+}
+"""By page, what its reader has begun; "" where the page says all of it."""
+STEP = re.compile(
+    r"```(?P<kind>sh|python)\n(?P<block>.*?)```"
+    r"|(?<!`)`(?P<command>(?:quire [a-z-]+ |(?:curl|dmesg|openssl|pip|py-spy|ssh|ulimit)\b)[^`]*)`"
+    r"|`GET (?P<question>/[^`]+)`",
+    re.DOTALL,
+)
+"""What a page shows: blocks, commands in the middle of sentences (`quire top` alone is a name), and questions to the
+page of --page-port."""
+NOT_RUN = ("dmesg", "pip ", "py-spy ", "ssh ", "quire admin cancel ", "quire bench serve")
+"""In sentences: what needs rights, a network, another machine, a program that is not ours, a live request, or is shown
+below with its flags."""
+TYPED = re.compile(r"`(/[a-z]+(?: [^`/]+)?)`")  # what is said to `quire chat`
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 SERVERS = ("make serve", "quire serve", "quire gateway", "quire frontend")
 READY_SECONDS, SECONDS = 120, 120
 
@@ -40,12 +69,17 @@ class Network:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return clean_environment() | {"PATH": path, "COLUMNS": "120"}
 
+    def _place(self, line: str) -> Path:
+        return ROOT if line.startswith("make") else self._directory
+
     def serve(self, line: str) -> None:
-        """Returns once it says that it is ready."""
+        """Returns once it says that it is ready. Who starts a server on the ports of another one has ended that."""
+        if line.startswith("quire serve") and " --port" not in line:
+            self.close()
         with self.log.open("a") as log:
             process = subprocess.Popen(
-                self._command(f"exec {line}"), stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
-                env=self._environment, start_new_session=True,
+                self._command(f"exec {line}"), stdout=subprocess.PIPE, stderr=log, text=True,
+                cwd=self._place(line), env=self._environment, start_new_session=True,
             )  # fmt: skip
         self._servers.append(process)
         assert process.stdout is not None
@@ -58,10 +92,11 @@ class Network:
                 assert piece, f"{line}: it ended; {said}{self.log.read_text()}"
                 said += piece
 
-    def run(self, line: str) -> str:
+    def run(self, line: str, typed: str = "") -> str:
         done = subprocess.run(
-            self._command(line), capture_output=True, text=True, cwd=ROOT, env=self._environment, timeout=SECONDS
-        )
+            self._command(line), input=typed, capture_output=True, text=True, cwd=self._place(line),
+            env=self._environment, timeout=SECONDS,
+        )  # fmt: skip
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -77,6 +112,7 @@ class Network:
             process.wait(60)
             if process.stdout is not None:
                 process.stdout.close()
+        self._servers.clear()
 
 
 @contextmanager
@@ -99,22 +135,61 @@ def commands(block: str) -> list[str]:
     return [line for line in (line.split("  #")[0].strip() for line in lines) if line and not line.startswith("#")]
 
 
-@pytest.mark.parametrize("page", PAGES)
+def things(directory: Path) -> None:
+    """What the pages take for granted that their reader has."""
+    model = Path(shutil.copytree(demo_directory(), directory / "DIR"))
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    Image.new("RGB", (8, 8)).save(directory / "picture.png")
+    write(directory / "FILE", b"t" * 32)
+
+
+def conversation(page: str) -> str:
+    """All that the page says can be typed into one."""
+    said = [line for line in TYPED.findall(page) if line != "/quit"]
+    return "\n".join(["/set max_tokens 20", "Hello", *said, "Hello again", "/quit\n"])
+
+
+def check_conversation(answers: str, page: str) -> None:
+    """Each line was understood, though a wrong one would not end it."""
+    assert not re.search(r"^(there is no (/|option )|quire: )", answers, re.MULTILINE), answers
+    assert answers.count(" generated, ") == 2, answers
+    for name, value in re.findall(r"`/(?:set )?(temperature|seed) ([\d.]+)`", page):
+        assert f"\n{name} {value}\n" in answers
+
+
+@pytest.mark.parametrize("page", BEFORE)
 def test_a_page_runs_from_its_first_line_to_its_last(page: str, tmp_path: Path) -> None:
-    blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text())
-    assert blocks
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    things(tmp_path)
     with network(tmp_path) as place:
-        if page != "quickstart":
-            place.serve("make serve")  # as these pages say at their beginning
-        for kind, block in blocks:
+        if BEFORE[page]:
+            place.serve(BEFORE[page])
+        for kind, what in steps(text):
             if kind == "python":
-                assert place.program(block)
-                continue
-            for line in commands(block):
-                if line.startswith(SERVERS):
-                    place.serve(line)
-                elif line != ". .venv/bin/activate":  # what it does, this does
-                    place.run(line)
+                assert place.program(what)
+            elif what.startswith(SERVERS):
+                place.serve(what)
+            elif what == "quire chat":
+                check_conversation(place.run(what, conversation(text)), text)
+            else:
+                place.run(what)
+
+
+def steps(text: str) -> list[tuple[str, str]]:
+    """Of a page, in its order: programs in Python, and command lines."""
+    found: list[tuple[str, str]] = []
+    for step in STEP.finditer(text):
+        if step["kind"] == "python":
+            found.append(("python", step["block"]))
+        elif step["block"]:
+            found += [("sh", line) for line in commands(step["block"]) if line != ". .venv/bin/activate"]
+        elif step["question"]:
+            path = step["question"].replace("=N", "=0").replace("ENGINE", "0")
+            found.append(("sh", f"curl -sf 'http://127.0.0.1:9465{path}'"))
+        elif not (line := " ".join(step["command"].split())).startswith(NOT_RUN):
+            found.append(("sh", line))
+    assert found
+    return found
 
 
 def test_the_pages_are_a_site_without_broken_links(tmp_path: Path) -> None:
@@ -127,3 +202,19 @@ def test_the_pages_are_a_site_without_broken_links(tmp_path: Path) -> None:
     for page in (ROOT / "docs").glob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", sorted(BEFORE.keys() - {"ports", "clients"} | {"gateway", "load"}))
+def test_flags_that_a_page_names_exist(page: str) -> None:
+    """On the two others some are of other programs."""
+    known = set(flags_below(typer.main.get_command(app)))
+    named = re.findall(r"`(?:quire [^`]*)?(--[a-z][a-z-]+)", (ROOT / "docs" / f"{page}.md").read_text())
+    assert named
+    assert set(named) <= known
+
+
+def flags_below(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from flags_below(inner)

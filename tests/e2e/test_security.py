@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,19 +18,11 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.client import AccessError, AsyncClient, Client, Security
 from tests.e2e.test_cli import quire
+from tests.support.secrets import write
 from tests.support.server import RunningServer, details, running_server, stream_request
 
 ANN, BOB, OPS = "ann-" + "a" * 20, "bob-" + "b" * 20, "ops-" + "o" * 20
 PROMPT = list(range(5, 5 + 64))
-
-
-def write(path: Path, content: bytes) -> str:
-    """In one step, as whoever replaces a secret should."""
-    new = path.with_suffix(".new")
-    new.touch(0o600)
-    new.write_bytes(content)
-    os.replace(new, path)
-    return str(path)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from openai import AsyncOpenAI, OpenAI
 
@@ -28,7 +28,7 @@ class RunningGateway:
         return f"{self.scheme}://{self.host}:{self.port}"
 
     def client(self, **more: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="secret", **{"max_retries": 0, "timeout": 60} | more)
+        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "secret", "max_retries": 0, "timeout": 60} | more)
 
     def async_client(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="secret", max_retries=0, timeout=60)
@@ -50,6 +50,13 @@ class RunningGateway:
         with self.send(path, body, connection="close", **headers) as opened, opened.makefile("rb") as file:
             return read_answer(file.read())
 
+    def health(self) -> tuple[int, Any]:
+        """Status and what the JSON says."""
+        with self.connect() as opened, opened.makefile("rb") as file:
+            opened.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            status, _, said = read_answer(file.read())
+            return status, said
+
     def stop(self) -> int:
         self.process.terminate()
         return self.process.wait(STOP_SECONDS)
@@ -64,11 +71,11 @@ def read_answer(data: bytes) -> tuple[int, dict[str, str], Any]:
 
 
 @contextmanager
-def running_gateway(servers: list[str], *flags: str) -> Iterator[RunningGateway]:
-    """On a free port, in front of these; afterwards it ends as it should."""
+def running_gateway(servers: list[str], *flags: str, stderr: IO[str] | None = None) -> Iterator[RunningGateway]:
+    """On a free port, in front of these; afterwards it ends as it should. stderr: where its log goes."""
     named = [part for server in servers for part in ("--server", server)]
     command = [QUIRE, "gateway", *named, "--port", "0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_environment())
     try:
         assert process.stdout is not None
         said = process.stdout.readline()

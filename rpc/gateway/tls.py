@@ -1,0 +1,61 @@
+"""TLS of a gateway: its certificate, which may be replaced while it serves, and what it shows to servers."""
+
+import ssl
+from pathlib import Path
+
+from rpc.access.certificates import load_pair
+from rpc.access.reloaded import Reloaded
+from rpc.client.security import Security
+from rpc.gateway.settings import GatewaySettings
+
+
+def own_context(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """Each handshake takes what the files hold by then; None without TLS. Raises ValueError where they hold no
+    certificate and its key, OSError.
+    """
+    if settings.tls_cert is None:
+        return None
+    chain = Path(settings.tls_cert)
+    key = chain if settings.tls_key is None else Path(settings.tls_key)
+
+    def read() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        load_pair(context, chain, key)
+        return context
+
+    contexts = Reloaded([chain] if key == chain else [chain, key], read)
+
+    def renew(handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """A context of its own for each pair: loading a wrong one into a context spoils what was in it."""
+        handshake.context = contexts.current()
+
+    first = read()
+    first.sni_callback = renew  # called for clients that name no server, too
+    return first
+
+
+def security_of(settings: GatewaySettings) -> Security:
+    """Towards the servers, as the files say at the start; tokens are those of the gateway's clients. Raises ValueError,
+    OSError.
+    """
+    roots = chain = key = None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if settings.server_ca is not None:
+        roots = _authority(context, Path(settings.server_ca))
+    if settings.server_cert is not None and settings.server_key is not None:
+        files = Path(settings.server_cert), Path(settings.server_key)
+        load_pair(context, *files, flags="--server")
+        chain, key = (file.read_bytes() for file in files)
+    return Security(tls=settings.server_tls, roots=roots, chain=chain, key=key)
+
+
+def _authority(context: ssl.SSLContext, path: Path) -> bytes:
+    try:
+        context.load_verify_locations(path)
+        return path.read_bytes()
+    except ssl.SSLError as error:
+        raise ValueError(f"--server-ca {path} has no certificate: {error}") from None
+    except OSError as error:
+        raise OSError(f"--server-ca {path} cannot be read: {error}") from None
