@@ -294,7 +294,8 @@ at("ask").addEventListener("submit", async (event) => {
 function wanted() {
   const given = { prompt: at("prompt").value };
   if (!at("chat_label").hidden && at("chat").checked) given.chat = true;
-  for (const name of ["max_tokens", "temperature", "seed"]) if (at(name).value !== "") given[name] = Number(at(name).value);
+  for (const name of ["max_tokens", "temperature"]) if (at(name).value !== "") given[name] = Number(at(name).value);
+  if (at("seed").value !== "") given.seed = at("seed").value; // of 64 bits, a number has 53
   return given;
 }
 
