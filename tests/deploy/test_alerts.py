@@ -89,7 +89,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-# By alert: series of a server that has done nothing else than one slow request, and minutes after which it is looked at.
+# By alert: minutes after which it is looked at, and series of a server that had one request, a slow one.
 ONE = f"quire_time_to_first_token_seconds_count{{{MODEL}}}"
 ONE_SLOW_REQUEST: dict[str, tuple[int, dict[str, str]]] = {
     f"Quire{what}Late{pace}": (minutes, series)
