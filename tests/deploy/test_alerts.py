@@ -216,6 +216,17 @@ def test_each_alert_has_its_section_in_the_runbook_and_each_section_its_alert() 
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
 
 
+def test_the_runbook_s_addresses_become_those_of_a_site(tmp_path: Path) -> None:
+    """By the command that deploy/README.md gives."""
+    (command,) = re.findall(r"^sed .*runbook_url.*$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    place = tmp_path / "deploy/prometheus/rules"
+    place.mkdir(parents=True)
+    (place / "alerts.yml").write_text((RULES / "alerts.yml").read_text())
+    subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
+    urls = re.findall(r"runbook_url: (.*)", (place / "alerts.yml").read_text())
+    assert urls == [f"https://ADDRESS/docs/runbook.md#{name.lower()}" for name in alerts()]
+
+
 def test_what_the_runbook_names_is_there() -> None:
     page = (ROOT / "docs/runbook.md").read_text()
     called = list(commands(page, "quire"))
