@@ -1,6 +1,6 @@
 """Which engines there are, how they come and go, and what each process takes."""
 
-from deploy.grafana.panels import MODEL, OF_MODEL, Page, Panel, Query, Row, one, rate, total
+from deploy.grafana.panels import MODEL, OF_MODEL, UP, Page, Panel, Query, Row, of_owners, one, rate, total
 
 EACH = "{{job}} {{instance}} {{replica}}"
 
@@ -9,12 +9,12 @@ REPLICAS = Row(
     (
         Panel(
             "Engines",
-            "That take requests, that there should be, and that an operator keeps requests from.",
+            "As their server sees them: that take requests, that are wanted, that an operator keeps requests from.",
             "none",
             (
-                Query(total("quire_replicas"), "take requests {{model_name}}"),
+                Query(of_owners(f"quire_replicas{{{MODEL}}}"), "take requests {{model_name}}"),
                 Query(total("quire_replicas_wanted"), "wanted {{model_name}}"),
-                Query(total("quire_replicas_drained"), "drained {{model_name}}"),
+                Query(of_owners(f"quire_replicas_drained{{{MODEL}}}"), "drained {{model_name}}"),
             ),
         ),
         Panel(
@@ -23,7 +23,10 @@ REPLICAS = Row(
             "none",
             (
                 Query(rate("quire_engine_starts_total"), "starts {{model_name}}"),
-                Query(rate("quire_engine_failures_total"), "deaths {{model_name}}"),
+                Query(
+                    of_owners(f"rate(quire_engine_failures_total{{{MODEL}}}[$__rate_interval])"),
+                    "deaths {{model_name}}",
+                ),
             ),
         ),
         Panel(
@@ -89,7 +92,13 @@ EACH_ENGINE = Row(
             one(f"process_open_fds / process_max_fds {OF_MODEL}", EACH),
             top=1,
         ),
-        Panel("Up", "Whether Prometheus gets an answer.", "none", one(f"up {OF_MODEL}", EACH), top=1),
+        Panel(
+            "Up",
+            "Whether Prometheus gets an answer: 0 where a target has ended, or never said which model it is of.",
+            "none",
+            one(UP, EACH),
+            top=1,
+        ),
         Panel("Age", "Since the process started.", "s", one(f"time() - process_start_time_seconds {OF_MODEL}", EACH)),
         Panel(
             "Versions",

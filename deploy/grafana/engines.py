@@ -1,6 +1,6 @@
 """What engines do with their KV pages, and with their time."""
 
-from deploy.grafana.panels import MODEL, Page, Panel, Query, Row, mean, one, quantile, quantiles, rate, total
+from deploy.grafana.panels import MODEL, Page, Panel, Query, Row, mean, one, quantile, quantiles, rate, ratio, total
 
 PAGES = total("quire_kv_pages")
 PAGE_BYTES = f"max by (model_name) (quire_kv_page_bytes{{{MODEL}}})"
@@ -46,7 +46,7 @@ POOL = Row(
             "Empty places",
             "Places for tokens in running sequences' pages that hold none yet, of all that the pool has.",
             "percentunit",
-            one(f"{total('quire_kv_slots_unused')} / ({PAGES} * {PAGE_TOKENS})"),
+            one(ratio(total("quire_kv_slots_unused"), f"{PAGES} * {PAGE_TOKENS}")),
         ),
         Panel(
             "Evicted",
@@ -70,7 +70,7 @@ PREFIXES = Row(
             "Hit ratio",
             "Part of the prompt tokens that were looked up and found.",
             "percentunit",
-            one(f"{rate('quire_prefix_cache_hits_total')} / {rate('quire_prefix_cache_queries_total')}"),
+            one(ratio(rate("quire_prefix_cache_hits_total"), rate("quire_prefix_cache_queries_total"))),
             top=1,
         ),
         Panel(
@@ -128,7 +128,7 @@ STEPS = Row(
             "Share around the model",
             "Part of the steps' time that is not the model's. Near 1 the model is too small for this machine.",
             "percentunit",
-            one(f"{rate(OVERHEAD + '_sum')} / {rate(STEP + '_sum')}"),
+            one(ratio(rate(OVERHEAD + "_sum"), rate(STEP + "_sum"))),
             top=1,
         ),
         Panel("Steps a second", "That engines finish.", "none", one(rate("quire_engine_steps_total"))),

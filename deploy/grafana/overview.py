@@ -1,6 +1,19 @@
 """Is it well, and how much does it do?"""
 
-from deploy.grafana.panels import Page, Panel, Query, Row, one, quantile, quantiles, rate, total
+from deploy.grafana.panels import (
+    MODEL,
+    Page,
+    Panel,
+    Query,
+    Row,
+    of_owners,
+    one,
+    quantile,
+    quantiles,
+    rate,
+    ratio,
+    total,
+)
 
 TTFT, ITL = "quire_time_to_first_token_seconds", "quire_inter_token_latency_seconds"
 FAULTS = "request_fault|quarantined|engine_failed|internal"
@@ -8,13 +21,20 @@ FAULTS = "request_fault|quarantined|engine_failed|internal"
 NOW = Row(
     "Now",
     (
-        Panel("Engines", "Engines that requests can go to.", "none", one(total("quire_replicas")), now=True, width=3),
+        Panel(
+            "Engines",
+            "Engines that requests can go to.",
+            "none",
+            one(of_owners(f"quire_replicas{{{MODEL}}}")),
+            now=True,
+            width=3,
+        ),
         Panel("Requests", "Requests that end.", "reqps", one(rate("quire_requests_total")), now=True, width=3),
         Panel(
             "Failed",
             "Share of requests that failed by Quire's fault.",
             "percentunit",
-            one(f"{rate('quire_requests_total', outcome=FAULTS)} / {rate('quire_requests_total')}"),
+            one(ratio(rate("quire_requests_total", outcome=FAULTS), rate("quire_requests_total"))),
             now=True,
             width=3,
         ),
@@ -25,7 +45,7 @@ NOW = Row(
             "KV in use",
             "Part of the KV pages that is held.",
             "percentunit",
-            one(f"{total('quire_kv_pages_used')} / {total('quire_kv_pages')}"),
+            one(ratio(total("quire_kv_pages_used"), total("quire_kv_pages"))),
             now=True,
             width=3,
         ),
@@ -76,8 +96,8 @@ LATENCY = Row(
             "Held by sequences; and held by nobody, kept for prompts that start alike.",
             "percentunit",
             (
-                Query(f"{total('quire_kv_pages_used')} / {total('quire_kv_pages')}", "held {{model_name}}"),
-                Query(f"{total('quire_kv_pages_cached')} / {total('quire_kv_pages')}", "cached {{model_name}}"),
+                Query(ratio(total("quire_kv_pages_used"), total("quire_kv_pages")), "held {{model_name}}"),
+                Query(ratio(total("quire_kv_pages_cached"), total("quire_kv_pages")), "cached {{model_name}}"),
             ),
             top=1,
             stacked=True,

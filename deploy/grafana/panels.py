@@ -20,6 +20,11 @@ from grafana_foundation_sdk.models.dashboard import (
 MODEL = 'model_name=~"$model_name"'
 OF_MODEL = f"and on (job, instance) quire_build_info{{{MODEL}}}"
 """For metrics of the process, which have no model_name."""
+UP = (
+    f"up and on (job, instance) last_over_time(quire_build_info{{{MODEL}}}[1d])"
+    ' or up{job=~"quire.*"} unless on (job, instance) last_over_time(quire_build_info[1d])'
+)
+"""All that is left of a target that does not answer. Its model is the one that it had; any, where it never said one."""
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24  # of Grafana's grid
 QUANTILES = (0.5, 0.95, 0.99)
@@ -84,9 +89,16 @@ def total(name: str, by: str = "") -> str:
     return f"sum by ({kept}) ({name}{{{MODEL}}})"
 
 
+def of_owners(expr: str) -> str:
+    """Of what servers and the frontends that have joined them say of the same engines: what the servers say. Frontends
+    want no engines.
+    """
+    return f"sum by (model_name) ({expr} and quire_replicas_wanted > 0)"
+
+
 def quantile(name: str, share: float) -> str:
-    """Of a histogram."""
-    return f"histogram_quantile({share}, {rate(name + '_bucket', 'le')})"
+    """Of a histogram. Of nothing it would be NaN, which is not at least 0."""
+    return f"histogram_quantile({share}, {rate(name + '_bucket', 'le')}) >= 0"
 
 
 def quantiles(name: str) -> tuple[Query, ...]:
@@ -95,7 +107,12 @@ def quantiles(name: str) -> tuple[Query, ...]:
 
 def mean(name: str) -> str:
     """Of a histogram."""
-    return f"{rate(name + '_sum')} / {rate(name + '_count')}"
+    return ratio(rate(name + "_sum"), rate(name + "_count"))
+
+
+def ratio(part: str, whole: str) -> str:
+    """No value where there is nothing of the whole."""
+    return f"{part} / ({whole} > 0)"
 
 
 def one(expr: str, legend: str = "{{model_name}}") -> tuple[Query, ...]:

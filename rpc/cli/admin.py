@@ -141,5 +141,5 @@ def call(server: str, token_file: Path | None, method: str, request: Any, second
             return answering(request, timeout=seconds, metadata=security.metadata)
     except (grpc.RpcError, ValueError, OSError) as error:
         shown = error_of(error, server) if isinstance(error, grpc.RpcError) else error
-        typer.echo(f"quire: {said(shown)}", err=True)
+        typer.echo(f"quire: {said(shown, of_operators=True)}", err=True)
         raise typer.Exit(1) from None

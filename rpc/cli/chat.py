@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rpc.cli.connection import ConnectionOptions, security_of
+from rpc.cli.connection import ConnectionOptions, said, security_of
 from rpc.cli.generate import SamplingOptions, StoppingOptions
 from rpc.cli.options import build, with_settings
 
@@ -39,7 +39,7 @@ def chat(
     options = asdict(build(SamplingOptions, values)) | asdict(build(StoppingOptions, values))
     try:
         with Client(server, security_of(values)) as client:
-            talk(client, Conversation(text, (SamplingOptions, StoppingOptions), options), model)
+            talk(client, Conversation(text, (SamplingOptions, StoppingOptions), options), model, said)
     except (NoTemplate, ValueError, OSError) as error:
         typer.echo(f"quire: {error}", err=True)
         raise typer.Exit(1) from None

@@ -13,6 +13,8 @@ from rpc.private_files import read_token
 if TYPE_CHECKING:
     from rpc.client.security import Security
 
+NO_ADMIN = "it has no AdminService. That is on the server's admin port, 50052 unless --admin-port says another"
+NO_REQUESTS = "it answers no requests. Those go to the server's own port, 50051 unless --port says another"
 HELP = "File with your token, and nothing else; readable by nobody else."
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help=HELP, show_default=False)]
 
@@ -59,7 +61,15 @@ def token_in(path: str | Path | None) -> str:
     return "" if path is None else read_token(Path(path), "--token-file")
 
 
-def said(error: Exception) -> str:
-    """A client's error, with what a person can do about it on the command line."""
+def said(error: Exception, of_operators: bool = False) -> str:
+    """A client's error, with what a person can do about it on the command line. of_operators: of a command that asks
+    AdminService.
+    """
+    import grpc
+
+    from rpc.client.errors import QuireError
+
+    if isinstance(error, QuireError) and error.code is grpc.StatusCode.UNIMPLEMENTED and not error.reason:
+        return f"{error.server} is the wrong port: {NO_ADMIN if of_operators else NO_REQUESTS}"
     hint = ". Start one with `make serve`, or name another with --server"
     return f"{error}{hint if str(error).startswith('no server answers') else ''}"

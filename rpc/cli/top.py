@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rpc.cli.connection import TokenFile, token_in
+from rpc.cli.connection import TokenFile, said, token_in
 
 LINES = 40  # of a picture that is printed
 
@@ -14,7 +14,7 @@ def top(
         str, typer.Option(help="HOST:PORT of AdminService: the admin port of `quire serve`.")
     ] = "127.0.0.1:50052",
     token_file: TokenFile = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two looks.")] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print one picture and end; so without a terminal, too.")
     ] = False,
@@ -32,10 +32,11 @@ def top(
     try:
         security = Security(token_in(token_file))
         if once or not console.is_terminal:
-            console.print(picture(look_twice(server, security, interval), console.width, LINES))
+            seen = look_twice(server, security, interval)
+            console.print(picture(seen, console.width, LINES, live=False))
             return
         with Watch(server, security, interval) as watch:
             show(console, watch)
     except (QuireError, ValueError, OSError) as error:
-        typer.echo(f"quire: {error}", err=True)
+        typer.echo(f"quire: {said(error, of_operators=True)}", err=True)
         raise typer.Exit(1) from None

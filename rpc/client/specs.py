@@ -27,7 +27,10 @@ def spec_of(prompt: Prompt, images: Sequence[bytes] = (), **options: Any) -> pb.
     spec.images.extend(pb.Image(data=image) for image in images)
     for name, value in options.items():
         if value is not None:
-            _set(_owner(spec, name), name, value)
+            try:
+                _set(_owner(spec, name), name, value)
+            except ValueError as error:  # protobuf's, which does not say of what
+                raise ValueError(f"{name}: {error}") from None
     if isinstance(prompt, str):
         spec.text = prompt
     elif any(not isinstance(part, int) for part in prompt):

@@ -6,8 +6,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from rpc.client.specs import Prompt
+from rpc.client.specs import Prompt, spec_of
+from rpc.frontend.errors import RequestFailed
 from rpc.image_files import read_image
+from rpc.services.convert import spec_from
 
 HELP = """\
 /image FILE         send a PNG or JPEG with the next message
@@ -37,6 +39,10 @@ class Conversation:
     _text: str = ""
     _images: list[bytes] = field(default_factory=list)
     _next_images: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Raises NotThatWay."""
+        _check(self.options)
 
     def ask(self, words: str) -> tuple[Prompt, list[bytes]]:
         """The prompt and the images that stand beside it, with these words as the newest. `answered` or `withdrawn`
@@ -112,7 +118,9 @@ class Conversation:
         if name not in self.options:
             raise NotThatWay(f"there is no option {name}; there are {', '.join(self.options)}")
         given = given.strip()
-        self.options[name] = _read(self._kind(name), name, given) if given else None
+        value = _read(self._kind(name), name, given) if given else None
+        _check(self.options | {name: value})
+        self.options[name] = value
         return f"{name} {_shown(self.options[name])}"
 
     def _kind(self, name: str) -> type:
@@ -126,6 +134,14 @@ class Conversation:
 
 def _shown(value: Any) -> str:
     return "as the server has it" if value is None else repr(value)
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """As a server will; its limits of this model it knows alone. Raises NotThatWay."""
+    try:
+        spec_from(spec_of("", **options))
+    except (RequestFailed, ValueError, TypeError) as error:
+        raise NotThatWay(str(error)) from None
 
 
 def _read(kind: type, name: str, given: str) -> Any:

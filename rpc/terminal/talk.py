@@ -63,8 +63,16 @@ class Answer:
         return ", ".join([*said, self.finish or "stopped", f"seed {self.seed}"])
 
 
-def talk(client: Client, conversation: Conversation, model: str, read: Callable[[str], str] = input) -> None:
-    """Until /quit or the end of the input. Raises NoTemplate where the model cannot be talked to."""
+def talk(
+    client: Client,
+    conversation: Conversation,
+    model: str,
+    said: Callable[[Exception], str],
+    read: Callable[[str], str] = input,
+) -> None:
+    """Until /quit or the end of the input. said: a failure, as a person is told it. Raises NoTemplate where the model
+    cannot be talked to.
+    """
     prompt = PROMPT if sys.stdin.isatty() else ""
     while not conversation.over:
         try:
@@ -78,7 +86,7 @@ def talk(client: Client, conversation: Conversation, model: str, read: Callable[
         if line.startswith("/") and not line.startswith("//"):
             _do(conversation, line)
         elif line:
-            _answer(client, conversation, line.removeprefix("/") if line.startswith("//") else line, model)
+            _answer(client, conversation, line.removeprefix("/") if line.startswith("//") else line, model, said)
 
 
 def _do(conversation: Conversation, line: str) -> None:
@@ -90,7 +98,9 @@ def _do(conversation: Conversation, line: str) -> None:
         print(said)
 
 
-def _answer(client: Client, conversation: Conversation, words: str, model: str) -> None:
+def _answer(
+    client: Client, conversation: Conversation, words: str, model: str, said: Callable[[Exception], str]
+) -> None:
     """Prints it as it comes. Where there is none, the words are taken back."""
     prompt, images = conversation.ask(words)
     answer = Answer(time.monotonic())
@@ -107,7 +117,7 @@ def _answer(client: Client, conversation: Conversation, words: str, model: str) 
         if isinstance(error, InvalidRequestError) and error.reason == "NO_CHAT_TEMPLATE":
             conversation.withdrawn()
             raise NoTemplate("the model has no chat template; `quire chat --text` goes on from plain text") from None
-        failure = f"quire: {error}"
+        failure = f"quire: {said(error)}"
     print()
     if answer.text:
         conversation.answered(answer.text)

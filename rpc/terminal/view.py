@@ -22,12 +22,15 @@ STATES = {
 LEAST_MAP, MOST_MAP = 2, 12  # lines of the page map of an engine
 LEAST_LIST, MOST_LIST = 3, 12  # lines of requests and tenants
 CHART = 90  # columns at most
+KEYS = ("q", "bold"), " quits   "
 WIDE = 100  # columns, for what is there only where there is room
 MOST_COLUMN = 60
 
 
-def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
-    """In so many columns and lines; a terminal that is too low shows its upper part."""
+def picture(snapshot: Snapshot, width: int, height: int, live: bool = True) -> RenderableType:
+    """In so many columns and lines; a terminal that is too low shows its upper part. live: it fills a screen, and q
+    ends it.
+    """
     load = snapshot.load
     if load is None:
         return Panel(Text(snapshot.trouble or "connecting ..."), title=_title(snapshot), border_style="yellow")
@@ -42,7 +45,7 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
         _engines(load, width),
         *(_page_map(number, snapshot.pages[number], width, lines) for number in sorted(snapshot.pages)),
         _lists(snapshot, load, width, listed),
-        Text.assemble(" ", ("q", "bold"), " quits   ", *_legend(), style="bright_black", end=""),
+        Text.assemble(" ", *(KEYS if live else ()), *_legend(), style="bright_black", end="" if live else "\n"),
     )
 
 

@@ -15,7 +15,7 @@ from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
 from rpc.client.channels import CHANNEL_OPTIONS
-from rpc.client.errors import AccessError, InvalidRequestError, QuireError, error_of
+from rpc.client.errors import QuireError, error_of
 from rpc.client.security import Security
 from rpc.observe.rates import rates
 from rpc.terminal.snapshot import Snapshot, States
@@ -24,7 +24,12 @@ SECONDS = 15  # for one answer: an engine gives its page map between two steps
 REQUESTS = 50  # more do not fit on a screen
 KEPT = 300  # intervals
 AGAIN = 1.0  # seconds between two tries to reach a server
-HOPELESS = (AccessError, InvalidRequestError)
+HOPELESS = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,  # another service's port
+}
 
 
 class Watch:
@@ -71,7 +76,7 @@ class Watch:
                         self._news.put(snapshot)
             except grpc.RpcError as error:
                 failure = error_of(error, self._server)
-                if isinstance(failure, HOPELESS):
+                if failure.code in HOPELESS:
                     self._news.put(failure)
                     return
                 away = (*self._seen.rates, None)[-KEPT:]

@@ -81,6 +81,7 @@ class Looks:
             raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", "after must be a number", field="after")
         return {
             "time": time.time(),
+            "run": self._history.run,
             "info": _json(server_info(self._frontend)),
             "chat": self._frontend.preparer.chat is not None,
             "load": _json(self._history.load()),

@@ -1,6 +1,7 @@
 """What a server did in each of the last seconds, for charts that begin before anybody looks."""
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from typing import Any
@@ -16,11 +17,14 @@ KEPT = 300  # intervals
 
 
 class History:
-    """started: when the server was, on the monotonic clock. `follow` it on the frontend's loop."""
+    """started: when the server was, on the monotonic clock. `follow` it on the frontend's loop. run: which one this is;
+    that of a server started anew is another, and its numbers say nothing of these.
+    """
 
     def __init__(self, frontend: Frontend, started: float) -> None:
         self._frontend, self._started = frontend, started
         self._known = deque[tuple[int, Rates]](maxlen=KEPT)
+        self.run = secrets.token_hex(8)
 
     def load(self) -> pb.Load:
         return load_of(self._frontend, self._started)

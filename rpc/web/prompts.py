@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import Coroutine
 from typing import Any
@@ -22,8 +23,9 @@ from rpc.web.errors import error_of, response_of
 
 MOST_BYTES = 2**20  # of a body
 BODY_SECONDS = 30.0
+SEED = re.compile("[0-9]{1,20}")  # a text because JavaScript's numbers have not all 64 bits
 FIELDS: dict[str, tuple[type, ...]] = {
-    "prompt": (str,), "chat": (bool,), "max_tokens": (int,), "temperature": (int, float), "seed": (int,),
+    "prompt": (str,), "chat": (bool,), "max_tokens": (int,), "temperature": (int, float), "seed": (int, str),
 }  # fmt: skip
 
 
@@ -139,6 +141,11 @@ def spec_in(body: bytes) -> pb.GenerationSpec:
             what = "is not known" if name not in FIELDS else "is of the wrong kind"
             raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", f"{name[:60]} {what}", field=name[:60])
     text, chat = given.pop("prompt"), given.pop("chat", False)
+    if isinstance(seed := given.get("seed"), str):
+        if not SEED.fullmatch(seed):
+            message = f"seed is {seed[:60]!r}, must be a whole number"
+            raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", message, field="seed")
+        given["seed"] = int(seed)
     try:
         return spec_of([{"role": "user", "content": text}] if chat else text, **given)
     except (ValueError, TypeError, OverflowError) as error:  # what a field cannot hold

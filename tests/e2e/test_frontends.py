@@ -65,6 +65,7 @@ def test_streams_of_all_frontends_outlive_an_engine(
     for one in frontends:
         one.wait_for_metric("quire_replicas", 2)
     assert "quire_kv_pages_used" not in frontends[1].metrics(), "engines are shown once"
+    assert [one.metrics()["quire_replicas_wanted"] for one in frontends] == [2, 0], "by this dashboards count them once"
 
 
 def test_streams_of_a_frontend_outlive_a_restart_of_an_engine(

@@ -102,6 +102,14 @@ def test_an_answer_is_that_of_the_api(browser: Browser, server: RunningServer) -
     assert [line for line in browser.complaints() if "400" not in line] == []
 
 
+def test_an_answer_is_repeated_by_any_seed_of_64_bits(browser: Browser, server: RunningServer) -> None:
+    seed = 2**64 - 2**10 - 1  # no number of JavaScript's
+    with Client(server.address, Security(OPS)) as client:
+        result = client.generate(WORDS, max_tokens=40, temperature=1, seed=seed)
+    assert answered(browser, WORDS, max_tokens=40, temperature=1, seed=seed) == result.sequences[0].text
+    assert browser.text("#summary").endswith(f"seed {seed}")
+
+
 def test_the_map_and_the_lists_follow_requests(browser: Browser, server: RunningServer) -> None:
     over = False
 

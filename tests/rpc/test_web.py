@@ -60,6 +60,8 @@ def test_a_body_is_a_spec() -> None:
     spec = spec_in(b'{"prompt": "a", "max_tokens": 3, "temperature": 0, "seed": 18446744073709551615}')
     assert (spec.text, spec.stopping.max_tokens, spec.sampling.temperature) == ("a", 3, 0)
     assert spec.sampling.seed == 2**64 - 1
+    assert spec_in(b'{"prompt": "a", "seed": "18446744073709551615"}').sampling.seed == 2**64 - 1
+    assert not spec_in(b'{"prompt": "a"}').sampling.HasField("seed")
     chat = spec_in(b'{"prompt": "a", "chat": true}').chat
     assert [(turn.role, turn.parts[0].text) for turn in chat.messages] == [("user", "a")]
 
@@ -70,6 +72,10 @@ def test_a_body_is_a_spec() -> None:
         b"", b"[]", b"{}", b'{"prompt": 1}', b'{"prompt": "a", "model": "b"}', b'{"prompt": "a", "max_tokens": 1.5}',
         b'{"prompt": "a", "max_tokens": true}', b'{"prompt": "a", "chat": 1}', b'{"prompt": "a", "temperature": NaN}',
         b'{"prompt": "a", "max_tokens": -1}', b'{"prompt": "a", "seed": 18446744073709551616}', b"\xff", b"[" * 100_000,
+        b'{"prompt": "a", "seed": "18446744073709551616"}', b'{"prompt": "a", "seed": ""}',
+        b'{"prompt": "a", "seed": "-1"}', b'{"prompt": "a", "seed": "1_0"}',
+        b'{"prompt": "a", "seed": "' + "\u0661".encode() + b'"}',
+        b'{"prompt": "a", "max_tokens": "3"}', b'{"prompt": "a", "seed": "' + b"9" * 5000 + b'"}',
         b'{"prompt": "\\ud800"}', b'{"prompt": "a", "temperature": ' + b"9" * 400 + b"}",
     ],
 )  # fmt: skip

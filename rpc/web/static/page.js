@@ -2,12 +2,14 @@
 "use strict";
 
 const INTERVAL = 1000; // ms between two looks
+const PATIENCE = 10; // seconds for a look; a prompt may take as long as it takes
 const KEPT = 300; // seconds in a chart
 const COLOURS = { "#": [63, 185, 80], o: [56, 139, 253], ".": [33, 38, 45], "!": [248, 81, 73] };
 const LOWEST = 3, HIGHEST = 14, MAP_HEIGHT = 240; // pixels: of a page's square, and of a map
 const at = (id) => document.getElementById(id);
 let token = ""; // in memory alone: who loads the page again gives it again
 let rates = [];
+let run = ""; // of the server: whose rates and maps these are
 const maps = new Map(); // by engine: what was drawn
 
 class Refused extends Error {}
@@ -23,14 +25,29 @@ async function ask(path, options = {}) {
 
 // Looking
 
+async function looked(path) {
+  try {
+    return await (await ask(path, { signal: AbortSignal.timeout(PATIENCE * 1000) })).json();
+  } catch (error) {
+    throw error.name === "TimeoutError" ? new Error(`no answer within ${PATIENCE} s`) : error;
+  }
+}
+
 async function look() {
   try {
     const after = rates.length ? rates[rates.length - 1].number : 0;
-    const state = await (await ask(`api/state?after=${after}`)).json();
+    let state = await looked(`api/state?after=${after}`);
+    if (state.run !== run) {
+      // Another server's: it counts from 1 again, and nothing that is known is of it.
+      run = state.run;
+      rates = [];
+      maps.clear();
+      if (after) state = await looked("api/state?after=0");
+    }
     open_(true);
-    show(state, after);
+    show(state);
     const cards = [...at("engines").children];
-    for (const [place, engine] of state.load.replicas.entries()) await lookAtPages(engine, cards[place]);
+    await Promise.all(state.load.replicas.map((engine, place) => lookAtPages(engine, cards[place])));
     at("status").textContent = `up ${span(seconds(state.load.uptime))}`;
     at("status").className = "";
   } catch (error) {
@@ -76,11 +93,8 @@ function span(value) {
   return minutes < 60 ? `${minutes} min ${Math.floor(value % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
-function show(state, after) {
+function show(state) {
   const { info, load } = state;
-  // A server that was started anew counts from 1 again.
-  if (state.rates.length && state.rates[0].number <= after) rates = [];
-  if (!state.rates.length && rates.length && seconds(load.uptime) < rates.length / 2) rates = [];
   rates = [...rates, ...state.rates].slice(-KEPT);
   at("model").textContent = `${info.model}: ${info.architecture}, ${info.dtype} on ${info.device}, ${count(info.max_model_length)} tokens`;
   at("chat_label").hidden = !state.chat;
@@ -202,10 +216,22 @@ function round(value) {
   return power * [1, 2, 5, 10].find((step) => step * power >= value);
 }
 
+// Each engine's for itself: one that is stuck takes nothing from the others, and no old map stands for its pages of now.
 async function lookAtPages(engine, card) {
-  if (engine.state === "REPLICA_STATE_STARTING") return;
   const [, , canvas, counts] = card.children;
-  const { states, page_size } = await (await ask(`api/pages/${engine.number}`)).json();
+  try {
+    if (engine.state === "REPLICA_STATE_STARTING") throw new Error("it starts");
+    const pages = await looked(`api/pages/${engine.number}`);
+    canvas.hidden = false;
+    showPages(engine, pages, canvas, counts);
+  } catch (error) {
+    canvas.hidden = true;
+    maps.delete(engine.number);
+    counts.textContent = `no page map: ${error.message}`;
+  }
+}
+
+function showPages(engine, { states, page_size }, canvas, counts) {
   const number = { "#": 0, o: 0, ".": 0, "!": 0 };
   for (const state of states) number[state]++;
   const shown = [["held", "#"], ["cached", "o"], ["free", "."], ...(number["!"] ? [["set aside", "!"]] : [])];
@@ -268,7 +294,8 @@ at("ask").addEventListener("submit", async (event) => {
 function wanted() {
   const given = { prompt: at("prompt").value };
   if (!at("chat_label").hidden && at("chat").checked) given.chat = true;
-  for (const name of ["max_tokens", "temperature", "seed"]) if (at(name).value !== "") given[name] = Number(at(name).value);
+  for (const name of ["max_tokens", "temperature"]) if (at(name).value !== "") given[name] = Number(at(name).value);
+  if (at("seed").value !== "") given.seed = at("seed").value; // of 64 bits, a number has 53
   return given;
 }
 

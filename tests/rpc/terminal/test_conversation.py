@@ -85,13 +85,28 @@ def test_options_are_fields_of_the_api() -> None:
         ("/set heat 1", "there is no option heat"),
         ("/set top_k 1.5", "top_k takes a whole number, not '1.5'"),
         ("/set temperature hot", "temperature takes a number"),
+        ("/set temperature nan", r"sampling.temperature is nan: must be in \[0, 2\]"),
+        ("/set temperature 99", r"sampling.temperature is 99.0: must be in \[0, 2\]"),
+        ("/set repetition_penalty 1e300", "sampling.repetition_penalty is inf"),
+        ("/set min_tokens 21", "stopping.min_tokens is 21: must be at most max_tokens, which is 20"),
+        ("/set max_tokens 4294967296", "max_tokens: .*4294967296"),
+        ("/set top_k -1", "top_k: .*-1"),
+        ("/seed 18446744073709551616", "seed: .*18446744073709551616"),
         ("/what", "there is no /what"),
         ("/image", "which file"),
     ):
         with pytest.raises(NotThatWay, match=why):
             talk.command(line)
+    assert {name: value for name, value in talk.options.items() if value is not None} == {
+        name: given[name] for name in ("temperature", "max_tokens", "stop")
+    }
     talk.command("/quit")
     assert talk.over
+
+
+def test_options_that_no_request_can_have_are_refused_at_the_start() -> None:
+    with pytest.raises(NotThatWay, match=r"sampling.top_p is 7.0"):
+        Conversation(False, KINDS, {"top_p": 7.0})
 
 
 def test_an_answer_s_rate_is_that_of_the_tokens_after_the_first() -> None:

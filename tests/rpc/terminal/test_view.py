@@ -52,6 +52,15 @@ def test_everything_is_there() -> None:
         assert part in text, part
 
 
+def test_what_is_printed_ends_with_its_line_and_waits_for_no_key() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(picture(snapshot(), 120, 40, live=False))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "quits" not in text
+    assert text.splitlines()[-1].rstrip().endswith("· free")
+    assert text.endswith("\n")
+
+
 @pytest.mark.parametrize("width", [60, 80, 99, 100, 200])
 @pytest.mark.parametrize("height", [30, 50])
 def test_it_keeps_to_the_size(width: int, height: int) -> None:
