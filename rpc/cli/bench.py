@@ -88,8 +88,9 @@ def serve(
         targets = Targets(ttft_target, tpot_target)
         address = server or SERVERS.get(protocol, "")
         wire = _wire(protocol, address, model, tokenizer, settings, security_of(values))
-        title, run = _run(wire, settings, f"{protocol} at {address}")
-        result = _report(run, targets, title, {"protocol": protocol, "server": address, **asdict(settings)}, json_file)
+        title, prompt_seed, run = _run(wire, settings, f"{protocol} at {address}")
+        asked = {"protocol": protocol, "server": address, **asdict(settings), "prompt_seed": prompt_seed}
+        result = _report(run, targets, title, asked, json_file)
         _draw(run, targets, title, result, plot)
     except (ValueError, OSError, Failed) as error:
         _stop(str(error))
@@ -162,17 +163,19 @@ def _check_plot(path: Path | None) -> None:
             raise ValueError(f"--plot {path} must end in .png or .html")
 
 
-def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, "Run"]:
-    """A title for it, and what came of it."""
+def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, int | None, "Run"]:
+    """A title for it, the seed of its prompts, and what came of it."""
     from rpc.loadgen.run import run_load
 
-    console, titles = Console(stderr=True), [place]
+    console, titles, prompt_seed = Console(stderr=True), [place], settings.prompt_seed
     with Progress(*COLUMNS, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None, running=0, failed=0, tokens=0)
 
         def ready(plan: "Plan", served: "Served", exact: bool) -> None:
+            nonlocal prompt_seed
+            prompt_seed = plan.prompt_seed
             bar.update(task, total=plan.total)
-            titles.append(f"{served.model}, {_load(settings, plan)}")
+            titles.append(f"{served.model}, {_load(settings, plan)}, prompt seed {plan.prompt_seed}")
             if not exact:
                 console.print("prompts are text: their lengths are about right, the server's counts are reported")
             if plan.shrink < 1:
@@ -188,7 +191,7 @@ def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, "Run"]:
             run = asyncio.run(run_load(wire, settings, ready, look))
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-    return ": ".join(titles), run
+    return ": ".join(titles), prompt_seed, run
 
 
 def _load(settings: LoadSettings, plan: "Plan") -> str:

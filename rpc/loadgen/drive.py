@@ -105,7 +105,7 @@ class Drive:
         return self.run
 
     async def _one(self, request: Request, due: float | None) -> None:
-        seen = Seen(time.monotonic() if due is None else due, (request.tokens, request.output))
+        seen = Seen(time.monotonic() if due is None else due, (request.tokens, request.output), shared=request.shared)
         self.run.seen.append(seen)
         try:
             async with asyncio.timeout(self._timeout):

@@ -85,6 +85,7 @@ class Native:
                 seen.tokens += tokens
             if message.HasField("usage"):
                 seen.prompt_tokens = message.usage.prompt_tokens
+                seen.cached_tokens = message.usage.cached_prompt_tokens
 
     async def _call(self, stub: Any, method: str, request: Any) -> Any:
         with self._connections.lease() as channel:

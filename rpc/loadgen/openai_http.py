@@ -119,6 +119,7 @@ def _take(event: bytes, now: float, seen: Seen) -> None:
         choices, usage, error = chunk.get("choices") or [], chunk.get("usage"), chunk.get("error")
         text = choices[0].get("text") if choices else ""
         tokens = (int(usage["prompt_tokens"]), int(usage["completion_tokens"])) if usage else None
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") if usage else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Failed("BAD_ANSWER", f"an event is no chunk of a completion: {event[:200]!r}") from None
     if error:
@@ -128,6 +129,8 @@ def _take(event: bytes, now: float, seen: Seen) -> None:
         seen.tokens += 1
     if tokens is not None:
         seen.prompt_tokens, seen.tokens = tokens
+    if isinstance(cached, int):
+        seen.cached_tokens = cached
 
 
 def _refused(status: int, content: bytes) -> Failed:

@@ -31,6 +31,8 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What is no latency: name and value."""
     shown = [(label, f"{result[key]:,}") for label, key in COUNTS.items()]
     shown.append(("Goodput", f"{result['goodput']:.1%}, {result['goodput_per_second']:,} requests/s"))
+    if result["cached_share"] is not None:
+        shown.append(("Input tokens from the prefix cache", f"{result['cached_share']:.1%}"))
     own = result["generator"]
     shown.append(
         (
@@ -67,7 +69,8 @@ def show(result: dict[str, Any], title: str, console: Console) -> None:
         times.add_column(name, justify="left" if name == "ms" else "right")
     for cells in latencies:
         times.add_row(*cells)
-    notes = [Text(f"warning: {warning}", style="yellow") for warning in result["generator"]["warnings"]]
+    warnings = [*result["warnings"], *result["generator"]["warnings"]]
+    notes = [Text(f"warning: {warning}", style="yellow") for warning in warnings]
     notes += [
         Text(f"{error['count']} x {code}: {error['message']}", style="red") for code, error in result["errors"].items()
     ]

@@ -15,7 +15,7 @@ WARM_UP_TOGETHER = 8
 LOOK = 0.5  # seconds between two looks at how far it is; a look costs the event loop time
 
 Ready = Callable[[Plan, Served, bool], None]
-"""Called once the load is ready to begin. The last one: prompts have exact lengths."""
+"""Called once it is known what the load is, before its first request. The last one: prompts have exact lengths."""
 
 
 async def run_load(wire: Wire, settings: LoadSettings, ready: Ready, look: Callable[[Run], None]) -> Run:
@@ -26,6 +26,7 @@ async def run_load(wire: Wire, settings: LoadSettings, ready: Ready, look: Calla
         served = await wire.find()
         corpus = await wire.corpus(plays())
         plan = Plan(settings, corpus, served.context)
+        ready(plan, served, corpus.exact)
         together = settings.together
         if settings.warm_up:
             warm = Drive(wire.send, settings.timeout, scheduled=False)
@@ -33,7 +34,6 @@ async def run_load(wire: Wire, settings: LoadSettings, ready: Ready, look: Calla
                 await warm.closed(plan.warm_up(), min(together or WARM_UP_TOGETHER, settings.warm_up))
             if warm.run.stopped:
                 return warm.run
-        ready(plan, served, corpus.exact)
         drive = Drive(wire.send, settings.timeout, scheduled=together is None)
         looking = asyncio.create_task(_look(drive.run, look))
         with _stopped_by_person(drive):

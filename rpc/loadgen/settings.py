@@ -55,7 +55,14 @@ class LoadSettings:
         default=True, metadata={"help": "Ask for all tokens, past the model's end; not all servers can."}
     )
     warm_up: int = field(default=0, metadata={"help": "Requests before the measured ones, with other text.", "min": 0})
-    seed: int = field(default=0, metadata={"help": "Of lengths, texts and arrivals.", "min": 0})
+    seed: int = field(default=0, metadata={"help": "Of lengths and arrivals.", "min": 0})
+    prompt_seed: int | None = field(
+        default=None,
+        metadata={
+            "help": "Of the prompts' text. Unset: another in each run, for caches may have the last one's.",
+            "min": 0,
+        },
+    )
     timeout: float = field(default=600.0, metadata={"help": "Seconds after which a request is lost."})
 
     def __post_init__(self) -> None:

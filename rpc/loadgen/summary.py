@@ -12,6 +12,7 @@ from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
 
 POINTS = (50, 90, 95, 99)
 BUSY = 0.8  # of a core, from which the generator's one thread is what limits
+UNEXPLAINED = 0.05  # of the prompts' tokens: more that came from the prefix cache and should not is too much
 LATE, LATE_SHARE = 0.005, 0.1  # seconds, and of the median TTFT: later than both is too late
 
 
@@ -33,6 +34,7 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
     done = [one for one in seen if one.complete]
     seconds = max(run.end - run.begin, 1e-9)
     met = sum(targets.met_by(one) for one in seen)
+    cached, notes = _cached(done)
     return {
         "requests": len(seen),
         "ok": len(done),
@@ -49,12 +51,14 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
         "output_tokens_per_second": round(sum(one.tokens for one in done) / seconds, 2),
         "messages": sum(len(one.times) for one in done),
         "input_tokens_asked": sum(one.asked[0] for one in done),
+        **cached,
         "ttft_ms": percentiles([one.first for one in done if one.first is not None]),
         "itl_ms": percentiles(_all_gaps(done)),
         "tpot_ms": percentiles([one.other for one in done if one.other is not None]),
         "e2e_ms": percentiles([one.whole for one in done]),
         "goodput": round(met / max(1, len(seen)), 6),
         "goodput_per_second": round(met / seconds, 3),
+        "warnings": notes,
         "generator": generator(run, seen),
     }
 
@@ -84,6 +88,22 @@ def warnings(effort: Effort, late: Sequence[float], firsts: Sequence[float]) -> 
         if len(lags) and (p99 := float(np.percentile(lags, 99))) > bound:
             found.append(f"the generator {what} up to {1000 * p99:.1f} ms late (p99), which the latencies have in them")
     return found
+
+
+def _cached(done: Sequence[Seen]) -> tuple[dict[str, Any], list[str]]:
+    """What the server's prefix cache had of the prompts, None where it does not say, and warnings about it."""
+    known = [(one.cached_tokens, one.shared, _prompt(one)) for one in done if one.cached_tokens is not None]
+    if not known:
+        return {"cached_input_tokens": None, "cached_share": None}, []
+    cached, tokens = sum(one[0] for one in known), max(1, sum(one[2] for one in known))
+    unexplained = sum(max(0, had - shared) for had, shared, _ in known) / tokens
+    notes = []
+    if unexplained > UNEXPLAINED:
+        notes.append(
+            f"{cached / tokens:.0%} of the prompts' tokens came from the server's prefix cache, {unexplained:.0%} more "
+            "than this load repeats: it has seen these prompts before, and first tokens are sooner than for new ones"
+        )
+    return {"cached_input_tokens": cached, "cached_share": round(cached / tokens, 6)}, notes
 
 
 def _prompt(seen: Seen) -> int:

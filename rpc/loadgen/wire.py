@@ -26,7 +26,8 @@ class Failed(Exception):
 @dataclass(frozen=True, slots=True)
 class Request:
     """One to send. at: seconds after the load's start, 0 without a schedule. tokens: of the prompt, as far as the
-    generator knows. output: tokens to generate.
+    generator knows. output: tokens to generate. shared: tokens at the prompt's front that other requests have too, so
+    that a prefix cache may have them.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Request:
     tokens: int
     output: int
     at: float = 0.0
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,22 @@ def test_counts_are_the_servers(protocol: str, server: RunningServer, gateway: R
     assert result["ttft_ms"]["mean"] < result["e2e_ms"]["mean"]
 
 
+@pytest.mark.parametrize("protocol", ["quire", "openai"])
+def test_the_prefix_cache_answers_only_what_is_repeated(
+    protocol: str, server: RunningServer, gateway: RunningGateway
+) -> None:
+    flags = (*flags_of(protocol, server, gateway), "--requests", "4", "--input-tokens", "100", "--output-tokens", "2")
+    first, second = bench(*flags), bench(*flags)
+    assert [(one["cached_input_tokens"], one["warnings"]) for one in (first, second)] == [(0, []), (0, [])]
+    assert first["load"]["prompt_seed"] != second["load"]["prompt_seed"]
+    repeated = bench(*flags, "--prompt-seed", str(first["load"]["prompt_seed"]))
+    assert repeated["cached_share"] > 0.8
+    assert "came from the server's prefix cache" in repeated["warnings"][0]
+    shared = bench(*flags, "--requests", "9", "--shared-prefix", "64", "--warm-up", "1", "--concurrency", "1")
+    assert shared["cached_input_tokens"] >= 9 * 48
+    assert shared["warnings"] == []
+
+
 def load(server: RunningServer, settings: LoadSettings) -> Run:
     wire = Native(server.address, "", Security(token=TOKEN), ignore_eos=True)
     return asyncio.run(run_load(wire, settings, lambda *_: None, lambda _: None))

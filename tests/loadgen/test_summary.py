@@ -75,6 +75,27 @@ def test_all_requests_are_accounted_for() -> None:
     assert result["generator"]["cpu_us_per_token"] == pytest.approx(1e6 / 9, abs=0.01)
 
 
+def cached(prompt: int, cached_tokens: int | None, shared: int = 0) -> Seen:
+    one = seen(0.0, [0.1])
+    one.prompt_tokens, one.cached_tokens, one.shared = prompt, cached_tokens, shared
+    return one
+
+
+def test_what_came_from_the_prefix_cache_is_said() -> None:
+    def of(*requests: Seen) -> tuple[object, object, list[str]]:
+        result = summary(Run(False, list(requests), 0.0, 1.0), Targets())
+        return result["cached_input_tokens"], result["cached_share"], result["warnings"]
+
+    assert of(cached(100, None)) == (None, None, []), "the server does not say"
+    assert of(cached(100, 0), cached(100, 0)) == (0, 0.0, [])
+    assert of(cached(100, 48, shared=50), cached(100, 0, shared=50)) == (48, 0.24, []), "the load repeats that much"
+    assert of(cached(100, 4), cached(100, None)) == (4, 0.04, []), "of those of which the server says it"
+    tokens, share, (warning,) = of(cached(100, 80, shared=20), cached(100, 0, shared=100))
+    assert (tokens, share) == (80, 0.4)
+    assert "40% of the prompts' tokens came from the server's prefix cache" in warning
+    assert "30% more than" in warning
+
+
 def test_a_generator_that_limits_says_so() -> None:
     def said(effort: Effort, sent: float = 0.0) -> list[str]:
         run = Run(True, [seen(0.0, [0.1], sent=sent)], 0.0, 1.0, effort)
