@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rpc.loadgen.machine import Effort, Watch
 from rpc.loadgen.seen import INTERRUPTED, Seen
-from rpc.loadgen.wire import Failed, Request
+from rpc.loadgen.wire import Failed, Request, check_end
 
 Send = Callable[[Request, Seen], Awaitable[None]]
 LEAD = 0.05  # seconds until the first request, so that none is late to begin with
@@ -110,6 +110,7 @@ class Drive:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._send(request, seen)
+            check_end(seen)
         except Failed as failed:
             seen.code, seen.message = failed.code, failed.message
         except TimeoutError:

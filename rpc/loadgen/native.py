@@ -19,6 +19,9 @@ from rpc.loadgen.corpus import Corpus
 from rpc.loadgen.seen import Seen
 from rpc.loadgen.wire import Connections, Failed, Request, Served
 
+FINISH_REASONS = {
+    number: name.removeprefix("FINISH_REASON_").lower() for name, number in pb.FinishReason.items() if number
+}
 PIECE = 4096  # characters that every server tokenizes in one call
 ENOUGH = 2**17  # tokens to cut prompts from
 
@@ -66,13 +69,14 @@ class Native:
             call = stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec), metadata=self._metadata)
             seen.sent = time.monotonic()
             try:
-                await self._read(call, seen)
+                await self.read(call, seen)
             except grpc.RpcError as error:
                 raise failed(error, self._server) from None
             finally:
                 call.cancel()
 
-    async def _read(self, call: Any, seen: Seen) -> None:
+    async def read(self, call: Any, seen: Seen) -> None:
+        """All messages of a call of StreamGenerate. Raises Failed, grpc.RpcError."""
         while (message := await call.read()) is not END:
             now = time.monotonic()
             tokens = 0
@@ -80,6 +84,8 @@ class Native:
                 if delta.first_position != seen.tokens:
                     raise Failed("DATA_LOSS", f"token {delta.first_position} came where {seen.tokens} was due")
                 tokens += delta.token_count
+                if delta.finish_reason:
+                    seen.finish = FINISH_REASONS.get(delta.finish_reason, str(delta.finish_reason))
             if tokens:
                 seen.times.append(now)
                 seen.tokens += tokens

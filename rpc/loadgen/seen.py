@@ -14,12 +14,11 @@ class Seen:
     """Times are seconds of time.monotonic.
 
     due: when the request was to be sent; without a schedule, when it was. sent: when it was given to the transport.
-    asked: tokens of the prompt, as far as the generator knows, and tokens to generate. shared: of the prompt's, with
-    other requests. times: of each message that had
+    asked: tokens of the prompt, as far as the generator knows, and tokens to generate. times: of each message that had
     text or tokens. tokens: that were generated, as the server counts them, else the messages. prompt_tokens: as the
-    server counts them, 0 where it does not say. cached_tokens: of these, from its prefix cache, None where it does not
-    say. ended: after the last message. code: of what failed, "" where nothing
-    did.
+    server counts them, 0 where it does not say. ended: after the last message. code: of what failed, "" where nothing
+    did. shared: of the prompt's tokens, with other requests. cached_tokens: of the prompt's, from the server's prefix
+    cache, None where it does not say. finish: why it ended, as the server says it, in lower case; "" where it has not.
     """
 
     due: float
@@ -33,6 +32,7 @@ class Seen:
     message: str = ""
     shared: int = 0
     cached_tokens: int | None = None
+    finish: str = ""
 
     @property
     def complete(self) -> bool:

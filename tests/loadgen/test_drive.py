@@ -33,6 +33,7 @@ class Server:
                 await asyncio.sleep(self._seconds)
             seen.times.append(time.monotonic())
             seen.tokens += 1
+            seen.finish = "length"
         finally:
             self.live -= 1
 
@@ -99,6 +100,7 @@ def test_failures_are_counted_by_their_codes() -> None:
             if request.number == 1:
                 raise Failed("UNAVAILABLE", "gone")
             await asyncio.sleep(60 if request.number == 2 else 0)
+            seen.finish = "stop"
 
         return await Drive(send, 0.05, scheduled=False).closed(requests(4), 2)
 
