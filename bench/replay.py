@@ -152,7 +152,10 @@ def main(
         place = started(*PATIENT, *(["--ray"] if ray else []))
     context = read_config(demo_directory()).context
     settings = LoadSettings(trace=TRACE, speed=speed, requests=requests, context=context)
-    targets = Targets(ttft, tpot)
+    try:
+        targets = Targets(ttft, tpot)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).replace("-target", "")) from None
     with place as serving:
         console.print(f"replaying {requests} requests to {serving.address}")
         before = serving.metrics()

@@ -30,7 +30,8 @@ COUNTS = {
 def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What is no latency: name and value."""
     shown = [(label, f"{result[key]:,}") for label, key in COUNTS.items()]
-    shown.append(("Goodput", f"{result['goodput']:.1%}, {result['goodput_per_second']:,} requests/s"))
+    if result["goodput"] is not None:
+        shown.append(("Goodput", f"{result['goodput']:.1%}, {result['goodput_per_second']:,} requests/s"))
     if result["cached_share"] is not None:
         shown.append(("Input tokens from the prefix cache", f"{result['cached_share']:.1%}"))
     own = result["generator"]

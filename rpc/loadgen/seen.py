@@ -1,5 +1,6 @@
 """What a client saw of one request, and whether that was soon enough."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,11 +74,20 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Targets:
     """Of latency, in seconds, for a request's first token and for each of its others on average; None: any. Requests
-    that meet both are goodput (Zhong et al., DistServe, OSDI 2024).
+    that meet both are goodput (Zhong et al., DistServe, OSDI 2024). Raises ValueError.
     """
 
     first: float | None = None
     other: float | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--ttft-target", self.first), ("--tpot-target", self.other)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{flag} is {value}, must be above 0 and finite")
+
+    @property
+    def any(self) -> bool:
+        return self.first is not None or self.other is not None
 
     def met_by(self, seen: Seen) -> bool:
         """Never by one that failed or has no token."""

@@ -28,7 +28,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 def summary(run: Run, targets: Targets) -> dict[str, Any]:
     """Requests that a person interrupted count nowhere but in `interrupted`. Rates are of the time from the start of
     the load to the end of its last request. Latencies are of requests that ended well; TTFT and E2E from when a request
-    was due (`rpc.loadgen.drive`).
+    was due (`rpc.loadgen.drive`). Goodput is None without a target: it would be no more than what ended well.
     """
     seen = [one for one in run.seen if one.ended and one.code != INTERRUPTED]
     done = [one for one in seen if one.complete]
@@ -56,8 +56,8 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
         "itl_ms": percentiles(_all_gaps(done)),
         "tpot_ms": percentiles([one.other for one in done if one.other is not None]),
         "e2e_ms": percentiles([one.whole for one in done]),
-        "goodput": round(met / max(1, len(seen)), 6),
-        "goodput_per_second": round(met / seconds, 3),
+        "goodput": round(met / max(1, len(seen)), 6) if targets.any else None,
+        "goodput_per_second": round(met / seconds, 3) if targets.any else None,
         "warnings": notes,
         "generator": generator(run, seen),
     }

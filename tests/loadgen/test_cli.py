@@ -18,6 +18,8 @@ NOBODY = ("--server", "127.0.0.1:1")
         (("--server", "nowhere"), "--server is 'nowhere', must be HOST:PORT"),
         (("--plot", "a.gif"), "--plot a.gif must end in .png or .html"),
         (("--rate", "2", "--concurrency", "2"), "--concurrency and --rate are different loads"),
+        (("--ttft-target", "0"), "--ttft-target is 0.0, must be above 0"),
+        (("--tpot-target", "nan"), "--tpot-target is nan, must be above 0"),
         (("--tokenizer", "demo"), "--tokenizer is for --protocol openai"),
         (("--protocol", "openai", "--tokenizer", "/nowhere"), "--tokenizer /nowhere: no such directory"),
         (("--protocol", "inference", *NOBODY), "needs --model"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rpc.loadgen.drive import Run
 from rpc.loadgen.machine import Effort
+from rpc.loadgen.report import rows
 from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
 from rpc.loadgen.summary import percentiles, summary
 
@@ -48,7 +49,24 @@ def test_targets_are_met_by_whole_requests() -> None:
     assert not targets.met_by(seen(5.0, [5.5, 5.7])), "the other one is late"
     assert not targets.met_by(seen(5.0, [5.1, 5.2], "UNAVAILABLE"))
     assert not targets.met_by(seen(5.0, []))
-    assert Targets().met_by(seen(5.0, [99.0]))
+    assert Targets(first=200.0).met_by(seen(5.0, [99.0, 199.0])), "the other tokens may take any time"
+
+
+def test_goodput_is_of_targets_and_there_is_none_without_them() -> None:
+    run = Run(False, [seen(5.0, [6.0, 6.1])], 0.0, 10.0)
+    without, with_one = summary(run, Targets()), summary(run, Targets(other=0.2))
+    assert (without["goodput"], without["goodput_per_second"]) == (None, None)
+    assert (with_one["goodput"], with_one["goodput_per_second"]) == (1, 0.1)
+    assert "Goodput" not in dict(rows(without))
+    assert dict(rows(with_one))["Goodput"] == "100.0%, 0.1 requests/s"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_targets_that_are_none_are_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="--ttft-target is "):
+        Targets(first=value)
+    with pytest.raises(ValueError, match="--tpot-target is "):
+        Targets(other=value)
 
 
 def test_all_requests_are_accounted_for() -> None:
