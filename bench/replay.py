@@ -52,8 +52,7 @@ async def replay(serving: Serving, settings: LoadSettings, bar: Progress) -> tup
         bar.update(task, total=plan.total)
 
     def look(run: Run) -> None:
-        ended = [seen for seen in run.seen if seen.ended]
-        bar.update(task, completed=len(ended), tokens=sum(seen.tokens for seen in ended))
+        bar.update(task, completed=run.ended, tokens=run.tokens)
 
     run = await run_load(Native(serving.address, "", OPEN, settings.ignore_eos), settings, ready, look)
     watch.cancel()

@@ -222,16 +222,19 @@ def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, int | N
                 console.print(f"the trace's lengths are shrunk to {plan.shrink:.1%}, to fit the model's context")
 
         def look(run: "Run") -> None:
-            ended = [seen for seen in run.seen if seen.ended]
-            failed, tokens = sum(bool(seen.code) for seen in ended), sum(seen.tokens for seen in ended)
-            running = len(run.seen) - len(ended)
-            bar.update(task, completed=len(ended), running=running, failed=failed, tokens=tokens, refresh=True)
+            bar.update(task, refresh=True, **progress(run))
 
         try:
             run = asyncio.run(run_load(wire, settings, ready, look))
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
     return ": ".join(titles), prompt_seed, run
+
+
+def progress(run: "Run") -> dict[str, int]:
+    """What the bar shows. Takes as long for many requests as for few: it holds up the event loop."""
+    running = len(run.seen) - run.ended
+    return {"completed": run.ended, "running": running, "failed": run.failed, "tokens": run.tokens}
 
 
 def _load(settings: LoadSettings, plan: "Plan") -> str:

@@ -22,7 +22,9 @@ LEAD = 0.05  # seconds until the first request, so that none is late to begin wi
 
 @dataclass(slots=True)
 class Run:
-    """What came of a load. begin, end: seconds of time.monotonic. stopped: by the person, before its end."""
+    """What came of a load. begin, end: seconds of time.monotonic. stopped: by the person, before its end. ended,
+    failed: how many of `seen` have by now. tokens: of those that have ended.
+    """
 
     scheduled: bool
     seen: list[Seen] = field(default_factory=list)
@@ -30,6 +32,9 @@ class Run:
     end: float = 0.0
     effort: Effort = field(default_factory=Effort)
     stopped: bool = False
+    ended: int = 0
+    failed: int = 0
+    tokens: int = 0
 
 
 class Drive:
@@ -120,3 +125,6 @@ class Drive:
             raise
         finally:
             seen.ended = time.monotonic()
+            self.run.ended += 1
+            self.run.failed += seen.code not in ("", INTERRUPTED)
+            self.run.tokens += seen.tokens
