@@ -41,6 +41,11 @@ class Seen:
         return self.ended > 0 and not self.code
 
     @property
+    def timed(self) -> bool:
+        """It did not fail: its tokens' times are the server's, also of what a person interrupted, as far as it got."""
+        return self.ended > 0 and self.code in ("", INTERRUPTED)
+
+    @property
     def short(self) -> bool:
         """It ended well, with another number of tokens than was asked for."""
         return self.complete and self.tokens != self.asked[1]

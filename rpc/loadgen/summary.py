@@ -13,6 +13,7 @@ from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
 POINTS = (50, 90, 95, 99)
 BUSY = 0.8  # of a core, from which the generator's one thread is what limits
 UNEXPLAINED = 0.05  # of the prompts' tokens: more that came from the prefix cache and should not is too much
+MANY_STOPPED = 0.05  # of all requests
 LATE, LATE_SHARE = 0.005, 0.1  # seconds, and of the median TTFT: later than both is too late
 
 
@@ -26,14 +27,16 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def summary(run: Run, targets: Targets) -> dict[str, Any]:
-    """Requests that a person interrupted count nowhere but in `interrupted`. Rates are of the time from the start of
-    the load to the end of its last request. Latencies are of requests that ended well; TTFT and E2E from when a request
-    was due (`rpc.loadgen.drive`). Goodput is None without a target: it would be no more than what ended well.
+    """Rates are of the time from the start of the load to the end of its last request. Latencies are of requests that
+    ended well; TTFT and E2E from when a request was due (`rpc.loadgen.drive`). Requests that a person interrupted count
+    in `interrupted`, in TTFT and in ITL, and nowhere else: of a server that falls behind, those that ended were quick.
+    Goodput is None without a target: it would be no more than what ended well.
     """
     seen = [one for one in run.seen if one.ended and one.code != INTERRUPTED]
     done = [one for one in seen if one.complete]
     seconds = max(run.end - run.begin, 1e-9)
     met = sum(targets.met_by(one) for one in seen)
+    timed = [one for one in run.seen if one.timed]
     cached, notes = _cached(done)
     return {
         "requests": len(seen),
@@ -52,13 +55,13 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
         "messages": sum(len(one.times) for one in done),
         "input_tokens_asked": sum(one.asked[0] for one in done),
         **cached,
-        "ttft_ms": percentiles([one.first for one in done if one.first is not None]),
-        "itl_ms": percentiles(_all_gaps(done)),
+        "ttft_ms": percentiles([one.first for one in timed if one.first is not None]),
+        "itl_ms": percentiles(_all_gaps(timed)),
         "tpot_ms": percentiles([one.other for one in done if one.other is not None]),
         "e2e_ms": percentiles([one.whole for one in done]),
         "goodput": round(met / max(1, len(seen)), 6) if targets.any else None,
         "goodput_per_second": round(met / seconds, 3) if targets.any else None,
-        "warnings": notes,
+        "warnings": [*notes, *_interrupted(run.seen)],
         "generator": generator(run, seen),
     }
 
@@ -106,12 +109,27 @@ def _cached(done: Sequence[Seen]) -> tuple[dict[str, Any], list[str]]:
     return {"cached_input_tokens": cached, "cached_share": round(cached / tokens, 6)}, notes
 
 
+def _interrupted(seen: Sequence[Seen]) -> list[str]:
+    """Why latencies of a load that a person stopped are too low."""
+    stopped = [one for one in seen if one.code == INTERRUPTED]
+    if len(stopped) <= MANY_STOPPED * len(seen):
+        return []
+    notes = [
+        f"{len(stopped)} of {len(seen)} requests were still running as the load was stopped: TPOT and E2E are of those "
+        "that had ended, the quick ones, and too low"
+    ]
+    waiting = sum(not one.times for one in stopped)
+    if waiting > MANY_STOPPED * len(seen):
+        notes.append(f"{waiting} of {len(seen)} requests had no token yet, so TTFT is too low as well")
+    return notes
+
+
 def _prompt(seen: Seen) -> int:
     return seen.prompt_tokens or seen.asked[0]
 
 
-def _all_gaps(done: Sequence[Seen]) -> Sequence[float]:
-    return np.concatenate([one.gaps() for one in done]) if done else []  # type: ignore[return-value]
+def _all_gaps(seen: Sequence[Seen]) -> Sequence[float]:
+    return np.concatenate([one.gaps() for one in seen]) if seen else []  # type: ignore[return-value]
 
 
 def _errors(seen: Sequence[Seen]) -> dict[str, dict[str, Any]]:

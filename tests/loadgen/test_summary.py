@@ -76,21 +76,48 @@ def test_all_requests_are_accounted_for() -> None:
         seen(103.0, [103.5, 104.0], tokens=4),
         seen(104.0, [], "UNAVAILABLE"),
         seen(104.5, [105.0], "UNAVAILABLE"),
-        seen(105.0, [106.0], INTERRUPTED),
+        seen(105.0, [106.0, 106.25], INTERRUPTED),
+        seen(105.0, [], INTERRUPTED),
     ]
     run.seen[1].asked, run.seen[1].prompt_tokens = (10, 5), 12
     result = summary(run, Targets(first=0.6))
     counts = ("requests", "ok", "failed", "short", "interrupted", "input_tokens", "output_tokens", "messages")
-    assert [result[name] for name in counts] == [4, 2, 2, 1, 1, 22, 7, 5]
+    assert [result[name] for name in counts] == [4, 2, 2, 1, 2, 22, 7, 5]
     assert result["error_rate"] == 0.5
     assert {code: error["count"] for code, error in result["errors"].items()} == {"UNAVAILABLE": 2}
     assert (result["requests_per_second"], result["output_tokens_per_second"]) == (0.2, 0.7)
     assert (result["goodput"], result["goodput_per_second"]) == (0.25, 0.1)
-    assert (result["ttft_ms"]["max"], result["ttft_ms"]["mean"]) == (1000, 750)
+    assert (result["ttft_ms"]["max"], result["ttft_ms"]["mean"]) == (1000, 833.333), "interrupted, too"
+    assert result["itl_ms"]["mean"] == pytest.approx((500 + 500 + 500 + 0 + 0 + 250) / 6, abs=0.001)
     assert result["e2e_ms"]["max"] == 2000
     assert result["tpot_ms"]["max"] == 500
     assert result["generator"]["sent_late_ms"]["max"] == 250
-    assert result["generator"]["cpu_us_per_token"] == pytest.approx(1e6 / 9, abs=0.01)
+    assert result["generator"]["cpu_us_per_token"] == pytest.approx(1e6 / 10, abs=0.01)
+
+
+def test_interrupting_a_server_that_is_behind_does_not_make_it_look_quick() -> None:
+    """Those that were still running were the slow ones."""
+
+    def of(quick: int, slow: int, waiting: int) -> dict:
+        run = Run(scheduled=True, begin=0.0, end=60.0, stopped=True)
+        run.seen += [seen(0.0, [0.1, 0.2]) for _ in range(quick)]
+        run.seen += [seen(0.0, [30.0, 33.0], INTERRUPTED) for _ in range(slow)]
+        run.seen += [seen(0.0, [], INTERRUPTED) for _ in range(waiting)]
+        for one in run.seen:
+            one.ended = one.ended or 60.0
+        return summary(run, Targets())
+
+    result = of(quick=10, slow=30, waiting=20)
+    assert (result["ok"], result["interrupted"]) == (10, 50)
+    assert (result["ttft_ms"]["p50"], result["itl_ms"]["p50"]) == (30_000, 3_000)
+    assert result["e2e_ms"]["max"] == 200, "of those that ended"
+    whole, first = result["warnings"]
+    assert "50 of 60 requests were still running" in whole
+    assert "TPOT and E2E are of those that had ended" in whole
+    assert "too low" in whole
+    assert "20 of 60 requests had no token yet" in first
+    assert "TTFT" in first
+    assert [len(of(*many)["warnings"]) for many in ((60, 0, 0), (96, 4, 0), (96, 2, 2), (80, 20, 0))] == [0, 0, 0, 1]
 
 
 def cached(prompt: int, cached_tokens: int | None, shared: int = 0) -> Seen:
