@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rpc.cli.connection import ConnectionOptions, security_of
 from rpc.cli.options import build, with_settings
-from rpc.loadgen.settings import PROTOCOLS, SERVERS, LoadSettings
+from rpc.loadgen.settings import INPUT, OUTPUT, PROTOCOLS, SERVERS, LoadSettings
 
 if TYPE_CHECKING:
     from rpc.client.security import Security
@@ -93,7 +92,7 @@ def serve(
         address = server or SERVERS.get(protocol, "")
         wire = _wire(protocol, address, model, tokenizer, settings, security_of(values))
         title, prompt_seed, run = _run(wire, settings, f"{protocol} at {address}")
-        asked = {"protocol": protocol, "server": address, **asdict(settings), "prompt_seed": prompt_seed}
+        asked = {"protocol": protocol, "server": address, **settings.in_force(), "prompt_seed": prompt_seed}
         result = _shown(run, targets, title, json_file != STANDARD_OUTPUT)
         unwritten = [
             *_written("--json", json_file, lambda path: _save(result, targets, asked, path)),
@@ -231,7 +230,7 @@ def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, int | N
     return ": ".join(titles), prompt_seed, run
 
 
-def progress(run: "Run") -> dict[str, int]:
+def progress(run: "Run") -> dict[str, Any]:
     """What the bar shows. Takes as long for many requests as for few: it holds up the event loop."""
     running = len(run.seen) - run.ended
     return {"completed": run.ended, "running": running, "failed": run.failed, "tokens": run.tokens}
@@ -241,8 +240,8 @@ def _load(settings: LoadSettings, plan: "Plan") -> str:
     """In words."""
     many = f"{plan.total} requests" if plan.total is not None else f"{settings.duration:g} s"
     if settings.trace is not None:
-        return f"{many} of {Path(settings.trace).name}, {settings.speed:g} times as fast"
-    lengths = f"{settings.input_tokens} in, {settings.output_tokens} out"
+        return f"{many} of {Path(settings.trace).name}, {settings.speed or 1.0:g} times as fast"
+    lengths = f"{settings.input_tokens or INPUT} in, {settings.output_tokens or OUTPUT} out"
     if settings.rate is not None:
         return f"{many}, {settings.rate:g} a second, {lengths}"
     return f"{many}, {settings.together} at a time, {lengths}"

@@ -23,7 +23,8 @@ LEAD = 0.05  # seconds until the first request, so that none is late to begin wi
 @dataclass(slots=True)
 class Run:
     """What came of a load. begin, end: seconds of time.monotonic. stopped: by the person, before its end. ended,
-    failed: how many of `seen` have by now. tokens: of those that have ended.
+    failed: how many of `seen` have by now. tokens: of those that have ended. warm_up: requests before it, which do not
+    count.
     """
 
     scheduled: bool
@@ -35,6 +36,7 @@ class Run:
     ended: int = 0
     failed: int = 0
     tokens: int = 0
+    warm_up: list[Seen] = field(default_factory=list)
 
 
 class Drive:

@@ -35,7 +35,7 @@ class Plan:
             read = read_trace(settings.trace, settings.requests)
             context = settings.context or context
             self.shrink = shrink_of(read, context)
-            self._arrivals = scaled(read, context, settings.speed)
+            self._arrivals = scaled(read, context, settings.speed or 1.0)
         elif context is not None and (longest := settings.inputs.most + settings.outputs.most) > context:
             raise ValueError(f"prompts and outputs of up to {longest} tokens do not fit a context of {context}")
 
@@ -49,7 +49,9 @@ class Plan:
             return self._of_trace()
         settings = self._settings
         times = (
-            repeat(0.0) if settings.rate is None else arrival_times(settings.rate, settings.burstiness, settings.seed)
+            repeat(0.0)
+            if settings.rate is None
+            else arrival_times(settings.rate, settings.burstiness or 1.0, settings.seed or 0)
         )
         numbered = zip(islice(count(), self.total), times, strict=False)
         return (self._drawn(number, at) for number, at in numbered)
@@ -64,9 +66,9 @@ class Plan:
                 yield self._drawn(WARM_UP + i, 0.0)
 
     def _drawn(self, number: int, at: float) -> Request:
-        source = np.random.default_rng((self._settings.seed, number))
+        source = np.random.default_rng((self._settings.seed or 0, number))
         tokens, output = self._settings.inputs.draw(source), self._settings.outputs.draw(source)
-        return self._request(number, at, tokens, output, self._settings.shared_prefix)
+        return self._request(number, at, tokens, output, self._settings.shared_prefix or 0)
 
     def _request(self, number: int, at: float, tokens: int, output: int, shared: int) -> Request:
         """shared: so many tokens of the prompt are alike in all requests."""

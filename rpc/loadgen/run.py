@@ -28,13 +28,15 @@ async def run_load(wire: Wire, settings: LoadSettings, ready: Ready, look: Calla
         plan = Plan(settings, corpus, served.context)
         ready(plan, served, corpus.exact)
         together = settings.together
+        drive = Drive(wire.send, settings.timeout, scheduled=together is None)
         if settings.warm_up:
             warm = Drive(wire.send, settings.timeout, scheduled=False)
             with _stopped_by_person(warm):
                 await warm.closed(plan.warm_up(), min(together or WARM_UP_TOGETHER, settings.warm_up))
+            drive.run.warm_up = warm.run.seen
             if warm.run.stopped:
-                return warm.run
-        drive = Drive(wire.send, settings.timeout, scheduled=together is None)
+                drive.stop()
+                return drive.run
         looking = asyncio.create_task(_look(drive.run, look))
         with _stopped_by_person(drive):
             if together is None:

@@ -37,6 +37,7 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
     seconds = max(run.end - run.begin, 1e-9)
     met = sum(targets.met_by(one) for one in seen)
     timed = [one for one in run.seen if one.timed]
+    warm = [one for one in run.warm_up if one.code != INTERRUPTED]
     cached, notes = _cached(done)
     return {
         "requests": len(seen),
@@ -61,7 +62,8 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
         "e2e_ms": percentiles([one.whole for one in done]),
         "goodput": round(met / max(1, len(seen)), 6) if targets.any else None,
         "goodput_per_second": round(met / seconds, 3) if targets.any else None,
-        "warnings": [*notes, *_interrupted(run.seen)],
+        "warm_up": {"requests": len(warm), "errors": _errors(warm)},
+        "warnings": [*_not_warm(warm), *notes, *_interrupted(run.seen)],
         "generator": generator(run, seen),
     }
 
@@ -107,6 +109,14 @@ def _cached(done: Sequence[Seen]) -> tuple[dict[str, Any], list[str]]:
             "than this load repeats: it has seen these prompts before, and first tokens are sooner than for new ones"
         )
     return {"cached_input_tokens": cached, "cached_share": round(cached / tokens, 6)}, notes
+
+
+def _not_warm(seen: Sequence[Seen]) -> list[str]:
+    failed = [one for one in seen if not one.complete]
+    if not failed:
+        return []
+    first = f"{failed[0].code}: {failed[0].message}"
+    return [f"{len(failed)} of {len(seen)} requests of the warm-up failed, so it may not be warm: {first}"]
 
 
 def _interrupted(seen: Sequence[Seen]) -> list[str]:

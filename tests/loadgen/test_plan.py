@@ -90,16 +90,35 @@ def test_blocks_of_a_trace_are_equal_text_where_their_ids_are(tmp_path: Path) ->
     [
         ({"concurrency": 2, "rate": 1.0}, "--concurrency and --rate are different loads"),
         ({"rate": 0.0}, "--rate is 0.0, must be above 0"),
-        ({"speed": float("nan")}, "--speed is nan"),
+        ({"trace": "mooncake", "speed": float("nan")}, "--speed is nan"),
         ({"duration": -1.0}, "--duration is -1.0"),
         ({"shared_prefix": 200}, "--shared-prefix 200 is longer than the shortest prompt, 128"),
         ({"shared_prefix": 2, "trace": "mooncake"}, "--shared-prefix is not for --trace"),
+        ({"input_tokens": "5000", "trace": "mooncake"}, "--input-tokens is not for --trace"),
+        ({"output_tokens": "64", "trace": "mooncake"}, "--output-tokens is not for --trace"),
+        ({"seed": 0, "trace": "mooncake"}, "--seed is not for --trace"),
+        ({"concurrency": 2, "burstiness": 1.0, "speed": 30.0}, "--burstiness is for --rate, which is not given"),
+        ({"burstiness": 0.1, "trace": "mooncake"}, "--burstiness is for --rate, which is not given"),
+        ({"speed": 1.0, "rate": 3.0}, "--speed is for --trace, which is not given"),
+        ({"context": 1024}, "--context is for --trace, which is not given"),
+        ({"input_tokens": ""}, "--input-tokens '' must be"),
         ({"output_tokens": "5-2"}, "--output-tokens '5-2' must be"),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(flags: dict, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         LoadSettings(**flags)
+
+
+def test_what_is_in_force_is_known_and_nothing_else() -> None:
+    closed, rate, trace = LoadSettings(), LoadSettings(rate=3.0), LoadSettings(trace="mooncake", speed=2.0)
+    names = ("concurrency", "requests", "burstiness", "speed", "input_tokens", "output_tokens", "shared_prefix", "seed")
+    found = [[one.in_force()[name] for name in names] for one in (closed, rate, trace)]
+    assert found == [
+        [8, 100, None, None, "128", "64", 0, 0],
+        [None, 100, 1.0, None, "128", "64", 0, 0],
+        [None, None, None, 2.0, None, None, None, None],
+    ]
 
 
 def test_requests_that_cannot_fit_are_refused_before_the_load() -> None:

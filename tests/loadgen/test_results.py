@@ -1,6 +1,8 @@
 """What `quire bench serve` says and writes of a load, with a server that is not there."""
 
+import asyncio
 import json
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,9 @@ from typer.testing import CliRunner
 from rpc.cli import bench
 from rpc.cli.main import app
 from rpc.loadgen.corpus import Corpus
+from rpc.loadgen.plan import WARM_UP
 from rpc.loadgen.seen import Seen
-from rpc.loadgen.wire import Request, Served
+from rpc.loadgen.wire import Failed, Request, Served
 
 
 class Wire:
@@ -33,6 +36,7 @@ class Wire:
     async def send(self, request: Request, seen: Seen) -> None:
         self.sent += 1
         self._sending(request)
+        await asyncio.sleep(0)
         seen.sent = time.monotonic()
         seen.times.append(time.monotonic())
         seen.tokens, seen.finish = request.output, "length"
@@ -48,6 +52,35 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         return CliRunner().invoke(app, ["bench", "serve", "--requests", "3", *map(str, flags)])
 
     return run
+
+
+def refused(request: Request) -> None:
+    if request.number in (WARM_UP, WARM_UP + 2):
+        raise Failed("UNAVAILABLE", "not yet")
+
+
+def test_warm_ups_that_fail_are_said(serve: Callable[..., Result], tmp_path: Path) -> None:
+    done = serve(Wire(refused), "--warm-up", 3, "--json", tmp_path / "a.json")
+    assert done.exit_code == 0
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert (result["ok"], result["failed"]) == (3, 0)
+    assert result["warm_up"] == {"requests": 3, "errors": {"UNAVAILABLE": {"count": 2, "message": "not yet"}}}
+    (warning,) = result["warnings"]
+    assert warning == "2 of 3 requests of the warm-up failed, so it may not be warm: UNAVAILABLE: not yet"
+    assert "requests of the warm-up failed" in " ".join(done.stdout.split())
+
+
+def test_a_load_that_is_stopped_in_its_warm_up_has_measured_nothing(
+    serve: Callable[..., Result], tmp_path: Path
+) -> None:
+    def stop(request: Request) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    wire = Wire(stop)
+    done = serve(wire, "--warm-up", 30, "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")
+    assert done.exit_code == 130
+    assert json.loads((tmp_path / "a.json").read_text())["requests"] == 0
+    assert wire.sent < 30
 
 
 @pytest.mark.parametrize("flag", ["--json", "--plot"])
