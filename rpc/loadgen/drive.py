@@ -24,7 +24,7 @@ LEAD = 0.05  # seconds until the first request, so that none is late to begin wi
 class Run:
     """What came of a load. begin, end: seconds of time.monotonic. stopped: by the person, before its end. ended,
     failed: how many of `seen` have by now. tokens: of those that have ended. warm_up: requests before it, which do not
-    count.
+    count. exact: prompts have as many tokens as they should.
     """
 
     scheduled: bool
@@ -37,6 +37,7 @@ class Run:
     failed: int = 0
     tokens: int = 0
     warm_up: list[Seen] = field(default_factory=list)
+    exact: bool = True
 
 
 class Drive:

@@ -29,6 +29,7 @@ async def run_load(wire: Wire, settings: LoadSettings, ready: Ready, look: Calla
         ready(plan, served, corpus.exact)
         together = settings.together
         drive = Drive(wire.send, settings.timeout, scheduled=together is None)
+        drive.run.exact = corpus.exact
         if settings.warm_up:
             warm = Drive(wire.send, settings.timeout, scheduled=False)
             with _stopped_by_person(warm):

@@ -13,6 +13,7 @@ from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
 POINTS = (50, 90, 95, 99)
 BUSY = 0.8  # of a core, from which the generator's one thread is what limits
 UNEXPLAINED = 0.05  # of the prompts' tokens: more that came from the prefix cache and should not is too much
+TEXT_SPREAD = 1.25  # tokens of some text, by those of other text of as many words
 MANY_STOPPED = 0.05  # of all requests
 LATE, LATE_SHARE = 0.005, 0.1  # seconds, and of the median TTFT: later than both is too late
 
@@ -38,7 +39,12 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
     met = sum(targets.met_by(one) for one in seen)
     timed = [one for one in run.seen if one.timed]
     warm = [one for one in run.warm_up if one.code != INTERRUPTED]
-    cached, notes = _cached(done)
+    cached, notes = _cached(done, run.exact)
+    lengths = _lengths(done)
+    if lengths is not None and lengths["counted"] is None and not run.exact:
+        notes.append(
+            "the server does not count the prompts' tokens: input tokens are as asked for, text is about as long"
+        )
     return {
         "requests": len(seen),
         "ok": len(done),
@@ -55,6 +61,7 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
         "output_tokens_per_second": round(sum(one.tokens for one in done) / seconds, 2),
         "messages": sum(len(one.times) for one in done),
         "input_tokens_asked": sum(one.asked[0] for one in done),
+        "prompt_lengths": lengths,
         **cached,
         "ttft_ms": percentiles([one.first for one in timed if one.first is not None]),
         "itl_ms": percentiles(_all_gaps(timed)),
@@ -95,13 +102,30 @@ def warnings(effort: Effort, late: Sequence[float], firsts: Sequence[float]) -> 
     return found
 
 
-def _cached(done: Sequence[Seen]) -> tuple[dict[str, Any], list[str]]:
+def _lengths(done: Sequence[Seen]) -> dict[str, Any] | None:
+    """Tokens of a prompt, as asked for and as the server counts them, None where it does not; None of no requests."""
+
+    def spread(tokens: Sequence[int]) -> dict[str, float] | None:
+        if not tokens:
+            return None
+        return {"mean": round(sum(tokens) / len(tokens), 1), "min": min(tokens), "max": max(tokens)}
+
+    counted = [one.prompt_tokens for one in done if one.prompt_tokens]
+    return {"asked": spread([one.asked[0] for one in done]), "counted": spread(counted)} if done else None
+
+
+def _cached(done: Sequence[Seen], exact: bool) -> tuple[dict[str, Any], list[str]]:
     """What the server's prefix cache had of the prompts, None where it does not say, and warnings about it."""
-    known = [(one.cached_tokens, one.shared, _prompt(one)) for one in done if one.cached_tokens is not None]
+
+    def shared(one: Seen) -> float:
+        """Text that requests have in common may have some more tokens than it should."""
+        return one.shared if exact else TEXT_SPREAD * one.shared * _prompt(one) / max(1, one.asked[0])
+
+    known = [(one.cached_tokens, shared(one), _prompt(one)) for one in done if one.cached_tokens is not None]
     if not known:
         return {"cached_input_tokens": None, "cached_share": None}, []
     cached, tokens = sum(one[0] for one in known), max(1, sum(one[2] for one in known))
-    unexplained = sum(max(0, had - shared) for had, shared, _ in known) / tokens
+    unexplained = sum(max(0.0, had - repeated) for had, repeated, _ in known) / tokens
     notes = []
     if unexplained > UNEXPLAINED:
         notes.append(

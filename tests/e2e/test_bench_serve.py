@@ -85,6 +85,8 @@ def test_counts_are_the_servers(protocol: str, server: RunningServer, gateway: R
     assert [result[name] for name in ("ok", "input_tokens", "output_tokens")] == counts
     assert (result["ok"], result["failed"], result["short"], result["errors"]) == (16, 0, 0, {})
     assert result["input_tokens"] == pytest.approx(result["input_tokens_asked"], rel=0.3)
+    mean = result["prompt_lengths"]["counted"]["mean"]
+    assert 16 * mean == pytest.approx(result["input_tokens"], abs=1)
     if protocol == "quire":
         assert result["input_tokens"] == result["input_tokens_asked"]
         check_picture(tmp_path / "load.png")

@@ -49,9 +49,18 @@ class Wire:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     def run(wire: Wire, *flags: Any) -> Result:
         monkeypatch.setattr(bench, "_wire", lambda *_: wire)
-        return CliRunner().invoke(app, ["bench", "serve", "--requests", "3", *map(str, flags)])
+        return CliRunner().invoke(app, ["bench", "serve", "--requests", "3", *map(str, flags)], env={"COLUMNS": "200"})
 
     return run
+
+
+def test_text_of_about_the_length_is_reported_as_what_it_was(serve: Callable[..., Result], tmp_path: Path) -> None:
+    wire = Wire(corpus=Corpus(["to", "be"], 1.5))
+    done = serve(wire, "--json", tmp_path / "a.json", "--input-tokens", 30)
+    assert "asked for 30" in done.stdout
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert result["prompt_lengths"] == {"asked": {"mean": 30.0, "min": 30, "max": 30}, "counted": None}
+    assert "does not count" in result["warnings"][0]
 
 
 def refused(request: Request) -> None:

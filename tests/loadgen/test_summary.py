@@ -135,10 +135,31 @@ def test_what_came_from_the_prefix_cache_is_said() -> None:
     assert of(cached(100, 0), cached(100, 0)) == (0, 0.0, [])
     assert of(cached(100, 48, shared=50), cached(100, 0, shared=50)) == (48, 0.24, []), "the load repeats that much"
     assert of(cached(100, 4), cached(100, None)) == (4, 0.04, []), "of those of which the server says it"
+    text = Run(False, [cached(125, 70, shared=5)], 0.0, 1.0, exact=False)
+    text.seen[0].asked = (10, 1)
+    assert summary(text, Targets())["warnings"] == [], "half of the prompt is shared, of about as many tokens as asked"
     tokens, share, (warning,) = of(cached(100, 80, shared=20), cached(100, 0, shared=100))
     assert (tokens, share) == (80, 0.4)
     assert "40% of the prompts' tokens came from the server's prefix cache" in warning
     assert "30% more than" in warning
+
+
+def test_lengths_of_prompts_are_the_servers_counts_or_said_to_be_unknown() -> None:
+    def of(counted: tuple[int, ...], exact: bool) -> tuple[dict, str, list[str]]:
+        run = Run(False, [cached(count, None) for count in counted], 0.0, 1.0, exact=exact)
+        result = summary(run, Targets())
+        return result["prompt_lengths"], dict(rows(result))["Tokens of a prompt"], result["warnings"]
+
+    asked = {"mean": 10.0, "min": 10, "max": 10}
+    assert of((10, 10), True) == ({"asked": asked, "counted": asked}, "10", [])
+    counted = {"mean": 12.5, "min": 9, "max": 16}
+    assert of((9, 16), False) == ({"asked": asked, "counted": counted}, "12.5 (9 to 16), asked for 10", [])
+    assert of((0, 0), True) == ({"asked": asked, "counted": None}, "not counted by the server, asked for 10", [])
+    lengths, row, (warning,) = of((0, 0), False)
+    assert (lengths["counted"], row) == (None, "not counted by the server, asked for 10")
+    assert "the server does not count the prompts' tokens" in warning
+    nothing = summary(Run(False, [], 0.0, 1.0), Targets())
+    assert (nothing["prompt_lengths"], "Tokens of a prompt" in dict(rows(nothing))) == (None, False)
 
 
 def test_a_generator_that_limits_says_so() -> None:
