@@ -22,6 +22,11 @@ from rpc.loadgen.wire import Connections, Failed, Request, Served
 FINISH_REASONS = {
     number: name.removeprefix("FINISH_REASON_").lower() for name, number in pb.FinishReason.items() if number
 }
+API = "quire.v1"
+OTHER_PORT = (
+    "Is it another port, or for another --protocol? The gRPC port is 50051, the admin port 50052, "
+    "unless the server was told others"
+)
 PIECE = 4096  # characters that every server tokenizes in one call
 ENOUGH = 2**17  # tokens to cut prompts from
 
@@ -71,7 +76,7 @@ class Native:
             try:
                 await self.read(call, seen)
             except grpc.RpcError as error:
-                raise failed(error, self._server) from None
+                raise failed(error, self._server, API) from None
             finally:
                 call.cancel()
 
@@ -98,14 +103,16 @@ class Native:
             try:
                 return await getattr(stub(channel), method)(request, metadata=self._metadata)
             except grpc.RpcError as error:
-                raise failed(error, self._server) from None
+                raise failed(error, self._server, API) from None
 
     async def close(self) -> None:
         await self._connections.close()
 
 
-def failed(error: grpc.RpcError, server: str) -> Failed:
-    """Of a call to this server; the code has the reason that Quire gives, too."""
+def failed(error: grpc.RpcError, server: str, api: str) -> Failed:
+    """Of a call of this API to this server; the code has the reason that Quire gives, too."""
     failure = failure_of(error)
+    if failure.code is grpc.StatusCode.UNIMPLEMENTED and not failure.reason:  # said by gRPC itself
+        return Failed(failure.code.name, f"{server} does not serve {api}. {OTHER_PORT}")
     code = f"{failure.code.name} {failure.reason}".strip()
     return Failed(code, sentence(failure, server).removeprefix(f"{failure.code.name}: "))

@@ -20,7 +20,8 @@ from rpc.loadgen.wire import Connections, Failed, Request, Served
 from rpc.services.inference import pb
 from rpc.services.inference.tensors import join
 
-SERVICE = "/inference.GRPCInferenceService/"
+API = "inference.GRPCInferenceService"
+SERVICE = f"/{API}/"
 RETURNED = ("finish_reason", "num_input_tokens", "num_output_tokens")
 FLAGS = ("stream", "exclude_input_in_output", *(f"return_{name}" for name in RETURNED))
 RUNNING = "None"  # a reason that there is not yet, as Python writes it
@@ -46,7 +47,7 @@ class OpenInference:
             try:
                 answer = await ready(pb.ModelReadyRequest(name=self._model), metadata=self._metadata)
             except grpc.RpcError as error:
-                raise failed(error, self._server) from None
+                raise failed(error, self._server, API) from None
         if not answer.ready:
             raise Failed("NOT_FOUND", f"--model {self._model} is not ready at {self._server}")
         return Served(self._model)
@@ -75,7 +76,7 @@ class OpenInference:
                 while (answer := await call.read()) is not END:
                     take(answer, seen)
             except grpc.RpcError as error:
-                raise failed(error, self._server) from None
+                raise failed(error, self._server, API) from None
             finally:
                 call.cancel()
 
