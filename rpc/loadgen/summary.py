@@ -150,7 +150,7 @@ def _interrupted(seen: Sequence[Seen]) -> list[str]:
         return []
     notes = [
         f"{len(stopped)} of {len(seen)} requests were still running as the load was stopped: TPOT and E2E are of those "
-        "that had ended, the quick ones, and too low"
+        "that had ended, the quick ones, and too low; tokens a second leave out the others', too"
     ]
     waiting = sum(not one.times for one in stopped)
     if waiting > MANY_STOPPED * len(seen):

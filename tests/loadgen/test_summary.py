@@ -115,6 +115,7 @@ def test_interrupting_a_server_that_is_behind_does_not_make_it_look_quick() -> N
     assert "50 of 60 requests were still running" in whole
     assert "TPOT and E2E are of those that had ended" in whole
     assert "too low" in whole
+    assert "tokens a second leave out the others'" in whole
     assert "20 of 60 requests had no token yet" in first
     assert "TTFT" in first
     assert [len(of(*many)["warnings"]) for many in ((60, 0, 0), (96, 4, 0), (96, 2, 2), (80, 20, 0))] == [0, 0, 0, 1]
