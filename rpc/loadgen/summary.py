@@ -14,7 +14,7 @@ POINTS = (50, 90, 95, 99)
 BUSY = 0.8  # of a core, from which the generator's one thread is what limits
 UNEXPLAINED = 0.05  # of the prompts' tokens: more that came from the prefix cache and should not is too much
 TEXT_SPREAD = 1.25  # tokens of some text, by those of other text of as many words
-MANY_STOPPED = 0.05  # of all requests
+MANY_STOPPED = 0.05  # of the requests that did not fail
 LATE, LATE_SHARE = 0.005, 0.1  # seconds, and of the median TTFT: later than both is too late
 
 
@@ -70,7 +70,7 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
         "goodput": round(met / max(1, len(seen)), 6) if targets.any else None,
         "goodput_per_second": round(met / seconds, 3) if targets.any else None,
         "warm_up": {"requests": len(warm), "errors": _errors(warm)},
-        "warnings": [*_not_warm(warm), *notes, *_interrupted(run.seen)],
+        "warnings": [*_not_warm(warm), *notes, *_interrupted(timed)],
         "generator": generator(run, seen),
     }
 
@@ -144,13 +144,14 @@ def _not_warm(seen: Sequence[Seen]) -> list[str]:
 
 
 def _interrupted(seen: Sequence[Seen]) -> list[str]:
-    """Why latencies of a load that a person stopped are too low."""
+    """Why latencies of a load that a person stopped are too low. seen: those that did not fail."""
     stopped = [one for one in seen if one.code == INTERRUPTED]
     if len(stopped) <= MANY_STOPPED * len(seen):
         return []
     notes = [
-        f"{len(stopped)} of {len(seen)} requests were still running as the load was stopped: TPOT and E2E are of those "
-        "that had ended, the quick ones, and too low; tokens a second leave out the others', too"
+        f"{len(stopped)} of {len(seen)} requests that did not fail were still running as the load was stopped: "
+        "TPOT and E2E are of those that had ended, the quick ones, and too low; "
+        "tokens a second leave out the others', too"
     ]
     waiting = sum(not one.times for one in stopped)
     if waiting > MANY_STOPPED * len(seen):

@@ -98,21 +98,22 @@ def test_all_requests_are_accounted_for() -> None:
 def test_interrupting_a_server_that_is_behind_does_not_make_it_look_quick() -> None:
     """Those that were still running were the slow ones."""
 
-    def of(quick: int, slow: int, waiting: int) -> dict:
+    def of(quick: int, slow: int, waiting: int, refused: int = 0) -> dict:
         run = Run(scheduled=True, begin=0.0, end=60.0, stopped=True)
         run.seen += [seen(0.0, [0.1, 0.2]) for _ in range(quick)]
         run.seen += [seen(0.0, [30.0, 33.0], INTERRUPTED) for _ in range(slow)]
         run.seen += [seen(0.0, [], INTERRUPTED) for _ in range(waiting)]
+        run.seen += [seen(0.0, [], "RESOURCE_EXHAUSTED") for _ in range(refused)]
         for one in run.seen:
             one.ended = one.ended or 60.0
         return summary(run, Targets())
 
-    result = of(quick=10, slow=30, waiting=20)
+    result = of(quick=10, slow=30, waiting=20, refused=5000)
     assert (result["ok"], result["interrupted"]) == (10, 50)
     assert (result["ttft_ms"]["p50"], result["itl_ms"]["p50"]) == (30_000, 3_000)
     assert result["e2e_ms"]["max"] == 200, "of those that ended"
     whole, first = result["warnings"]
-    assert "50 of 60 requests were still running" in whole
+    assert "50 of 60 requests that did not fail were still running" in whole
     assert "TPOT and E2E are of those that had ended" in whole
     assert "too low" in whole
     assert "tokens a second leave out the others'" in whole
