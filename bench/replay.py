@@ -52,8 +52,7 @@ async def replay(serving: Serving, settings: LoadSettings, bar: Progress) -> tup
         bar.update(task, total=plan.total)
 
     def look(run: Run) -> None:
-        ended = [seen for seen in run.seen if seen.ended]
-        bar.update(task, completed=len(ended), tokens=sum(seen.tokens for seen in ended))
+        bar.update(task, completed=run.ended, tokens=run.tokens)
 
     run = await run_load(Native(serving.address, "", OPEN, settings.ignore_eos), settings, ready, look)
     watch.cancel()
@@ -152,7 +151,10 @@ def main(
         place = started(*PATIENT, *(["--ray"] if ray else []))
     context = read_config(demo_directory()).context
     settings = LoadSettings(trace=TRACE, speed=speed, requests=requests, context=context)
-    targets = Targets(ttft, tpot)
+    try:
+        targets = Targets(ttft, tpot)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).replace("-target", "")) from None
     with place as serving:
         console.print(f"replaying {requests} requests to {serving.address}")
         before = serving.metrics()

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import asdict
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rpc.cli.connection import ConnectionOptions, security_of
 from rpc.cli.options import build, with_settings
-from rpc.loadgen.settings import PROTOCOLS, SERVERS, LoadSettings
+from rpc.loadgen.settings import INPUT, OUTPUT, PROTOCOLS, SERVERS, LoadSettings
 
 if TYPE_CHECKING:
     from rpc.client.security import Security
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rpc.loadgen.seen import Targets
     from rpc.loadgen.wire import Served, Wire
 
+STANDARD_OUTPUT = Path("-")
 bench = typer.Typer(help="Measure running servers.", no_args_is_help=True)
 COLUMNS = (
     MofNCompleteColumn(),
@@ -85,14 +86,22 @@ def serve(
     try:
         settings = build(LoadSettings, values)
         _check_plot(plot)
+        _check_writable("--json", json_file)
+        _check_writable("--plot", plot)
         targets = Targets(ttft_target, tpot_target)
         address = server or SERVERS.get(protocol, "")
         wire = _wire(protocol, address, model, tokenizer, settings, security_of(values))
-        title, run = _run(wire, settings, f"{protocol} at {address}")
-        result = _report(run, targets, title, {"protocol": protocol, "server": address, **asdict(settings)}, json_file)
-        _draw(run, targets, title, result, plot)
+        title, prompt_seed, run = _run(wire, settings, f"{protocol} at {address}")
+        asked = {"protocol": protocol, "server": address, **settings.in_force(), "prompt_seed": prompt_seed}
+        result = _shown(run, targets, title, json_file != STANDARD_OUTPUT)
+        unwritten = [
+            *_written("--json", json_file, lambda path: _save(result, targets, asked, path)),
+            *_written("--plot", plot, lambda path: _draw(run, targets, title, result, path)),
+        ]
     except (ValueError, OSError, Failed) as error:
         _stop(str(error))
+    if unwritten:
+        _stop("\nquire: ".join(unwritten))
     if run.stopped:
         raise typer.Exit(130)
     too_many = max_error_rate is not None and result["error_rate"] > max_error_rate
@@ -162,68 +171,104 @@ def _check_plot(path: Path | None) -> None:
             raise ValueError(f"--plot {path} must end in .png or .html")
 
 
-def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, "Run"]:
-    """A title for it, and what came of it."""
+def _check_writable(flag: str, path: Path | None) -> None:
+    """Before the load, which may take long and cannot be had again. Leaves files as they are. Raises ValueError."""
+    if path is None or path == STANDARD_OUTPUT:
+        return
+    target = path.resolve()  # else what is removed again may be a link to it
+    is_new = not target.exists()
+    if not is_new and not target.is_file():
+        return  # of a pipe the other end would see a writer come and go
+    try:
+        target.open("ab").close()
+        if is_new:
+            target.unlink()
+    except OSError as error:
+        raise ValueError(_unwritten(flag, path, error)) from None
+
+
+def _unwritten(flag: str, path: Path, error: OSError) -> str:
+    return f"{flag} {path} cannot be written: {error.strerror or error}"
+
+
+def _written(flag: str, path: Path | None, write: Callable[[Path], None]) -> list[str]:
+    """Why not, if it could not be."""
+    if path is None:
+        return []
+    try:
+        write(path)
+    except OSError as error:
+        return [_unwritten(flag, path, error)]
+    return []
+
+
+def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, int | None, "Run"]:
+    """A title for it, the seed of its prompts, and what came of it."""
     from rpc.loadgen.run import run_load
 
-    console, titles = Console(stderr=True), [place]
+    console, titles, prompt_seed = Console(stderr=True), [place], settings.prompt_seed
     with Progress(*COLUMNS, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None, running=0, failed=0, tokens=0)
 
         def ready(plan: "Plan", served: "Served", exact: bool) -> None:
+            nonlocal prompt_seed
+            prompt_seed = plan.prompt_seed
             bar.update(task, total=plan.total)
-            titles.append(f"{served.model}, {_load(settings, plan)}")
+            titles.append(f"{served.model}, {_load(settings, plan)}, prompt seed {plan.prompt_seed}")
             if not exact:
                 console.print("prompts are text: their lengths are about right, the server's counts are reported")
             if plan.shrink < 1:
                 console.print(f"the trace's lengths are shrunk to {plan.shrink:.1%}, to fit the model's context")
 
         def look(run: "Run") -> None:
-            ended = [seen for seen in run.seen if seen.ended]
-            failed, tokens = sum(bool(seen.code) for seen in ended), sum(seen.tokens for seen in ended)
-            running = len(run.seen) - len(ended)
-            bar.update(task, completed=len(ended), running=running, failed=failed, tokens=tokens, refresh=True)
+            bar.update(task, refresh=True, **progress(run))
 
         try:
             run = asyncio.run(run_load(wire, settings, ready, look))
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-    return ": ".join(titles), run
+    return ": ".join(titles), prompt_seed, run
+
+
+def progress(run: "Run") -> dict[str, Any]:
+    """What the bar shows. Takes as long for many requests as for few: it holds up the event loop."""
+    running = len(run.seen) - run.ended
+    return {"completed": run.ended, "running": running, "failed": run.failed, "tokens": run.tokens}
 
 
 def _load(settings: LoadSettings, plan: "Plan") -> str:
     """In words."""
     many = f"{plan.total} requests" if plan.total is not None else f"{settings.duration:g} s"
     if settings.trace is not None:
-        return f"{many} of {Path(settings.trace).name}, {settings.speed:g} times as fast"
-    lengths = f"{settings.input_tokens} in, {settings.output_tokens} out"
+        return f"{many} of {Path(settings.trace).name}, {settings.speed or 1.0:g} times as fast"
+    lengths = f"{settings.input_tokens or INPUT} in, {settings.output_tokens or OUTPUT} out"
     if settings.rate is not None:
         return f"{many}, {settings.rate:g} a second, {lengths}"
     return f"{many}, {settings.together} at a time, {lengths}"
 
 
-def _report(
-    run: "Run", targets: "Targets", title: str, asked: dict[str, Any], json_file: Path | None
-) -> dict[str, Any]:
-    """Shows the figures, and writes them. Raises OSError."""
+def _shown(run: "Run", targets: "Targets", title: str, on_terminal: bool) -> dict[str, Any]:
+    """The figures, which are shown too."""
     from rpc.loadgen.report import show
     from rpc.loadgen.summary import summary
 
     result = summary(run, targets)
-    if json_file != Path("-"):
+    if on_terminal:
         show(result, title, Console())
-    if json_file is not None:
-        text = json.dumps({"load": asked | {"ttft_target": targets.first, "tpot_target": targets.other}, **result})
-        if json_file == Path("-"):
-            print(text)
-        else:
-            json_file.write_text(text + "\n", encoding="utf-8")
     return result
 
 
-def _draw(run: "Run", targets: "Targets", title: str, result: dict[str, Any], path: Path | None) -> None:
+def _save(result: dict[str, Any], targets: "Targets", asked: dict[str, Any], path: Path) -> None:
     """Raises OSError."""
-    if path is not None:
-        from rpc.loadgen.plots import draw, save
+    text = json.dumps({"load": asked | {"ttft_target": targets.first, "tpot_target": targets.other}, **result})
+    if path == STANDARD_OUTPUT:
+        print(text, flush=True)
+    else:
+        path.write_text(text + "\n", encoding="utf-8")
 
-        save(draw(run, targets, title), result, title, path)
+
+def _draw(run: "Run", targets: "Targets", title: str, result: dict[str, Any], path: Path) -> None:
+    """Raises OSError."""
+    from rpc.loadgen.plots import draw, save
+
+    save(draw(run, targets, title), result, title, path)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rpc.paths import demo_directory
 
 PROBE_WORDS = 300
+OPENING = 3  # units at the front of a cut, each from a place of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,15 @@ class Corpus:
         return " ".join(str(unit) for part in found for unit in part)
 
     def _cut(self, start: int, count: int) -> Sequence[int | str]:
+        """A long load has more requests than the text has places: were cuts one piece of it, some would begin alike and
+        a prefix cache answer for them. So the start says where each unit of the opening is, and then the rest.
+        """
+        cut: list[int | str] = []
+        for _ in range(min(OPENING, count)):
+            start, place = divmod(start, len(self.units))
+            cut.append(self.units[place])
         start %= len(self.units)
-        cut: list[int | str] = list(self.units[start : start + count])
+        cut += self.units[start : start + count - len(cut)]
         while len(cut) < count:
             cut += self.units[: count - len(cut)]
         return cut

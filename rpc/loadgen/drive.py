@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rpc.loadgen.machine import Effort, Watch
 from rpc.loadgen.seen import INTERRUPTED, Seen
-from rpc.loadgen.wire import Failed, Request
+from rpc.loadgen.wire import Failed, Request, check_end
 
 Send = Callable[[Request, Seen], Awaitable[None]]
 LEAD = 0.05  # seconds until the first request, so that none is late to begin with
@@ -22,7 +22,10 @@ LEAD = 0.05  # seconds until the first request, so that none is late to begin wi
 
 @dataclass(slots=True)
 class Run:
-    """What came of a load. begin, end: seconds of time.monotonic. stopped: by the person, before its end."""
+    """What came of a load. begin, end: seconds of time.monotonic. stopped: by the person, before its end. ended,
+    failed: how many of `seen` have by now. tokens: of those that have ended. warm_up: requests before it, which do not
+    count. exact: prompts have as many tokens as they should.
+    """
 
     scheduled: bool
     seen: list[Seen] = field(default_factory=list)
@@ -30,6 +33,11 @@ class Run:
     end: float = 0.0
     effort: Effort = field(default_factory=Effort)
     stopped: bool = False
+    ended: int = 0
+    failed: int = 0
+    tokens: int = 0
+    warm_up: list[Seen] = field(default_factory=list)
+    exact: bool = True
 
 
 class Drive:
@@ -105,11 +113,12 @@ class Drive:
         return self.run
 
     async def _one(self, request: Request, due: float | None) -> None:
-        seen = Seen(time.monotonic() if due is None else due, (request.tokens, request.output))
+        seen = Seen(time.monotonic() if due is None else due, (request.tokens, request.output), shared=request.shared)
         self.run.seen.append(seen)
         try:
             async with asyncio.timeout(self._timeout):
                 await self._send(request, seen)
+            check_end(seen)
         except Failed as failed:
             seen.code, seen.message = failed.code, failed.message
         except TimeoutError:
@@ -119,3 +128,6 @@ class Drive:
             raise
         finally:
             seen.ended = time.monotonic()
+            self.run.ended += 1
+            self.run.failed += seen.code not in ("", INTERRUPTED)
+            self.run.tokens += seen.tokens

@@ -19,6 +19,14 @@ from rpc.loadgen.corpus import Corpus
 from rpc.loadgen.seen import Seen
 from rpc.loadgen.wire import Connections, Failed, Request, Served
 
+FINISH_REASONS = {
+    number: name.removeprefix("FINISH_REASON_").lower() for name, number in pb.FinishReason.items() if number
+}
+API = "quire.v1"
+OTHER_PORT = (
+    "Is it another port, or for another --protocol? The gRPC port is 50051, the admin port 50052, "
+    "unless the server was told others"
+)
 PIECE = 4096  # characters that every server tokenizes in one call
 ENOUGH = 2**17  # tokens to cut prompts from
 
@@ -66,13 +74,14 @@ class Native:
             call = stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec), metadata=self._metadata)
             seen.sent = time.monotonic()
             try:
-                await self._read(call, seen)
+                await self.read(call, seen)
             except grpc.RpcError as error:
-                raise failed(error, self._server) from None
+                raise failed(error, self._server, API) from None
             finally:
                 call.cancel()
 
-    async def _read(self, call: Any, seen: Seen) -> None:
+    async def read(self, call: Any, seen: Seen) -> None:
+        """All messages of a call of StreamGenerate. Raises Failed, grpc.RpcError."""
         while (message := await call.read()) is not END:
             now = time.monotonic()
             tokens = 0
@@ -80,25 +89,30 @@ class Native:
                 if delta.first_position != seen.tokens:
                     raise Failed("DATA_LOSS", f"token {delta.first_position} came where {seen.tokens} was due")
                 tokens += delta.token_count
+                if delta.finish_reason:
+                    seen.finish = FINISH_REASONS.get(delta.finish_reason, str(delta.finish_reason))
             if tokens:
                 seen.times.append(now)
                 seen.tokens += tokens
             if message.HasField("usage"):
                 seen.prompt_tokens = message.usage.prompt_tokens
+                seen.cached_tokens = message.usage.cached_prompt_tokens
 
     async def _call(self, stub: Any, method: str, request: Any) -> Any:
         with self._connections.lease() as channel:
             try:
                 return await getattr(stub(channel), method)(request, metadata=self._metadata)
             except grpc.RpcError as error:
-                raise failed(error, self._server) from None
+                raise failed(error, self._server, API) from None
 
     async def close(self) -> None:
         await self._connections.close()
 
 
-def failed(error: grpc.RpcError, server: str) -> Failed:
-    """Of a call to this server; the code has the reason that Quire gives, too."""
+def failed(error: grpc.RpcError, server: str, api: str) -> Failed:
+    """Of a call of this API to this server; the code has the reason that Quire gives, too."""
     failure = failure_of(error)
+    if failure.code is grpc.StatusCode.UNIMPLEMENTED and not failure.reason:  # said by gRPC itself
+        return Failed(failure.code.name, f"{server} does not serve {api}. {OTHER_PORT}")
     code = f"{failure.code.name} {failure.reason}".strip()
     return Failed(code, sentence(failure, server).removeprefix(f"{failure.code.name}: "))

@@ -20,8 +20,11 @@ from rpc.loadgen.wire import Connections, Failed, Request, Served
 from rpc.services.inference import pb
 from rpc.services.inference.tensors import join
 
-SERVICE = "/inference.GRPCInferenceService/"
-FLAGS = ("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
+API = "inference.GRPCInferenceService"
+SERVICE = f"/{API}/"
+RETURNED = ("finish_reason", "num_input_tokens", "num_output_tokens")
+FLAGS = ("stream", "exclude_input_in_output", *(f"return_{name}" for name in RETURNED))
+RUNNING = "None"  # a reason that there is not yet, as Python writes it
 
 
 class OpenInference:
@@ -44,7 +47,7 @@ class OpenInference:
             try:
                 answer = await ready(pb.ModelReadyRequest(name=self._model), metadata=self._metadata)
             except grpc.RpcError as error:
-                raise failed(error, self._server) from None
+                raise failed(error, self._server, API) from None
         if not answer.ready:
             raise Failed("NOT_FOUND", f"--model {self._model} is not ready at {self._server}")
         return Served(self._model)
@@ -71,9 +74,9 @@ class OpenInference:
                 await call.write(message)
                 await call.done_writing()
                 while (answer := await call.read()) is not END:
-                    _take(answer, seen)
+                    take(answer, seen)
             except grpc.RpcError as error:
-                raise failed(error, self._server) from None
+                raise failed(error, self._server, API) from None
             finally:
                 call.cancel()
 
@@ -93,7 +96,7 @@ class OpenInference:
         await self._connections.close()
 
 
-def _take(answer: pb.ModelStreamInferResponse, seen: Seen) -> None:
+def take(answer: pb.ModelStreamInferResponse, seen: Seen) -> None:
     now, parts = time.monotonic(), answer.infer_response
     if answer.error_message:
         code = parts.parameters["quire_error_code"].string_param or "ERROR"
@@ -102,10 +105,23 @@ def _take(answer: pb.ModelStreamInferResponse, seen: Seen) -> None:
     places = {output.name: i for i, output in enumerate(parts.outputs)}
     if "num_input_tokens" in places:
         seen.prompt_tokens = _number(parts, places["num_input_tokens"])
+    if "finish_reason" in places and (finish := _text(parts, places["finish_reason"])) != RUNNING:
+        seen.finish = finish.lower()
     tokens = _number(parts, places["num_output_tokens"]) if "num_output_tokens" in places else int(bool(parts.outputs))
     if tokens:
         seen.times.append(now)
         seen.tokens += tokens
+
+
+def _text(answer: pb.ModelInferResponse, place: int) -> str:
+    """The only element of a tensor of BYTES, raw or typed. Raises Failed."""
+    if place < len(answer.raw_output_contents):
+        raw = answer.raw_output_contents[place]
+        if len(raw) >= 4 and len(raw) == 4 + int(struct.unpack_from("<I", raw)[0]):
+            return bytes(raw[4:]).decode(errors="replace")
+    elif len(answer.outputs[place].contents.bytes_contents) == 1:
+        return bytes(answer.outputs[place].contents.bytes_contents[0]).decode(errors="replace")
+    raise Failed("BAD_ANSWER", f"{answer.outputs[place].name} is not one string")
 
 
 def _number(answer: pb.ModelInferResponse, place: int) -> int:

@@ -102,7 +102,7 @@ class OpenAI:
                 event = line[5:].strip()
                 if event == b"[DONE]":
                     return
-                _take(event, now, seen)
+                take(event, now, seen)
         raise Failed("CUT_OFF", "the stream ended without [DONE]")
 
     def _lost(self, error: Exception) -> Failed:
@@ -112,13 +112,15 @@ class OpenAI:
         await self._http.aclose()
 
 
-def _take(event: bytes, now: float, seen: Seen) -> None:
+def take(event: bytes, now: float, seen: Seen) -> None:
     """A chunk with text is a token, until the server says how many there are so far. Raises Failed."""
     try:
         chunk = json.loads(event)
         choices, usage, error = chunk.get("choices") or [], chunk.get("usage"), chunk.get("error")
         text = choices[0].get("text") if choices else ""
+        finish = choices[0].get("finish_reason") if choices else None
         tokens = (int(usage["prompt_tokens"]), int(usage["completion_tokens"])) if usage else None
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") if usage else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Failed("BAD_ANSWER", f"an event is no chunk of a completion: {event[:200]!r}") from None
     if error:
@@ -126,8 +128,12 @@ def _take(event: bytes, now: float, seen: Seen) -> None:
     if text:
         seen.times.append(now)
         seen.tokens += 1
+    if finish:
+        seen.finish = str(finish).lower()
     if tokens is not None:
         seen.prompt_tokens, seen.tokens = tokens
+    if isinstance(cached, int):
+        seen.cached_tokens = cached
 
 
 def _refused(status: int, content: bytes) -> Failed:

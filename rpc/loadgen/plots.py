@@ -21,20 +21,21 @@ COLOURS = ("#1f5fa8", "#c8641e", "#3a8a4d")
 
 
 def draw(run: Run, targets: Targets, title: str) -> Figure:
-    """Four panels of what ended well."""
-    done = [one for one in run.seen if one.complete and one.times]
+    """Four panels of what ended well, and of the tokens that came before a person interrupted the rest."""
+    timed = [one for one in run.seen if one.timed and one.times]
+    done = [one for one in timed if one.complete]
     figure = Figure(figsize=(11, 7), layout="constrained")
     figure.suptitle(title)
     firsts, others, flow, busy = figure.subplots(2, 2).flat
-    _shares(firsts, {"TTFT": [one.first for one in done], "E2E": [one.whole for one in done]}, targets.first)
-    _shares(others, {"TPOT": [one.other for one in done if one.other is not None], "ITL": _gaps(done)}, targets.other)
-    _flow(flow, run, done)
+    _shares(firsts, {"TTFT": [one.first for one in timed], "E2E": [one.whole for one in done]}, targets.first)
+    _shares(others, {"TPOT": [one.other for one in done if one.other is not None], "ITL": _gaps(timed)}, targets.other)
+    _flow(flow, run, timed)
     _live(busy, run)
     return figure
 
 
-def _gaps(done: list[Seen]) -> NDArray[np.float64]:
-    return np.concatenate([one.gaps() for one in done]) if done else np.zeros(0)
+def _gaps(seen: list[Seen]) -> NDArray[np.float64]:
+    return np.concatenate([one.gaps() for one in seen]) if seen else np.zeros(0)
 
 
 def _shares(axes: Axes, latencies: dict[str, Any], target: float | None) -> None:
@@ -51,11 +52,11 @@ def _shares(axes: Axes, latencies: dict[str, Any], target: float | None) -> None
         axes.legend(loc="lower right")
 
 
-def _flow(axes: Axes, run: Run, done: list[Seen]) -> None:
+def _flow(axes: Axes, run: Run, seen: list[Seen]) -> None:
     """Tokens a second; those of a request are spread evenly over its messages."""
     edges = np.linspace(0, max(run.end - run.begin, 1e-9), BINS + 1)
-    times = np.concatenate([np.array(one.times) - run.begin for one in done]) if done else np.zeros(0)
-    weights = np.concatenate([np.full(len(one.times), one.tokens / len(one.times)) for one in done]) if done else times
+    times = np.concatenate([np.array(one.times) - run.begin for one in seen]) if seen else np.zeros(0)
+    weights = np.concatenate([np.full(len(one.times), one.tokens / len(one.times)) for one in seen]) if seen else times
     tokens, _ = np.histogram(times, edges, weights=weights)
     axes.stairs(tokens / np.diff(edges), edges, color=COLOURS[0])
     axes.set(title="Output tokens a second", xlabel="seconds", ylabel="tokens/s", ylim=(0, None))

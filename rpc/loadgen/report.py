@@ -30,7 +30,12 @@ COUNTS = {
 def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What is no latency: name and value."""
     shown = [(label, f"{result[key]:,}") for label, key in COUNTS.items()]
-    shown.append(("Goodput", f"{result['goodput']:.1%}, {result['goodput_per_second']:,} requests/s"))
+    if result["goodput"] is not None:
+        shown.append(("Goodput", f"{result['goodput']:.1%}, {result['goodput_per_second']:,} requests/s"))
+    if result["prompt_lengths"] is not None:
+        shown.append(("Tokens of a prompt", _lengths(**result["prompt_lengths"])))
+    if result["cached_share"] is not None:
+        shown.append(("Input tokens from the prefix cache", f"{result['cached_share']:.1%}"))
     own = result["generator"]
     shown.append(
         (
@@ -40,6 +45,16 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     )
     late = [f"{what} {own[key]['p99']:.1f} ms" for what, key in LAGS.items() if own[key]]
     return [*shown, ("Generator late, p99", ", ".join(late) or "-")]
+
+
+def _lengths(asked: dict[str, float], counted: dict[str, float] | None) -> str:
+    def spread(tokens: dict[str, float]) -> str:
+        ends = f" ({tokens['min']:,} to {tokens['max']:,})" if tokens["min"] != tokens["max"] else ""
+        return f"{tokens['mean']:,g}{ends}"
+
+    if counted == asked:
+        return spread(asked)
+    return f"{spread(counted) if counted else 'not counted by the server'}, asked for {spread(asked)}"
 
 
 LAGS = {"sending": "sent_late_ms", "event loop": "loop_late_ms"}
@@ -67,7 +82,8 @@ def show(result: dict[str, Any], title: str, console: Console) -> None:
         times.add_column(name, justify="left" if name == "ms" else "right")
     for cells in latencies:
         times.add_row(*cells)
-    notes = [Text(f"warning: {warning}", style="yellow") for warning in result["generator"]["warnings"]]
+    warnings = [*result["warnings"], *result["generator"]["warnings"]]
+    notes = [Text(f"warning: {warning}", style="yellow") for warning in warnings]
     notes += [
         Text(f"{error['count']} x {code}: {error['message']}", style="red") for code, error in result["errors"].items()
     ]

@@ -15,7 +15,7 @@ WARM_UP_TOGETHER = 8
 LOOK = 0.5  # seconds between two looks at how far it is; a look costs the event loop time
 
 Ready = Callable[[Plan, Served, bool], None]
-"""Called once the load is ready to begin. The last one: prompts have exact lengths."""
+"""Called once it is known what the load is, before its first request. The last one: prompts have exact lengths."""
 
 
 async def run_load(wire: Wire, settings: LoadSettings, ready: Ready, look: Callable[[Run], None]) -> Run:
@@ -26,15 +26,18 @@ async def run_load(wire: Wire, settings: LoadSettings, ready: Ready, look: Calla
         served = await wire.find()
         corpus = await wire.corpus(plays())
         plan = Plan(settings, corpus, served.context)
+        ready(plan, served, corpus.exact)
         together = settings.together
+        drive = Drive(wire.send, settings.timeout, scheduled=together is None)
+        drive.run.exact = corpus.exact
         if settings.warm_up:
             warm = Drive(wire.send, settings.timeout, scheduled=False)
             with _stopped_by_person(warm):
                 await warm.closed(plan.warm_up(), min(together or WARM_UP_TOGETHER, settings.warm_up))
+            drive.run.warm_up = warm.run.seen
             if warm.run.stopped:
-                return warm.run
-        ready(plan, served, corpus.exact)
-        drive = Drive(wire.send, settings.timeout, scheduled=together is None)
+                drive.stop()
+                return drive.run
         looking = asyncio.create_task(_look(drive.run, look))
         with _stopped_by_person(drive):
             if together is None:

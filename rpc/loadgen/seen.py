@@ -1,5 +1,6 @@
 """What a client saw of one request, and whether that was soon enough."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,8 @@ class Seen:
     asked: tokens of the prompt, as far as the generator knows, and tokens to generate. times: of each message that had
     text or tokens. tokens: that were generated, as the server counts them, else the messages. prompt_tokens: as the
     server counts them, 0 where it does not say. ended: after the last message. code: of what failed, "" where nothing
-    did.
+    did. shared: of the prompt's tokens, with other requests. cached_tokens: of the prompt's, from the server's prefix
+    cache, None where it does not say. finish: why it ended, as the server says it, in lower case; "" where it has not.
     """
 
     due: float
@@ -29,11 +31,19 @@ class Seen:
     ended: float = 0.0
     code: str = ""
     message: str = ""
+    shared: int = 0
+    cached_tokens: int | None = None
+    finish: str = ""
 
     @property
     def complete(self) -> bool:
         """It ended, and nothing failed."""
         return self.ended > 0 and not self.code
+
+    @property
+    def timed(self) -> bool:
+        """It did not fail: its tokens' times are the server's, also of what a person interrupted, as far as it got."""
+        return self.ended > 0 and self.code in ("", INTERRUPTED)
 
     @property
     def short(self) -> bool:
@@ -69,11 +79,20 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Targets:
     """Of latency, in seconds, for a request's first token and for each of its others on average; None: any. Requests
-    that meet both are goodput (Zhong et al., DistServe, OSDI 2024).
+    that meet both are goodput (Zhong et al., DistServe, OSDI 2024). Raises ValueError.
     """
 
     first: float | None = None
     other: float | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--ttft-target", self.first), ("--tpot-target", self.other)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{flag} is {value}, must be above 0 and finite")
+
+    @property
+    def any(self) -> bool:
+        return self.first is not None or self.other is not None
 
     def met_by(self, seen: Seen) -> bool:
         """Never by one that failed or has no token."""

@@ -1,7 +1,8 @@
 """Settings of `quire bench serve`."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rpc.loadgen.lengths import Lengths
 
@@ -12,6 +13,14 @@ SERVERS = {
     "openai": "http://127.0.0.1:8000/v1",
 }
 CONCURRENCY, REQUESTS = 8, 100
+INPUT, OUTPUT = "128", "64"
+OF_LOADS = {"rate": ("burstiness",), "trace": ("speed", "context")}
+NOT_OF_TRACES = {
+    "input_tokens": "how long prompts are",
+    "output_tokens": "how many tokens to generate",
+    "shared_prefix": "what prompts have in common",
+    "seed": "when requests come and how long they are; of the text there is --prompt-seed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +32,17 @@ class LoadSettings:
         metadata={"help": f"Closed loop: so many at a time. Unset, with no other load: {CONCURRENCY}.", "min": 1},
     )
     rate: float | None = field(default=None, metadata={"help": "Open loop: requests a second on average."})
-    burstiness: float = field(
-        default=1.0,
-        metadata={"help": "Of --rate: 1 is a Poisson process, less comes in bursts, more is even, as in vLLM."},
+    burstiness: float | None = field(
+        default=None,
+        metadata={
+            "help": "Of --rate: 1 is a Poisson process, less comes in bursts, more is even, as in vLLM. Unset: 1."
+        },
     )
     trace: str | None = field(
         default=None,
         metadata={"help": "Open loop: azure-conv, mooncake, or a file .csv (Azure's format) or .jsonl (Mooncake's)."},
     )
-    speed: float = field(default=1.0, metadata={"help": "Of --trace: times as fast as they came."})
+    speed: float | None = field(default=None, metadata={"help": "Of --trace: times as fast as they came. Unset: 1."})
     context: int | None = field(
         default=None,
         metadata={
@@ -46,16 +57,35 @@ class LoadSettings:
     duration: float | None = field(
         default=None, metadata={"help": "Seconds after which no more requests are sent; those that run end."}
     )
-    input_tokens: str = field(default="128", metadata={"help": "Of each prompt: 128, or any of 64-256."})
-    output_tokens: str = field(default="64", metadata={"help": "To generate: 64, or any of 16-128."})
-    shared_prefix: int = field(
-        default=0, metadata={"help": "Tokens at the front of each prompt that are alike in all.", "min": 0}
+    input_tokens: str | None = field(
+        default=None, metadata={"help": f"Of each prompt: 128, or any of 64-256. Unset, without --trace: {INPUT}."}
+    )
+    output_tokens: str | None = field(
+        default=None, metadata={"help": f"To generate: 64, or any of 16-128. Unset, without --trace: {OUTPUT}."}
+    )
+    shared_prefix: int | None = field(
+        default=None, metadata={"help": "Tokens at the front of each prompt that are alike in all. Unset: 0.", "min": 0}
     )
     ignore_eos: bool = field(
         default=True, metadata={"help": "Ask for all tokens, past the model's end; not all servers can."}
     )
-    warm_up: int = field(default=0, metadata={"help": "Requests before the measured ones, with other text.", "min": 0})
-    seed: int = field(default=0, metadata={"help": "Of lengths, texts and arrivals.", "min": 0})
+    warm_up: int = field(
+        default=0,
+        metadata={
+            "help": "Requests before the measured ones, with other text; but the shared prefix is warm then.",
+            "min": 0,
+        },
+    )
+    seed: int | None = field(
+        default=None, metadata={"help": "Of lengths and arrivals. Unset, without --trace: 0.", "min": 0}
+    )
+    prompt_seed: int | None = field(
+        default=None,
+        metadata={
+            "help": "Of the prompts' text. Unset: another in each run, for caches may have the last one's.",
+            "min": 0,
+        },
+    )
     timeout: float = field(default=600.0, metadata={"help": "Seconds after which a request is lost."})
 
     def __post_init__(self) -> None:
@@ -66,20 +96,40 @@ class LoadSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"--{name} is {value}, must be above 0")
-        least = self.inputs.least
-        if self.trace is None and self.shared_prefix > least:
-            raise ValueError(f"--shared-prefix {self.shared_prefix} is longer than the shortest prompt, {least} tokens")
-        if self.trace is not None and self.shared_prefix:
-            raise ValueError("--shared-prefix is not for --trace, which says itself what prompts have in common")
+        for load, names in OF_LOADS.items():
+            for name in names:
+                if getattr(self, load) is None and getattr(self, name) is not None:
+                    raise ValueError(f"--{name} is for --{load}, which is not given")
+        if self.trace is not None:
+            self._check_trace()
+        elif (shared := self.shared_prefix or 0) > (least := self.inputs.least):
+            raise ValueError(f"--shared-prefix {shared} is longer than the shortest prompt, {least} tokens")
         _ = self.outputs
+
+    def _check_trace(self) -> None:
+        """Raises ValueError."""
+        for name, why in NOT_OF_TRACES.items():
+            if getattr(self, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} is not for --trace, which says itself {why}")
 
     @property
     def inputs(self) -> Lengths:
-        return Lengths.of(self.input_tokens, "--input-tokens")
+        return Lengths.of(INPUT if self.input_tokens is None else self.input_tokens, "--input-tokens")
 
     @property
     def outputs(self) -> Lengths:
-        return Lengths.of(self.output_tokens, "--output-tokens")
+        return Lengths.of(OUTPUT if self.output_tokens is None else self.output_tokens, "--output-tokens")
+
+    def in_force(self) -> dict[str, Any]:
+        """All settings with the defaults that this load has for them; None: it has no use for it."""
+        if self.trace is not None:
+            defaults: dict[str, Any] = {"speed": 1.0}
+        else:
+            defaults = {"input_tokens": INPUT, "output_tokens": OUTPUT, "shared_prefix": 0, "seed": 0}
+            if self.rate is not None:
+                defaults["burstiness"] = 1.0
+        defaults |= {"concurrency": self.together, "requests": self.count}
+        return {name: defaults.get(name) if value is None else value for name, value in asdict(self).items()}
 
     @property
     def together(self) -> int | None:

@@ -23,10 +23,23 @@ class Failed(Exception):
         self.code, self.message = code, message
 
 
+WELL = ("stop", "length")
+CODES = {"": "CUT_OFF", "abort": "ABORTED"}
+
+
+def check_end(seen: Seen) -> None:
+    """Of a stream that is over: a server that gives up has not served, however soon it did so. Raises Failed."""
+    if seen.finish not in WELL:
+        how = "the server ended it" if seen.finish else "it ended, and nothing says why,"
+        code = CODES.get(seen.finish, seen.finish.upper())
+        raise Failed(code, f"{how} after {seen.tokens} of {seen.asked[1]} tokens")
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One to send. at: seconds after the load's start, 0 without a schedule. tokens: of the prompt, as far as the
-    generator knows. output: tokens to generate.
+    generator knows. output: tokens to generate. shared: tokens at the prompt's front that other requests have too, so
+    that a prefix cache may have them.
     """
 
     number: int
@@ -34,6 +47,7 @@ class Request:
     tokens: int
     output: int
     at: float = 0.0
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,9 @@ class Wire(Protocol):
         ...
 
     async def send(self, request: Request, seen: Seen) -> None:
-        """To its end; fills in what comes. A task that is cancelled cancels the request. Raises Failed."""
+        """To its end; fills in what comes, `Seen.finish` too. A task that is cancelled cancels the request. Raises
+        Failed.
+        """
         ...
 
     async def close(self) -> None: ...

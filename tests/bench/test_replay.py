@@ -42,7 +42,7 @@ def test_a_load_that_misses_its_targets_fails() -> None:
     with running_server() as server:
         flags = ("--server", server.address, "--metrics", server.metrics_url, "--requests", "5")
         assert replay(*flags, "--ttft", "1e9", "--tpot", "1e9", "--share", "1")["met_latency_targets"] == 1
-        assert replay(*flags, "--ttft", "0", "--share", "0.5", status=1)["met_latency_targets"] == 0
+        assert replay(*flags, "--ttft", "1e-9", "--share", "0.5", status=1)["met_latency_targets"] == 0
 
 
 @pytest.mark.slow

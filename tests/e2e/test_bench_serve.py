@@ -10,9 +10,12 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from quire.v1 import admin_service_pb2 as admin_pb
+from quire.v1 import admin_service_pb2_grpc as admin_grpc
 
 from rpc.client import Client, Security
 from rpc.loadgen.corpus import PROBE_WORDS, plays
@@ -85,12 +88,48 @@ def test_counts_are_the_servers(protocol: str, server: RunningServer, gateway: R
     assert [result[name] for name in ("ok", "input_tokens", "output_tokens")] == counts
     assert (result["ok"], result["failed"], result["short"], result["errors"]) == (16, 0, 0, {})
     assert result["input_tokens"] == pytest.approx(result["input_tokens_asked"], rel=0.3)
+    mean = result["prompt_lengths"]["counted"]["mean"]
+    assert 16 * mean == pytest.approx(result["input_tokens"], abs=1)
     if protocol == "quire":
         assert result["input_tokens"] == result["input_tokens_asked"]
         check_picture(tmp_path / "load.png")
     for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"):
         assert 0 <= result[name]["p50"] <= result[name]["p99"] <= result[name]["max"]
     assert result["ttft_ms"]["mean"] < result["e2e_ms"]["mean"]
+
+
+@pytest.mark.parametrize("protocol", ["quire", "openai"])
+def test_the_prefix_cache_answers_only_what_is_repeated(
+    protocol: str, server: RunningServer, gateway: RunningGateway
+) -> None:
+    flags = (*flags_of(protocol, server, gateway), "--requests", "4", "--input-tokens", "100", "--output-tokens", "2")
+    first, second = bench(*flags), bench(*flags)
+    assert [(one["cached_input_tokens"], one["warnings"]) for one in (first, second)] == [(0, []), (0, [])]
+    assert first["load"]["prompt_seed"] != second["load"]["prompt_seed"]
+    repeated = bench(*flags, "--prompt-seed", str(first["load"]["prompt_seed"]))
+    assert repeated["cached_share"] > 0.8
+    assert "came from the server's prefix cache" in repeated["warnings"][0]
+    shared = bench(*flags, "--requests", "9", "--shared-prefix", "64", "--warm-up", "1", "--concurrency", "1")
+    assert shared["cached_input_tokens"] >= 9 * 48
+    assert shared["warnings"] == []
+
+
+@pytest.mark.parametrize("protocol", ["quire", "inference", "openai"])
+def test_what_an_operator_ends_has_failed(protocol: str, server: RunningServer, gateway: RunningGateway) -> None:
+    flags = ("--requests", "1", "--input-tokens", "20", "--output-tokens", "900", "--ttft-target", "60")
+    command = [QUIRE, "bench", "serve", "--json", "-", *flags_of(protocol, server, gateway), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
+    with grpc.insecure_channel(server.admin) as channel:
+        operator = admin_grpc.AdminServiceStub(channel)
+        while process.poll() is None:
+            for one in operator.ListRequests(admin_pb.ListRequestsRequest(), timeout=30).requests:
+                if one.completion_tokens > 1:
+                    operator.CancelRequest(admin_pb.CancelRequestRequest(request_id=one.request_id), timeout=30)
+                    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    result = json.loads(said)
+    assert {code: error["count"] for code, error in result["errors"].items()} == {"ABORTED": 1}
+    assert (result["ok"], result["failed"], result["goodput"], result["ttft_ms"]) == (0, 1, 0, {})
 
 
 def load(server: RunningServer, settings: LoadSettings) -> Run:

@@ -1,7 +1,9 @@
 """What keeps `quire bench serve` from a load is said in a line, before anything is sent."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +20,8 @@ NOBODY = ("--server", "127.0.0.1:1")
         (("--server", "nowhere"), "--server is 'nowhere', must be HOST:PORT"),
         (("--plot", "a.gif"), "--plot a.gif must end in .png or .html"),
         (("--rate", "2", "--concurrency", "2"), "--concurrency and --rate are different loads"),
+        (("--ttft-target", "0"), "--ttft-target is 0.0, must be above 0"),
+        (("--tpot-target", "nan"), "--tpot-target is nan, must be above 0"),
         (("--tokenizer", "demo"), "--tokenizer is for --protocol openai"),
         (("--protocol", "openai", "--tokenizer", "/nowhere"), "--tokenizer /nowhere: no such directory"),
         (("--protocol", "inference", *NOBODY), "needs --model"),
@@ -31,6 +35,21 @@ def test_what_is_wrong_is_said(flags: tuple[str, ...], said: str) -> None:
     assert done.stdout == ""
     assert said in done.stderr
     assert done.stderr.startswith("quire: ")
+
+
+@pytest.mark.parametrize(("protocol", "service"), [("quire", "quire.v1"), ("inference", "inference")])
+def test_a_port_of_another_service_is_said_to_be_one(protocol: str, service: str) -> None:
+    """As the admin port is, which is the next one."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    flags = ("--protocol", protocol, "--server", address, "--model", "m")
+    done = CliRunner().invoke(app, ["bench", "serve", *flags])
+    server.stop(None).wait()
+    assert done.exit_code == 1
+    assert f"UNIMPLEMENTED: {address} does not serve {service}" in done.stderr
+    assert "gRPC port is 50051" in done.stderr
+    assert "admin port 50052" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from rpc.cli.bench import progress
 from rpc.loadgen.drive import Drive, Run
 from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
 from rpc.loadgen.summary import summary
@@ -33,6 +34,7 @@ class Server:
                 await asyncio.sleep(self._seconds)
             seen.times.append(time.monotonic())
             seen.tokens += 1
+            seen.finish = "length"
         finally:
             self.live -= 1
 
@@ -99,6 +101,7 @@ def test_failures_are_counted_by_their_codes() -> None:
             if request.number == 1:
                 raise Failed("UNAVAILABLE", "gone")
             await asyncio.sleep(60 if request.number == 2 else 0)
+            seen.finish = "stop"
 
         return await Drive(send, 0.05, scheduled=False).closed(requests(4), 2)
 
@@ -132,3 +135,31 @@ def test_stopping_shows_what_there_is() -> None:
     result = summary(found, Targets())
     assert result["failed"] == 0
     assert result["ok"] + result["interrupted"] == len(found.seen)
+
+
+class Unread(list[Seen]):
+    """May not be gone through."""
+
+    def __iter__(self) -> Iterator[Seen]:
+        raise AssertionError("all requests were looked at")
+
+
+def test_progress_is_counted_as_requests_end() -> None:
+    """Looking through all of them took 63 ms of the event loop at 500,000, twice a second."""
+
+    async def run() -> Run:
+        async def send(request: Request, seen: Seen) -> None:
+            if request.number == 1:
+                raise Failed("UNAVAILABLE", "gone")
+            await asyncio.sleep(60 if request.number == 3 else 0)
+            seen.tokens, seen.finish = 5, "length"
+
+        drive = Drive(send, 60, scheduled=False)
+        asyncio.get_running_loop().call_later(0.2, drive.stop)
+        return await drive.closed(requests(4), 4)
+
+    found = asyncio.run(run())
+    found.seen = Unread(found.seen)
+    assert progress(found) == {"completed": 4, "running": 0, "failed": 1, "tokens": 10}
+    found.seen.append(Seen(0.0, (1, 1)))
+    assert progress(found)["running"] == 1

@@ -88,6 +88,17 @@ def test_usage_in_the_last_event_counts() -> None:
     assert len(seen.gaps()) == 4
 
 
+@pytest.mark.parametrize(
+    ("details", "cached"), [({"cached_tokens": 4}, 4), ({"cached_tokens": None}, None), ({}, None), (None, None)]
+)
+def test_cached_tokens_are_read_where_the_server_says_them(details: dict | None, cached: int | None) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": details}
+    assert (
+        sent([chunk("a"), "data: " + json.dumps({"choices": [], "usage": usage}) + "\n\n", DONE]).cached_tokens
+        == cached
+    )
+
+
 def test_usage_in_every_event_counts_once() -> None:
     assert sent([chunk("a", (7, 1)), chunk("b", (7, 2)), chunk("c", (7, 4)), DONE]).tokens == 4
 
