@@ -19,7 +19,6 @@ import numpy as np
 
 from cache_manager.ledger import audit, page_map
 from cache_manager.manager import CacheManager
-from cache_manager.matching import NO_MATCH, Match
 from cache_manager.page_names import DEFAULT_TENANT, PageNamer
 from scheduler.admission import Admission, Refusal
 from scheduler.beam import BeamSearch
@@ -36,7 +35,6 @@ from scheduler.events import (
     NameChanges,
     PromptPart,
     Question,
-    Start,
     StepOutputs,
     Submit,
     Tokens,
@@ -46,8 +44,8 @@ from scheduler.results import InFlight, Results
 from scheduler.rows import Index, Sequence, sequences_of
 from scheduler.running import Running
 from scheduler.settings import QueueLimits, SchedulerSettings
-from scheduler.shares import Shares
 from scheduler.slices import Slices, Wanted
+from scheduler.starting import Starting
 from scheduler.step import StepPlan, StepResult, fill_bytes
 from scheduler.tally import Tally
 
@@ -58,7 +56,6 @@ SWAP_RETRY_STEPS = 256  # where swapping takes longer than computing anew: betwe
 
 log = logging.getLogger("quire.scheduler")
 
-FILL_BYTES = 2**25  # of other engines' pages in a step, beyond which no more are taken in: others wait meanwhile
 FILL_RATE = 5e7  # bytes of them a second, at the very least
 
 
@@ -75,13 +72,12 @@ class Scheduler:
         self.settings = settings
         self.queue_limits = queue_limits
         self.cache = cache
-        self._namer = namer
         layout, pages = cache.layout, cache.pool.total
         self.admission = Admission(queue_limits, layout.tokens_in(pages), settings.max_sequences)
         self._tally = Tally()
         self._running = Running(settings.max_sequences, cache, self._tally)
         self.rows, self.queue = self._running.rows, self._running.queue
-        self._shares = Shares(self.rows, layout.tokens_in(pages))
+        self._starting = Starting(settings, self._running, cache, namer, self._tally)
         self._attempts = self._running.attempts
         self._results = Results(self._running, cache, self.admission)
         self._in_flight: deque[InFlight] = deque()
@@ -89,9 +85,6 @@ class Scheduler:
         self._swap_cost = SwapCost()
         self._last_commit = -math.inf
         self._arrivals = 0
-        self._alone: int | None = None
-        self._alone_until = 0
-        self._starts: list[Start] = []
         self._answers: list[Answer] = []
 
     # What the engine's loop asks
@@ -104,7 +97,7 @@ class Scheduler:
     @property
     def has_news(self) -> bool:
         """`commit` would tell of something even without a step."""
-        return bool(self._attempts.ends or self._starts or self._answers)
+        return bool(self._attempts.ends or self._starting.started or self._answers)
 
     @property
     def untold_ends(self) -> tuple[End, ...]:
@@ -113,12 +106,8 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         seconds = self.admission.predicted_wait(*self._will_wait()) if len(self.queue) else 0.0
-        return self._tally.stats(self.rows, self.queue, self.cache, seconds, self._isolated)
-
-    @property
-    def _isolated(self) -> bool:
-        """One attempt runs alone."""
-        return self._alone is not None and self._alone in self._attempts and self._steps < self._alone_until
+        isolated = self._starting.is_isolated(self._steps)
+        return self._tally.stats(self.rows, self.queue, self.cache, seconds, isolated)
 
     def live_attempts(self) -> list[int]:
         return self._attempts.live()
@@ -154,7 +143,7 @@ class Scheduler:
         wanted, preempted = self._make_room()
         slices = self._running_slices(wanted)
         if not preempted:
-            self._admit(now, slices)
+            self._starting.admit(now, self._steps, slices)
         work = slices.array()
         return self._plan(now, work) if len(work) else None
 
@@ -212,7 +201,7 @@ class Scheduler:
         queued = len(self.queue)
         mean = -(-self.queue.tokens // max(queued, 1))
         startable = min(
-            self.rows.free if self._alone is None else 0,
+            self.rows.free if self._starting.alone is None else 0,
             self.cache.pool.free // max(1, self.cache.layout.pages_for(mean, self.settings.ahead)),
         )
         waiting = max(0, queued - startable)
@@ -281,105 +270,6 @@ class Scheduler:
             row = int(active[i])
             slices.prefill(row, int(starts[i]), int(need[i]), int(self.rows.whole[row]))
         return slices
-
-    def _admit(self, now: float, slices: Slices) -> None:
-        """New rows in order, while rows, budget and pages for the whole of the next one last.
-
-        Who needs a page that a running row computes at this moment is passed over until it has: it takes no longer
-        than to compute it here, since that row is served first. Who is to run alone waits until all rows are free, and
-        all others until it no longer has to.
-        """
-        if self._alone is not None and not self._isolated:
-            for sequence in self.queue.in_order():
-                sequence.alone *= sequence.attempt != self._alone
-            self._alone = None
-        if not self.rows.free and not self._running.idle():
-            return  # as most steps do under load: whose turn it is need not be found out
-        for sequence in self._shares.in_turn(self.queue):
-            if not slices.budget or not self._free_rows(sequence):
-                return
-            if self._alone is not None and sequence.attempt != self._alone:
-                continue
-            if sequence.alone and self._alone is None and not self._rows_are_free():
-                return
-            if sequence.awaited is not None and self.cache.is_computing(sequence.awaited):
-                continue
-            match = self._match(sequence)
-            sequence.awaited = match.awaited
-            if match.awaited is not None:
-                continue
-            whole = sequence.request.scope.whole
-            if not slices.fits(match.tokens, whole):
-                return
-            while self.cache.pool.free - self._spare() < self.cache.needed(match, sequence.length):
-                if not self._park_for(sequence):
-                    return
-            if match.brought and fill_bytes(self._running.joins) > FILL_BYTES:
-                return
-            row = self._start(now, sequence, match)
-            slices.prefill(row, match.tokens, sequence.length - match.tokens, whole)
-
-    def _rows_are_free(self) -> bool:
-        """All of them, for one that is to run alone. Hypotheses that wait in rows for some that are queued behind it
-        give theirs away: they would wait for ever.
-        """
-        for row in self._running.idle():
-            self._running.preempt(row)
-        return not self.rows.used
-
-    def _free_rows(self, sequence: Sequence) -> bool:
-        """Whether there are rows for the sequence and those that go on from its prompt."""
-        while self.rows.free <= len(sequence.siblings):
-            if not self._park_for(sequence):
-                return False
-        return True
-
-    def _park_for(self, sequence: Sequence) -> bool:
-        """Takes the row of a hypothesis that waits for this sequence of its own search, or came later than it. Without
-        this, those that wait could hold for ever what it needs.
-        """
-        first = sequence.order - sequence.index
-        idle = [row for row in self._running.idle() if self.rows.order[row] >= first]
-        if idle:
-            self._running.preempt(max(idle, key=self.rows.order.item))
-        return bool(idle)
-
-    def _spare(self) -> int:
-        """Pages that stay free for running rows when another one starts, which else would be the next victim: one for
-        each, also of those that are still to come out of a prompt, and what windows will take on for prompts.
-        """
-        active = self.rows.active()
-        rows = len(active) + int(self.rows.siblings.sum())
-        return rows * len(self.cache.layout.groups) + self.cache.promised(active, self.rows.length[active])
-
-    def _match(self, sequence: Sequence) -> Match:
-        if self._namer is None:
-            return NO_MATCH
-        if sequence.chain is None:
-            sequence.chain = self._namer.chain(sequence.request.scope)
-        named = len(sequence.chain.names) * self.cache.layout.page_size
-        if sequence.length - named >= self.cache.layout.page_size:
-            sequence.chain.extend(sequence.tokens()[named:])
-        if sequence.request.controls.prompt_logprobs:
-            return NO_MATCH
-        # The last token's logits are needed.
-        return self.cache.match(sequence.chain, sequence.length - 1, sequence.brought)
-
-    def _start(self, now: float, sequence: Sequence, match: Match) -> int:
-        row = self._running.start(sequence, match)
-        if sequence.alone and self._alone is None:
-            prefill = -(-(sequence.length - match.tokens) // self.settings.chunk)
-            self._alone, self._alone_until = sequence.attempt, self._steps + prefill + sequence.alone
-        sequence.alone = 0  # where it is preempted later, it comes back as any other
-        if sequence.preempted:
-            return row
-        self._running.serve(sequence.attempt)
-        cached = min(match.tokens, len(sequence.request.prompt))
-        self._starts.append(Start(sequence.attempt, now - sequence.submitted, cached))
-        if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:
-            self._tally.queries += sequence.length
-            self._tally.hits += match.tokens - len(match.brought) * self.cache.layout.page_size
-        return row
 
     def _plan(self, now: float, work: Index) -> StepPlan:
         rows, step, running = self.rows, self._steps, self._running
@@ -450,7 +340,6 @@ class Scheduler:
             if result.step % AUDIT_STEPS == 0:
                 self._audit()
             new, parts = self._results.take(flown, result)
-        starts, self._starts = tuple(self._starts), []
         answers, self._answers = tuple(self._answers), []
         ends, stats = self._attempts.take_ends(), self.stats()
         return StepOutputs(
@@ -459,7 +348,7 @@ class Scheduler:
             new.positions,
             new.tokens,
             new.logprobs,
-            starts,
+            self._starting.take_started(),
             ends,
             stats,
             took,

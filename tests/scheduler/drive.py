@@ -230,7 +230,7 @@ class Drive:
             if scheduler.rows.free <= len(sequence.siblings):
                 law(not parkable, f"sequence {key} lacks rows while {parkable} wait in theirs")
                 return
-            if scheduler._match(sequence).awaited is not None:
+            if scheduler._starting._match(sequence).awaited is not None:
                 continue
             known = self._tokens_of(sequence)
             if self.workload.prefix_cache and self.oracle.computing(key, known):

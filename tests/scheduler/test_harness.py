@@ -19,6 +19,7 @@ from scheduler.rows import Rows
 from scheduler.running import Running
 from scheduler.scheduler import Scheduler
 from scheduler.slices import Slices
+from scheduler.starting import Starting
 from tests.scheduler.planting import Faults, caught
 
 FAULTS = Faults()
@@ -223,7 +224,7 @@ def newest_page_is_not_told(real):
     return lambda self: real(self)[:-1]
 
 
-@fault(Scheduler, "_admit")
+@fault(Starting, "admit")
 def admission_depends_on_something_outside(real):
     calls = itertools.count()
 
@@ -290,20 +291,20 @@ def cached_tokens_are_computed_all_the_same(real):
     return lambda self, row, start, need, whole=0: real(self, row, 0, start + need, whole)
 
 
-@fault(Scheduler, "_start", resumed=True)
+@fault(Starting, "_start", resumed=True)
 def cached_output_is_told_as_prompt(real):
-    def start(self, now, sequence, match):
-        row = real(self, now, sequence, match)
-        self._starts[-1:] = [replace(one, cached=match.tokens) for one in self._starts[-1:]]
+    def start(self, now, step, sequence, match):
+        row = real(self, now, step, sequence, match)
+        self.started[-1:] = [replace(one, cached=match.tokens) for one in self.started[-1:]]
         return row
 
     return start
 
 
-@fault(Scheduler, "_start")
+@fault(Starting, "_start")
 def hits_of_a_preempted_sequence_count_again(real):
-    def start(self, now, sequence, match):
-        row = real(self, now, sequence, match)
+    def start(self, now, step, sequence, match):
+        row = real(self, now, step, sequence, match)
         self._tally.hits += match.tokens * sequence.preempted
         return row
 
@@ -319,11 +320,11 @@ def all_of_a_preempted_sequence_counts_as_computed_again(real):
     return preempt
 
 
-@fault(Scheduler, "_match")
+@fault(Starting, "_match")
 def prompts_are_not_named(real):
     def match(self, sequence):
         sequence.chain = sequence.chain or self._namer.chain(sequence.request.scope)
-        return self.cache.match(sequence.chain, sequence.length - 1)
+        return self._cache.match(sequence.chain, sequence.length - 1)
 
     return match
 

@@ -12,6 +12,7 @@ from scheduler.results import Results
 from scheduler.rows import Rows
 from scheduler.running import Running
 from scheduler.scheduler import Scheduler
+from scheduler.starting import Starting
 from tests.scheduler.planting import Faults, caught
 
 FAULTS = Faults()
@@ -58,12 +59,12 @@ def no_rows_are_kept_for_siblings(real):
     return add
 
 
-@fault(Scheduler, "_spare")
+@fault(Starting, "_spare")
 def no_pages_are_kept_for_siblings(real):
     def spare(self):
-        siblings, self.rows.siblings = self.rows.siblings, self.rows.siblings * 0
+        siblings, self._rows.siblings = self._rows.siblings, self._rows.siblings * 0
         pages = real(self)
-        self.rows.siblings = siblings
+        self._rows.siblings = siblings
         return pages
 
     return spare
@@ -205,7 +206,7 @@ def hypotheses_that_wait_never_give_way(real):
     return lambda self: []
 
 
-@fault(Scheduler, "_park_for")
+@fault(Starting, "_park_for")
 def hypotheses_that_wait_give_way_to_running_rows_alone(real):
     return lambda self, sequence: False
 

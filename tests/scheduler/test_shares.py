@@ -38,9 +38,9 @@ ARRIVALS = st.lists(
 @given(ARRIVALS)
 def test_next_is_who_has_the_least(arrivals: list[tuple[int, str, int, int]]) -> None:
     scheduler = engine(rows=ROWS, pages=PAGES, page_size=PAGE, budget=64)
-    start, checked, turn = scheduler._start, list[str](), 0
+    start, checked, turn = scheduler._starting._start, list[str](), 0
 
-    def checking(now: float, sequence, match):
+    def checking(now: float, step: int, sequence, match):
         waiting = {one.tenant: one for one in reversed(scheduler.queue.in_order())}
         mine = held(scheduler, sequence.tenant)
         for tenant, first in waiting.items():
@@ -49,9 +49,9 @@ def test_next_is_who_has_the_least(arrivals: list[tuple[int, str, int, int]]) ->
             assert mine < others or sequence.order <= first.order, "of equals the first to come is the first"
         assert sequence is waiting[sequence.tenant], "of one tenant, too"
         checked.append(sequence.tenant)
-        return start(now, sequence, match)
+        return start(now, step, sequence, match)
 
-    scheduler._start = checking
+    scheduler._starting._start = checking
     told = list[EndReason]()
     while turn < 13 or scheduler.has_work or scheduler.has_news:
         events = [
