@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.types import Receive
 
-from rpc.gateway.errors import ApiError
+from rpc.gateway.errors import ApiError, overloaded
 from rpc.gateway.settings import GatewaySettings
 
 MOST_COMMAS = 2**20  # values that a parser makes objects of: 0.2 s and 400 MB for the worst of them
@@ -92,10 +92,6 @@ class Body:
 
     def __init__(self) -> None:
         self.data, self.taken, self.calls = bytearray(), 0, 0
-
-
-def overloaded(message: str) -> ApiError:
-    return ApiError(503, message, kind="server_error", code="overloaded", retry_after=1.0)
 
 
 def parsed(data: bytes | bytearray) -> Any:

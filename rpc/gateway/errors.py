@@ -43,7 +43,7 @@ UNSAID = {
 
 class ApiError(Exception):
     """status: of HTTP. kind, code: for programs. param: the field that is wrong, as the client calls it. retry_after:
-    seconds, where another try can help.
+    seconds, where another try can help. allow: methods of HTTP that the path has.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class ApiError(Exception):
         kind: str = INVALID,
         code: str | None = None,
         retry_after: float | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.allow = allow
         self.status, self.param, self.kind, self.code, self.retry_after = status, param, kind, code, retry_after
         self.message = message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."
 
@@ -69,9 +71,16 @@ class ApiError(Exception):
         headers = [(b"content-type", b"application/json")]
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
+        if self.allow is not None:
+            headers.append((b"allow", self.allow.encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
+
+
+def overloaded(message: str) -> ApiError:
+    """Another try can help."""
+    return ApiError(503, message, kind=SERVER, code="overloaded", retry_after=1.0)
 
 
 def of_call(failure: Failure, names: Mapping[str, str]) -> ApiError:

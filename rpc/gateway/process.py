@@ -18,7 +18,7 @@ from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 from rpc.addresses import is_loopback
 from rpc.client.security import Security
-from rpc.gateway.app import make_app
+from rpc.gateway.app import Gateway
 from rpc.gateway.protocol import BoundedProtocol
 from rpc.gateway.settings import LARGEST_HEADERS, GatewaySettings
 from rpc.gateway.upstream import Upstream
@@ -56,7 +56,7 @@ async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Cal
         log.warning("%s can be reached from other machines, without TLS (--allow-insecure-bind)", shown)
     url = f"{'http' if context is None else 'https'}://{shown}:{port}"
     upstream = Upstream(servers, settings.request_time, _security(settings))
-    config = _config(settings, make_app(upstream, settings), context)
+    config = _config(settings, Gateway(upstream, settings), context)
     try:
         if not is_loopback(settings.host) and not settings.allow_insecure_bind:
             await check_door(upstream, settings.host)
@@ -92,7 +92,12 @@ def _security(settings: GatewaySettings) -> Security:
 
 
 def _config(settings: GatewaySettings, app: Any, context: ssl.SSLContext | None) -> uvicorn.Config:
-    protocol: Any = partial(BoundedProtocol, read_time=settings.read_time, write_stall=settings.write_stall)
+    protocol: Any = partial(
+        BoundedProtocol,
+        read_time=settings.read_time,
+        write_stall=settings.write_stall,
+        most=settings.max_connections,
+    )
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -103,7 +108,6 @@ def _config(settings: GatewaySettings, app: Any, context: ssl.SSLContext | None)
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=max(1, round(settings.drain)),
         h11_max_incomplete_event_size=LARGEST_HEADERS,
     )
