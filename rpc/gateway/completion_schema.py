@@ -10,6 +10,7 @@ from rpc.gateway.fields import TokenIds, Uint32, only
 from rpc.gateway.schema import Asked
 
 MAX_TOKENS = 16  # OpenAI's default
+MOST_PROMPTS = 2**12  # worth looking at; --max-prompts is less
 Prompt = str | list[int]
 
 IDS = TypeAdapter(TokenIds)
@@ -23,6 +24,8 @@ def _prompts(value: Any) -> list[Prompt]:
         raise PydanticCustomError("prompt", "must be text, token ids, or a list of these that is not empty")
     if isinstance(value[0], int):
         return [_ids(value, "")]
+    if len(value) > MOST_PROMPTS:
+        raise PydanticCustomError("prompt", "has too many entries")
     return [one if isinstance(one, str) else _ids(one, f"its part {i} ") for i, one in enumerate(value)]
 
 

@@ -154,6 +154,23 @@ def test_of_chats(asked: dict[str, Any], param: str) -> None:
     assert (error.status, error.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("schema", "asked", "param"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 65}] * 64}, "messages"),
+        (ChatRequest, {"messages": [1] * 5000}, "messages"),
+        (ChatRequest, {"messages": []}, "messages"),
+        (CompletionRequest, {"prompt": [[-1]] * 5000}, "prompt"),
+        (CompletionRequest, PROMPT | {"logit_bias": {str(i): None for i in range(20_000)}}, "logit_bias"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_is_looked_at(
+    schema: type[Asked], asked: dict[str, Any], param: str
+) -> None:
+    error = refusal(schema, asked)
+    assert (error.status, error.param, error.code) == (400, param, "invalid_value")
+
+
 def test_a_huge_value_costs_one_error() -> None:
     """Lists are read up to what is wrong in them, objects are counted first."""
     error = refusal(CompletionRequest, PROMPT | {"stop_token_ids": ["x"] * 10**6})
