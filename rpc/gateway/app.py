@@ -41,7 +41,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
-        scope |= {"exchange": exchange, "app": self}  # with an "app" the router raises what it does not find
+        scope.update(exchange=exchange, app=self)  # with an "app" the router raises what it does not find
         async with failures_to(exchange):
             exchange.check()
             try:

@@ -15,7 +15,7 @@ MOST_DROPPED = (
     2**26
 )  # bytes behind requests, or of bodies whose requests have been refused; who sends less can read why
 LEAST_PACE = 2**12  # bytes a second that a client reads of what waits for it
-ALL_READ = (h11.DONE, h11.MUST_CLOSE, h11.MIGHT_SWITCH_PROTOCOL)
+ALL_READ = (h11.DONE, h11.MUST_CLOSE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
 
 log = logging.getLogger("quire.gateway")
 

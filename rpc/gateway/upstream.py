@@ -114,13 +114,13 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
     try:
         reading = len(tasks)
         while reading:
-            item = await came.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
+            next_one = await came.get()
+            if isinstance(next_one, BaseException):
+                raise next_one
+            if next_one is None:
                 reading -= 1
             else:
-                yield item
+                yield next_one
     finally:
         leaving = True
         for task in tasks:
