@@ -46,8 +46,10 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Callable[[str], None]) -> None:
     """Runs a gateway to these servers until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken.
-    Raises OSError where the port cannot be had or a certificate cannot be read.
+    Raises OSError where the port cannot be had or a certificate cannot be read, ValueError where the servers may not
+    be asked.
     """
+    settings.check_way_to(servers)
     context = _tls(settings)
     listener = _listener(settings)
     host, port = listener.getsockname()[:2]

@@ -301,6 +301,10 @@ def test_addresses_and_what_is_missing(tmp_path: Path) -> None:
     assert "--host 0.0.0.0 can be reached from other machines, and there is no TLS" in fails("--host", EVERYWHERE)
     assert "--server is 'x', must be HOST:PORT" in fails("--server", "x")
     assert "give its --tls-cert" in fails("--tls-key", "x")
+    for remote in ("10.0.0.4:50051", "model:50051", "[fd00::4]:50051"):
+        said = fails("--server", "127.0.0.1:50051", "--server", remote)
+        assert f"--server {remote} is on another machine, and there is no TLS" in said
+        assert "insist with --plaintext-token" in said
     assert "--tls-cert x with its key cannot be read" in fails("--tls-cert", "x")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "cannot be opened" in fails("--port", str(taken.getsockname()[1]))
@@ -313,6 +317,13 @@ def test_addresses_and_what_is_missing(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_servers_elsewhere_that_may_be_asked() -> None:
+    elsewhere = ["192.0.2.1:50051"]
+    for flags in (("--plaintext-token",), ("--server-tls",)):
+        with running_gateway(elsewhere, *flags) as gateway, gateway.connect():
+            pass
 
 
 def test_tls(server: RunningServer, tmp_path: Path) -> None:
