@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from rpc.gateway.errors import ApiError
@@ -58,10 +58,12 @@ def _bounded(value: Any) -> Any:
 
 
 class Message(Strict):
-    """One turn. What answers bring beside these, and clients send back, may be there as far as it is empty."""
+    """One turn. What answers bring beside these, and clients send back, may be there as far as it is empty. Without
+    content only what the model is to have said, which is empty then.
+    """
 
     role: str
-    content: Annotated[list[Part], Field(fail_fast=True), BeforeValidator(_parts)]
+    content: Annotated[list[Part] | None, Field(fail_fast=True, validate_default=True), BeforeValidator(_parts)] = None
     name: Annotated[Any, only()] = None
     refusal: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
@@ -70,6 +72,13 @@ class Message(Strict):
     tool_calls: Annotated[Any, only([])] = None
     tool_call_id: Annotated[Any, only()] = None
     reasoning_content: Annotated[Any, only("")] = None
+
+    @field_validator("content")
+    @classmethod
+    def _says(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("role") != "assistant":
+            raise PydanticCustomError("content", "must be text or a list of parts, unless the role is assistant")
+        return value
 
 
 class ChatRequest(Asked):
@@ -80,6 +89,9 @@ class ChatRequest(Asked):
     logprobs: bool | None = None
     top_logprobs: Uint32 | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=MOST_KEYS)
+
+    metadata: Annotated[dict[str, Any] | None, Field(max_length=MOST_KEYS)] = None
+    """Of no consequence here."""
 
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
@@ -95,13 +107,12 @@ class ChatRequest(Asked):
     web_search_options: Annotated[Any, only()] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
     store: Annotated[Any, only(False)] = None
-    metadata: Annotated[Any, only({})] = None
     safety_identifier: Annotated[Any, only()] = None
     prompt_cache_key: Annotated[Any, only()] = None
 
     @model_validator(mode="after")
     def _of_chats(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs goes with logprobs alone", "top_logprobs")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:

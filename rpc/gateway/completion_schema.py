@@ -31,9 +31,12 @@ def _prompts(value: Any) -> list[Prompt]:
 
 def _ids(value: Any, which: str) -> list[int]:
     try:
-        return IDS.validate_python(value, strict=True)
+        ids = IDS.validate_python(value, strict=True)
     except ValidationError:
         raise PydanticCustomError("prompt", "{which}must be text or token ids", {"which": which}) from None
+    if not ids:
+        raise PydanticCustomError("prompt", "{which}has no tokens", {"which": which})
+    return ids
 
 
 class CompletionRequest(Asked):

@@ -66,7 +66,7 @@ def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
     spec = pb.GenerationSpec()
     for message in asked.messages:
         turn = spec.chat.messages.add(role=message.role)
-        for part in message.content:
+        for part in message.content or ():
             if part.image_url is not None:
                 turn.parts.add().image.data = part.image_url.url
             else:
