@@ -44,11 +44,12 @@ class Exchange:
 
     def check(self) -> None:
         """Whatever is asked. Raises ApiError."""
+        # Nobody knows where a request behind it would begin: RFC 9112, 6.1.
+        self._is_last = "transfer-encoding" in self.headers and "content-length" in self.headers
         if not REQUEST_ID.fullmatch(self.request_id):
             self.request_id = secrets.token_hex(16)
             raise ApiError(400, "x-request-id must be 1 to 96 visible ASCII characters", "x-request-id")
-        if "transfer-encoding" in self.headers and "content-length" in self.headers:
-            self._is_last = True  # nobody knows where the next request would begin: RFC 9112, 6.1
+        if self._is_last:
             raise ApiError(400, "Transfer-Encoding and Content-Length do not go together", "content-length")
         size = len(self._scope["raw_path"]) + len(self._scope["query_string"])
         size += sum(len(name) + len(value) + len(": \r\n") for name, value in self._scope["headers"])
