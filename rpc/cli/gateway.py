@@ -16,7 +16,8 @@ def gateway(
     server: Annotated[
         list[str],
         typer.Option(
-            help="HOST:PORT of a running `quire serve`; given several times, the next one goes on where one is lost."
+            help="HOST:PORT of a running `quire serve`; given several times, the others are spare: the next one goes "
+            "on where one is lost. To share the load put `quire frontend` between."
         ),
     ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
     config: Config = None,

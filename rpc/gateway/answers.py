@@ -16,16 +16,18 @@ from rpc.gateway.served import Served
 FINISH_REASONS = {
     pb.FINISH_REASON_STOP: "stop",
     pb.FINISH_REASON_LENGTH: "length",
-    pb.FINISH_REASON_DEADLINE: "length",  # it has had all the time that it may have
-    pb.FINISH_REASON_ABORTED: "abort",  # as vLLM has it; OpenAI knows no operators
+    pb.FINISH_REASON_DEADLINE: "length",
+    pb.FINISH_REASON_ABORTED: "length",
 }
+CUT_SHORT = {pb.FINISH_REASON_DEADLINE: "deadline", pb.FINISH_REASON_ABORTED: "abort"}
+"""What OpenAI has no words for: whoever knows its reasons sees that the text is not all, `stop_reason` says why."""
 GROUP = 64  # tokens of a message where nobody reads them as they come
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What came for a choice. logprobs: in the endpoint's form. stop: as vLLM has it, the stop string or the stop token
-    that was asked for and ended it.
+    that was asked for and ended it, or what cut it short.
     """
 
     choice: int
@@ -104,6 +106,8 @@ class Answer(ABC):
         return await self._served.texts(ids, self.asked.model, self.fingerprint, self._metadata)
 
     def _stop(self, delta: pb.SequenceDelta) -> str | int | None:
+        if delta.finish_reason in CUT_SHORT:
+            return CUT_SHORT[delta.finish_reason]
         cause = delta.WhichOneof("stop_cause")
         if cause == "stop_string":
             return str(delta.stop_string)

@@ -3,11 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from rpc.gateway.bodies import Bodies
@@ -26,21 +23,31 @@ from rpc.gateway.upstream import Upstream
 OWNER = "quire"
 
 
-def make_app(upstream: Upstream, settings: GatewaySettings) -> Starlette:
-    """upstream: the servers behind it."""
-    served = Served(upstream)
-    parts = upstream, served, Bodies(settings), settings
-    questions = Questions(upstream, served)
-    return Starlette(
-        routes=[
+class Gateway:
+    """An ASGI application in front of these servers. What it runs finds its exchange in the scope."""
+
+    def __init__(self, upstream: Upstream, settings: GatewaySettings) -> None:
+        served = Served(upstream)
+        parts = upstream, served, Bodies(settings)
+        questions = Questions(upstream, served)
+        routes = [
             Route("/v1/completions", Endpoint(CompletionRequest, Completion, *parts), methods=["POST"]),
             Route("/v1/chat/completions", Endpoint(ChatRequest, ChatCompletion, *parts), methods=["POST"]),
             Route("/v1/models", Answered(questions.models), methods=["GET"]),
             Route("/v1/models/{name:path}", Answered(questions.model), methods=["GET"]),
             Route("/health", Answered(questions.health), methods=["GET"]),
-        ],
-        exception_handlers={HTTPException: _no_path},
-    )
+        ]
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        scope.update(exchange=exchange, app=self)  # with an "app" the router raises what it does not find
+        async with failures_to(exchange):
+            exchange.check()
+            try:
+                await self._router(scope, receive, send)
+            except HTTPException as error:
+                raise _no_path(scope, error) from None
 
 
 class Questions:
@@ -88,17 +95,15 @@ class Answered:
     def __init__(self, question: Callable[[Exchange], Awaitable[tuple[int, Any]]]) -> None:
         self._question = question
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        async with failures_to(exchange):
-            status, value = await self._question(exchange)
-            await exchange.reply(status, as_json(value))
+    async def __call__(self, scope: Scope, *_: object) -> None:
+        """Raises what the question raises."""
+        exchange: Exchange = scope["exchange"]
+        status, value = await self._question(exchange)
+        await exchange.reply(status, as_json(value))
 
 
-async def _no_path(request: Request, error: Exception) -> Response:
+def _no_path(scope: Scope, error: HTTPException) -> ApiError:
     """What is asked is none of the gateway's paths."""
-    if not isinstance(error, HTTPException):
-        raise error
     code = "unknown_url" if error.status_code == 404 else None
-    told = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}", code=code)
-    return Response(told.body, told.status, dict(error.headers or {}), "application/json")
+    message = f"{scope['method'][:20]} {scope['path'][:200]}: {error.detail}"
+    return ApiError(error.status_code, message, code=code, allow=(error.headers or {}).get("Allow"))

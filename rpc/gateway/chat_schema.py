@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from rpc.gateway.errors import ApiError
@@ -10,7 +10,8 @@ from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
 from rpc.gateway.images import image_bytes
 from rpc.gateway.schema import Asked
 
-MOST_MESSAGES = 2**14  # a server takes fewer; so many are worth looking at
+MOST_MESSAGES = 2**12  # as servers have it
+MOST_PARTS = 2**12  # of all messages: 17 ms of the loop
 
 
 class ImageUrl(Strict):
@@ -43,11 +44,26 @@ def _parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+def _bounded(value: Any) -> Any:
+    """Messages, before anybody looks into them."""
+    if isinstance(value, list):
+        if not value:
+            raise PydanticCustomError("messages", "there must be at least one")
+        if len(value) > MOST_MESSAGES:
+            raise PydanticCustomError("messages", f"there must be at most {MOST_MESSAGES}")
+        contents = [one["content"] for one in value if isinstance(one, dict) and isinstance(one.get("content"), list)]
+        if sum(map(len, contents)) > MOST_PARTS:
+            raise PydanticCustomError("messages", f"their contents have more than {MOST_PARTS} parts")
+    return value
+
+
 class Message(Strict):
-    """One turn. What answers bring beside these, and clients send back, may be there as far as it is empty."""
+    """One turn. What answers bring beside these, and clients send back, may be there as far as it is empty. Without
+    content only what the model is to have said, which is empty then.
+    """
 
     role: str
-    content: Annotated[list[Part], Field(fail_fast=True, max_length=MOST_MESSAGES), BeforeValidator(_parts)]
+    content: Annotated[list[Part] | None, Field(fail_fast=True, validate_default=True), BeforeValidator(_parts)] = None
     name: Annotated[Any, only()] = None
     refusal: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
@@ -57,15 +73,25 @@ class Message(Strict):
     tool_call_id: Annotated[Any, only()] = None
     reasoning_content: Annotated[Any, only("")] = None
 
+    @field_validator("content")
+    @classmethod
+    def _says(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("role") != "assistant":
+            raise PydanticCustomError("content", "must be text or a list of parts, unless the role is assistant")
+        return value
+
 
 class ChatRequest(Asked):
     """The fields that only ask for what is not there may hold what asks for nothing."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[Message], Field(fail_fast=True), BeforeValidator(_bounded)]
     max_completion_tokens: Uint32 | None = None
     logprobs: bool | None = None
     top_logprobs: Uint32 | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=MOST_KEYS)
+
+    metadata: Annotated[dict[str, Any] | None, Field(max_length=MOST_KEYS)] = None
+    """Of no consequence here."""
 
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
@@ -81,13 +107,12 @@ class ChatRequest(Asked):
     web_search_options: Annotated[Any, only()] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
     store: Annotated[Any, only(False)] = None
-    metadata: Annotated[Any, only({})] = None
     safety_identifier: Annotated[Any, only()] = None
     prompt_cache_key: Annotated[Any, only()] = None
 
     @model_validator(mode="after")
     def _of_chats(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs goes with logprobs alone", "top_logprobs")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:

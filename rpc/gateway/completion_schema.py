@@ -10,6 +10,7 @@ from rpc.gateway.fields import TokenIds, Uint32, only
 from rpc.gateway.schema import Asked
 
 MAX_TOKENS = 16  # OpenAI's default
+MOST_PROMPTS = 2**12  # worth looking at; --max-prompts is less
 Prompt = str | list[int]
 
 IDS = TypeAdapter(TokenIds)
@@ -23,14 +24,19 @@ def _prompts(value: Any) -> list[Prompt]:
         raise PydanticCustomError("prompt", "must be text, token ids, or a list of these that is not empty")
     if isinstance(value[0], int):
         return [_ids(value, "")]
+    if len(value) > MOST_PROMPTS:
+        raise PydanticCustomError("prompt", "has too many entries")
     return [one if isinstance(one, str) else _ids(one, f"its part {i} ") for i, one in enumerate(value)]
 
 
 def _ids(value: Any, which: str) -> list[int]:
     try:
-        return IDS.validate_python(value, strict=True)
+        ids = IDS.validate_python(value, strict=True)
     except ValidationError:
         raise PydanticCustomError("prompt", "{which}must be text or token ids", {"which": which}) from None
+    if not ids:
+        raise PydanticCustomError("prompt", "{which}has no tokens", {"which": which})
+    return ids
 
 
 class CompletionRequest(Asked):

@@ -1,31 +1,25 @@
 """POST of either endpoint: reads the request, asks the servers, answers whole or in parts."""
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import grpc
 from pydantic import ValidationError
 from quire.v1 import generation_service_pb2 as pb
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from rpc.client.failures import failure_of
 from rpc.client.security import Metadata
-from rpc.frontend.errors import RequestFailed
 from rpc.gateway.answers import Answer, Piece
 from rpc.gateway.bodies import Bodies
 from rpc.gateway.errors import ApiError, of_call, of_validation
-from rpc.gateway.exchange import Exchange, failures_to
+from rpc.gateway.exchange import Exchange
 from rpc.gateway.logprobs import as_json
 from rpc.gateway.parameters import names_of
 from rpc.gateway.schema import Asked
 from rpc.gateway.served import Served
-from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.sse import DONE, Events, error_event
 from rpc.gateway.upstream import Upstream, merged
-from rpc.services.writer import Writer
-
-log = logging.getLogger("quire.gateway")
 
 
 class Endpoint:
@@ -38,20 +32,19 @@ class Endpoint:
         upstream: Upstream,
         served: Served,
         bodies: Bodies,
-        settings: GatewaySettings,
     ) -> None:
         self._schema, self._make_answer = schema, answer
-        self._upstream, self._served, self._bodies, self._settings = upstream, served, bodies, settings
+        self._upstream, self._served, self._bodies = upstream, served, bodies
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        async with failures_to(exchange):
-            with self._bodies.held() as body:
-                metadata = exchange.metadata()
-                asked = self._asked(await self._bodies.read(body, exchange.headers, exchange.receive))
-                answer = self._make_answer(asked, self._served, metadata)
-                self._bodies.admit(body, answer.calls)
-                await exchange.while_there(self._answer(exchange, answer, metadata))
+    async def __call__(self, scope: Scope, *_: object) -> None:
+        """Raises ApiError, grpc.RpcError, ClientGone."""
+        exchange: Exchange = scope["exchange"]
+        with self._bodies.held() as body:
+            metadata = exchange.metadata()
+            asked = self._asked(await self._bodies.read(body, exchange.headers, exchange.receive))
+            answer = self._make_answer(asked, self._served, metadata)
+            self._bodies.admit(body, answer.calls)
+            await exchange.while_there(self._answer(exchange, answer, metadata))
 
     def _asked(self, value: object) -> Asked:
         """Raises ApiError."""
@@ -110,20 +103,15 @@ class Endpoint:
         """What fails before the first token is an answer of its own, what fails later an event."""
         events = Events(answer)
         try:
-            async with Writer(exchange, self._settings.write_stall) as writer:
-                try:
-                    async for position, message in messages:
-                        made = events.of(await answer.take(position, message))
-                        if not exchange.begun:
-                            await exchange.open()
-                        if made:
-                            await writer.write((made, True))
-                    await writer.write((events.usage() + DONE, False))
-                except (ApiError, grpc.RpcError) as error:
-                    if not exchange.begun:
-                        raise
-                    told = error if isinstance(error, ApiError) else of_call(failure_of(error), names_of(answer.asked))
-                    await writer.write((error_event(told.body), False))
-        except RequestFailed as slow:
-            log.warning("request %s: %s", exchange.request_id, slow)
-            exchange.cut()
+            async for position, message in messages:
+                made = events.of(await answer.take(position, message))
+                if not exchange.begun:
+                    await exchange.open()
+                if made:
+                    await exchange.write(made)
+            await exchange.write(events.usage() + DONE, more=False)
+        except (ApiError, grpc.RpcError) as error:
+            if not exchange.begun:
+                raise
+            told = error if isinstance(error, ApiError) else of_call(failure_of(error), names_of(answer.asked))
+            await exchange.write(error_event(told.body), more=False)

@@ -34,6 +34,7 @@ STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
 
 UNSAID = {
     grpc.StatusCode.UNAVAILABLE: "no server answers",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "a server, or what is on the way to it, has no room for the request",
     grpc.StatusCode.DEADLINE_EXCEEDED: "the request took longer than it may",
     grpc.StatusCode.UNAUTHENTICATED: "the server asks for a token: Authorization: Bearer TOKEN",
     grpc.StatusCode.PERMISSION_DENIED: "this token may not do that",
@@ -41,9 +42,23 @@ UNSAID = {
 """What is said where gRPC's own text, which can hold addresses, is all that there is."""
 
 
+INSTEAD = {"NO_CHAT_TEMPLATE": "the model has no chat template: use /v1/completions"}
+"""What is said to clients of HTTP, by reason."""
+
+TOO_LONG_CODE = "context_length_exceeded"
+TOO_LONG = re.compile(
+    r"[\w.]+ is ('\d+ tokens': prompt and output must fit in"
+    r"|'\d+ bytes': at most \d+ bytes for|\d+: at most \d+ fit after)"
+)
+"""Servers' words for what does not fit in a model's context. What is in quotes there is the server's, too."""
+
+LONGEST_VALUE = 60  # characters that a server shows of a value, with "..." where it had more
+QUOTED = (r"'(?:[^'\\]|\\.)*'", r'"(?:[^"\\]|\\.)*"')
+
+
 class ApiError(Exception):
     """status: of HTTP. kind, code: for programs. param: the field that is wrong, as the client calls it. retry_after:
-    seconds, where another try can help.
+    seconds, where another try can help. allow: methods of HTTP that the path has.
     """
 
     def __init__(
@@ -54,8 +69,10 @@ class ApiError(Exception):
         kind: str = INVALID,
         code: str | None = None,
         retry_after: float | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.allow = allow
         self.status, self.param, self.kind, self.code, self.retry_after = status, param, kind, code, retry_after
         self.message = message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."
 
@@ -69,9 +86,16 @@ class ApiError(Exception):
         headers = [(b"content-type", b"application/json")]
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
+        if self.allow is not None:
+            headers.append((b"allow", self.allow.encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
+
+
+def overloaded(message: str) -> ApiError:
+    """Another try can help."""
+    return ApiError(503, message, kind=SERVER, code="overloaded", retry_after=1.0)
 
 
 def of_call(failure: Failure, names: Mapping[str, str]) -> ApiError:
@@ -80,19 +104,30 @@ def of_call(failure: Failure, names: Mapping[str, str]) -> ApiError:
     if not failure.reason:
         if TOO_LARGE in failure.message:
             return ApiError(413, "the request is larger than the server takes; its --max-message-bytes is the limit")
+        if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # nobody's rate: clients would only try again
+            status, kind = 500, SERVER
         code = failure.code.name.lower()
         return ApiError(status, UNSAID.get(failure.code, "the request failed"), None, kind, code, failure.retry_after)
     field = failure.field.removeprefix("spec.")
-    param = translated(field, names) if field else None
-    message = failure.message
-    if param and message.startswith(field):
-        message = param + message[len(field) :]
-    for theirs in sorted(names, key=len, reverse=True):
-        if "." in theirs:
-            message = message.replace(theirs, names[theirs])
-    if failure.code is grpc.StatusCode.NOT_FOUND:
-        param = "model"
-    return ApiError(status, message, param, kind, failure.reason.lower(), failure.retry_after)
+    param = "model" if failure.reason == "MODEL_NOT_FOUND" else translated(field, names) if field else None
+    message = INSTEAD.get(failure.reason) or in_words_of(names, failure.message, field, param)
+    code = TOO_LONG_CODE if TOO_LONG.match(failure.message) else failure.reason.lower()
+    return ApiError(status, message, param, kind, code, failure.retry_after)
+
+
+def in_words_of(names: Mapping[str, str], message: str, field: str, param: str | None) -> str:
+    """A server's "field is VALUE: reason" with the client's names for fields; the value is the client's own, and stays.
+    Other messages stay as they are.
+    """
+    start = f"{field} is "
+    if not (field and message.startswith(start)):
+        return message
+    rest = message[len(start) :]
+    end = LONGEST_VALUE if rest[LONGEST_VALUE - 3 : LONGEST_VALUE + 2] == "...: " else 0
+    value, reason = rest[:end], rest[end:]
+    known = sorted((name for name in names if "." in name), key=len, reverse=True)
+    parts = re.compile("|".join([*QUOTED, *map(re.escape, known)]))
+    return f"{param or field} is {value}{parts.sub(lambda found: names.get(found[0], found[0]), reason)}"
 
 
 def translated(field: str, names: Mapping[str, str]) -> str | None:

@@ -16,9 +16,11 @@ from rpc.client.security import Metadata
 from rpc.gateway.bodies import ClientGone
 from rpc.gateway.errors import SERVER, ApiError, of_call
 from rpc.gateway.parameters import metadata_of
+from rpc.gateway.settings import LARGEST_HEADERS
 
 REQUEST_ID = re.compile(r"[!-~]{1,96}")  # visible ASCII; with what is added to it, a server takes it
 VISIBLE = re.compile(r"[ -~]+")
+MOST_PASSED_ON = 2**12  # bytes of headers; gRPC takes 8 KiB of metadata, its own too
 
 log = logging.getLogger("quire.gateway")
 
@@ -34,21 +36,35 @@ class Exchange:
         for name, value in scope["headers"]:
             self.headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.request_id = self.headers.get("x-request-id") or secrets.token_hex(16)
-        self.begun = False
+        self.begun = self._is_last = False
 
     @property
     def path_parameters(self) -> dict[str, str]:
         return dict(self._scope["path_params"])
 
-    def metadata(self) -> Metadata:
-        """For the servers. Raises ApiError for headers that gRPC cannot carry."""
+    def check(self) -> None:
+        """Whatever is asked. Raises ApiError."""
+        # Nobody knows where a request behind it would begin: RFC 9112, 6.1.
+        self._is_last = "transfer-encoding" in self.headers and "content-length" in self.headers
         if not REQUEST_ID.fullmatch(self.request_id):
             self.request_id = secrets.token_hex(16)
             raise ApiError(400, "x-request-id must be 1 to 96 visible ASCII characters", "x-request-id")
+        if self._is_last:
+            raise ApiError(400, "Transfer-Encoding and Content-Length do not go together", "content-length")
+        size = len(self._scope["raw_path"]) + len(self._scope["query_string"])
+        size += sum(len(name) + len(value) + len(": \r\n") for name, value in self._scope["headers"])
+        if size > LARGEST_HEADERS:
+            raise ApiError(431, f"the request's headers have {size} bytes, at most {LARGEST_HEADERS}")
+
+    def metadata(self) -> Metadata:
+        """For the servers. Raises ApiError for headers that gRPC cannot carry."""
         metadata = metadata_of(self.headers)
         for name, value in metadata:
             if not VISIBLE.fullmatch(value):
                 raise ApiError(400, f"the header {name} has characters that are no ASCII", name)
+        if (size := sum(len(name) + len(value) for name, value in metadata)) > MOST_PASSED_ON:
+            names = ", ".join(name for name, _ in metadata)
+            raise ApiError(431, f"headers for the server ({names}) have {size} bytes, at most {MOST_PASSED_ON}")
         return metadata
 
     def call_id(self, position: int) -> str:
@@ -69,9 +85,9 @@ class Exchange:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await self._start(200, headers)
 
-    async def write(self, message: tuple[bytes, bool]) -> None:
-        """Some of it, and whether more comes."""
-        await self._send({"type": "http.response.body", "body": message[0], "more_body": message[1]})
+    async def write(self, data: bytes, more: bool = True) -> None:
+        """Some of it, and whether more comes. Waits for a client that does not read, until it is cut off."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def cut(self) -> None:
         """The connection ends, whatever waits in it."""
@@ -80,6 +96,8 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.begun = True
         headers.append((b"x-request-id", self.request_id.encode("latin-1")))
+        if self._is_last:
+            headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 MOST_KEYS = 256  # of an object: what is unknown is listed before it is refused
 MOST_STRINGS = 2**12  # of a list
+MOST_BIASES = 2**14
 UINT32, INT32 = 2**32 - 1, 2**31 - 1
 
 Uint32 = Annotated[int, Field(ge=0, le=UINT32)]
@@ -44,6 +45,8 @@ def _biases(value: Any) -> Any:
     """Pairs of token id and bias."""
     if not isinstance(value, dict):
         raise PydanticCustomError("dict_type", "must be an object of token ids and numbers")
+    if len(value) > MOST_BIASES:
+        raise PydanticCustomError("too_many_keys", "has too many keys")
     pairs = []
     for key, bias in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= UINT32):

@@ -66,7 +66,7 @@ def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
     spec = pb.GenerationSpec()
     for message in asked.messages:
         turn = spec.chat.messages.add(role=message.role)
-        for part in message.content:
+        for part in message.content or ():
             if part.image_url is not None:
                 turn.parts.add().image.data = part.image_url.url
             else:
@@ -128,8 +128,10 @@ def _set(spec: pb.GenerationSpec, path: str, value: Any) -> None:
 
 
 def metadata_of(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What of a request's headers the server is told: who asks, and of which trace it is part."""
-    return tuple((name, headers[name]) for name in PASSED_ON if name in headers)
+    """What of a request's headers the server is told: who asks, and of which trace it is part. Empty
+    headers say nothing.
+    """
+    return tuple((name, headers[name]) for name in PASSED_ON if headers.get(name))
 
 
 PASSED_ON = ("authorization", "traceparent", "tracestate")

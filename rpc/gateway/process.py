@@ -16,7 +16,7 @@ from quire.v1 import model_service_pb2 as model_pb
 from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 from rpc.addresses import is_loopback
-from rpc.gateway.app import make_app
+from rpc.gateway.app import Gateway
 from rpc.gateway.protocol import BoundedProtocol
 from rpc.gateway.settings import LARGEST_HEADERS, GatewaySettings
 from rpc.gateway.tls import own_context, security_of
@@ -45,9 +45,10 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Callable[[str], None]) -> None:
     """Runs a gateway to these servers until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken.
-    Raises OSError where the port cannot be had or a certificate cannot be read, ValueError where it is none or others
-    can use its key.
+    Raises OSError where the port cannot be had or a certificate cannot be read, ValueError where it is none, others can
+    use its key, or the servers may not be asked.
     """
+    settings.check_way_to(servers)
     context, security = own_context(settings), security_of(settings)
     listener = _listener(settings)
     host, port = listener.getsockname()[:2]
@@ -56,7 +57,7 @@ async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Cal
         log.warning("%s can be reached from other machines, without TLS (--allow-insecure-bind)", shown)
     url = f"{'http' if context is None else 'https'}://{shown}:{port}"
     upstream = Upstream(servers, settings.request_time, security)
-    config = _config(settings, make_app(upstream, settings), context)
+    config = _config(settings, Gateway(upstream, settings), context)
     try:
         if not is_loopback(settings.host) and not settings.allow_insecure_bind:
             await check_door(upstream, settings.host)
@@ -82,7 +83,12 @@ async def check_door(upstream: Upstream, host: str) -> None:
 
 
 def _config(settings: GatewaySettings, app: Any, context: ssl.SSLContext | None) -> uvicorn.Config:
-    protocol: Any = partial(BoundedProtocol, read_time=settings.read_time, write_stall=settings.write_stall)
+    protocol: Any = partial(
+        BoundedProtocol,
+        read_time=settings.read_time,
+        write_stall=settings.write_stall,
+        most=settings.max_connections,
+    )
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -93,7 +99,6 @@ def _config(settings: GatewaySettings, app: Any, context: ssl.SSLContext | None)
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=max(1, round(settings.drain)),
         h11_max_incomplete_event_size=LARGEST_HEADERS,
     )

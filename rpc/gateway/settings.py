@@ -1,5 +1,6 @@
 """Settings of `quire gateway`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rpc.addresses import is_loopback
@@ -29,6 +30,10 @@ class GatewaySettings:
         default=None, metadata={"help": "PEM file of the gateway's own certificate, for servers that ask for one."}
     )
     server_key: str | None = field(default=None, metadata={"help": "PEM file of its key."})
+    plaintext_token: bool = field(
+        default=False,
+        metadata={"help": "Clients' tokens may go to servers on other machines without TLS, where they can be read."},
+    )
     max_body: int = field(
         default=20 * 2**20,
         metadata={"flag": "--max-body-bytes", "size": True, "help": "Largest body of a request."},
@@ -52,7 +57,8 @@ class GatewaySettings:
         default=30.0, metadata={"help": "Seconds that a client may take for a request's headers, and for its body."}
     )
     write_stall: float = field(
-        default=30.0, metadata={"help": "Seconds that a client may read nothing before it is cut off."}
+        default=30.0,
+        metadata={"help": "Seconds that a client may read nothing (or less than 4 KiB a second) before it is cut off."},
     )
     drain: float = field(
         default=60.0, metadata={"flag": "--drain-time", "help": "Seconds that running requests get after SIGTERM."}
@@ -88,3 +94,15 @@ class GatewaySettings:
         ):
             if not value > 0:
                 raise ValueError(f"{flag} is {value}, must be above 0")
+
+    def check_way_to(self, servers: Sequence[str]) -> None:
+        """servers: HOST:PORT of each. Raises ValueError where tokens and prompts could be read on their way."""
+        if self.server_tls or self.server_ca or self.server_cert or self.plaintext_token:
+            return
+        for server in servers:
+            if not is_loopback(server.rpartition(":")[0].strip("[]")):
+                raise ValueError(
+                    f"--server {server} is on another machine, and there is no TLS: clients' tokens, prompts and "
+                    "answers could be read on their way. Give --server-tls or --server-ca, or insist with "
+                    "--plaintext-token"
+                )

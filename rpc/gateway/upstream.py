@@ -104,28 +104,35 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
             async for item in only:
                 yield 0, item
         return
-    came: asyncio.Queue[tuple[int, T]] = asyncio.Queue(len(streams))
+    came: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(len(streams))
+    leaving = False
 
     async def read(number: int, stream: AsyncGenerator[T, None]) -> None:
-        async with aclosing(stream) as opened:
-            async for item in opened:
-                await came.put((number, item))
+        """Its end, None, and what it raises come in the queue too: who takes from it waits for nothing else."""
+        end: BaseException | None = None
+        try:
+            async with aclosing(stream) as opened:
+                async for item in opened:
+                    await came.put((number, item))
+        except BaseException as error:
+            if leaving:
+                raise
+            end = error
+        await came.put(end)
 
-    tasks = {asyncio.create_task(read(number, stream)) for number, stream in enumerate(streams)}
+    tasks = [asyncio.create_task(read(number, stream)) for number, stream in enumerate(streams)]
     try:
-        reading = set(tasks)
-        while reading or not came.empty():
-            getting = asyncio.ensure_future(came.get())
-            try:
-                await asyncio.wait({getting, *reading}, return_when=asyncio.FIRST_COMPLETED)
-                if getting.done():
-                    yield getting.result()
-            finally:
-                getting.cancel()
-            for task in {task for task in reading if task.done()}:
-                reading.discard(task)
-                task.result()
+        reading = len(tasks)
+        while reading:
+            next_one = await came.get()
+            if isinstance(next_one, BaseException):
+                raise next_one
+            if next_one is None:
+                reading -= 1
+            else:
+                yield next_one
     finally:
+        leaving = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

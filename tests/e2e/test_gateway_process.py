@@ -78,6 +78,27 @@ def test_a_client_that_reads_nothing_is_cut_off(server: RunningServer) -> None:
             assert is_cut_off(silent)
 
 
+def test_who_leaves_is_noticed_behind_more_bytes(server: RunningServer, gateway: RunningGateway) -> None:
+    before = server.metrics()[CANCELLED]
+    with gateway.send(PATH, LONG | {"n": 8}) as opened:
+        server.wait_for_metric("quire_num_requests_running", 8)
+        opened.sendall(b"G")
+    server.wait_for_metric(CANCELLED, before + 1, 10)
+
+
+def test_of_requests_that_do_not_wait_the_first_is_answered(gateway: RunningGateway) -> None:
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.settimeout(20)
+        silent.connect((gateway.host, gateway.port))
+        with suppress(ConnectionError):
+            silent.sendall(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n" * 10**5)
+            came = b""
+            while data := silent.recv(2**20):
+                came += data
+            assert came.count(b"HTTP/1.1 200") == 1
+
+
 def test_a_stream_goes_on_with_the_next_server() -> None:
     asked: dict[str, Any] = {
         "prompt": "ROMEO:", "model": "quire-demo", "max_tokens": 600, "seed": 5, "temperature": 0.9,
@@ -165,7 +186,7 @@ def test_bounds_of_what_is_read(gateway: RunningGateway) -> None:
     assert gateway.answer(PATH, b"[" * 1000)[0] == 400
     assert gateway.answer(PATH, b"[1]")[2]["error"]["message"] == "the body must be a JSON object"
     assert gateway.answer(PATH, {"prompt": ["a"] * 5})[2]["error"]["param"] == "prompt"
-    assert raw(gateway, b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 40_000).startswith(b"HTTP/1.1 400")
+    assert raw(gateway, b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 40_000).startswith(b"HTTP/1.1 431")
     assert raw(gateway, b"\x16\x03\x01 nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
     began = time.monotonic()
     with gateway.connect() as silent, gateway.connect() as slow:
@@ -203,6 +224,45 @@ def test_a_full_queue_says_when_to_come_again() -> None:
         for one in opened:
             one.close()
         server.wait_for_metric("quire_num_requests_running", 0)
+
+
+def test_what_no_path_takes(gateway: RunningGateway) -> None:
+    def told(first: bytes, *more: bytes) -> tuple[int, dict[str, str], Any]:
+        return read_answer(raw(gateway, b"\r\n".join([first + b" HTTP/1.1", b"host: a", *more, b"", b""])))
+
+    end = b"connection: close"
+    status, headers, said = told(b"GET /v1/nothing", end, b"x-request-id: mine")
+    assert (status, headers["x-request-id"], said["error"]["code"]) == (404, "mine", "unknown_url")
+    status, headers, said = told(b"GET /v1/completions", end)
+    assert (status, headers["allow"], len(headers["x-request-id"])) == (405, "POST", 32)
+    assert said["error"]["type"] == "invalid_request_error"
+    assert told(b"GET /health/", end)[0] == 404
+    status, headers, said = told(b"GET /health", end, b"x-request-id: a b")
+    assert (status, len(headers["x-request-id"]), said["error"]["param"]) == (400, 32, "x-request-id")
+    for name in (b"authorization", b"traceparent"):
+        assert told(b"GET /v1/models", end, name + b":")[0] == 200
+    for path, header in ((b"/health", b"x: " + b"a" * 2**14), (b"/v1/models", b"authorization: " + b"a" * 2**12)):
+        status, _, said = told(b"GET " + path, end, header)
+        assert (status, said["error"]["type"]) == (431, "invalid_request_error")
+    both = POST.replace(b"connection: close\r\n", b"") + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"
+    named = both.replace(b"host: a", b"host: a\r\nx-request-id: a b")
+    for asked, param in ((both, "content-length"), (named, "x-request-id")):
+        status, headers, said = read_answer(raw(gateway, asked + b"0\r\n\r\n"))
+        assert (status, headers["connection"], said["error"]["param"]) == (400, "close", param)
+    status, _, said = read_answer(raw(gateway, POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\n"))
+    assert (status, said["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_one_connection_too_many_is_told(server: RunningServer) -> None:
+    with running_gateway([server.address], "--max-connections", "1") as gateway, gateway.connect() as held:
+        ask = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+        held.sendall(ask)
+        assert held.recv(4096).startswith(b"HTTP/1.1 200")
+        with gateway.connect() as other, other.makefile("rb") as file:
+            status, headers, said = read_answer(file.read())
+        assert (status, headers["retry-after"], said["error"]["code"]) == (503, "1", "overloaded")
+        held.sendall(ask[:-2] + b"connection: close\r\n\r\n")
+        assert b"HTTP/1.1 200" in held.makefile("rb").read()
 
 
 def test_what_is_passed_on_and_comes_back() -> None:
@@ -243,6 +303,10 @@ def test_addresses_and_what_is_missing(tmp_path: Path) -> None:
     assert "--host 0.0.0.0 can be reached from other machines, and there is no TLS" in fails("--host", EVERYWHERE)
     assert "--server is 'x', must be HOST:PORT" in fails("--server", "x")
     assert "give its --tls-cert" in fails("--tls-key", "x")
+    for remote in ("10.0.0.4:50051", "model:50051", "[fd00::4]:50051"):
+        said = fails("--server", "127.0.0.1:50051", "--server", remote)
+        assert f"--server {remote} is on another machine, and there is no TLS" in said
+        assert "insist with --plaintext-token" in said
     assert "--tls-cert x with its key cannot be read" in fails("--tls-cert", "x")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "cannot be opened" in fails("--port", str(taken.getsockname()[1]))
@@ -255,6 +319,13 @@ def test_addresses_and_what_is_missing(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_servers_elsewhere_that_may_be_asked() -> None:
+    elsewhere = ["192.0.2.1:50051"]
+    for flags in (("--plaintext-token",), ("--server-tls",)):
+        with running_gateway(elsewhere, *flags) as gateway, gateway.connect():
+            pass
 
 
 def test_tls(server: RunningServer, tmp_path: Path) -> None:

@@ -117,10 +117,18 @@ def test_choices_of_several_prompts() -> None:
     assert shown == [
         (0, "aa", "stop", "x"),
         (1, "b", "length", None),
-        (2, "cc", "length", None),
+        (2, "cc", "length", "deadline"),
         (3, "d", "length", None),
     ]
     assert (whole["usage"]["prompt_tokens"], whole["usage"]["total_tokens"]) == (5, 14)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [(pb.FINISH_REASON_DEADLINE, "deadline"), (pb.FINISH_REASON_ABORTED, "abort")]
+)
+def test_what_is_cut_short_says_so_in_a_reason_that_openai_has(reason: pb.FinishReason, told: str) -> None:
+    (piece,) = taken(chat(), (0, message(pb.SequenceDelta(text="a", finish_reason=reason))))
+    assert (piece.finish, piece.stop) == ("length", told)
 
 
 def test_a_stop_token_is_told_where_it_was_asked_for() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rpc.gateway.bodies import MOST_COMMAS, Bodies, ClientGone, parsed
+from rpc.gateway.bodies import MOST_VALUES, VALUE_BYTES, Bodies, ClientGone, parsed
 from rpc.gateway.errors import ApiError
 from rpc.gateway.settings import GatewaySettings
 
@@ -91,7 +91,22 @@ def test_what_is_no_json(data: bytes) -> None:
     assert "no JSON" in error.value.message
 
 
-def test_values_are_counted_before_they_are_made() -> None:
-    with pytest.raises(ApiError) as error:
-        parsed(b"[" + b"," * (MOST_COMMAS + 1))
-    assert "more than" in error.value.message
+@pytest.mark.parametrize("nest", [b"[" * 100 + b"]" * 100, b'{"":' * 100 + b"1" + b"}" * 100, b","])
+def test_values_are_counted_before_they_are_made(nest: bytes) -> None:
+    settings = GatewaySettings()
+    bodies = Bodies(settings)
+    few, many = nest * 10, nest * (MOST_VALUES // 100 + 1) if len(nest) > 1 else b"," * (MOST_VALUES + 1)
+
+    async def run() -> None:
+        with bodies.held() as body:
+            with pytest.raises(ApiError, match="no JSON"):
+                await bodies.read(body, JSON, receiving(few))
+            assert body.taken == len(few) + VALUE_BYTES * sum(few.count(sign) for sign in (b",", b"[", b"{"))
+        with bodies.held() as body, pytest.raises(ApiError, match="commas and brackets"):
+            await bodies.read(body, JSON, receiving(many))
+
+    asyncio.run(run())
+
+
+def test_a_body_that_never_fits_is_not_the_others_fault() -> None:
+    assert refused(receiving(b"[" + b"1," * 20 + b"1]")).status == 413

@@ -8,12 +8,16 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from rpc.client.failures import Failure, failure_of
-from rpc.frontend.errors import RequestFailed
+from rpc.frontend.errors import RequestFailed, invalid
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.errors import LONGEST, ApiError, of_call, translated
 from rpc.gateway.parameters import names_of
 from rpc.services.errors import status_of
+from scheduler.bounds import check_text
+from scheduler.limits import Limits, ModelDefaults
+from scheduler.request import InvalidRequest, Spec, Stopping, resolve
 
+LIMITS = Limits(vocabulary=100, context=128, pool_tokens=256, sequences=8)
 NAMES = names_of(ChatRequest.model_validate({"messages": [{"role": "user", "content": "A"}]}))
 
 
@@ -36,9 +40,43 @@ def test_a_refused_value() -> None:
 
 
 @pytest.mark.parametrize(
+    "value", ["sampling.top_p", 'it\'s "sampling.top_p"', "a: sampling.top_p " * 9, "'" * 99 + ": "]
+)
+def test_a_clients_own_words_stay(value: str) -> None:
+    said = InvalidRequest("stopping.stop[1]", value, "must not be sampling.min_p")
+    error = told(invalid(said))
+    assert error.message == str(said).replace("stopping.stop[1]", "stop[1]").replace("sampling.min_p", "min_p")
+    assert told(RequestFailed("INVALID_ARGUMENT", "CHAT_FAILED", "sampling.min_p", "chat")).message == "sampling.min_p"
+
+
+def test_who_has_no_template_has_another_path() -> None:
+    error = told(RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", "send text or token_ids", "chat"))
+    assert (error.param, error.code) == ("messages", "no_chat_template")
+    assert error.message == "the model has no chat template: use /v1/completions"
+
+
+def check(text: str, tokens: int, most: int | None) -> None:
+    """As a server does."""
+    check_text(text, LIMITS)
+    resolve(Spec(text, stopping=Stopping(max_tokens=most)), [1] * tokens, LIMITS, ModelDefaults(), 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "most", "param"),
+    [("a", 200, None, "prompt"), ("a" * 10**6, 1, None, "prompt"), ("a", 50, 100, "max_tokens")],
+)
+def test_what_is_too_long_has_openais_code(prompt: str, tokens: int, most: int | None, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check(prompt, tokens, most)
+    error = told(invalid(refused.value))
+    assert (error.status, error.param, error.code) == (400, param, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
     ("failure", "status", "kind", "param", "retry"),
     [
         (RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", "m", field="gpt"), 404, "invalid_request_error", "model", None),
+        (RequestFailed("NOT_FOUND", "NO_SUCH_REPLICA", "m"), 404, "invalid_request_error", None, None),
         (RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", "m", retry_after=2.4), 429, "rate_limit_error", None, b"3"),
         (RequestFailed("UNAVAILABLE", "DRAINING", "m", retry_after=0.1), 503, "server_error", None, b"1"),
         (RequestFailed("INTERNAL", "REQUEST_FAULT", "m"), 500, "server_error", None, None),
@@ -62,6 +100,7 @@ def test_codes(failure: RequestFailed, status: int, kind: str, param: str | None
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded at 10.0.0.4", 504),
         (grpc.StatusCode.CANCELLED, "10.0.0.4", 499),
         (grpc.StatusCode.UNKNOWN, "Traceback 10.0.0.4", 500),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "metadata of 10.0.0.4 exceeds", 500),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (9 vs. 8) 10.0.0.4", 413),
     ],
 )

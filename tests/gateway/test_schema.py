@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.errors import ApiError, of_validation
+from rpc.gateway.parameters import chat_spec
 from rpc.gateway.schema import Asked
 
 PROMPT = {"prompt": "A"}
@@ -68,6 +69,7 @@ def test_of_both_endpoints(asked: dict[str, Any], param: str | None, code: str |
         ({"prompt": [[1], [-1]]}, "prompt", "part 1"),
         ({"prompt": [1.0]}, "prompt", "part 0"),
         ({"prompt": [True]}, "prompt", "token ids"),
+        ({"prompt": [[1], []]}, "prompt", "part 1 has no tokens"),
         (PROMPT | {"suffix": "x"}, "suffix", "suffix is not supported"),
         (PROMPT | {"best_of": 3}, "best_of", "best_of is not supported unless it is n"),
         (PROMPT | {"logprobs": True}, "logprobs", "integer"),
@@ -84,12 +86,13 @@ def test_of_completions(asked: dict[str, Any], param: str, says: str) -> None:
 UNSUPPORTED = {
     "tools": [{"type": "function"}], "tool_choice": "required", "functions": [{}], "function_call": {"name": "f"},
     "response_format": {"type": "json_object"}, "audio": {}, "modalities": ["text", "audio"], "prediction": {},
-    "reasoning_effort": "low", "store": True, "metadata": {"a": "b"}, "service_tier": "flex", "web_search_options": {},
+    "reasoning_effort": "low", "store": True, "service_tier": "flex", "web_search_options": {},
     "verbosity": "low", "prompt_cache_key": "a", "safety_identifier": "a",
 }  # fmt: skip
 NEUTRAL = {
     "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"], "store": False,
-    "metadata": {}, "service_tier": "auto", "parallel_tool_calls": True, "functions": None, "audio": None,
+    "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True, "functions": None, "audio": None,
+    "top_logprobs": 0,
 }  # fmt: skip
 
 
@@ -104,13 +107,17 @@ def test_what_asks_for_nothing_is_taken() -> None:
     assert asked.sequences == 1
     said = {"role": "assistant", "content": "B", "refusal": None, "tool_calls": None, "annotations": [], "audio": None}
     ChatRequest.model_validate({"messages": [*CHAT["messages"], said]})
+    for silent in ({"role": "assistant"}, {"role": "assistant", "content": None}):
+        spec = chat_spec(ChatRequest.model_validate({"messages": [*CHAT["messages"], silent]}))
+        assert (spec.chat.messages[1].role, len(spec.chat.messages[1].parts)) == ("assistant", 0)
     CompletionRequest.model_validate(PROMPT | {"suffix": "", "best_of": 2, "n": 2, "echo": None})
 
 
 @pytest.mark.parametrize(
     ("content", "param", "says"),
     [
-        (None, "messages[0].content", "list"),
+        (None, "messages[0].content", "must be text or a list of parts"),
+        (5, "messages[0].content", "list"),
         ([{"type": "input_audio", "input_audio": {}}], "messages[0].content[0].type", "not supported"),
         ([{"type": "text"}], "messages[0].content[0]", "must have text"),
         ([{"type": "text", "text": "a"}, {"type": "text", "image_url": {"url": "data:image/png;base64,"}}],
@@ -142,6 +149,8 @@ def test_contents(content: Any, param: str, says: str) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"metadata": {str(i): "" for i in range(257)}}, "metadata"),
         ({"messages": [{"role": "user", "content": "a", "name": "bob"}]}, "messages[0].name"),
         ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ({"add_special_tokens": False}, "add_special_tokens"),
@@ -152,6 +161,23 @@ def test_contents(content: Any, param: str, says: str) -> None:
 def test_of_chats(asked: dict[str, Any], param: str) -> None:
     error = refusal(ChatRequest, CHAT | asked)
     assert (error.status, error.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("schema", "asked", "param"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 65}] * 64}, "messages"),
+        (ChatRequest, {"messages": [1] * 5000}, "messages"),
+        (ChatRequest, {"messages": []}, "messages"),
+        (CompletionRequest, {"prompt": [[-1]] * 5000}, "prompt"),
+        (CompletionRequest, PROMPT | {"logit_bias": {str(i): None for i in range(20_000)}}, "logit_bias"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_is_looked_at(
+    schema: type[Asked], asked: dict[str, Any], param: str
+) -> None:
+    error = refusal(schema, asked)
+    assert (error.status, error.param, error.code) == (400, param, "invalid_value")
 
 
 def test_a_huge_value_costs_one_error() -> None:

@@ -63,6 +63,25 @@ def test_who_leaves_closes_all() -> None:
     asyncio.run(run())
 
 
+def test_one_that_is_cancelled_ends_all() -> None:
+    async def cancelled() -> AsyncGenerator[int, None]:
+        yield 1
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncio.CancelledError):
+                await read(cancelled(), counting(10**9, [], pause=0.001))
+
+    asyncio.run(run())
+
+
+def test_what_comes_costs_no_look_at_the_other_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`asyncio.wait` asks each of its tasks to wake it."""
+    monkeypatch.setattr(asyncio, "wait", None)
+    assert len(asyncio.run(read(*(counting(10, []) for _ in range(20))))) == 200
+
+
 PIECES = {1: " a", 2: "b", 3: "\ufffd", 4: "", 5: " ", 6: " aa", 7: "éé"}
 
 
