@@ -118,7 +118,7 @@ def take(event: bytes, now: float, seen: Seen) -> None:
         chunk = json.loads(event)
         choices, usage, error = chunk.get("choices") or [], chunk.get("usage"), chunk.get("error")
         text = choices[0].get("text") if choices else ""
-        finish = choices[0].get("finish_reason") if choices else None
+        finish = _end_of(choices[0]) if choices else None
         tokens = (int(usage["prompt_tokens"]), int(usage["completion_tokens"])) if usage else None
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") if usage else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -134,6 +134,12 @@ def take(event: bytes, now: float, seen: Seen) -> None:
         seen.prompt_tokens, seen.tokens = tokens
     if isinstance(cached, int):
         seen.cached_tokens = cached
+
+
+def _end_of(choice: dict[str, Any]) -> Any:
+    """Why it ended. What cut it short, which OpenAI has no word for, `quire gateway` says beside it."""
+    finish, why = choice.get("finish_reason"), choice.get("stop_reason")
+    return why if finish == "length" and why in ("deadline", "abort") else finish
 
 
 def _refused(status: int, content: bytes) -> Failed:

@@ -108,6 +108,20 @@ def test_without_usage_chunks_are_tokens() -> None:
     assert (seen.prompt_tokens, seen.tokens) == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("ends", "finish"),
+    [
+        ({"finish_reason": "length"}, "length"),
+        ({"finish_reason": "length", "stop_reason": "deadline"}, "deadline"),
+        ({"finish_reason": "length", "stop_reason": "abort"}, "abort"),
+        ({"finish_reason": "stop", "stop_reason": "deadline"}, "stop"),
+    ],
+)
+def test_what_cut_an_answer_short_is_known(ends: dict, finish: str) -> None:
+    last = "data: " + json.dumps({"choices": [{"text": "", **ends}]}) + "\n\n"
+    assert sent([chunk("a"), last, DONE]).finish == finish
+
+
 def test_events_may_be_cut_anywhere() -> None:
     whole = chunk("a\u00fc") + chunk("b") + chunk(None, (2, 2)) + DONE
     seen = sent(list(whole))
