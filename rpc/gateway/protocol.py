@@ -11,9 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rpc.gateway.errors import ApiError, overloaded
 from rpc.gateway.settings import LARGEST_HEADERS
 
-MOST_DROPPED = (
-    2**26
-)  # bytes behind requests, or of bodies whose requests have been refused; who sends less can read why
+# Bytes behind requests, or of bodies whose requests have been refused: who sends less can read why.
+MOST_DROPPED = 2**26
 LEAST_PACE = 2**12  # bytes a second that a client reads of what waits for it
 ALL_READ = (h11.DONE, h11.MUST_CLOSE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
 
@@ -22,9 +21,8 @@ log = logging.getLogger("quire.gateway")
 
 class BoundedProtocol(H11Protocol):
     """read_time: seconds that the first request on a connection, and the rest of the headers of a begun one, may take,
-    and what comes of a body after its answer.
-    write_stall: seconds that a client may read nothing, or less than LEAST_PACE, of what waits for it.
-    most: connections at once.
+    and what comes of a body after its answer. write_stall: seconds that a client may read nothing, or less than
+    LEAST_PACE, of what waits for it. most: connections at once.
 
     One request at a time: what comes behind one that is being answered is dropped, and that answer is the connection's
     last. So reading goes on, and who leaves is noticed.
