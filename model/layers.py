@@ -18,7 +18,14 @@ from model.fields import Fields
 # (seen for 576 x 1536 in float32, 4096 x 4096 in bfloat16).
 FEWEST_ROWS = 4
 
-PACKED_DTYPES = (torch.float32, torch.bfloat16)
+
+def onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has a product of such weights here: of bfloat16 not on a CPU without registers of 512 bits."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 Product = Callable[[Tensor], Tensor]
@@ -28,14 +35,13 @@ Product = Callable[[Tensor], Tensor]
 class Linear:
     """The product with weights in the model's dtype.
 
-    weight: [out, in]. On the CPU, float32 and bfloat16 weights are packed once into oneDNN's blocked layout.
+    weight: [out, in]. On the CPU, weights that oneDNN multiplies are packed once into its blocked layout.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._bias = bias
-        packable = weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES
-        self._packed = packable and torch.backends.mkldnn.is_available()
         self._pad = weight.device.type == "cpu"
+        self._packed = self._pad and onednn_multiplies(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self._packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model.layers import PACKED_DTYPES, LayerNorm, Linear, Product, RMSNorm
+from model.layers import LayerNorm, Linear, Product, RMSNorm, onednn_multiplies
 from model.parallel.collective import ALONE, Ranks
 from model.parallel.shard import Shard
 from model.quantization import Int8Linear, Scratch
@@ -223,7 +223,7 @@ class Tensors:
         """embedding: the rows that the rank has."""
         if self._maker is not None:
             return self.unquantized().product([embedding], bias)
-        if self.device.type != "cuda" and self.dtype in PACKED_DTYPES:
+        if self.device.type != "cuda" and onednn_multiplies(self.dtype):
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, bias)
 

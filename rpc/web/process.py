@@ -35,7 +35,12 @@ class Page:
 
     def __init__(self, frontend: Frontend, door: Door) -> None:
         self._history = History(frontend, time.monotonic())
-        protocol: Any = partial(BoundedProtocol, read_time=READ_SECONDS, write_stall=frontend.settings.write_stall)
+        protocol: Any = partial(
+            BoundedProtocol,
+            read_time=READ_SECONDS,
+            write_stall=frontend.settings.write_stall,
+            most=MOST_CONNECTIONS,
+        )
         self._server = _Server(
             uvicorn.Config(
                 make_app(frontend, door, self._history),
@@ -47,7 +52,6 @@ class Page:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=MOST_CONNECTIONS,
                 timeout_graceful_shutdown=1,
                 h11_max_incomplete_event_size=LARGEST_HEADERS,
             )

@@ -221,7 +221,7 @@ def test_deadline_stops_the_work(server: RunningServer) -> None:
         request.spec.max_time.FromMilliseconds(300)
         messages = list(server.stub(channel).StreamGenerate(request))
     assert messages[-1].deltas[0].finish_reason == pb.FINISH_REASON_DEADLINE
-    assert 0 < messages[-1].usage.completion_tokens < 1000
+    assert messages[-1].usage.completion_tokens < 1000
 
 
 def test_burst_of_short_requests_all_end_properly_and_none_is_refused(server: RunningServer) -> None:
