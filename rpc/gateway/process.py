@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import grpc
@@ -17,8 +16,8 @@ from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 from rpc.addresses import is_loopback
 from rpc.gateway.app import Gateway
-from rpc.gateway.protocol import BoundedProtocol
-from rpc.gateway.settings import LARGEST_HEADERS, GatewaySettings
+from rpc.gateway.protocol import bounded_config
+from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.tls import own_context, security_of
 from rpc.gateway.upstream import Upstream
 
@@ -83,24 +82,12 @@ async def check_door(upstream: Upstream, host: str) -> None:
 
 
 def _config(settings: GatewaySettings, app: Any, context: ssl.SSLContext | None) -> uvicorn.Config:
-    protocol: Any = partial(
-        BoundedProtocol,
+    config = bounded_config(
+        app,
         read_time=settings.read_time,
         write_stall=settings.write_stall,
         most=settings.max_connections,
-    )
-    config = uvicorn.Config(
-        app,
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, round(settings.drain)),
-        h11_max_incomplete_event_size=LARGEST_HEADERS,
+        drain=settings.drain,
     )
     config.load()
     config.ssl = context

@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -157,3 +158,32 @@ class BoundedProtocol(H11Protocol):
 
     def _cut(self) -> None:
         self.transport.abort()
+
+
+def bounded_config(app: Any, *, read_time: float, write_stall: float, most: int, drain: float) -> uvicorn.Config:
+    """A server that speaks HTTP/1.1 alone, within the bounds of `BoundedProtocol`, and writes no log of its own.
+
+    drain: seconds for what is being answered when it ends.
+    """
+
+    def protocol(
+        config: uvicorn.Config, server_state: Any, app_state: dict[str, Any], _loop: Any = None
+    ) -> BoundedProtocol:
+        return BoundedProtocol(
+            config, server_state, app_state, _loop, read_time=read_time, write_stall=write_stall, most=most
+        )
+
+    http: Any = protocol  # uvicorn's types know classes alone
+    return uvicorn.Config(
+        app,
+        http=http,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(drain)),
+        h11_max_incomplete_event_size=LARGEST_HEADERS,
+    )

@@ -5,21 +5,19 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import uvicorn
 
 from rpc.access.door import Door
 from rpc.frontend.frontend import Frontend
-from rpc.gateway.protocol import BoundedProtocol
+from rpc.gateway.protocol import bounded_config
 from rpc.web.app import make_app
 from rpc.web.history import History
 
 HOST = "127.0.0.1"
 READ_SECONDS = 10.0  # for the headers of a request
 MOST_CONNECTIONS = 64
-LARGEST_HEADERS = 16 * 1024
+DRAIN_SECONDS = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -35,27 +33,14 @@ class Page:
 
     def __init__(self, frontend: Frontend, door: Door) -> None:
         self._history = History(frontend, time.monotonic())
-        protocol: Any = partial(
-            BoundedProtocol,
+        config = bounded_config(
+            make_app(frontend, door, self._history),
             read_time=READ_SECONDS,
             write_stall=frontend.settings.write_stall,
             most=MOST_CONNECTIONS,
+            drain=DRAIN_SECONDS,
         )
-        self._server = _Server(
-            uvicorn.Config(
-                make_app(frontend, door, self._history),
-                http=protocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-                h11_max_incomplete_event_size=LARGEST_HEADERS,
-            )
-        )
+        self._server = _Server(config)
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
