@@ -22,6 +22,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not {"e2e", "chaos"} & {*item.path.parts})
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Of tests that are coroutines, each of which gets an event loop of its own."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left_behind() -> Iterator[None]:
     yield

@@ -265,32 +265,29 @@ def test_one_connection_too_many_is_told(server: RunningServer) -> None:
         assert b"HTTP/1.1 200" in held.makefile("rb").read()
 
 
-def test_what_is_passed_on_and_comes_back() -> None:
-    async def run() -> None:
-        service = Scripted([message(1, end=True)], [message(1, end=True)])
-        async with serving(service) as (addresses, _):
+async def test_what_is_passed_on_and_comes_back() -> None:
+    service = Scripted([message(1, end=True)], [message(1, end=True)])
+    async with serving(service) as (addresses, _):
 
-            def ask() -> None:
-                with running_gateway(addresses) as gateway:
-                    headers = {"authorization": "Bearer abc", "traceparent": "00-ab-cd-01", "x_request_id": "mine/1"}
-                    status, sent, _ = gateway.answer(PATH, {"prompt": [1]}, **headers)
-                    assert (status, sent["x-request-id"]) == (200, "mine/1")
-                    status, sent, _ = gateway.answer(PATH, {"prompt": [1]})
-                    assert (status, len(sent["x-request-id"])) == (200, 32)
-                    for bad in ("a b", "ü", "a" * 97):
-                        status, sent, said = gateway.answer(PATH, {"prompt": [1]}, x_request_id=bad)
-                        assert (status, said["error"]["param"]) == (400, "x-request-id")
-                    status, _, said = gateway.answer(PATH, {"prompt": [1]}, authorization="Bearer ü")
-                    assert (status, said["error"]["param"]) == (400, "authorization")
+        def ask() -> None:
+            with running_gateway(addresses) as gateway:
+                headers = {"authorization": "Bearer abc", "traceparent": "00-ab-cd-01", "x_request_id": "mine/1"}
+                status, sent, _ = gateway.answer(PATH, {"prompt": [1]}, **headers)
+                assert (status, sent["x-request-id"]) == (200, "mine/1")
+                status, sent, _ = gateway.answer(PATH, {"prompt": [1]})
+                assert (status, len(sent["x-request-id"])) == (200, 32)
+                for bad in ("a b", "ü", "a" * 97):
+                    status, sent, said = gateway.answer(PATH, {"prompt": [1]}, x_request_id=bad)
+                    assert (status, said["error"]["param"]) == (400, "x-request-id")
+                status, _, said = gateway.answer(PATH, {"prompt": [1]}, authorization="Bearer ü")
+                assert (status, said["error"]["param"]) == (400, "authorization")
 
-            await asyncio.to_thread(ask)
-        first, second = service.metadata
-        assert (first["authorization"], first["traceparent"]) == ("Bearer abc", "00-ab-cd-01")
-        assert "authorization" not in second
-        assert service.asked[0].request_id.startswith("mine/1.0.")
-        assert len({one.request_id for one in service.asked}) == 2
-
-    asyncio.run(run())
+        await asyncio.to_thread(ask)
+    first, second = service.metadata
+    assert (first["authorization"], first["traceparent"]) == ("Bearer abc", "00-ab-cd-01")
+    assert "authorization" not in second
+    assert service.asked[0].request_id.startswith("mine/1.0.")
+    assert len({one.request_id for one in service.asked}) == 2
 
 
 def test_addresses_and_what_is_missing(tmp_path: Path) -> None:

@@ -56,28 +56,25 @@ def test_bounds() -> None:
         asyncio.run(read(Bodies(SETTINGS), receiving(b"{", then={"type": "http.disconnect"})))
 
 
-def test_memory_and_calls_are_given_back() -> None:
+async def test_memory_and_calls_are_given_back() -> None:
     bodies = Bodies(SETTINGS)
 
-    async def fill() -> None:
-        with bodies.held() as first:
-            await bodies.read(first, JSON, receiving(b"1" * 2000))
-            bodies.admit(first, 4)
-            with pytest.raises(ApiError) as full:
-                await read(bodies, receiving(b" " * 2000))
-            assert (full.value.status, full.value.retry_after) == (503, 1.0)
-            with bodies.held() as second, pytest.raises(ApiError) as busy:
-                bodies.admit(second, 3)
-            assert busy.value.status == 503
-            with bodies.held() as third, pytest.raises(ApiError) as many:
-                bodies.admit(third, 5)
-            assert (many.value.status, many.value.param) == (400, "prompt")
-        for _ in range(3):
-            with bodies.held() as again:
-                assert await bodies.read(again, JSON, receiving(b" " * 2000 + b"1")) == 1
-                bodies.admit(again, 4)
-
-    asyncio.run(fill())
+    with bodies.held() as first:
+        await bodies.read(first, JSON, receiving(b"1" * 2000))
+        bodies.admit(first, 4)
+        with pytest.raises(ApiError) as full:
+            await read(bodies, receiving(b" " * 2000))
+        assert (full.value.status, full.value.retry_after) == (503, 1.0)
+        with bodies.held() as second, pytest.raises(ApiError) as busy:
+            bodies.admit(second, 3)
+        assert busy.value.status == 503
+        with bodies.held() as third, pytest.raises(ApiError) as many:
+            bodies.admit(third, 5)
+        assert (many.value.status, many.value.param) == (400, "prompt")
+    for _ in range(3):
+        with bodies.held() as again:
+            assert await bodies.read(again, JSON, receiving(b" " * 2000 + b"1")) == 1
+            bodies.admit(again, 4)
 
 
 @pytest.mark.parametrize(
@@ -92,20 +89,17 @@ def test_what_is_no_json(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("nest", [b"[" * 100 + b"]" * 100, b'{"":' * 100 + b"1" + b"}" * 100, b","])
-def test_values_are_counted_before_they_are_made(nest: bytes) -> None:
+async def test_values_are_counted_before_they_are_made(nest: bytes) -> None:
     settings = GatewaySettings()
     bodies = Bodies(settings)
     few, many = nest * 10, nest * (MOST_VALUES // 100 + 1) if len(nest) > 1 else b"," * (MOST_VALUES + 1)
 
-    async def run() -> None:
-        with bodies.held() as body:
-            with pytest.raises(ApiError, match="no JSON"):
-                await bodies.read(body, JSON, receiving(few))
-            assert body.taken == len(few) + VALUE_BYTES * sum(few.count(sign) for sign in (b",", b"[", b"{"))
-        with bodies.held() as body, pytest.raises(ApiError, match="commas and brackets"):
-            await bodies.read(body, JSON, receiving(many))
-
-    asyncio.run(run())
+    with bodies.held() as body:
+        with pytest.raises(ApiError, match="no JSON"):
+            await bodies.read(body, JSON, receiving(few))
+        assert body.taken == len(few) + VALUE_BYTES * sum(few.count(sign) for sign in (b",", b"[", b"{"))
+    with bodies.held() as body, pytest.raises(ApiError, match="commas and brackets"):
+        await bodies.read(body, JSON, receiving(many))
 
 
 def test_a_body_that_never_fits_is_not_the_others_fault() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -84,92 +83,82 @@ class Connection:
         return [line for line in self.transport.written.decode().split("\r\n") if "HTTP/1.1 " in line]
 
 
-def run(test: Callable[[ServerState, Application], Awaitable[None]]) -> None:
-    async def go() -> None:
-        await test(ServerState(), Application())
+@pytest.fixture
+def state() -> ServerState:
+    return ServerState()
 
-    asyncio.run(go())
+
+@pytest.fixture
+def app() -> Application:
+    return Application()
 
 
 @pytest.mark.parametrize("behind", [b"G", GET, b"\r\n", GET * 1000])
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("upgrade", [b"", b"connection: upgrade\r\nupgrade: h2c\r\n", b"connection: close\r\n"])
-def test_what_comes_behind_a_request_is_dropped_and_reading_goes_on(
-    behind: bytes, together: bool, upgrade: bytes
+async def test_what_comes_behind_a_request_is_dropped_and_reading_goes_on(
+    behind: bytes, together: bool, upgrade: bytes, state: ServerState, app: Application
 ) -> None:
-    async def test(state: ServerState, app: Application) -> None:
-        opened = Connection(state, app)
-        first = GET[:-2] + upgrade + b"\r\n"
-        for data in (first + behind,) if together else (first, behind):
-            opened.send(data)
-        for _ in range(3):
-            assert opened.transport.is_reading
-            opened.send(behind)
-        app.may.set()
-        assert await opened.answered() == ["HTTP/1.1 200 OK"]
-        assert opened.transport.closed
-        assert b"connection: close" in opened.transport.written.lower()
-        assert (app.started, opened.transport.written.endswith(b"ok")) == (1, True)
-
-    run(test)
+    opened = Connection(state, app)
+    first = GET[:-2] + upgrade + b"\r\n"
+    for data in (first + behind,) if together else (first, behind):
+        opened.send(data)
+    for _ in range(3):
+        assert opened.transport.is_reading
+        opened.send(behind)
+    app.may.set()
+    assert await opened.answered() == ["HTTP/1.1 200 OK"]
+    assert opened.transport.closed
+    assert b"connection: close" in opened.transport.written.lower()
+    assert (app.started, opened.transport.written.endswith(b"ok")) == (1, True)
 
 
-def test_requests_that_wait_for_their_answers_share_a_connection() -> None:
-    async def test(state: ServerState, app: Application) -> None:
-        opened = Connection(state, app)
-        app.may.set()
-        for times in (1, 2, 3):
-            opened.send(GET)
-            await opened.answered(times)
-        assert not opened.transport.closed
-        assert b"connection: close" not in opened.transport.written
-
-    run(test)
-
-
-def test_who_reads_nothing_is_cut_off_whatever_is_written() -> None:
-    async def test(state: ServerState, app: Application) -> None:
-        opened = Connection(state, app)
-        app.may.set()
-        opened.transport.waiting = 70_000  # of earlier answers
-        opened.protocol.pause_writing()
+async def test_requests_that_wait_for_their_answers_share_a_connection(state: ServerState, app: Application) -> None:
+    opened = Connection(state, app)
+    app.may.set()
+    for times in (1, 2, 3):
         opened.send(GET)
-        async with asyncio.timeout(SECONDS):
-            await opened.transport.cut.wait()
-        assert opened.transport.written == b""
-        opened.protocol.connection_lost(None)
-
-    run(test)
+        await opened.answered(times)
+    assert not opened.transport.closed
+    assert b"connection: close" not in opened.transport.written
 
 
-def test_who_reads_is_waited_for() -> None:
+async def test_who_reads_nothing_is_cut_off_whatever_is_written(state: ServerState, app: Application) -> None:
+    opened = Connection(state, app)
+    app.may.set()
+    opened.transport.waiting = 70_000  # of earlier answers
+    opened.protocol.pause_writing()
+    opened.send(GET)
+    async with asyncio.timeout(SECONDS):
+        await opened.transport.cut.wait()
+    assert opened.transport.written == b""
+    opened.protocol.connection_lost(None)
+
+
+async def test_who_reads_is_waited_for(state: ServerState, app: Application) -> None:
     """While it goes on; one that stops in the middle of a connection's last answer is cut off too."""
+    opened = Connection(state, app)
+    opened.transport.waiting = 10**6
+    opened.protocol.pause_writing()
+    app.may.set()
+    opened.send(GET + GET)
+    looks: list[int] = []
 
-    async def test(state: ServerState, app: Application) -> None:
-        opened = Connection(state, app)
-        opened.transport.waiting = 10**6
-        opened.protocol.pause_writing()
-        app.may.set()
-        opened.send(GET + GET)
-        looks: list[int] = []
+    def waiting() -> int:  # it reads a little whenever it is looked at
+        looks.append(opened.transport.waiting)
+        opened.transport.waiting -= 1000
+        return opened.transport.waiting
 
-        def waiting() -> int:  # it reads a little whenever it is looked at
-            looks.append(opened.transport.waiting)
-            opened.transport.waiting -= 1000
-            return opened.transport.waiting
-
-        opened.transport.get_write_buffer_size = waiting  # type: ignore[method-assign]
-        async with asyncio.timeout(SECONDS):
-            while len(looks) < 20:
-                await asyncio.sleep(0)
-        assert not opened.transport.cut.is_set()
-        opened.transport.get_write_buffer_size = lambda: 1000  # type: ignore[method-assign]
-        opened.protocol.resume_writing()
-        await opened.answered()
-        async with asyncio.timeout(SECONDS):
-            await opened.transport.cut.wait()
-
-    run(test)
+    opened.transport.get_write_buffer_size = waiting  # type: ignore[method-assign]
+    async with asyncio.timeout(SECONDS):
+        while len(looks) < 20:
+            await asyncio.sleep(0)
+    assert not opened.transport.cut.is_set()
+    opened.transport.get_write_buffer_size = lambda: 1000  # type: ignore[method-assign]
+    opened.protocol.resume_writing()
+    await opened.answered()
+    async with asyncio.timeout(SECONDS):
+        await opened.transport.cut.wait()
 
 
 def error(data: bytes) -> tuple[int, str | None]:
@@ -192,33 +181,27 @@ def error(data: bytes) -> tuple[int, str | None]:
         (POST + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", 400),
     ],
 )
-def test_what_is_no_request(request_: bytes, status: int) -> None:
-    async def test(state: ServerState, app: Application) -> None:
-        opened = Connection(state, app)
-        opened.send(request_)
-        opened.send(b"and more")
-        assert error(opened.transport.written) == (status, None)
-        assert opened.transport.closed
-        app.may.set()
-        await asyncio.sleep(0)
-        assert opened.transport.written.count(b"HTTP/1.1 ") == 1
-
-    run(test)
+async def test_what_is_no_request(request_: bytes, status: int, state: ServerState, app: Application) -> None:
+    opened = Connection(state, app)
+    opened.send(request_)
+    opened.send(b"and more")
+    assert error(opened.transport.written) == (status, None)
+    assert opened.transport.closed
+    app.may.set()
+    await asyncio.sleep(0)
+    assert opened.transport.written.count(b"HTTP/1.1 ") == 1
 
 
-def test_so_many_connections_and_no_more() -> None:
-    async def test(state: ServerState, app: Application) -> None:
-        first, second = (Connection(state, app, most=2) for _ in range(2))
-        third = Connection(state, app, most=2)
-        assert error(third.transport.written) == (503, "overloaded")
-        assert b"retry-after: 1" in third.transport.written
-        assert third.transport.closed
-        app.may.set()
-        for opened in (first, second):
-            opened.send(GET)
-            assert await opened.answered() == ["HTTP/1.1 200 OK"]
-        first.protocol.connection_lost(None)
-        third.protocol.connection_lost(None)
-        assert not Connection(state, app, most=2).transport.closed
-
-    run(test)
+async def test_so_many_connections_and_no_more(state: ServerState, app: Application) -> None:
+    first, second = (Connection(state, app, most=2) for _ in range(2))
+    third = Connection(state, app, most=2)
+    assert error(third.transport.written) == (503, "overloaded")
+    assert b"retry-after: 1" in third.transport.written
+    assert third.transport.closed
+    app.may.set()
+    for opened in (first, second):
+        opened.send(GET)
+        assert await opened.answered() == ["HTTP/1.1 200 OK"]
+    first.protocol.connection_lost(None)
+    third.protocol.connection_lost(None)
+    assert not Connection(state, app, most=2).transport.closed

@@ -39,41 +39,32 @@ def test_everything_comes_in_the_order_of_its_stream(count: int) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_one_that_fails_ends_all(others: int) -> None:
+async def test_one_that_fails_ends_all(others: int) -> None:
     closed: list[int] = []
 
-    async def run() -> None:
-        with pytest.raises(ValueError, match="it fails"):
-            await read(counting(1, closed, fails=True), *(counting(10**9, closed, pause=0.001) for _ in range(others)))
-        assert len(closed) == 1 + others
-
-    asyncio.run(run())
+    with pytest.raises(ValueError, match="it fails"):
+        await read(counting(1, closed, fails=True), *(counting(10**9, closed, pause=0.001) for _ in range(others)))
+    assert len(closed) == 1 + others
 
 
-def test_who_leaves_closes_all() -> None:
+async def test_who_leaves_closes_all() -> None:
     closed: list[int] = []
 
-    async def run() -> None:
-        streams = merged([counting(10**9, closed), counting(10**8, closed)])
-        async for _ in streams:
-            break
-        await streams.aclose()
-        assert sorted(closed) == [10**8, 10**9]
-
-    asyncio.run(run())
+    streams = merged([counting(10**9, closed), counting(10**8, closed)])
+    async for _ in streams:
+        break
+    await streams.aclose()
+    assert sorted(closed) == [10**8, 10**9]
 
 
-def test_one_that_is_cancelled_ends_all() -> None:
+async def test_one_that_is_cancelled_ends_all() -> None:
     async def cancelled() -> AsyncGenerator[int, None]:
         yield 1
         raise asyncio.CancelledError
 
-    async def run() -> None:
-        async with asyncio.timeout(10):
-            with pytest.raises(asyncio.CancelledError):
-                await read(cancelled(), counting(10**9, [], pause=0.001))
-
-    asyncio.run(run())
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await read(cancelled(), counting(10**9, [], pause=0.001))
 
 
 def test_what_comes_costs_no_look_at_the_other_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,15 +88,12 @@ class Decoder:
         return type("Answer", (), {"text": text.removeprefix(" ")})
 
 
-def test_texts_are_those_in_the_middle_of_a_text() -> None:
+async def test_texts_are_those_in_the_middle_of_a_text() -> None:
     decoder = Decoder()
     served = Served(decoder)
 
-    async def run() -> None:
-        for _ in range(2):
-            assert await served.texts([*PIECES, 1], "m", None, ()) == PIECES
-        assert decoder.asked == len(PIECES) + 1  # once more for what is no character
-        await served.texts([1], "other", None, ())
-        assert decoder.asked == len(PIECES) + 2
-
-    asyncio.run(run())
+    for _ in range(2):
+        assert await served.texts([*PIECES, 1], "m", None, ()) == PIECES
+    assert decoder.asked == len(PIECES) + 1  # once more for what is no character
+    await served.texts([1], "other", None, ())
+    assert decoder.asked == len(PIECES) + 2

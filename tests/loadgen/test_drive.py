@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rpc.cli.bench import progress
-from rpc.loadgen.drive import Drive, Run
+from rpc.loadgen.drive import Drive
 from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
 from rpc.loadgen.summary import summary
 from rpc.loadgen.wire import Failed, Request
@@ -39,11 +39,10 @@ class Server:
             self.live -= 1
 
 
-def test_open_loop_does_not_wait_for_a_slow_server() -> None:
-    async def run(seconds: float) -> Run:
-        return await Drive(Server(seconds).send, 60, scheduled=True).open(requests(30, 0.01))
-
-    fast, slow = asyncio.run(run(0.0)), asyncio.run(run(0.03))
+async def test_open_loop_does_not_wait_for_a_slow_server() -> None:
+    fast, slow = [
+        await Drive(Server(seconds).send, 60, scheduled=True).open(requests(30, 0.01)) for seconds in (0.0, 0.03)
+    ]
     for one in (fast, slow):
         due = [seen.due - one.begin for seen in one.seen]
         assert due == pytest.approx([0.01 * i for i in range(30)])
@@ -54,40 +53,31 @@ def test_open_loop_does_not_wait_for_a_slow_server() -> None:
     assert summary(slow, Targets())["ttft_ms"]["p50"] > 3 * summary(fast, Targets())["ttft_ms"]["p50"]
 
 
-def test_what_a_request_waits_in_the_generator_counts() -> None:
-    async def run() -> Run:
-        async def send(request: Request, seen: Seen) -> None:
-            time.sleep(0.1 if request.number == 0 else 0)  # holds up the whole generator
-            await Server(0.0).send(request, seen)
+async def test_what_a_request_waits_in_the_generator_counts() -> None:
+    async def send(request: Request, seen: Seen) -> None:
+        time.sleep(0.1 if request.number == 0 else 0)  # holds up the whole generator
+        await Server(0.0).send(request, seen)
 
-        return await Drive(send, 60, scheduled=True).open(requests(5, 0.01))
-
-    found = asyncio.run(run())
+    found = await Drive(send, 60, scheduled=True).open(requests(5, 0.01))
     result = summary(found, Targets())
     assert (found.seen[1].first or 0.0) > 0.08
     assert result["generator"]["sent_late_ms"]["max"] > 80
     assert any("ms late" in warning for warning in result["generator"]["warnings"])
 
 
-def test_closed_loop_has_so_many_at_a_time_and_waits_for_them() -> None:
-    async def run() -> tuple[Run, Server]:
-        server = Server(0.005)
-        return await Drive(server.send, 60, scheduled=False).closed(requests(12), 3), server
-
-    found, server = asyncio.run(run())
+async def test_closed_loop_has_so_many_at_a_time_and_waits_for_them() -> None:
+    server = Server(0.005)
+    found = await Drive(server.send, 60, scheduled=False).closed(requests(12), 3)
     assert server.peak == 3
     assert [seen.complete for seen in found.seen] == [True] * 12
     assert max(seen.first or 0.0 for seen in found.seen) < 0.15
 
 
 @pytest.mark.parametrize("scheduled", [True, False])
-def test_duration_ends_the_sending_and_not_the_requests(scheduled: bool) -> None:
-    async def run() -> Run:
-        drive = Drive(Server(0.02).send, 60, scheduled)
-        many = requests(10**6, 0.01)
-        return await (drive.open(many, 0.095) if scheduled else drive.closed(many, 2, 0.095))
-
-    found = asyncio.run(run())
+async def test_duration_ends_the_sending_and_not_the_requests(scheduled: bool) -> None:
+    drive = Drive(Server(0.02).send, 60, scheduled)
+    many = requests(10**6, 0.01)
+    found = await (drive.open(many, 0.095) if scheduled else drive.closed(many, 2, 0.095))
     assert all(seen.complete for seen in found.seen)
     if scheduled:
         assert len(found.seen) == 10
@@ -95,40 +85,31 @@ def test_duration_ends_the_sending_and_not_the_requests(scheduled: bool) -> None
         assert 2 <= len(found.seen) <= 7
 
 
-def test_failures_are_counted_by_their_codes() -> None:
-    async def run() -> Run:
-        async def send(request: Request, seen: Seen) -> None:
-            if request.number == 1:
-                raise Failed("UNAVAILABLE", "gone")
-            await asyncio.sleep(60 if request.number == 2 else 0)
-            seen.finish = "stop"
+async def test_failures_are_counted_by_their_codes() -> None:
+    async def send(request: Request, seen: Seen) -> None:
+        if request.number == 1:
+            raise Failed("UNAVAILABLE", "gone")
+        await asyncio.sleep(60 if request.number == 2 else 0)
+        seen.finish = "stop"
 
-        return await Drive(send, 0.05, scheduled=False).closed(requests(4), 2)
-
-    found = asyncio.run(run())
+    found = await Drive(send, 0.05, scheduled=False).closed(requests(4), 2)
     assert [seen.code for seen in found.seen] == ["", "UNAVAILABLE", "TIMEOUT", ""]
     assert summary(found, Targets())["errors"]["UNAVAILABLE"] == {"count": 1, "message": "gone"}
 
 
-def test_a_fault_of_the_generator_is_no_failed_request() -> None:
+async def test_a_fault_of_the_generator_is_no_failed_request() -> None:
     async def send(request: Request, seen: Seen) -> None:
         raise KeyError("a mistake")
 
-    async def run() -> None:
+    with pytest.raises(KeyError, match="a mistake"):
         await Drive(send, 60, scheduled=True).open(requests(3, 0.01))
 
-    with pytest.raises(KeyError, match="a mistake"):
-        asyncio.run(run())
 
-
-def test_stopping_shows_what_there_is() -> None:
-    async def run() -> tuple[Run, Server]:
-        server = Server(0.02)
-        drive = Drive(server.send, 60, scheduled=True)
-        asyncio.get_running_loop().call_later(0.2, drive.stop)
-        return await drive.open(requests(10**6, 0.01)), server
-
-    found, server = asyncio.run(run())
+async def test_stopping_shows_what_there_is() -> None:
+    server = Server(0.02)
+    drive = Drive(server.send, 60, scheduled=True)
+    asyncio.get_running_loop().call_later(0.2, drive.stop)
+    found = await drive.open(requests(10**6, 0.01))
     assert found.stopped
     assert server.live == 0
     assert {seen.code for seen in found.seen} == {"", INTERRUPTED}
@@ -144,21 +125,18 @@ class Unread(list[Seen]):
         raise AssertionError("all requests were looked at")
 
 
-def test_progress_is_counted_as_requests_end() -> None:
+async def test_progress_is_counted_as_requests_end() -> None:
     """Looking through all of them took 63 ms of the event loop at 500,000, twice a second."""
 
-    async def run() -> Run:
-        async def send(request: Request, seen: Seen) -> None:
-            if request.number == 1:
-                raise Failed("UNAVAILABLE", "gone")
-            await asyncio.sleep(60 if request.number == 3 else 0)
-            seen.tokens, seen.finish = 5, "length"
+    async def send(request: Request, seen: Seen) -> None:
+        if request.number == 1:
+            raise Failed("UNAVAILABLE", "gone")
+        await asyncio.sleep(60 if request.number == 3 else 0)
+        seen.tokens, seen.finish = 5, "length"
 
-        drive = Drive(send, 60, scheduled=False)
-        asyncio.get_running_loop().call_later(0.2, drive.stop)
-        return await drive.closed(requests(4), 4)
-
-    found = asyncio.run(run())
+    drive = Drive(send, 60, scheduled=False)
+    asyncio.get_running_loop().call_later(0.2, drive.stop)
+    found = await drive.closed(requests(4), 4)
     found.seen = Unread(found.seen)
     assert progress(found) == {"completed": 4, "running": 0, "failed": 1, "tokens": 10}
     found.seen.append(Seen(0.0, (1, 1)))

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
 
 import pytest
 
@@ -19,103 +18,81 @@ from scheduler.request import Spec, Stopping
 from tests.support.frontends import make_frontend, outputs
 
 
-def run(test: Coroutine[object, object, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 30))
+async def test_duplicates_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
+    frontend, engine, metrics = make_frontend(tokenizer)
+    async with frontend.open(Spec("cat"), "a", None) as live:
+        (attempt,) = engine.submitted()
+        for step in (
+            outputs([(attempt, 0, 70)], starts=[attempt]),
+            outputs([(attempt, 0, 70)]),
+            outputs([(attempt + 9, 0, 72)]),
+            outputs([(attempt, 1, 73)], [(attempt, EndReason.LENGTH), (attempt + 9, EndReason.STOP)]),
+            outputs([(attempt, 2, 74)], [(attempt, EndReason.STOP)]),
+        ):
+            engine.deliver(step)
+        await live.wait()
+        (delta,) = live.stream.take()
+        assert delta.token_ids == [70, 73]
+        assert delta.finish is not None
+        assert delta.finish.reason is FinishReason.LENGTH
+    assert engine.finished() == []
+    assert metrics.registry.get_sample_value("quire_generation_tokens_total", {"model_name": "m"}) == 2
 
 
-def test_duplicates_and_zombies_are_ignored(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, metrics = make_frontend(tokenizer)
-        async with frontend.open(Spec("cat"), "a", None) as live:
-            (attempt,) = engine.submitted()
-            for step in (
-                outputs([(attempt, 0, 70)], starts=[attempt]),
-                outputs([(attempt, 0, 70)]),
-                outputs([(attempt + 9, 0, 72)]),
-                outputs([(attempt, 1, 73)], [(attempt, EndReason.LENGTH), (attempt + 9, EndReason.STOP)]),
-                outputs([(attempt, 2, 74)], [(attempt, EndReason.STOP)]),
-            ):
-                engine.deliver(step)
-            await live.wait()
-            (delta,) = live.stream.take()
-            assert delta.token_ids == [70, 73]
-            assert delta.finish is not None
-            assert delta.finish.reason is FinishReason.LENGTH
-        assert engine.finished() == []
-        assert metrics.registry.get_sample_value("quire_generation_tokens_total", {"model_name": "m"}) == 2
-
-    run(test())
+async def test_cached_tokens_are_told_with_the_prompt_and_with_the_usage(tokenizer: Tokenizer) -> None:
+    frontend, engine, metrics = make_frontend(tokenizer)
+    async with frontend.open(Spec(tuple(range(1, 41))), "a", None) as live:
+        (attempt,) = engine.submitted()
+        engine.deliver(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)], [attempt], cached=32))
+        await live.wait()
+        assert convert.prompt_info(live.stream).cached_token_count == 32
+        usage = convert.usage(live.stream)
+        assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens) == (40, 32, 1)
+    assert metrics.registry.get_sample_value("quire_prompt_tokens_cached_total", {"model_name": "m"}) == 32
 
 
-def test_cached_tokens_are_told_with_the_prompt_and_with_the_usage(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, metrics = make_frontend(tokenizer)
-        async with frontend.open(Spec(tuple(range(1, 41))), "a", None) as live:
-            (attempt,) = engine.submitted()
-            engine.deliver(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)], [attempt], cached=32))
-            await live.wait()
-            assert convert.prompt_info(live.stream).cached_token_count == 32
-            usage = convert.usage(live.stream)
-            assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens) == (40, 32, 1)
-        assert metrics.registry.get_sample_value("quire_prompt_tokens_cached_total", {"model_name": "m"}) == 32
-
-    run(test())
+async def test_a_request_goes_to_the_engine_with_its_salt(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    async with frontend.open(Spec("cat", cache_salt="a-B_9"), "a", None):
+        assert [event.request.scope for event in engine.sent] == [Scope(salt="a-B_9")]
 
 
-def test_a_request_goes_to_the_engine_with_its_salt(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
-        async with frontend.open(Spec("cat", cache_salt="a-B_9"), "a", None):
-            assert [event.request.scope for event in engine.sent] == [Scope(salt="a-B_9")]
-
-    run(test())
-
-
-def test_stream_that_cannot_be_read_fails_alone(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, metrics = make_frontend(tokenizer)
-        async with frontend.open(Spec("a"), "lost", None) as lost, frontend.open(Spec("a"), "fine", None) as fine:
-            first, second = engine.submitted()
-            engine.deliver(outputs([(first, 1, 70), (second, 0, 71)], [(second, EndReason.LENGTH)]))
-            await lost.wait()
-            assert lost.stream.failure is not None
-            assert lost.stream.failure.code == "INTERNAL"
-            await fine.wait()
-            (delta,) = fine.stream.take()
-            assert delta.token_ids == [71]
-            assert delta.finish is not None
-        assert engine.finished() == [first]
-        counted = {"model_name": "m", "outcome": "internal"}
-        assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
-
-    run(test())
+async def test_stream_that_cannot_be_read_fails_alone(tokenizer: Tokenizer) -> None:
+    frontend, engine, metrics = make_frontend(tokenizer)
+    async with frontend.open(Spec("a"), "lost", None) as lost, frontend.open(Spec("a"), "fine", None) as fine:
+        first, second = engine.submitted()
+        engine.deliver(outputs([(first, 1, 70), (second, 0, 71)], [(second, EndReason.LENGTH)]))
+        await lost.wait()
+        assert lost.stream.failure is not None
+        assert lost.stream.failure.code == "INTERNAL"
+        await fine.wait()
+        (delta,) = fine.stream.take()
+        assert delta.token_ids == [71]
+        assert delta.finish is not None
+    assert engine.finished() == [first]
+    counted = {"model_name": "m", "outcome": "internal"}
+    assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
 
 
-def test_deadline_holds_though_the_last_text_cannot_be_read(
+async def test_deadline_holds_though_the_last_text_cannot_be_read(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
-        async with frontend.open(Spec("cat", max_time=0.05), "a", None) as live:
-            monkeypatch.setattr(live.stream, "close", lambda finish: 1 / 0)
-            await live.wait()
-            assert live.stream.failure is not None
-            assert live.stream.failure.code == "INTERNAL"
-        assert engine.finished() == engine.submitted()
-
-    run(test())
+    frontend, engine, _ = make_frontend(tokenizer)
+    async with frontend.open(Spec("cat", max_time=0.05), "a", None) as live:
+        monkeypatch.setattr(live.stream, "close", lambda finish: 1 / 0)
+        await live.wait()
+        assert live.stream.failure is not None
+        assert live.stream.failure.code == "INTERNAL"
+    assert engine.finished() == engine.submitted()
 
 
-def test_failure_of_the_caller_is_the_outcome(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, _, metrics = make_frontend(tokenizer)
-        stalled = RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", "the client read nothing")
-        with pytest.raises(RequestFailed):
-            await _open_and_raise(frontend, stalled)
-        counted = {"model_name": "m", "outcome": "slow_reader"}
-        assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
-
-    run(test())
+async def test_failure_of_the_caller_is_the_outcome(tokenizer: Tokenizer) -> None:
+    frontend, _, metrics = make_frontend(tokenizer)
+    stalled = RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", "the client read nothing")
+    with pytest.raises(RequestFailed):
+        await _open_and_raise(frontend, stalled)
+    counted = {"model_name": "m", "outcome": "slow_reader"}
+    assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
 
 
 async def _open_and_raise(frontend: Frontend, error: Exception) -> None:
@@ -123,42 +100,34 @@ async def _open_and_raise(frontend: Frontend, error: Exception) -> None:
         raise error
 
 
-def test_tokenizer_takes_a_bounded_number_of_prompts(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer, max_preparing=1)
-        first = frontend.open(Spec("cat"), "a", None)
-        opening = asyncio.create_task(first.__aenter__())
-        await asyncio.sleep(0)
-        with pytest.raises(RequestFailed) as refused:
-            await frontend.open(Spec("cat"), "b", None).__aenter__()
-        assert refused.value.reason == "QUEUE_FULL"
-        await opening
-        await first.__aexit__(None, None, None)
-        assert engine.finished() == engine.submitted()
-
-    run(test())
+async def test_tokenizer_takes_a_bounded_number_of_prompts(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer, max_preparing=1)
+    first = frontend.open(Spec("cat"), "a", None)
+    opening = asyncio.create_task(first.__aenter__())
+    await asyncio.sleep(0)
+    with pytest.raises(RequestFailed) as refused:
+        await frontend.open(Spec("cat"), "b", None).__aenter__()
+    assert refused.value.reason == "QUEUE_FULL"
+    await opening
+    await first.__aexit__(None, None, None)
+    assert engine.finished() == engine.submitted()
 
 
-def test_one_tenant_leaves_half_of_the_tokenizer_to_others(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, _, _ = make_frontend(tokenizer, max_preparing=4)
-        held = threading.Event()
-        busy = [asyncio.create_task(frontend.in_worker(lambda _limits: held.wait(30), tenant="ann")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(
-            RequestFailed, match="2 requests are being tokenized for 'ann', the limit for one tenant is 2"
-        ):
-            await frontend.in_worker(lambda _limits: None, tenant="ann")
-        other = asyncio.create_task(frontend.in_worker(lambda _limits: "served", tenant="bob"))
-        held.set()
-        assert await other == "served"
-        await asyncio.gather(*busy)
-        assert await frontend.in_worker(lambda _limits: "again", tenant="ann") == "again"
-
-    asyncio.run(test())
+async def test_one_tenant_leaves_half_of_the_tokenizer_to_others(tokenizer: Tokenizer) -> None:
+    frontend, _, _ = make_frontend(tokenizer, max_preparing=4)
+    held = threading.Event()
+    busy = [asyncio.create_task(frontend.in_worker(lambda _limits: held.wait(30), tenant="ann")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(RequestFailed, match="2 requests are being tokenized for 'ann', the limit for one tenant is 2"):
+        await frontend.in_worker(lambda _limits: None, tenant="ann")
+    other = asyncio.create_task(frontend.in_worker(lambda _limits: "served", tenant="bob"))
+    held.set()
+    assert await other == "served"
+    await asyncio.gather(*busy)
+    assert await frontend.in_worker(lambda _limits: "again", tenant="ann") == "again"
 
 
-def test_output_prefix_is_not_read_on_the_loop(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_prefix_is_not_read_on_the_loop(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
     decode = tokenizer.decode
 
@@ -166,35 +135,29 @@ def test_output_prefix_is_not_read_on_the_loop(tokenizer: Tokenizer, monkeypatch
         threads.add(threading.current_thread().name)
         return decode(ids, skip_special_tokens)
 
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
-        monkeypatch.setattr(tokenizer, "decode", spy)
-        async with frontend.open(Spec("cat", output_prefix=(70, 71, 72)), "a", None) as live:
-            assert live.stream.token_count == 3
-            assert engine.sent[0].emitted == ((70, 71, 72),)
-        assert threads
-        assert all(name.startswith("quire-prepare") for name in threads)
-
-    run(test())
+    frontend, engine, _ = make_frontend(tokenizer)
+    monkeypatch.setattr(tokenizer, "decode", spy)
+    async with frontend.open(Spec("cat", output_prefix=(70, 71, 72)), "a", None) as live:
+        assert live.stream.token_count == 3
+        assert engine.sent[0].emitted == ((70, 71, 72),)
+    assert threads
+    assert all(name.startswith("quire-prepare") for name in threads)
 
 
-def test_stop_string_finishes_the_attempt_at_once(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
-        ids = tokenizer.encode("xxSTOPyy", False)
-        async with frontend.open(Spec("cat", stopping=Stopping(stop=("STOP",))), "a", None) as live:
-            (attempt,) = engine.submitted()
-            for position, token in enumerate(ids):
-                engine.deliver(outputs([(attempt, position, token)]))
-            assert engine.finished() == [attempt]
-            (delta,) = live.stream.take()
-            assert delta.text == "xx"
-            assert len(delta.token_ids) == len(ids) - 2
-            assert delta.finish is not None
-            assert delta.finish.stop_string == "STOP"
-        assert engine.finished() == [attempt], "an ended attempt is not finished twice"
-
-    run(test())
+async def test_stop_string_finishes_the_attempt_at_once(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    ids = tokenizer.encode("xxSTOPyy", False)
+    async with frontend.open(Spec("cat", stopping=Stopping(stop=("STOP",))), "a", None) as live:
+        (attempt,) = engine.submitted()
+        for position, token in enumerate(ids):
+            engine.deliver(outputs([(attempt, position, token)]))
+        assert engine.finished() == [attempt]
+        (delta,) = live.stream.take()
+        assert delta.text == "xx"
+        assert len(delta.token_ids) == len(ids) - 2
+        assert delta.finish is not None
+        assert delta.finish.stop_string == "STOP"
+    assert engine.finished() == [attempt], "an ended attempt is not finished twice"
 
 
 @pytest.mark.parametrize(
@@ -205,154 +168,130 @@ def test_stop_string_finishes_the_attempt_at_once(tokenizer: Tokenizer) -> None:
         (EndReason.FAULT, "INTERNAL"),
     ],
 )
-def test_failed_ends_become_failures(tokenizer: Tokenizer, reason: EndReason, code: str) -> None:
-    async def test() -> None:
-        frontend, engine, metrics = make_frontend(tokenizer)
-        async with frontend.open(Spec("cat"), "a", None) as live:
-            engine.deliver(outputs(ends=[(engine.submitted()[0], reason)]))
-            await live.wait()
-            assert live.stream.failure is not None
-            assert live.stream.failure.code == code
-        counted = {"model_name": "m", "outcome": live.stream.failure.reason.lower()}
-        assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
-
-    run(test())
+async def test_failed_ends_become_failures(tokenizer: Tokenizer, reason: EndReason, code: str) -> None:
+    frontend, engine, metrics = make_frontend(tokenizer)
+    async with frontend.open(Spec("cat"), "a", None) as live:
+        engine.deliver(outputs(ends=[(engine.submitted()[0], reason)]))
+        await live.wait()
+        assert live.stream.failure is not None
+        assert live.stream.failure.code == code
+    counted = {"model_name": "m", "outcome": live.stream.failure.reason.lower()}
+    assert metrics.registry.get_sample_value("quire_requests_total", counted) == 1
 
 
 @pytest.mark.parametrize("last", ["token", "end", "delay"])
-def test_reader_who_wants_several_tokens_sleeps_until_they_are_there(tokenizer: Tokenizer, last: str) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
-        async with frontend.open(Spec("cat"), "a", None) as live:
-            (attempt,) = engine.submitted()
-            reading = asyncio.create_task(live.wait(3, 0.2 if last == "delay" else None))
-            for position in range(2):
-                engine.deliver(outputs([(attempt, position, 70)]))
-                await asyncio.sleep(0.01)
-            assert not reading.done()
-            if last != "delay":
-                ends = [(attempt, EndReason.LENGTH)] if last == "end" else []
-                engine.deliver(outputs([(attempt, 2, 70)] if last == "token" else [], ends))
-            await reading
-            assert live.stream.pending_tokens == (3 if last == "token" else 2)
-            live.stream.take()
-            if last != "end":  # and the next reader is content with one
-                engine.deliver(outputs([(attempt, 3 if last == "token" else 2, 70)]))
-                await live.wait()
-                assert live.stream.pending_tokens == 1
-
-    run(test())
+async def test_reader_who_wants_several_tokens_sleeps_until_they_are_there(tokenizer: Tokenizer, last: str) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    async with frontend.open(Spec("cat"), "a", None) as live:
+        (attempt,) = engine.submitted()
+        reading = asyncio.create_task(live.wait(3, 0.2 if last == "delay" else None))
+        for position in range(2):
+            engine.deliver(outputs([(attempt, position, 70)]))
+            await asyncio.sleep(0.01)
+        assert not reading.done()
+        if last != "delay":
+            ends = [(attempt, EndReason.LENGTH)] if last == "end" else []
+            engine.deliver(outputs([(attempt, 2, 70)] if last == "token" else [], ends))
+        await reading
+        assert live.stream.pending_tokens == (3 if last == "token" else 2)
+        live.stream.take()
+        if last != "end":  # and the next reader is content with one
+            engine.deliver(outputs([(attempt, 3 if last == "token" else 2, 70)]))
+            await live.wait()
+            assert live.stream.pending_tokens == 1
 
 
-def test_a_token_in_the_moment_when_the_delay_runs_out_is_no_news_once_taken(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
-        async with frontend.open(Spec("cat"), "a", None) as live:
-            (attempt,) = engine.submitted()
-            engine.deliver(outputs([(attempt, 0, 70)]))
-            reading = asyncio.create_task(live.wait(3, 0.01))
-            await asyncio.sleep(0)  # it waits for more
-            loop = asyncio.get_running_loop()
-            loop.call_later(0.02, engine.deliver, outputs([(attempt, 1, 70), (attempt, 2, 70)]))
-            time.sleep(0.03)  # the loop stands still: both are due in its next turn
-            await reading
-            assert live.stream.pending_tokens == 3
-            live.stream.take()
-            waiting = asyncio.create_task(live.wait())
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert not waiting.done(), "woken by what was taken"
-            engine.deliver(outputs([(attempt, 3, 70)]))
-            await waiting
-
-    asyncio.run(test())
+async def test_a_token_in_the_moment_when_the_delay_runs_out_is_no_news_once_taken(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    async with frontend.open(Spec("cat"), "a", None) as live:
+        (attempt,) = engine.submitted()
+        engine.deliver(outputs([(attempt, 0, 70)]))
+        reading = asyncio.create_task(live.wait(3, 0.01))
+        await asyncio.sleep(0)  # it waits for more
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.02, engine.deliver, outputs([(attempt, 1, 70), (attempt, 2, 70)]))
+        time.sleep(0.03)  # the loop stands still: both are due in its next turn
+        await reading
+        assert live.stream.pending_tokens == 3
+        live.stream.take()
+        waiting = asyncio.create_task(live.wait())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "woken by what was taken"
+        engine.deliver(outputs([(attempt, 3, 70)]))
+        await waiting
 
 
-def test_reader_that_falls_behind_is_cut_off_but_a_unary_call_is_not(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer, backlog_tokens=10)
-        lives: list[Live] = []
-        async with frontend.open(Spec("a"), "slow", None) as slow, frontend.open(Spec("a"), "u", None, False) as unary:
-            lives += [slow, unary]
-            first, second = engine.submitted()
-            for position in range(11):
-                engine.deliver(outputs([(first, position, 70), (second, position, 70)]))
-            assert slow.stream.failure is not None
-            assert slow.stream.failure.reason == "SLOW_READER"
-            assert engine.finished() == [first]
-            assert unary.stream.failure is None
-            assert unary.stream.pending_tokens == 11
-        assert frontend.live_requests == 0
-
-    run(test())
+async def test_reader_that_falls_behind_is_cut_off_but_a_unary_call_is_not(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer, backlog_tokens=10)
+    lives: list[Live] = []
+    async with frontend.open(Spec("a"), "slow", None) as slow, frontend.open(Spec("a"), "u", None, False) as unary:
+        lives += [slow, unary]
+        first, second = engine.submitted()
+        for position in range(11):
+            engine.deliver(outputs([(first, position, 70), (second, position, 70)]))
+        assert slow.stream.failure is not None
+        assert slow.stream.failure.reason == "SLOW_READER"
+        assert engine.finished() == [first]
+        assert unary.stream.failure is None
+        assert unary.stream.pending_tokens == 11
+    assert frontend.live_requests == 0
 
 
-def test_leaving_early_finishes_the_attempt_and_frees_the_id(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
+async def test_leaving_early_finishes_the_attempt_and_frees_the_id(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
 
-        async def leave() -> None:
-            async with frontend.open(Spec("cat"), "same", None):
-                with pytest.raises(RequestFailed) as twice:
-                    await frontend.open(Spec("cat"), "same", None).__aenter__()
-                assert twice.value.code == "ALREADY_EXISTS"
-                raise RuntimeError("client went")
-
-        with pytest.raises(RuntimeError, match="client went"):
-            await leave()
-        assert engine.finished() == engine.submitted()
-        assert frontend.live_requests == 0
-        await frontend.wait_idle()
+    async def leave() -> None:
         async with frontend.open(Spec("cat"), "same", None):
-            assert frontend.live_requests == 1
+            with pytest.raises(RequestFailed) as twice:
+                await frontend.open(Spec("cat"), "same", None).__aenter__()
+            assert twice.value.code == "ALREADY_EXISTS"
+            raise RuntimeError("client went")
 
-    run(test())
-
-
-def test_max_time_ends_with_what_there_is(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
-        async with frontend.open(Spec("cat", max_time=0.05), "a", None) as live:
-            engine.deliver(outputs([(engine.submitted()[0], 0, 70)]))
-            while not live.stream.ended:
-                await live.wait()
-            (delta,) = live.stream.take()
-            assert delta.token_ids == [70]
-            assert delta.finish is not None
-            assert delta.finish.reason is FinishReason.DEADLINE
-        assert engine.finished() == engine.submitted()
-
-    run(test())
+    with pytest.raises(RuntimeError, match="client went"):
+        await leave()
+    assert engine.finished() == engine.submitted()
+    assert frontend.live_requests == 0
+    await frontend.wait_idle()
+    async with frontend.open(Spec("cat"), "same", None):
+        assert frontend.live_requests == 1
 
 
-def test_health_is_progress(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer, stall_timeout=5)
-        assert frontend.health()
-        engine.stalled = 6
-        assert not frontend.health(), "a loop with work that finishes no step"
-        engine.stalled = 0
-        engine.failure = "RuntimeError: device lost"
-        assert not frontend.health()
-        engine.failure = None
-        frontend.draining = True
-        assert not frontend.health()
-        with pytest.raises(RequestFailed) as refused:
-            await frontend.open(Spec("cat"), "a", None).__aenter__()
-        assert refused.value.reason == "DRAINING"
-
-    run(test())
+async def test_max_time_ends_with_what_there_is(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    async with frontend.open(Spec("cat", max_time=0.05), "a", None) as live:
+        engine.deliver(outputs([(engine.submitted()[0], 0, 70)]))
+        while not live.stream.ended:
+            await live.wait()
+        (delta,) = live.stream.take()
+        assert delta.token_ids == [70]
+        assert delta.finish is not None
+        assert delta.finish.reason is FinishReason.DEADLINE
+    assert engine.finished() == engine.submitted()
 
 
-def test_time_remaining_bounds_the_wait_in_the_queue(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer)
-        for spec_time, remaining, expected in ((None, None, None), (5.0, None, 5.0), (5.0, 2.0, 2.0), (None, 2.0, 2.0)):
-            engine.sent.clear()
-            async with frontend.open(Spec("cat", max_queue_time=spec_time), "a", remaining):
-                patience = engine.sent[0].request.patience
-                assert (patience is None) == (expected is None)
-                # The time that tokenizing took is not there for the queue any more.
-                assert patience is None or expected - 1 < patience <= expected
+async def test_health_is_progress(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer, stall_timeout=5)
+    assert frontend.health()
+    engine.stalled = 6
+    assert not frontend.health(), "a loop with work that finishes no step"
+    engine.stalled = 0
+    engine.failure = "RuntimeError: device lost"
+    assert not frontend.health()
+    engine.failure = None
+    frontend.draining = True
+    assert not frontend.health()
+    with pytest.raises(RequestFailed) as refused:
+        await frontend.open(Spec("cat"), "a", None).__aenter__()
+    assert refused.value.reason == "DRAINING"
 
-    run(test())
+
+async def test_time_remaining_bounds_the_wait_in_the_queue(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    for spec_time, remaining, expected in ((None, None, None), (5.0, None, 5.0), (5.0, 2.0, 2.0), (None, 2.0, 2.0)):
+        engine.sent.clear()
+        async with frontend.open(Spec("cat", max_queue_time=spec_time), "a", remaining):
+            patience = engine.sent[0].request.patience
+            assert (patience is None) == (expected is None)
+            # The time that tokenizing took is not there for the queue any more.
+            assert patience is None or expected - 1 < patience <= expected

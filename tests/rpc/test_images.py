@@ -1,8 +1,7 @@
 """What images may cost a frontend: time before they are refused, memory while they are served, others' threads."""
 
-import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,10 +23,6 @@ PLACEHOLDER, TILE = 7, np.zeros((1, 3, 8, 8), np.uint8)
 FILE = encoded(picture(8, 8))
 
 
-def run(test: Coroutine[object, object, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 30))
-
-
 def spec(images: int, tokens: int = 2) -> Spec:
     return Spec((1, *[PLACEHOLDER] * (tokens * images), 2), images=(FILE,) * images)
 
@@ -47,67 +42,53 @@ def seeing(
     return frontend, engine
 
 
-def test_images_are_decoded_in_threads_of_their_own(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        cut: list[str] = []
-        frontend, engine = seeing(tokenizer, cut)
-        async with frontend.open(spec(2), "a", None):
-            (event,) = engine.sent
-            assert isinstance(event, Submit)
-            assert event.request.image_bytes == 2 * TILE.nbytes
-        assert len(cut) == 2
-        assert all(name.startswith("quire-prepare-images") for name in cut)
-
-    run(test())
+async def test_images_are_decoded_in_threads_of_their_own(tokenizer: Tokenizer) -> None:
+    cut: list[str] = []
+    frontend, engine = seeing(tokenizer, cut)
+    async with frontend.open(spec(2), "a", None):
+        (event,) = engine.sent
+        assert isinstance(event, Submit)
+        assert event.request.image_bytes == 2 * TILE.nbytes
+    assert len(cut) == 2
+    assert all(name.startswith("quire-prepare-images") for name in cut)
 
 
-def test_images_that_cannot_fit_are_not_all_decoded(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        cut: list[str] = []
-        frontend, engine = seeing(tokenizer, cut, tokens=100)  # of the 256 of the context
-        with pytest.raises(RequestFailed, match=r"images\[2\] is 'token 300 of the images': .* in 256 tokens"):
-            async with frontend.open(spec(8), "a", None):
-                pass
-        assert len(cut) == 3
-        assert engine.sent == []
-
-    run(test())
-
-
-def test_memory_of_images_is_bounded_and_freed(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, _ = seeing(tokenizer, [], image_memory=3 * TILE.nbytes)
-        async with frontend.open(spec(2), "a", None):
-            async with frontend.open(spec(1), "b", None), frontend.open(Spec("no image"), "c", None):
-                with pytest.raises(RequestFailed, match="576 bytes of images are held, the limit is 576") as refused:
-                    async with frontend.open(spec(1), "d", None):
-                        pass
-                assert (refused.value.reason, refused.value.retry_after) == ("QUEUE_FULL", 1.0)
-            async with frontend.open(spec(1), "d", None):
-                pass
-        with pytest.raises(RequestFailed, match="images is '768 bytes in memory': at most 576 bytes"):
-            async with frontend.open(spec(4), "e", None):
-                pass
-        async with frontend.open(spec(3), "e", None):
+async def test_images_that_cannot_fit_are_not_all_decoded(tokenizer: Tokenizer) -> None:
+    cut: list[str] = []
+    frontend, engine = seeing(tokenizer, cut, tokens=100)  # of the 256 of the context
+    with pytest.raises(RequestFailed, match=r"images\[2\] is 'token 300 of the images': .* in 256 tokens"):
+        async with frontend.open(spec(8), "a", None):
             pass
+    assert len(cut) == 3
+    assert engine.sent == []
 
-    run(test())
 
-
-def test_no_tenant_has_more_than_half_of_the_memory_of_images(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, _ = seeing(tokenizer, [], image_memory=4 * TILE.nbytes)
-        async with frontend.open(replace(spec(2), tenant="ann"), "a", None):
-            with pytest.raises(
-                RequestFailed, match="384 bytes of images are held for 'ann', the limit for one"
-            ) as full:
-                async with frontend.open(replace(spec(1), tenant="ann"), "b", None):
+async def test_memory_of_images_is_bounded_and_freed(tokenizer: Tokenizer) -> None:
+    frontend, _ = seeing(tokenizer, [], image_memory=3 * TILE.nbytes)
+    async with frontend.open(spec(2), "a", None):
+        async with frontend.open(spec(1), "b", None), frontend.open(Spec("no image"), "c", None):
+            with pytest.raises(RequestFailed, match="576 bytes of images are held, the limit is 576") as refused:
+                async with frontend.open(spec(1), "d", None):
                     pass
-            assert (full.value.reason, full.value.retry_after) == ("QUEUE_FULL", 1.0)
-            async with frontend.open(replace(spec(2), tenant="bob"), "a", None):
-                pass
-        with pytest.raises(RequestFailed, match="at most 384 bytes"):
-            async with frontend.open(replace(spec(3), tenant="ann"), "c", None):
-                pass
+            assert (refused.value.reason, refused.value.retry_after) == ("QUEUE_FULL", 1.0)
+        async with frontend.open(spec(1), "d", None):
+            pass
+    with pytest.raises(RequestFailed, match="images is '768 bytes in memory': at most 576 bytes"):
+        async with frontend.open(spec(4), "e", None):
+            pass
+    async with frontend.open(spec(3), "e", None):
+        pass
 
-    run(test())
+
+async def test_no_tenant_has_more_than_half_of_the_memory_of_images(tokenizer: Tokenizer) -> None:
+    frontend, _ = seeing(tokenizer, [], image_memory=4 * TILE.nbytes)
+    async with frontend.open(replace(spec(2), tenant="ann"), "a", None):
+        with pytest.raises(RequestFailed, match="384 bytes of images are held for 'ann', the limit for one") as full:
+            async with frontend.open(replace(spec(1), tenant="ann"), "b", None):
+                pass
+        assert (full.value.reason, full.value.retry_after) == ("QUEUE_FULL", 1.0)
+        async with frontend.open(replace(spec(2), tenant="bob"), "a", None):
+            pass
+    with pytest.raises(RequestFailed, match="at most 384 bytes"):
+        async with frontend.open(replace(spec(3), tenant="ann"), "c", None):
+            pass

@@ -28,7 +28,7 @@ from scheduler.limits import ModelDefaults
 from scheduler.request import Spec
 from scheduler.settings import RequestLimits
 from tests.support.frontends import outputs
-from tests.support.links import MortalEngine, eventually, run, serving
+from tests.support.links import MortalEngine, eventually, serving
 
 MODEL = b"m" * 32
 TOKEN = "right"  # noqa: S105 - of these tests
@@ -102,150 +102,126 @@ async def submitted(engine: MortalEngine, count: int = 1) -> list[Submit]:
     return [event for event in engine.sent if isinstance(event, Submit)]
 
 
-def test_it_has_the_engines_of_the_table_and_serves_with_them(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with owned(tmp_path, tokenizer) as owner, joined(owner, tokenizer) as guest:
-            await eventually(lambda: guest.states() == {0: (1, True), 1: (1, True)})
-            assert guest.fleet.summary == f"engines of {owner.address}"
-            assert guest.frontend.replicas.secret == b"s" * 32
-            async with guest.frontend.open(Spec("cat"), "r", None) as live:
-                engine = owner.engines[guest.place_of(live)]
-                (submit,) = await submitted(engine)
-                engine.tell(outputs([(submit.attempt, 0, 70)], [(submit.attempt, EndReason.LENGTH)], [submit.attempt]))
-                await eventually(lambda: live.stream.ended)
-                assert [delta.token_ids for delta in live.stream.take()] == [[70]]
-            exposed = guest.metrics.registry.get_sample_value
-            assert exposed("quire_replicas", {"model_name": "m"}) == 2
-            assert exposed("quire_kv_pages", {"model_name": "m"}) is None, "its owner shows it"
-
-    run(test())
-
-
-def test_requests_leave_an_engine_that_is_drained_or_replaced(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with (
-            AsyncExitStack() as stack,
-            owned(tmp_path, tokenizer) as owner,
-            joined(owner, tokenizer) as guest,
-        ):
-            await eventually(lambda: len(guest.states()) == 2)
-            live = await stack.enter_async_context(guest.frontend.open(Spec("cat"), "r", None))
-            first = guest.place_of(live)
-            other = 1 - first
-            (submit,) = await submitted(owner.engines[first])
-            owner.engines[first].tell(outputs([(submit.attempt, 0, 70)], starts=[submit.attempt]))
-            await eventually(lambda: live.stream.sequences[0].token_count)
-            owner.frontend.drain_replica(first)
-            await owner.table.settled()
-            assert guest.states()[first] == (1, False)
-            assert guest.place_of(live) == other, "before its owner goes on"
-            await eventually(lambda: Finish(submit.attempt) in owner.engines[first].sent)
-            (again,) = await submitted(owner.engines[other])
-            assert (again.emitted, again.again, again.alone) == (((70,),), True, 0)
-            owner.frontend.resume_replica(first)
-            await owner.table.settled()
-            assert guest.states()[first] == (1, True)
-            owner.frontend.mark(owner.frontend.serving(other), drained=False, leaving=True)
-            await owner.table.settled()
-            await submitted(owner.engines[first], 2)
-            owner.frontend.detach(other)
-            await eventually(lambda: other not in guest.states())
-            await owner.bring(stack, other)
-            await eventually(lambda: guest.states() == {first: (1, True), other: (2, True)})
-            assert not guest.frontend._dispatch._suspects._records, "no engine died with it"
-
-    run(test())
-
-
-def test_a_link_that_breaks_is_made_anew_while_the_engine_lives(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
-            replica = guest.frontend.replicas.get(0)
-            replica.client._lost("a cable was cut")
-            await eventually(lambda: guest.frontend.replicas.get(0) not in (replica, None))
-            assert guest.states() == {0: (1, True)}
-
-    run(test())
-
-
-def test_requests_wait_for_another_server_in_the_place_of_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with AsyncExitStack() as stack:
-            async with owned(tmp_path, tokenizer, engines=1) as owner:
-                guest = await stack.enter_async_context(joined(owner, tokenizer))
-                live = await stack.enter_async_context(guest.frontend.open(Spec("cat"), "r", None))
-                await submitted(owner.engines[0])
-            await eventually(lambda: not guest.frontend.replicas.open)
-            (tmp_path / "next").mkdir()
-            owner = Owner(tmp_path / "next", tokenizer)
-            owner.table = TableService(owner.frontend.replicas, f"unix:{tmp_path / 'table'}", "", MODEL)
-            engine = await owner.bring(stack, 0)
-            await owner.table.open()
-            stack.push_async_callback(owner.table.close)
+async def test_it_has_the_engines_of_the_table_and_serves_with_them(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer) as owner, joined(owner, tokenizer) as guest:
+        await eventually(lambda: guest.states() == {0: (1, True), 1: (1, True)})
+        assert guest.fleet.summary == f"engines of {owner.address}"
+        assert guest.frontend.replicas.secret == b"s" * 32
+        async with guest.frontend.open(Spec("cat"), "r", None) as live:
+            engine = owner.engines[guest.place_of(live)]
             (submit,) = await submitted(engine)
-            assert submit.again
-            assert live.stream.failure is None
+            engine.tell(outputs([(submit.attempt, 0, 70)], [(submit.attempt, EndReason.LENGTH)], [submit.attempt]))
+            await eventually(lambda: live.stream.ended)
+            assert [delta.token_ids for delta in live.stream.take()] == [[70]]
+        exposed = guest.metrics.registry.get_sample_value
+        assert exposed("quire_replicas", {"model_name": "m"}) == 2
+        assert exposed("quire_kv_pages", {"model_name": "m"}) is None, "its owner shows it"
 
-    run(test())
+
+async def test_requests_leave_an_engine_that_is_drained_or_replaced(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with (
+        AsyncExitStack() as stack,
+        owned(tmp_path, tokenizer) as owner,
+        joined(owner, tokenizer) as guest,
+    ):
+        await eventually(lambda: len(guest.states()) == 2)
+        live = await stack.enter_async_context(guest.frontend.open(Spec("cat"), "r", None))
+        first = guest.place_of(live)
+        other = 1 - first
+        (submit,) = await submitted(owner.engines[first])
+        owner.engines[first].tell(outputs([(submit.attempt, 0, 70)], starts=[submit.attempt]))
+        await eventually(lambda: live.stream.sequences[0].token_count)
+        owner.frontend.drain_replica(first)
+        await owner.table.settled()
+        assert guest.states()[first] == (1, False)
+        assert guest.place_of(live) == other, "before its owner goes on"
+        await eventually(lambda: Finish(submit.attempt) in owner.engines[first].sent)
+        (again,) = await submitted(owner.engines[other])
+        assert (again.emitted, again.again, again.alone) == (((70,),), True, 0)
+        owner.frontend.resume_replica(first)
+        await owner.table.settled()
+        assert guest.states()[first] == (1, True)
+        owner.frontend.mark(owner.frontend.serving(other), drained=False, leaving=True)
+        await owner.table.settled()
+        await submitted(owner.engines[first], 2)
+        owner.frontend.detach(other)
+        await eventually(lambda: other not in guest.states())
+        await owner.bring(stack, other)
+        await eventually(lambda: guest.states() == {first: (1, True), other: (2, True)})
+        assert not guest.frontend._dispatch._suspects._records, "no engine died with it"
 
 
-def test_requests_leave_a_server_that_ends_before_its_engines_do(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
-            async with guest.frontend.open(Spec("cat"), "r", None) as live:
-                await submitted(owner.engines[0])
-                await Supervisor([], owner.frontend, table=owner.table).stop()
-                assert list(guest.frontend._dispatch._parked) == [live]
-            assert not guest.frontend._dispatch._suspects._records
+async def test_a_link_that_breaks_is_made_anew_while_the_engine_lives(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+        replica = guest.frontend.replicas.get(0)
+        replica.client._lost("a cable was cut")
+        await eventually(lambda: guest.frontend.replicas.get(0) not in (replica, None))
+        assert guest.states() == {0: (1, True)}
 
-    run(test())
+
+async def test_requests_wait_for_another_server_in_the_place_of_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with AsyncExitStack() as stack:
+        async with owned(tmp_path, tokenizer, engines=1) as owner:
+            guest = await stack.enter_async_context(joined(owner, tokenizer))
+            live = await stack.enter_async_context(guest.frontend.open(Spec("cat"), "r", None))
+            await submitted(owner.engines[0])
+        await eventually(lambda: not guest.frontend.replicas.open)
+        (tmp_path / "next").mkdir()
+        owner = Owner(tmp_path / "next", tokenizer)
+        owner.table = TableService(owner.frontend.replicas, f"unix:{tmp_path / 'table'}", "", MODEL)
+        engine = await owner.bring(stack, 0)
+        await owner.table.open()
+        stack.push_async_callback(owner.table.close)
+        (submit,) = await submitted(engine)
+        assert submit.again
+        assert live.stream.failure is None
+
+
+async def test_requests_leave_a_server_that_ends_before_its_engines_do(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+        async with guest.frontend.open(Spec("cat"), "r", None) as live:
+            await submitted(owner.engines[0])
+            await Supervisor([], owner.frontend, table=owner.table).stop()
+            assert list(guest.frontend._dispatch._parked) == [live]
+        assert not guest.frontend._dispatch._suspects._records
 
 
 @pytest.mark.parametrize(
     ("token", "model", "message"),
     [("wrong", MODEL, "refuses this frontend"), (TOKEN, b"x" * 32, "another configuration")],
 )
-def test_what_does_not_belong_to_it_is_refused(
+async def test_what_does_not_belong_to_it_is_refused(
     tmp_path: Path, tokenizer: Tokenizer, token: str, model: bytes, message: str
 ) -> None:
-    async def test() -> None:
-        async with owned(tmp_path, tokenizer, token=TOKEN) as owner:
-            guest = Guest(owner, tokenizer, token, model)
-            with pytest.raises(JoinError, match=message):
-                await guest.fleet.start()
-            await guest.fleet.stop()
-
-    run(test())
+    async with owned(tmp_path, tokenizer, token=TOKEN) as owner:
+        guest = Guest(owner, tokenizer, token, model)
+        with pytest.raises(JoinError, match=message):
+            await guest.fleet.start()
+        await guest.fleet.stop()
 
 
-def test_engines_of_another_server_are_drained_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
-            for refused in (guest.fleet.drain, guest.fleet.resume):
-                with pytest.raises(RequestFailed, match="ask that one"):
-                    refused(0)
+async def test_engines_of_another_server_are_drained_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+        for refused in (guest.fleet.drain, guest.fleet.resume):
             with pytest.raises(RequestFailed, match="ask that one"):
-                await guest.fleet.restart(0)
+                refused(0)
+        with pytest.raises(RequestFailed, match="ask that one"):
+            await guest.fleet.restart(0)
 
-    run(test())
 
-
-def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
+async def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rpc.link.table.SETTLE_SECONDS", 0.05)
 
-    async def test() -> None:
-        async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
-            await owner.table.settled()
-            owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
-            monkeypatch.setattr(guest.fleet, "_apply", lambda _: asyncio.Event().wait())
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await owner.table.settled()
-            assert loop.time() - began >= 0.04, "it waits for them"
-
-    run(test())
+    async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+        await owner.table.settled()
+        owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
+        monkeypatch.setattr(guest.fleet, "_apply", lambda _: asyncio.Event().wait())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await owner.table.settled()
+        assert loop.time() - began >= 0.04, "it waits for them"
 
 
 @pytest.mark.parametrize(
@@ -275,35 +251,29 @@ def test_a_token_that_others_can_read_is_none(tmp_path: Path) -> None:
     assert read_token(path, "--join-token-file") == "t"
 
 
-def test_a_server_that_ends_while_its_table_is_acted_upon_is_followed_by_the_next(
+async def test_a_server_that_ends_while_its_table_is_acted_upon_is_followed_by_the_next(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        async with AsyncExitStack() as stack:
-            async with owned(tmp_path, tokenizer, engines=1) as owner:
-                guest = await stack.enter_async_context(joined(owner, tokenizer))
-                acting, go_on, apply = asyncio.Event(), asyncio.Event(), guest.fleet._apply
+    async with AsyncExitStack() as stack:
+        async with owned(tmp_path, tokenizer, engines=1) as owner:
+            guest = await stack.enter_async_context(joined(owner, tokenizer))
+            acting, go_on, apply = asyncio.Event(), asyncio.Event(), guest.fleet._apply
 
-                async def slowly(table: pb.WatchResponse) -> None:
-                    acting.set()
-                    await go_on.wait()
-                    await apply(table)
+            async def slowly(table: pb.WatchResponse) -> None:
+                acting.set()
+                await go_on.wait()
+                await apply(table)
 
-                monkeypatch.setattr(guest.fleet, "_apply", slowly)
-                owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
-                await acting.wait()
-            go_on.set()
-            owner = await stack.enter_async_context(owned(tmp_path, tokenizer, engines=1))
-            await eventually(lambda: guest.states() == {0: (1, True)})
-
-    run(test())
+            monkeypatch.setattr(guest.fleet, "_apply", slowly)
+            owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
+            await acting.wait()
+        go_on.set()
+        owner = await stack.enter_async_context(owned(tmp_path, tokenizer, engines=1))
+        await eventually(lambda: guest.states() == {0: (1, True)})
 
 
-def test_a_table_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with owned(tmp_path, tokenizer, engines=0) as owner:
-            second = TableService(owner.frontend.replicas, owner.address, "", MODEL)
-            with pytest.raises(OSError, match="is another server's"):
-                await second.open()
-
-    run(test())
+async def test_a_table_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer, engines=0) as owner:
+        second = TableService(owner.frontend.replicas, owner.address, "", MODEL)
+        with pytest.raises(OSError, match="is another server's"):
+            await second.open()

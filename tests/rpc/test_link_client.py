@@ -19,7 +19,7 @@ from scheduler.events import EndReason, EngineStats, Finish, Submit
 from scheduler.settings import RequestLimits
 from tests.scheduler.workloads import make_request
 from tests.support.frontends import PuppetEngine, outputs
-from tests.support.links import Heard, MortalEngine, Scripted, at, connected, eventually, linked, run, serving, submit
+from tests.support.links import Heard, MortalEngine, Scripted, at, connected, eventually, linked, serving, submit
 
 Requests = AsyncIterator[pb.ConnectRequest]
 INFO = PuppetEngine().info
@@ -31,33 +31,30 @@ def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.link.server.HEARTBEAT", 0.02)
 
 
-def test_a_stopped_server_ends_every_live_attempt_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        service = LinkService()
-        engine = MortalEngine(service.sink)
-        service.attach(engine)
-        async with serving(service, tmp_path) as (target, server), connected(target) as (client, heard):
-            client.send([submit(1), submit(2), submit(3)])
-            await eventually(lambda: len(engine.sent) == 3)
-            stats = EngineStats(running=2, waiting=1, waiting_tokens=3, pages_used=9, pages_total=256, steps=4)
-            engine.tell(replace(outputs([(at(1, 1), 0, 70)], [(at(1, 3), EndReason.STOP)]), stats=stats))
-            await eventually(lambda: heard.ends)
-            await server.stop(None)
-            await eventually(lambda: client.failure)
-            assert heard.reasons() == {1: GONE, 2: GONE, 3: [EndReason.STOP]}
-            assert heard.ends[1][0].message == f"the engine is gone: {client.failure}"
-            assert heard.steps[-1].stats == EngineStats(pages_total=256, steps=4), "gauges fall, counts stay"
-            client.send([submit(4), Finish(1), submit(5)])
-            assert heard.reasons() == {1: GONE, 2: GONE, 3: [EndReason.STOP], 4: GONE, 5: GONE}
-
-    run(test())
+async def test_a_stopped_server_ends_every_live_attempt_once(tmp_path: Path) -> None:
+    service = LinkService()
+    engine = MortalEngine(service.sink)
+    service.attach(engine)
+    async with serving(service, tmp_path) as (target, server), connected(target) as (client, heard):
+        client.send([submit(1), submit(2), submit(3)])
+        await eventually(lambda: len(engine.sent) == 3)
+        stats = EngineStats(running=2, waiting=1, waiting_tokens=3, pages_used=9, pages_total=256, steps=4)
+        engine.tell(replace(outputs([(at(1, 1), 0, 70)], [(at(1, 3), EndReason.STOP)]), stats=stats))
+        await eventually(lambda: heard.ends)
+        await server.stop(None)
+        await eventually(lambda: client.failure)
+        assert heard.reasons() == {1: GONE, 2: GONE, 3: [EndReason.STOP]}
+        assert heard.ends[1][0].message == f"the engine is gone: {client.failure}"
+        assert heard.steps[-1].stats == EngineStats(pages_total=256, steps=4), "gauges fall, counts stay"
+        client.send([submit(4), Finish(1), submit(5)])
+        assert heard.reasons() == {1: GONE, 2: GONE, 3: [EndReason.STOP], 4: GONE, 5: GONE}
 
 
 async def say_what_it_is(context: aio.ServicerContext) -> None:
     await context.write(codec.encode_info(INFO))
 
 
-def test_a_silent_engine_counts_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_engine_counts_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.link.client.LATE", 0.05)
     hung_up = asyncio.Event()
 
@@ -68,21 +65,18 @@ def test_a_silent_engine_counts_as_dead(tmp_path: Path, monkeypatch: pytest.Monk
         finally:
             hung_up.set()
 
-    async def test() -> None:
-        async with (
-            serving(Scripted(script), tmp_path) as (target, _),
-            connected(target, silence=0.2) as (client, heard),
-        ):
-            client.send([submit(1)])
-            await eventually(lambda: client.stalled_for() > 0.0)
-            await eventually(lambda: client.failure)
-            assert client.failure == "it gave no sign of life for 0.2 s"
-            assert heard.reasons() == {1: GONE}
-            await hung_up.wait()
-        assert client.failure == "it gave no sign of life for 0.2 s", "the first reason stays"
-        assert len(heard.ends[1]) == 1
-
-    run(test())
+    async with (
+        serving(Scripted(script), tmp_path) as (target, _),
+        connected(target, silence=0.2) as (client, heard),
+    ):
+        client.send([submit(1)])
+        await eventually(lambda: client.stalled_for() > 0.0)
+        await eventually(lambda: client.failure)
+        assert client.failure == "it gave no sign of life for 0.2 s"
+        assert heard.reasons() == {1: GONE}
+        await hung_up.wait()
+    assert client.failure == "it gave no sign of life for 0.2 s", "the first reason stays"
+    assert len(heard.ends[1]) == 1
 
 
 @pytest.mark.usefixtures("fast_heartbeat")
@@ -115,40 +109,34 @@ class Cable:
         self._server.close()
 
 
-def test_a_cable_that_is_cut_while_it_writes_is_missed_as_soon(tmp_path: Path, fast_heartbeat: None) -> None:
+async def test_a_cable_that_is_cut_while_it_writes_is_missed_as_soon(tmp_path: Path, fast_heartbeat: None) -> None:
     """What was sent fits into no buffer on the way; nobody waits until the kernel gives up, which takes minutes."""
 
-    async def test() -> None:
-        async with linked(tmp_path) as (target, _, engine):
-            cable = Cable(target.removeprefix("unix:"))
-            async with connected(await cable.lay(), silence=0.5) as (client, heard):
-                client.send([submit(1)])
-                await eventually(lambda: engine.sent)
-                cable.cut()
-                began, long = time.monotonic(), make_request(1, 100_000)
-                for attempt in range(2, 100):
-                    client.send([Submit(attempt, long)])
-                    await asyncio.sleep(0)
-                await eventually(lambda: client.failure)
-                assert client.failure == "it gave no sign of life for 0.5 s"
-                assert heard.reasons() == dict.fromkeys(range(1, 100), GONE)
-            assert time.monotonic() - began < 3.0, "the link was closed too"
-            cable.take_up()
-
-    run(test())
+    async with linked(tmp_path) as (target, _, engine):
+        cable = Cable(target.removeprefix("unix:"))
+        async with connected(await cable.lay(), silence=0.5) as (client, heard):
+            client.send([submit(1)])
+            await eventually(lambda: engine.sent)
+            cable.cut()
+            began, long = time.monotonic(), make_request(1, 100_000)
+            for attempt in range(2, 100):
+                client.send([Submit(attempt, long)])
+                await asyncio.sleep(0)
+            await eventually(lambda: client.failure)
+            assert client.failure == "it gave no sign of life for 0.5 s"
+            assert heard.reasons() == dict.fromkeys(range(1, 100), GONE)
+        assert time.monotonic() - began < 3.0, "the link was closed too"
+        cable.take_up()
 
 
-def test_a_loop_that_was_held_up_itself_does_not_blame_the_engine(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with linked(tmp_path) as (target, _, _), connected(target, silence=0.3) as (client, heard):
-            await eventually(lambda: len(heard.steps) >= 2)
-            time.sleep(0.4)  # holds up the loop
-            before = len(heard.steps)
-            # 25 signs of life take longer than the silence that may be.
-            await eventually(lambda: client.failure or len(heard.steps) >= before + 25)
-            assert client.failure is None
-
-    run(test())
+async def test_a_loop_that_was_held_up_itself_does_not_blame_the_engine(tmp_path: Path) -> None:
+    async with linked(tmp_path) as (target, _, _), connected(target, silence=0.3) as (client, heard):
+        await eventually(lambda: len(heard.steps) >= 2)
+        time.sleep(0.4)  # holds up the loop
+        before = len(heard.steps)
+        # 25 signs of life take longer than the silence that may be.
+        await eventually(lambda: client.failure or len(heard.steps) >= before + 25)
+        assert client.failure is None
 
 
 async def hang_up(requests: Requests, context: aio.ServicerContext) -> None:
@@ -168,41 +156,34 @@ async def talk_of_something_else(requests: Requests, context: aio.ServicerContex
     ("script", "why"),
     [(hang_up, "did not say what it is"), (abort, "no model"), (talk_of_something_else, "did not say what it is")],
 )
-def test_connecting_fails_where_the_engine_does_not_introduce_itself(tmp_path: Path, script: object, why: str) -> None:
-    async def test() -> None:
-        async with serving(Scripted(script), tmp_path) as (target, _):
-            with pytest.raises(ConnectionError, match=why):
-                await connected(target).__aenter__()
+async def test_connecting_fails_where_the_engine_does_not_introduce_itself(
+    tmp_path: Path, script: object, why: str
+) -> None:
+    async with serving(Scripted(script), tmp_path) as (target, _):
+        with pytest.raises(ConnectionError, match=why):
+            await connected(target).__aenter__()
 
-    run(test())
 
-
-def test_a_message_that_cannot_be_read_ends_the_link_by_name(tmp_path: Path) -> None:
+async def test_a_message_that_cannot_be_read_ends_the_link_by_name(tmp_path: Path) -> None:
     async def script(requests: Requests, context: aio.ServicerContext) -> None:
         await say_what_it_is(context)
         await context.write(pb.ConnectResponse(outputs=pb.Outputs(attempts=bytes(8), positions=bytes(3))))
         await asyncio.Event().wait()
 
-    async def test() -> None:
-        async with serving(Scripted(script), tmp_path) as (target, _), connected(target) as (client, heard):
-            client.send([submit(1)])
-            await eventually(lambda: client.failure)
-            assert client.failure.startswith("positions has 3 bytes")
-            assert heard.reasons() == {1: GONE}
-
-    run(test())
+    async with serving(Scripted(script), tmp_path) as (target, _), connected(target) as (client, heard):
+        client.send([submit(1)])
+        await eventually(lambda: client.failure)
+        assert client.failure.startswith("positions has 3 bytes")
+        assert heard.reasons() == {1: GONE}
 
 
-def test_an_event_that_the_link_cannot_carry_is_answered_alone(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with linked(tmp_path) as (target, _, engine), connected(target) as (client, heard):
-            client.send([submit(1), submit(2, stop_ids=(-1,)), submit(3)])
-            assert heard.reasons() == {2: [EndReason.FAULT]}
-            assert "cannot be sent" in heard.ends[2][0].message
-            await eventually(lambda: engine.submitted() == [at(1, 1), at(1, 3)])
-            assert client.failure is None
-
-    run(test())
+async def test_an_event_that_the_link_cannot_carry_is_answered_alone(tmp_path: Path) -> None:
+    async with linked(tmp_path) as (target, _, engine), connected(target) as (client, heard):
+        client.send([submit(1), submit(2, stop_ids=(-1,)), submit(3)])
+        assert heard.reasons() == {2: [EndReason.FAULT]}
+        assert "cannot be sent" in heard.ends[2][0].message
+        await eventually(lambda: engine.submitted() == [at(1, 1), at(1, 3)])
+        assert client.failure is None
 
 
 class Mailbox:
@@ -218,38 +199,32 @@ class Mailbox:
         return
 
 
-def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with linked(tmp_path) as (target, _, _):
-            heard = Heard()
-            client = LinkClient(Reach(target), heard, RequestLimits(), 10.0)
-            client._call.cancel()
-            client._call = mailbox = Mailbox()
-            client.send([submit(1)])
-            reading = asyncio.create_task(client._read())
-            await asyncio.sleep(0)
-            mailbox.message.set_result(codec.encode_outputs(outputs(ends=[(1, EndReason.STOP)]), 0.0))
-            client._lost("it gave no sign of life")  # as `_watch` does, in the same turn of the loop
-            mailbox.message = asyncio.get_running_loop().create_future()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            reading.cancel()
-            await client.close()
-            assert heard.wrong == []
-            assert len(heard.ends[1]) == 1
-
-    run(test())
+async def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice(tmp_path: Path) -> None:
+    async with linked(tmp_path) as (target, _, _):
+        heard = Heard()
+        client = LinkClient(Reach(target), heard, RequestLimits(), 10.0)
+        client._call.cancel()
+        client._call = mailbox = Mailbox()
+        client.send([submit(1)])
+        reading = asyncio.create_task(client._read())
+        await asyncio.sleep(0)
+        mailbox.message.set_result(codec.encode_outputs(outputs(ends=[(1, EndReason.STOP)]), 0.0))
+        client._lost("it gave no sign of life")  # as `_watch` does, in the same turn of the loop
+        mailbox.message = asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        reading.cancel()
+        await client.close()
+        assert heard.wrong == []
+        assert len(heard.ends[1]) == 1
 
 
-def test_an_engine_whose_step_hangs_is_lost(tmp_path: Path, fast_heartbeat: None) -> None:
-    async def test() -> None:
-        async with linked(tmp_path) as (target, _, engine), connected(target) as (client, heard):
-            client.send([submit(1)])
-            await eventually(engine.submitted)
-            assert client.failure is None
-            engine.hangs = "a step has run for 9 s"
-            await eventually(lambda: client.failure)
-            assert client.failure == "a step has run for 9 s"
-            assert heard.reasons() == {1: GONE}
-
-    run(test())
+async def test_an_engine_whose_step_hangs_is_lost(tmp_path: Path, fast_heartbeat: None) -> None:
+    async with linked(tmp_path) as (target, _, engine), connected(target) as (client, heard):
+        client.send([submit(1)])
+        await eventually(engine.submitted)
+        assert client.failure is None
+        engine.hangs = "a step has run for 9 s"
+        await eventually(lambda: client.failure)
+        assert client.failure == "a step has run for 9 s"
+        assert heard.reasons() == {1: GONE}

@@ -26,7 +26,7 @@ from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
 from tests.scheduler.executor import FakeExecutor, alone
 from tests.scheduler.workloads import PATIENT, SECRET, make_layout, make_request
-from tests.support.links import DEADLINE, Heard, connected, eventually, run, serving
+from tests.support.links import DEADLINE, Heard, connected, eventually, serving
 
 SIZE, PAGES, ROWS, STEP = 4, 200, 4, 0.01  # seconds
 LAYOUT = make_layout(SIZE)
@@ -120,83 +120,71 @@ async def finished(target: Node, source: Node, emitted: dict[int, tuple[int, ...
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 30])
-def test_a_stream_goes_on_with_its_pages(tmp_path: Path, tokens: int) -> None:
-    async def test() -> None:
-        async with node(tmp_path / "a") as source, node(tmp_path / "b") as target:
-            emitted = await started(source, tokens)
-            await finished(target, source, emitted)
-            known = {attempt: len(REQUESTS[attempt].prompt) + len(output) for attempt, output in emitted.items()}
-            assert target.stats.pages_brought == sum((length - 1) // SIZE for length in known.values())
-            computed = sum(len(request.prompt) + 60 - 1 for request in REQUESTS.values())
-            assert target.stats.computed_tokens == computed - SIZE * target.stats.pages_brought
-            await eventually(lambda: source.stats.pages_used == 0)
-
-    run(test())
+async def test_a_stream_goes_on_with_its_pages(tmp_path: Path, tokens: int) -> None:
+    async with node(tmp_path / "a") as source, node(tmp_path / "b") as target:
+        emitted = await started(source, tokens)
+        await finished(target, source, emitted)
+        known = {attempt: len(REQUESTS[attempt].prompt) + len(output) for attempt, output in emitted.items()}
+        assert target.stats.pages_brought == sum((length - 1) // SIZE for length in known.values())
+        computed = sum(len(request.prompt) + 60 - 1 for request in REQUESTS.values())
+        assert target.stats.computed_tokens == computed - SIZE * target.stats.pages_brought
+        await eventually(lambda: source.stats.pages_used == 0)
 
 
-def test_a_stream_goes_there_and_back(tmp_path: Path) -> None:
+async def test_a_stream_goes_there_and_back(tmp_path: Path) -> None:
     """The engine that it comes back to has the first pages still: it lacks the later ones."""
 
-    async def test() -> None:
-        async with node(tmp_path / "a") as first, node(tmp_path / "b") as second:
-            emitted = await started(first, 10)
-            second.heard.tokens.update((attempt, list(tokens)) for attempt, tokens in emitted.items())
-            again = [(attempt, REQUESTS[attempt], (tokens,), True) for attempt, tokens in emitted.items()]
-            second.client.send([Submit(*values, source=Source(first.address)) for values in again])
-            await eventually(lambda: all(len(second.heard.tokens[attempt]) >= 40 for attempt in REQUESTS))
-            second.client.send([Finish(attempt) for attempt in REQUESTS])
-            emitted = {attempt: tuple(second.heard.tokens[attempt]) for attempt in REQUESTS}
-            # Attempts have numbers of their own; those of before are over.
-            first.heard.tokens.clear()
-            first.heard.tokens.update((10 + attempt, list(tokens)) for attempt, tokens in emitted.items())
-            first.client.send(
-                [
-                    Submit(10 + attempt, REQUESTS[attempt], (tokens,), True, source=Source(second.address))
-                    for attempt, tokens in emitted.items()
-                ]
-            )
-            await eventually(lambda: all(10 + attempt in first.heard.ends for attempt in REQUESTS))
-            assert {attempt: first.heard.tokens[10 + attempt] for attempt in REQUESTS} == {
-                attempt: alone(request) for attempt, request in REQUESTS.items()
-            }
-            assert 0 < first.stats.pages_brought <= second.stats.pages_brought
-
-    run(test())
+    async with node(tmp_path / "a") as first, node(tmp_path / "b") as second:
+        emitted = await started(first, 10)
+        second.heard.tokens.update((attempt, list(tokens)) for attempt, tokens in emitted.items())
+        again = [(attempt, REQUESTS[attempt], (tokens,), True) for attempt, tokens in emitted.items()]
+        second.client.send([Submit(*values, source=Source(first.address)) for values in again])
+        await eventually(lambda: all(len(second.heard.tokens[attempt]) >= 40 for attempt in REQUESTS))
+        second.client.send([Finish(attempt) for attempt in REQUESTS])
+        emitted = {attempt: tuple(second.heard.tokens[attempt]) for attempt in REQUESTS}
+        # Attempts have numbers of their own; those of before are over.
+        first.heard.tokens.clear()
+        first.heard.tokens.update((10 + attempt, list(tokens)) for attempt, tokens in emitted.items())
+        first.client.send(
+            [
+                Submit(10 + attempt, REQUESTS[attempt], (tokens,), True, source=Source(second.address))
+                for attempt, tokens in emitted.items()
+            ]
+        )
+        await eventually(lambda: all(10 + attempt in first.heard.ends for attempt in REQUESTS))
+        assert {attempt: first.heard.tokens[10 + attempt] for attempt in REQUESTS} == {
+            attempt: alone(request) for attempt, request in REQUESTS.items()
+        }
+        assert 0 < first.stats.pages_brought <= second.stats.pages_brought
 
 
-def test_a_source_that_ends_costs_recompute(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with node(tmp_path / "a") as source, node(tmp_path / "b") as target:
-            emitted = await started(source, 7)
-            await asyncio.to_thread(source.engine.stop)
-            await finished(target, source, emitted)
-            assert target.stats.pages_brought == 0
-            with pytest.raises(EngineEnded):
-                await source.pages.read([bytes(32)])
-
-    run(test())
+async def test_a_source_that_ends_costs_recompute(tmp_path: Path) -> None:
+    async with node(tmp_path / "a") as source, node(tmp_path / "b") as target:
+        emitted = await started(source, 7)
+        await asyncio.to_thread(source.engine.stop)
+        await finished(target, source, emitted)
+        assert target.stats.pages_brought == 0
+        with pytest.raises(EngineEnded):
+            await source.pages.read([bytes(32)])
 
 
-def test_only_pages_that_are_computed_and_named_are_given(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with node(tmp_path / "a") as source:
-            (wanted,) = source.pages.named(Submit(1, REQUESTS[1], (tuple(alone(REQUESTS[1])),)))
-            names = [name for name, _ in wanted]
-            assert await source.pages.read(names) == []
-            source.client.send([Submit(1, REQUESTS[1])])
-            seen = 0
-            while 1 not in source.heard.ends:
-                copies = await source.pages.read(names)
-                assert [copy.tokens for copy in copies] == [tokens for _, tokens in wanted[: len(copies)]]
-                for copy in copies:  # the first one's name says whose it is, too
-                    assert copy.content[0, : 4 * SIZE].tobytes() == copy.tokens[: 4 * SIZE], "what is given is computed"
-                assert len(copies) >= seen
-                seen = len(copies)
-            assert len(await source.pages.read(names)) == len(names)
-            assert len(await source.pages.read(names[5:9])) == 4
-            assert await source.pages.read([bytes(32), *names]) == []
-            assert len(await source.pages.read([names[3], names[5]])) == 1, "they are no sequence"
-            await asyncio.wrap_future(source.engine.call(source.scheduler.cache.reset))
-            assert await source.pages.read(names) == []
-
-    run(test())
+async def test_only_pages_that_are_computed_and_named_are_given(tmp_path: Path) -> None:
+    async with node(tmp_path / "a") as source:
+        (wanted,) = source.pages.named(Submit(1, REQUESTS[1], (tuple(alone(REQUESTS[1])),)))
+        names = [name for name, _ in wanted]
+        assert await source.pages.read(names) == []
+        source.client.send([Submit(1, REQUESTS[1])])
+        seen = 0
+        while 1 not in source.heard.ends:
+            copies = await source.pages.read(names)
+            assert [copy.tokens for copy in copies] == [tokens for _, tokens in wanted[: len(copies)]]
+            for copy in copies:  # the first one's name says whose it is, too
+                assert copy.content[0, : 4 * SIZE].tobytes() == copy.tokens[: 4 * SIZE], "what is given is computed"
+            assert len(copies) >= seen
+            seen = len(copies)
+        assert len(await source.pages.read(names)) == len(names)
+        assert len(await source.pages.read(names[5:9])) == 4
+        assert await source.pages.read([bytes(32), *names]) == []
+        assert len(await source.pages.read([names[3], names[5]])) == 1, "they are no sequence"
+        await asyncio.wrap_future(source.engine.call(source.scheduler.cache.reset))
+        assert await source.pages.read(names) == []

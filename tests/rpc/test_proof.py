@@ -15,7 +15,7 @@ from rpc.link.client import LinkClient
 from rpc.link.proof import NONCE, PROOF, Caller, answer_to
 from rpc.link.server import LinkService
 from scheduler.settings import RequestLimits
-from tests.support.links import Heard, MortalEngine, Scripted, run, serving
+from tests.support.links import Heard, MortalEngine, Scripted, serving
 
 TOKEN = "a token"  # noqa: S105 - of these tests
 
@@ -51,19 +51,16 @@ def test_callers_without_it_are_refused(called: dict[str, str]) -> None:
     assert answer_to(TOKEN, called) is None
 
 
-def test_both_are_let_in(tmp_path: Path) -> None:
-    async def test() -> None:
-        service = LinkService(TOKEN)
-        service.attach(MortalEngine(service.sink))
-        async with serving(service, tmp_path) as (address, _), client_of(address, TOKEN) as client:
-            await client.connect()
-            assert client.failure is None
-
-    run(test())
+async def test_both_are_let_in(tmp_path: Path) -> None:
+    service = LinkService(TOKEN)
+    service.attach(MortalEngine(service.sink))
+    async with serving(service, tmp_path) as (address, _), client_of(address, TOKEN) as client:
+        await client.connect()
+        assert client.failure is None
 
 
 @pytest.mark.parametrize("echoes", [False, True])
-def test_a_stranger_in_an_engines_place_learns_nothing_and_is_not_believed(tmp_path: Path, echoes: bool) -> None:
+async def test_a_stranger_in_an_engines_place_learns_nothing_and_is_not_believed(tmp_path: Path, echoes: bool) -> None:
     heard: list[dict[str, str]] = []
 
     async def stranger(_requests: AsyncIterator[pb.ConnectRequest], context: aio.ServicerContext) -> None:
@@ -73,33 +70,24 @@ def test_a_stranger_in_an_engines_place_learns_nothing_and_is_not_believed(tmp_p
         await context.write(pb.ConnectResponse(info=pb.EngineInfo(vocabulary=7)))
         await asyncio.sleep(60)
 
-    async def test() -> None:
-        async with serving(Scripted(stranger), tmp_path) as (address, _), client_of(address, TOKEN) as client:
-            with pytest.raises(ConnectionError, match="who answers does not know the token"):
-                await client.connect()
-        assert TOKEN not in str(heard)
-
-    run(test())
+    async with serving(Scripted(stranger), tmp_path) as (address, _), client_of(address, TOKEN) as client:
+        with pytest.raises(ConnectionError, match="who answers does not know the token"):
+            await client.connect()
+    assert TOKEN not in str(heard)
 
 
-def test_a_refused_caller_hears_why(tmp_path: Path) -> None:
-    async def test() -> None:
-        service = LinkService(TOKEN)
-        service.attach(MortalEngine(service.sink))
-        async with serving(service, tmp_path) as (address, _), client_of(address, "wrong") as client:
-            with pytest.raises(ConnectionError, match="has no token of"):
-                await client.connect()
-
-    run(test())
+async def test_a_refused_caller_hears_why(tmp_path: Path) -> None:
+    service = LinkService(TOKEN)
+    service.attach(MortalEngine(service.sink))
+    async with serving(service, tmp_path) as (address, _), client_of(address, "wrong") as client:
+        with pytest.raises(ConnectionError, match="has no token of"):
+            await client.connect()
 
 
-def test_an_engine_reads_nothing_of_who_shows_no_token(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(LinkService(TOKEN), tmp_path) as (address, _), aio.insecure_channel(address) as channel:
-            pages = channel.stream_stream("/quire.engine.v1.EngineService/Pages", bytes, bytes)
-            call = pages()
-            with pytest.raises(grpc.RpcError) as refused:
-                await call.read()  # nothing was sent yet
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-    run(test())
+async def test_an_engine_reads_nothing_of_who_shows_no_token(tmp_path: Path) -> None:
+    async with serving(LinkService(TOKEN), tmp_path) as (address, _), aio.insecure_channel(address) as channel:
+        pages = channel.stream_stream("/quire.engine.v1.EngineService/Pages", bytes, bytes)
+        call = pages()
+        with pytest.raises(grpc.RpcError) as refused:
+            await call.read()  # nothing was sent yet
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

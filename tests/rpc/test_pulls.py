@@ -41,7 +41,6 @@ from tests.support.links import (
     connected,
     eventually,
     linked,
-    run,
     serving,
     submit,
 )
@@ -147,69 +146,54 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "secret"])
-def test_a_request_comes_with_the_pages_that_its_source_has(tmp_path: Path, token: str) -> None:
-    async def test() -> None:
-        check_brought(await brought_by(tmp_path, Port(NAMES), token=token), NAMES)
-
-    run(test())
+async def test_a_request_comes_with_the_pages_that_its_source_has(tmp_path: Path, token: str) -> None:
+    check_brought(await brought_by(tmp_path, Port(NAMES), token=token), NAMES)
 
 
-def test_pages_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.link.server.READ_BYTES", 5 * 2 * BYTES + 1)
 
-    async def test() -> None:
-        source = Port(NAMES)
-        check_brought(await brought_by(tmp_path, source), NAMES)
-        assert source.reads == [5, 5, 2]
-
-    run(test())
+    source = Port(NAMES)
+    check_brought(await brought_by(tmp_path, source), NAMES)
+    assert source.reads == [5, 5, 2]
 
 
-def test_what_the_source_has_not_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_source_has_not_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.link.server.READ_BYTES", 4 * 2 * BYTES)
 
-    async def test() -> None:
-        source = Port([*NAMES[:6], *NAMES[7:]])
-        check_brought(await brought_by(tmp_path, source), NAMES[:6])
-        assert source.reads == [4, 4]
-
-    run(test())
+    source = Port([*NAMES[:6], *NAMES[7:]])
+    check_brought(await brought_by(tmp_path, source), NAMES[:6])
+    assert source.reads == [4, 4]
 
 
-def test_what_the_engine_has_is_not_asked_for(tmp_path: Path) -> None:
-    async def test() -> None:
-        source = Port(NAMES)
-        async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
-            client, _, engine, _ = parts
-            here = b"".join(name[:SHORT_NAME] for name in NAMES[:5])
-            engine.tell(replace(outputs(), names=(NameChanges(b"", here),)))
-            await asyncio.sleep(0)
-            client.send([moved(7, address)])
-            await eventually(engine.submitted)
-            check_brought(the_submit(engine), NAMES[5:])
-            assert source.reads == [7]
-
-    run(test())
+async def test_what_the_engine_has_is_not_asked_for(tmp_path: Path) -> None:
+    source = Port(NAMES)
+    async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
+        client, _, engine, _ = parts
+        here = b"".join(name[:SHORT_NAME] for name in NAMES[:5])
+        engine.tell(replace(outputs(), names=(NameChanges(b"", here),)))
+        await asyncio.sleep(0)
+        client.send([moved(7, address)])
+        await eventually(engine.submitted)
+        check_brought(the_submit(engine), NAMES[5:])
+        assert source.reads == [7]
 
 
-def test_sequences_of_a_request_ask_for_what_they_have_in_common_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        outputs_so_far = ((1,) * 30, None, (2,) * 30)
-        event = replace(moved(7, ""), emitted=outputs_so_far)
-        event = replace(event, request=replace(event.request, count=3))
-        chains = Port().named(event)
-        source = Port()
-        for chain in chains:
-            source.has.update(name for name, _ in chain)
-            source.tokens.update(chain)
-        async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
-            client, _, engine, _ = parts
-            client.send([replace(event, source=Source(address))])
-            await eventually(engine.submitted)
-            check_brought(the_submit(engine), list(dict.fromkeys(name for chain in chains for name, _ in chain)))
-            assert source.reads == [19, 7]
-
-    run(test())
+async def test_sequences_of_a_request_ask_for_what_they_have_in_common_once(tmp_path: Path) -> None:
+    outputs_so_far = ((1,) * 30, None, (2,) * 30)
+    event = replace(moved(7, ""), emitted=outputs_so_far)
+    event = replace(event, request=replace(event.request, count=3))
+    chains = Port().named(event)
+    source = Port()
+    for chain in chains:
+        source.has.update(name for name, _ in chain)
+        source.tokens.update(chain)
+    async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
+        client, _, engine, _ = parts
+        client.send([replace(event, source=Source(address))])
+        await eventually(engine.submitted)
+        check_brought(the_submit(engine), list(dict.fromkeys(name for chain in chains for name, _ in chain)))
+        assert source.reads == [19, 7]
 
 
 def wrong_tokens(port: Port) -> None:
@@ -221,15 +205,12 @@ def another_model(port: Port) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "left"), [(wrong_tokens, 3), (another_model, 0)])
-def test_what_is_not_what_was_asked_for_is_not_used(
+async def test_what_is_not_what_was_asked_for_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Port], None], left: int
 ) -> None:
-    async def test() -> None:
-        source = Port(NAMES)
-        spoil(source)
-        check_brought(await brought_by(tmp_path, source), NAMES[:left])
-
-    run(test())
+    source = Port(NAMES)
+    spoil(source)
+    check_brought(await brought_by(tmp_path, source), NAMES[:left])
 
 
 class Liar(pb_grpc.EngineServiceServicer):
@@ -276,95 +257,78 @@ async def brought_by_liar(directory: Path, liar: Liar) -> Submit:
         (Liar(), 0),
     ],
 )
-def test_lies_are_not_believed(tmp_path: Path, liar: Liar, left: int) -> None:
-    async def test() -> None:
-        check_brought(await brought_by_liar(tmp_path, liar), NAMES[:left])
-
-    run(test())
+async def test_lies_are_not_believed(tmp_path: Path, liar: Liar, left: int) -> None:
+    check_brought(await brought_by_liar(tmp_path, liar), NAMES[:left])
 
 
-def test_a_source_that_hangs_costs_the_time_of_a_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_source_that_hangs_costs_the_time_of_a_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PULL_SECONDS", 1.5)
 
-    async def test() -> None:
-        check_brought(await brought_by_liar(tmp_path, Liar(answer(5), then=lambda: asyncio.sleep(60))), NAMES[:5])
-
-    run(test())
+    check_brought(await brought_by_liar(tmp_path, Liar(answer(5), then=lambda: asyncio.sleep(60))), NAMES[:5])
 
 
-def test_a_source_that_dies_midway_costs_what_it_had_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_source_that_dies_midway_costs_what_it_had_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rpc.link.server.READ_BYTES", 4 * 2 * BYTES)
 
-    async def test() -> None:
-        source = Port(NAMES)
+    source = Port(NAMES)
 
-        def end() -> None:
-            if len(source.reads) == 3:
-                raise EngineEnded("device lost")
+    def end() -> None:
+        if len(source.reads) == 3:
+            raise EngineEnded("device lost")
 
-        source.before = end
-        check_brought(await brought_by(tmp_path, source), NAMES[:8])
-
-    run(test())
+    source.before = end
+    check_brought(await brought_by(tmp_path, source), NAMES[:8])
 
 
-def test_a_source_that_is_gone_costs_nothing(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with target_of(tmp_path, Port()) as (client, _, engine, _):
-            client.send([moved(7, f"unix:{tmp_path}/nobody")])
-            await eventually(engine.submitted)
-            check_brought(the_submit(engine), [])
-
-    run(test())
+async def test_a_source_that_is_gone_costs_nothing(tmp_path: Path) -> None:
+    async with target_of(tmp_path, Port()) as (client, _, engine, _):
+        client.send([moved(7, f"unix:{tmp_path}/nobody")])
+        await eventually(engine.submitted)
+        check_brought(the_submit(engine), [])
 
 
-def test_a_wrong_token_gets_nothing(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with source_of(tmp_path, Port(NAMES), "secret") as (address, _), target_of(tmp_path, Port()) as parts:
-            client, _, engine, _ = parts
-            client.send([moved(7, address, "guess")])
-            await eventually(engine.submitted)
-            check_brought(the_submit(engine), [])
-            async with aio.insecure_channel(address) as channel:
-                call = pb_grpc.EngineServiceStub(channel).Pages(iter([joined_names(NAMES)]))
-                with pytest.raises(grpc.RpcError) as refused:
-                    await call.read()
-                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-    run(test())
+async def test_a_wrong_token_gets_nothing(tmp_path: Path) -> None:
+    async with source_of(tmp_path, Port(NAMES), "secret") as (address, _), target_of(tmp_path, Port()) as parts:
+        client, _, engine, _ = parts
+        client.send([moved(7, address, "guess")])
+        await eventually(engine.submitted)
+        check_brought(the_submit(engine), [])
+        async with aio.insecure_channel(address) as channel:
+            call = pb_grpc.EngineServiceStub(channel).Pages(iter([joined_names(NAMES)]))
+            with pytest.raises(grpc.RpcError) as refused:
+                await call.read()
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_names_of_a_wrong_size_are_refused_and_an_engine_without_a_prefix_cache_has_nothing(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with source_of(tmp_path, Port(NAMES)) as (address, _), linked(tmp_path) as (without, _, _):
-            async with aio.insecure_channel(address) as channel:
-                call = pb_grpc.EngineServiceStub(channel).Pages(iter([pb.PagesRequest(names=bytes(NAME_BYTES + 1))]))
-                with pytest.raises(grpc.RpcError) as refused:
-                    await call.read()
-                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            async with aio.insecure_channel(without) as channel:
-                call = pb_grpc.EngineServiceStub(channel).Pages(iter([joined_names(NAMES)]))
-                assert [response async for response in call] == []
-
-    run(test())
+async def test_names_of_a_wrong_size_are_refused_and_an_engine_without_a_prefix_cache_has_nothing(
+    tmp_path: Path,
+) -> None:
+    async with source_of(tmp_path, Port(NAMES)) as (address, _), linked(tmp_path) as (without, _, _):
+        async with aio.insecure_channel(address) as channel:
+            call = pb_grpc.EngineServiceStub(channel).Pages(iter([pb.PagesRequest(names=bytes(NAME_BYTES + 1))]))
+            with pytest.raises(grpc.RpcError) as refused:
+                await call.read()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        async with aio.insecure_channel(without) as channel:
+            call = pb_grpc.EngineServiceStub(channel).Pages(iter([joined_names(NAMES)]))
+            assert [response async for response in call] == []
 
 
 @pytest.mark.parametrize("how", ["computing is quicker", "a few pages", "no prefix cache"])
-def test_nothing_is_asked_for_where_it_does_not_pay(tmp_path: Path, how: str) -> None:
-    async def test() -> None:
-        source, target = Port(NAMES), Port()
-        target.seconds = 0.0 if how == "computing is quicker" else None
-        async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, target) as parts:
-            client, _, engine, service = parts
-            if how == "no prefix cache":
-                service._pulls = None
-            short = how == "a few pages"
-            client.send([moved(7, address, **({"prompt": PROMPT[: 3 * SIZE + 2]} if short else {}))])
-            await eventually(engine.submitted)
-            assert not the_submit(engine).brought
-            assert source.reads == []
-
-    run(test())
+async def test_nothing_is_asked_for_where_it_does_not_pay(tmp_path: Path, how: str) -> None:
+    source, target = Port(NAMES), Port()
+    target.seconds = 0.0 if how == "computing is quicker" else None
+    async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, target) as parts:
+        client, _, engine, service = parts
+        if how == "no prefix cache":
+            service._pulls = None
+        short = how == "a few pages"
+        client.send([moved(7, address, **({"prompt": PROMPT[: 3 * SIZE + 2]} if short else {}))])
+        await eventually(engine.submitted)
+        assert not the_submit(engine).brought
+        assert source.reads == []
 
 
 def hanging() -> tuple[Port, asyncio.Event]:
@@ -375,79 +339,67 @@ def hanging() -> tuple[Port, asyncio.Event]:
 
 
 @pytest.mark.parametrize("index", [None, 0])
-def test_a_finish_ends_a_pull(tmp_path: Path, index: int | None) -> None:
-    async def test() -> None:
-        source, event = hanging()
-        async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
-            client, heard, engine, service = parts
-            client.send([moved(7, address), moved(8, address)])
-            await eventually(lambda: len(source.reads) == 2)
-            client.send([Finish(7, index)])
-            await eventually(engine.finished)
-            assert [(type(event), event.attempt) for event in engine.sent] == [(Submit, at(1, 7)), (Finish, at(1, 7))]
-            assert not the_submit(engine).brought
-            engine.tell(outputs(ends=[(at(1, 7), EndReason.FINISHED)]))
-            await eventually(lambda: heard.reasons() == {7: [EndReason.FINISHED]})
-            event.set()
-            await eventually(lambda: len(engine.submitted()) == 2)
-            check_brought(engine.sent[-1], NAMES)
-            assert service._pulls is not None
-            assert not service._pulls._pulls
-
-    run(test())
+async def test_a_finish_ends_a_pull(tmp_path: Path, index: int | None) -> None:
+    source, event = hanging()
+    async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
+        client, heard, engine, service = parts
+        client.send([moved(7, address), moved(8, address)])
+        await eventually(lambda: len(source.reads) == 2)
+        client.send([Finish(7, index)])
+        await eventually(engine.finished)
+        assert [(type(event), event.attempt) for event in engine.sent] == [(Submit, at(1, 7)), (Finish, at(1, 7))]
+        assert not the_submit(engine).brought
+        engine.tell(outputs(ends=[(at(1, 7), EndReason.FINISHED)]))
+        await eventually(lambda: heard.reasons() == {7: [EndReason.FINISHED]})
+        event.set()
+        await eventually(lambda: len(engine.submitted()) == 2)
+        check_brought(engine.sent[-1], NAMES)
+        assert service._pulls is not None
+        assert not service._pulls._pulls
 
 
-def test_others_do_not_wait_behind_a_pull(tmp_path: Path) -> None:
-    async def test() -> None:
-        source, event = hanging()
-        async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
-            client, _, engine, _ = parts
-            client.send([moved(7, address), submit(8)])
-            await eventually(lambda: engine.submitted() == [at(1, 8)])
-            event.set()
-            await eventually(lambda: engine.submitted() == [at(1, 8), at(1, 7)])
-
-    run(test())
+async def test_others_do_not_wait_behind_a_pull(tmp_path: Path) -> None:
+    source, event = hanging()
+    async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
+        client, _, engine, _ = parts
+        client.send([moved(7, address), submit(8)])
+        await eventually(lambda: engine.submitted() == [at(1, 8)])
+        event.set()
+        await eventually(lambda: engine.submitted() == [at(1, 8), at(1, 7)])
 
 
-def test_a_few_pulls_run_at_once_and_all_end_in_the_time_of_one(
+async def test_a_few_pulls_run_at_once_and_all_end_in_the_time_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PULL_SECONDS", 2.0)
 
-    async def test() -> None:
-        source, event = hanging()
-        async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
-            client, _, engine, _ = parts
-            began = asyncio.get_running_loop().time()
-            client.send([moved(attempt, address) for attempt in range(1, 7)])
-            await eventually(lambda: len(source.reads) == AT_ONCE)
-            await eventually(lambda: len(engine.submitted()) == 6)
-            assert asyncio.get_running_loop().time() - began < 5, "one after the other they would take six"
-            assert not any(event.brought for event in engine.sent if isinstance(event, Submit))
-            event.set()
-
-    run(test())
+    source, event = hanging()
+    async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
+        client, _, engine, _ = parts
+        began = asyncio.get_running_loop().time()
+        client.send([moved(attempt, address) for attempt in range(1, 7)])
+        await eventually(lambda: len(source.reads) == AT_ONCE)
+        await eventually(lambda: len(engine.submitted()) == 6)
+        assert asyncio.get_running_loop().time() - began < 5, "one after the other they would take six"
+        assert not any(event.brought for event in engine.sent if isinstance(event, Submit))
+        event.set()
 
 
-def test_a_frontend_that_leaves_ends_its_pulls(tmp_path: Path) -> None:
-    async def test() -> None:
-        source, _ = hanging()
-        async with source_of(tmp_path, source) as (address, _):
-            service = LinkService()
-            engine = MortalEngine(service.sink)
-            service.attach(engine, Port())
-            async with serving(service, tmp_path) as (target, _):
-                async with connected(target) as (client, _):
-                    client.send([moved(7, address)])
-                    await eventually(lambda: source.reads)
-                await eventually(engine.finished)
-                assert [type(event) for event in engine.sent] == [Submit, Finish]
-                assert service._pulls is not None
-                assert not service._pulls._pulls
-                assert not service._pulls._held
-
-    run(test())
+async def test_a_frontend_that_leaves_ends_its_pulls(tmp_path: Path) -> None:
+    source, _ = hanging()
+    async with source_of(tmp_path, source) as (address, _):
+        service = LinkService()
+        engine = MortalEngine(service.sink)
+        service.attach(engine, Port())
+        async with serving(service, tmp_path) as (target, _):
+            async with connected(target) as (client, _):
+                client.send([moved(7, address)])
+                await eventually(lambda: source.reads)
+            await eventually(engine.finished)
+            assert [type(event) for event in engine.sent] == [Submit, Finish]
+            assert service._pulls is not None
+            assert not service._pulls._pulls
+            assert not service._pulls._held
 
 
 @pytest.mark.parametrize(
@@ -455,65 +407,53 @@ def test_a_frontend_that_leaves_ends_its_pulls(tmp_path: Path) -> None:
     [lambda: outputs(starts=[at(1, 1)]), lambda: outputs(ends=[(at(1, 1), EndReason.STOP)])],
     ids=["start", "end"],
 )
-def test_pages_that_wait_with_their_requests_are_bounded(
+async def test_pages_that_wait_with_their_requests_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: Callable[[], StepOutputs]
 ) -> None:
     """The third request's are asked for once another one has started, or ended."""
     monkeypatch.setattr(module, "MOST_HELD", 2 * 12 * 2 * BYTES)
 
-    async def test() -> None:
-        source = Port(NAMES)
-        async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
-            client, _, engine, service = parts
-            client.send([moved(attempt, address) for attempt in (1, 2, 3)])
-            await eventually(lambda: len(engine.submitted()) == 2)
-            await asyncio.sleep(0.05)
-            assert len(source.reads) == 2
-            engine.tell(free())
-            await eventually(lambda: len(engine.submitted()) == 3)
-            engine.tell(outputs(ends=[(at(1, attempt), EndReason.STOP) for attempt in (2, 3)]))
-            assert service._pulls is not None
-            await eventually(lambda: not service._pulls._held)
-
-    run(test())
+    source = Port(NAMES)
+    async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
+        client, _, engine, service = parts
+        client.send([moved(attempt, address) for attempt in (1, 2, 3)])
+        await eventually(lambda: len(engine.submitted()) == 2)
+        await asyncio.sleep(0.05)
+        assert len(source.reads) == 2
+        engine.tell(free())
+        await eventually(lambda: len(engine.submitted()) == 3)
+        engine.tell(outputs(ends=[(at(1, attempt), EndReason.STOP) for attempt in (2, 3)]))
+        assert service._pulls is not None
+        await eventually(lambda: not service._pulls._held)
 
 
-def test_a_request_brings_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_brings_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_HELD", 7 * 2 * BYTES)
 
-    async def test() -> None:
-        check_brought(await brought_by(tmp_path, Port(NAMES)), NAMES[:7])
-
-    run(test())
+    check_brought(await brought_by(tmp_path, Port(NAMES)), NAMES[:7])
 
 
-def test_who_finds_a_source_slow_computes_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        port, sent = Port(), list[Event]()
-        port.seconds = 0.01
-        pulls = Pulls(port, (), sent.extend)
-        now = [100.0]
-        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-        assert pulls._wanted(moved(1, "a"))
-        with pulls._timed():
-            now[0] += 300.0
-        assert not pulls._wanted(moved(1, "a"))
-        now[0] += module.FORGET_SECONDS + 1
-        assert pulls._wanted(moved(1, "a"))
-
-    run(test())
+async def test_who_finds_a_source_slow_computes_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, sent = Port(), list[Event]()
+    port.seconds = 0.01
+    pulls = Pulls(port, (), sent.extend)
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    assert pulls._wanted(moved(1, "a"))
+    with pulls._timed():
+        now[0] += 300.0
+    assert not pulls._wanted(moved(1, "a"))
+    now[0] += module.FORGET_SECONDS + 1
+    assert pulls._wanted(moved(1, "a"))
 
 
-def test_a_reset_of_the_prefix_cache_keeps_out_what_is_on_its_way(tmp_path: Path) -> None:
-    async def test() -> None:
-        place = tmp_path / "source"
-        place.mkdir()
-        liar = Liar(answer(5), then=lambda: asyncio.sleep(60))
-        async with serving(liar, place) as (address, _), target_of(tmp_path, Port()) as (client, _, engine, _):
-            client.send([moved(7, address)])
-            client.send([Ask(1, Question.RESET_PREFIX_CACHE)])
-            await eventually(engine.submitted)
-            check_brought(the_submit(engine), [])
-            assert [type(event) for event in engine.sent] == [Submit, Ask]
-
-    run(test())
+async def test_a_reset_of_the_prefix_cache_keeps_out_what_is_on_its_way(tmp_path: Path) -> None:
+    place = tmp_path / "source"
+    place.mkdir()
+    liar = Liar(answer(5), then=lambda: asyncio.sleep(60))
+    async with serving(liar, place) as (address, _), target_of(tmp_path, Port()) as (client, _, engine, _):
+        client.send([moved(7, address)])
+        client.send([Ask(1, Question.RESET_PREFIX_CACHE)])
+        await eventually(engine.submitted)
+        check_brought(the_submit(engine), [])
+        assert [type(event) for event in engine.sent] == [Submit, Ask]

@@ -21,7 +21,7 @@ from scheduler.limits import ModelDefaults
 from scheduler.request import Spec
 from scheduler.settings import ScalingSettings
 from tests.support.hosts import FakeHost
-from tests.support.links import eventually, run
+from tests.support.links import eventually
 
 AT_ONCE = ScalingSettings(replicas=3, up=0.0, down=0.0)
 
@@ -67,95 +67,82 @@ async def started(rig: Rig) -> AsyncIterator[Rig]:
         assert [host.trouble for host in rig.hosts] == [[]] * 3
 
 
-def test_engines_come_with_the_work_and_go_after_it(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with started(Rig(tokenizer)) as rig:
-            assert rig.serving() == [0]
-            assert rig.supervisor.summary == "1 to 3 replicas"
-            await rig.look(backlog=3.0)
-            await rig.until_serving(0, 1)
-            await rig.look(backlog=9.0)
-            await rig.until_serving(0, 1, 2)
-            assert (rig.value("quire_replicas"), rig.value("quire_replicas_wanted")) == (3, 3)
-            await rig.look()
-            assert rig.serving() == [0, 1]
-            await rig.look()
-            await rig.look()
-            assert rig.serving() == [0], "the least"
-            assert [replica.number for replica in rig.frontend.replicas.newest] == [0], "the others are not shown"
-            await rig.look(backlog=3.0)
-            await rig.until_serving(0, 1)
-            assert [replica.epoch for replica in rig.frontend.replicas.newest] == [1, 2]
-
-    run(test())
+async def test_engines_come_with_the_work_and_go_after_it(tokenizer: Tokenizer) -> None:
+    async with started(Rig(tokenizer)) as rig:
+        assert rig.serving() == [0]
+        assert rig.supervisor.summary == "1 to 3 replicas"
+        await rig.look(backlog=3.0)
+        await rig.until_serving(0, 1)
+        await rig.look(backlog=9.0)
+        await rig.until_serving(0, 1, 2)
+        assert (rig.value("quire_replicas"), rig.value("quire_replicas_wanted")) == (3, 3)
+        await rig.look()
+        assert rig.serving() == [0, 1]
+        await rig.look()
+        await rig.look()
+        assert rig.serving() == [0], "the least"
+        assert [replica.number for replica in rig.frontend.replicas.newest] == [0], "the others are not shown"
+        await rig.look(backlog=3.0)
+        await rig.until_serving(0, 1)
+        assert [replica.epoch for replica in rig.frontend.replicas.newest] == [1, 2]
 
 
-def test_requests_of_an_engine_that_is_ended_go_on_elsewhere(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with started(Rig(tokenizer)) as rig, AsyncExitStack() as stack:
-            await rig.look(backlog=3.0)
-            await rig.until_serving(0, 1)
-            lives = [await stack.enter_async_context(rig.frontend.open(Spec("cat"), f"r{i}", None)) for i in range(4)]
-            first, second = (host.engines[0] for host in rig.hosts[:2])
-            assert first.submitted()
-            assert second.submitted()
-            first.tell(nothing(EngineStats(running=1)))
-            await asyncio.sleep(0)
-            await rig.supervisor.shrink()
-            assert rig.serving() == [0], "the one that had the least to do is gone"
-            assert first.live == {live.attempt for live in lives}
-            assert not rig.frontend._dispatch._suspects._records, "nobody died"
-
-    run(test())
+async def test_requests_of_an_engine_that_is_ended_go_on_elsewhere(tokenizer: Tokenizer) -> None:
+    async with started(Rig(tokenizer)) as rig, AsyncExitStack() as stack:
+        await rig.look(backlog=3.0)
+        await rig.until_serving(0, 1)
+        lives = [await stack.enter_async_context(rig.frontend.open(Spec("cat"), f"r{i}", None)) for i in range(4)]
+        first, second = (host.engines[0] for host in rig.hosts[:2])
+        assert first.submitted()
+        assert second.submitted()
+        first.tell(nothing(EngineStats(running=1)))
+        await asyncio.sleep(0)
+        await rig.supervisor.shrink()
+        assert rig.serving() == [0], "the one that had the least to do is gone"
+        assert first.live == {live.attempt for live in lives}
+        assert not rig.frontend._dispatch._suspects._records, "nobody died"
 
 
-def test_one_that_finds_no_room_waits_and_can_be_called_off(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        rig = Rig(tokenizer)
-        async with started(rig):
-            rig.hosts[1].gate.clear()
-            await rig.look(backlog=3.0)
-            await eventually(lambda: rig.hosts[1].launches == 1)
-            assert rig.supervisor.count == 2
-            await rig.look(backlog=3.0)
-            assert rig.supervisor.count == 2, "what is on its way is not asked for again"
-            await rig.look()
-            assert (rig.supervisor.count, rig.hosts[1].cancelled, rig.serving()) == (1, 1, [0])
-
-    run(test())
+async def test_one_that_finds_no_room_waits_and_can_be_called_off(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    async with started(rig):
+        rig.hosts[1].gate.clear()
+        await rig.look(backlog=3.0)
+        await eventually(lambda: rig.hosts[1].launches == 1)
+        assert rig.supervisor.count == 2
+        await rig.look(backlog=3.0)
+        assert rig.supervisor.count == 2, "what is on its way is not asked for again"
+        await rig.look()
+        assert (rig.supervisor.count, rig.hosts[1].cancelled, rig.serving()) == (1, 1, [0])
 
 
-def test_a_launch_that_fails_is_tried_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_launch_that_fails_is_tried_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.engines.supervisor.FIRST_DELAY", 0.0)
 
-    async def test() -> None:
-        rig = Rig(tokenizer, hosts=[FakeHost(), FakeHost([OSError("no room")]), FakeHost()])
-        async with started(rig):
-            await rig.look(backlog=3.0)
-            await rig.until_serving(0, 1)
-            assert rig.hosts[1].launches == 2
-
-    run(test())
+    rig = Rig(tokenizer, hosts=[FakeHost(), FakeHost([OSError("no room")]), FakeHost()])
+    async with started(rig):
+        await rig.look(backlog=3.0)
+        await rig.until_serving(0, 1)
+        assert rig.hosts[1].launches == 2
 
 
-def test_an_engine_that_does_not_end_stops_no_scaling(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_does_not_end_stops_no_scaling(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rpc.engines.scaling.LOOK_SECONDS", 0.0)
 
-    async def test() -> None:
-        rig, tries = Rig(tokenizer), []
+    rig, tries = Rig(tokenizer), []
 
-        class Stubborn:
-            count = 2
+    class Stubborn:
+        count = 2
 
-            async def shrink(self) -> None:
-                tries.append(1)
-                raise TimeoutError("it does not end")
+        async def shrink(self) -> None:
+            tries.append(1)
+            raise TimeoutError("it does not end")
 
-        scaler = asyncio.create_task(rig.scaling.run(Stubborn()))
-        await eventually(lambda: len(tries) > 2)
-        scaler.cancel()
-
-    run(test())
+    scaler = asyncio.create_task(rig.scaling.run(Stubborn()))
+    await eventually(lambda: len(tries) > 2)
+    scaler.cancel()
 
 
 def test_late_answers_are_what_came_lately_and_was_late() -> None:
@@ -178,45 +165,36 @@ def test_most_replicas_are_no_fewer_than_replicas() -> None:
         ServerSettings(engine=EngineSettings(replicas=3), scaling=ScalingSettings(replicas=2))
 
 
-def test_an_engine_that_an_operator_drained_does_not_count_and_is_not_ended(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with started(Rig(tokenizer)) as rig:
-            await rig.look(backlog=3.0)
-            await rig.until_serving(0, 1)
-            rig.frontend.drain_replica(0)
-            for _ in range(3):
-                await rig.look()
-            assert rig.serving() == [1], "the only one that takes requests stays"
-            await rig.look(backlog=3.0)
-            await rig.until_serving(1, 2)
-            rig.frontend.resume_replica(0)
-            assert rig.serving() == [0, 1, 2]
-            await rig.look(backlog=9.0)
-            assert rig.supervisor.count == 3
-
-    run(test())
+async def test_an_engine_that_an_operator_drained_does_not_count_and_is_not_ended(tokenizer: Tokenizer) -> None:
+    async with started(Rig(tokenizer)) as rig:
+        await rig.look(backlog=3.0)
+        await rig.until_serving(0, 1)
+        rig.frontend.drain_replica(0)
+        for _ in range(3):
+            await rig.look()
+        assert rig.serving() == [1], "the only one that takes requests stays"
+        await rig.look(backlog=3.0)
+        await rig.until_serving(1, 2)
+        rig.frontend.resume_replica(0)
+        assert rig.serving() == [0, 1, 2]
+        await rig.look(backlog=9.0)
+        assert rig.supervisor.count == 3
 
 
-def test_more_than_there_are_hosts_for_are_not_started(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with started(Rig(tokenizer)) as rig:
-            assert [rig.supervisor.grow() for _ in range(3)] == [True, True, False]
-
-    run(test())
+async def test_more_than_there_are_hosts_for_are_not_started(tokenizer: Tokenizer) -> None:
+    async with started(Rig(tokenizer)) as rig:
+        assert [rig.supervisor.grow() for _ in range(3)] == [True, True, False]
 
 
-def test_an_engine_that_is_being_replaced_is_not_ended_meanwhile(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        async with started(Rig(tokenizer)) as rig:
-            await rig.look(backlog=3.0)
-            await rig.until_serving(0, 1)
-            rig.hosts[1].gate.clear()
-            restart = asyncio.create_task(rig.supervisor.restart(1))
-            await eventually(lambda: rig.hosts[1].launches == 2)
-            await rig.supervisor.shrink()
-            assert rig.serving() == [0]
-            rig.hosts[1].gate.set()
-            await restart
-            assert rig.serving() == [0, 1]
-
-    run(test())
+async def test_an_engine_that_is_being_replaced_is_not_ended_meanwhile(tokenizer: Tokenizer) -> None:
+    async with started(Rig(tokenizer)) as rig:
+        await rig.look(backlog=3.0)
+        await rig.until_serving(0, 1)
+        rig.hosts[1].gate.clear()
+        restart = asyncio.create_task(rig.supervisor.restart(1))
+        await eventually(lambda: rig.hosts[1].launches == 2)
+        await rig.supervisor.shrink()
+        assert rig.serving() == [0]
+        rig.hosts[1].gate.set()
+        await restart
+        assert rig.serving() == [0, 1]

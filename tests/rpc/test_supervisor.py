@@ -24,7 +24,7 @@ from scheduler.limits import ModelDefaults
 from scheduler.request import Spec
 from tests.support.frontends import outputs
 from tests.support.hosts import FakeHost, Time
-from tests.support.links import MortalEngine, Sink, eventually, run
+from tests.support.links import MortalEngine, Sink, eventually
 
 FAILURES = [EngineStartError("no memory"), CheckpointError("no model"), ValueError("bad"), OSError("x"), MemoryError()]
 
@@ -64,150 +64,133 @@ async def refusal(frontend: Frontend, spec: Spec) -> RequestFailed:
 
 
 @pytest.mark.parametrize("failure", FAILURES[:3])
-def test_the_first_engine_that_does_not_start_is_the_callers_to_hear(tokenizer: Tokenizer, failure: Exception) -> None:
-    async def test() -> None:
-        rig = Rig(tokenizer, [failure])
-        with pytest.raises(type(failure), match=str(failure)):
-            await rig.supervisor.start()
-        await rig.end()
-        assert (rig.host.launches, rig.host.stops) == (1, 1)
-        assert rig.value("quire_engine_starts_total") == 0
+async def test_the_first_engine_that_does_not_start_is_the_callers_to_hear(
+    tokenizer: Tokenizer, failure: Exception
+) -> None:
+    rig = Rig(tokenizer, [failure])
+    with pytest.raises(type(failure), match=str(failure)):
+        await rig.supervisor.start()
+    await rig.end()
+    assert (rig.host.launches, rig.host.stops) == (1, 1)
+    assert rig.value("quire_engine_starts_total") == 0
+    assert not rig.frontend.health()
+
+
+async def test_streams_of_a_dead_engine_go_on_with_a_new_one_which_serves_under_its_own_limits(
+    tokenizer: Tokenizer,
+) -> None:
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    first = await rig.engine(1)
+    rig.host.gate.clear()
+    rig.host.limits = replace(rig.host.limits, context=16)
+    async with rig.frontend.open(Spec("cat"), "a", None) as one, rig.frontend.open(Spec("dog"), "b", None) as two:
+        first.tell(outputs([(first.submitted()[0], 0, 70)]))
+        first.die("RuntimeError: device lost")
+        await eventually(lambda: rig.host.launches == 2)
         assert not rig.frontend.health()
-
-    run(test())
-
-
-def test_streams_of_a_dead_engine_go_on_with_a_new_one_which_serves_under_its_own_limits(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        rig = Rig(tokenizer)
-        await rig.supervisor.start()
-        first = await rig.engine(1)
-        rig.host.gate.clear()
-        rig.host.limits = replace(rig.host.limits, context=16)
-        async with rig.frontend.open(Spec("cat"), "a", None) as one, rig.frontend.open(Spec("dog"), "b", None) as two:
-            first.tell(outputs([(first.submitted()[0], 0, 70)]))
-            first.die("RuntimeError: device lost")
-            await eventually(lambda: rig.host.launches == 2)
-            assert not rig.frontend.health()
-            waits = asyncio.create_task(run_to_its_end(rig.frontend, Spec("new")))
-            await eventually(lambda: rig.frontend.live_requests == 3)
-            refused = await refusal(rig.frontend, Spec("cat"))
-            assert (refused.code, refused.reason) == ("UNAVAILABLE", "STARTING")
-            assert refused.retry_after is not None
-            rig.host.gate.set()
-            second = await rig.engine(2)
-            again = [(event.emitted, event.again) for event in second.sent]
-            assert again == [(((70,),), True), ((), True), ((), False)]
-            for attempt, position in zip(second.submitted(), (1, 0, 0), strict=True):
-                second.tell(outputs([(attempt, position, 71)], [(attempt, EndReason.LENGTH)]))
-            for live, tokens in ((one, [70, 71]), (two, [71])):
-                await eventually(lambda live=live: live.stream.ended)
-                assert live.stream.take()[0].token_ids == tokens
-            assert (await waits).take()[0].token_ids == [71]
-        assert rig.value("quire_requests_total", outcome="length") == 3
-        assert rig.value("quire_requests_total", outcome="starting") == 1
-        assert (await refusal(rig.frontend, Spec("x" * 40))).code == "INVALID_ARGUMENT", "the new limits hold"
-        async with rig.frontend.open(Spec("cat"), "a", None) as live:
-            attempt = second.submitted()[-1]
-            assert attempt not in (*first.submitted(), *second.submitted()[:-1])
-            second.tell(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)]))
-            await eventually(lambda: live.stream.ended)
-            assert live.stream.sequences[0].finish.reason is FinishReason.LENGTH
-        assert first.finished() == []
-        await rig.end()
-
-    run(test())
+        waits = asyncio.create_task(run_to_its_end(rig.frontend, Spec("new")))
+        await eventually(lambda: rig.frontend.live_requests == 3)
+        refused = await refusal(rig.frontend, Spec("cat"))
+        assert (refused.code, refused.reason) == ("UNAVAILABLE", "STARTING")
+        assert refused.retry_after is not None
+        rig.host.gate.set()
+        second = await rig.engine(2)
+        again = [(event.emitted, event.again) for event in second.sent]
+        assert again == [(((70,),), True), ((), True), ((), False)]
+        for attempt, position in zip(second.submitted(), (1, 0, 0), strict=True):
+            second.tell(outputs([(attempt, position, 71)], [(attempt, EndReason.LENGTH)]))
+        for live, tokens in ((one, [70, 71]), (two, [71])):
+            await eventually(lambda live=live: live.stream.ended)
+            assert live.stream.take()[0].token_ids == tokens
+        assert (await waits).take()[0].token_ids == [71]
+    assert rig.value("quire_requests_total", outcome="length") == 3
+    assert rig.value("quire_requests_total", outcome="starting") == 1
+    assert (await refusal(rig.frontend, Spec("x" * 40))).code == "INVALID_ARGUMENT", "the new limits hold"
+    async with rig.frontend.open(Spec("cat"), "a", None) as live:
+        attempt = second.submitted()[-1]
+        assert attempt not in (*first.submitted(), *second.submitted()[:-1])
+        second.tell(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)]))
+        await eventually(lambda: live.stream.ended)
+        assert live.stream.sequences[0].finish.reason is FinishReason.LENGTH
+    assert first.finished() == []
+    await rig.end()
 
 
-def test_an_engine_that_does_not_start_again_is_tried_again_ever_less_often(
+async def test_an_engine_that_does_not_start_again_is_tried_again_ever_less_often(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        time = Time(monkeypatch, module)
-        rig = Rig(tokenizer, [None, *FAILURES, *FAILURES[:2]])
-        await rig.supervisor.start()
-        (await rig.engine(1)).die("gone")
-        await rig.engine(2)
-        assert time.delays == [0, 1, 2, 4, 8, 16, 30, 30]
-        assert rig.host.launches == 9
-        assert rig.value("quire_engine_starts_total") == 2
-        await rig.end()
-
-    run(test())
+    time = Time(monkeypatch, module)
+    rig = Rig(tokenizer, [None, *FAILURES, *FAILURES[:2]])
+    await rig.supervisor.start()
+    (await rig.engine(1)).die("gone")
+    await rig.engine(2)
+    assert time.delays == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert rig.host.launches == 9
+    assert rig.value("quire_engine_starts_total") == 2
+    await rig.end()
 
 
-def test_only_an_engine_that_lived_long_is_replaced_at_once(
+async def test_only_an_engine_that_lived_long_is_replaced_at_once(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        time = Time(monkeypatch, module)
-        rig = Rig(tokenizer)
-        await rig.supervisor.start()
-        for number, lived in enumerate((1.0, 1.0, 1.0, module.STEADY + 1.0, 1.0), 1):
-            engine = await rig.engine(number)
-            await eventually(lambda: rig.frontend.live_requests == 0)
-            time.now += lived
-            engine.die("gone")
-            await eventually(
-                lambda engine=engine: (
-                    rig.frontend.replicas.get(0) is None or rig.frontend.replicas.get(0).client is not engine
-                )
+    time = Time(monkeypatch, module)
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    for number, lived in enumerate((1.0, 1.0, 1.0, module.STEADY + 1.0, 1.0), 1):
+        engine = await rig.engine(number)
+        await eventually(lambda: rig.frontend.live_requests == 0)
+        time.now += lived
+        engine.die("gone")
+        await eventually(
+            lambda engine=engine: (
+                rig.frontend.replicas.get(0) is None or rig.frontend.replicas.get(0).client is not engine
             )
-        await rig.engine(6)
-        assert time.delays == [0, 1, 2, 0, 1]
-        await rig.end()
-
-    run(test())
-
-
-def test_an_engine_that_is_dead_when_it_comes_is_replaced(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        rig = Rig(tokenizer)
-        launch = rig.host.launch
-
-        async def stillborn(sink: Sink) -> MortalEngine:
-            engine = await launch(sink)
-            engine.die("stillborn")
-            await asyncio.sleep(0)  # its last word comes before it is attached
-            rig.host.launch = launch
-            return engine
-
-        rig.host.launch = stillborn
-        await rig.supervisor.start()
-        assert not rig.frontend.health()
-        await rig.engine(2)
-        await rig.end()
-
-    run(test())
+        )
+    await rig.engine(6)
+    assert time.delays == [0, 1, 2, 0, 1]
+    await rig.end()
 
 
-def test_stopping_ends_the_wait_for_the_next_try(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_is_dead_when_it_comes_is_replaced(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    launch = rig.host.launch
+
+    async def stillborn(sink: Sink) -> MortalEngine:
+        engine = await launch(sink)
+        engine.die("stillborn")
+        await asyncio.sleep(0)  # its last word comes before it is attached
+        rig.host.launch = launch
+        return engine
+
+    rig.host.launch = stillborn
+    await rig.supervisor.start()
+    assert not rig.frontend.health()
+    await rig.engine(2)
+    await rig.end()
+
+
+async def test_stopping_ends_the_wait_for_the_next_try(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_DELAY", 1000.0)
     monkeypatch.setattr(module, "LONGEST_DELAY", 1000.0)
 
-    async def test() -> None:
-        rig = Rig(tokenizer, [None, EngineStartError("no memory")])
-        await rig.supervisor.start()
-        (await rig.engine(1)).die("gone")
-        await eventually(lambda: rig.host.launches == 2)
-        await rig.end()
-        assert (rig.host.launches, len(rig.host.engines)) == (2, 1)
-        assert all(task.cancelled() for task in rig.supervisor._tasks.values())
-
-    run(test())
+    rig = Rig(tokenizer, [None, EngineStartError("no memory")])
+    await rig.supervisor.start()
+    (await rig.engine(1)).die("gone")
+    await eventually(lambda: rig.host.launches == 2)
+    await rig.end()
+    assert (rig.host.launches, len(rig.host.engines)) == (2, 1)
+    assert all(task.cancelled() for task in rig.supervisor._tasks.values())
 
 
-def test_stopping_ends_a_launch_that_hangs(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        rig = Rig(tokenizer)
-        await rig.supervisor.start()
-        rig.host.gate.clear()
-        (await rig.engine(1)).die("gone")
-        await eventually(lambda: rig.host.launches == 2)
-        await rig.end()
-        assert rig.host.cancelled == 1
-
-    run(test())
+async def test_stopping_ends_a_launch_that_hangs(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    rig.host.gate.clear()
+    (await rig.engine(1)).die("gone")
+    await eventually(lambda: rig.host.launches == 2)
+    await rig.end()
+    assert rig.host.cancelled == 1
 
 
 async def serve_with_two_engines(rig: Rig) -> None:
@@ -231,31 +214,25 @@ def check_counts_of_two_engines(rig: Rig) -> None:
     assert rig.value("quire_kv_pages") == 200
 
 
-def test_counts_add_up_over_engines(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        rig = Rig(tokenizer)
-        await serve_with_two_engines(rig)
-        check_counts_of_two_engines(rig)
-
-    run(test())
+async def test_counts_add_up_over_engines(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    await serve_with_two_engines(rig)
+    check_counts_of_two_engines(rig)
 
 
-def test_counts_that_go_on_from_the_dead_engines_are_caught(
+async def test_counts_that_go_on_from_the_dead_engines_are_caught(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EngineMetrics, "attached", lambda self, pages, engine, size: self._starts.inc())
     monkeypatch.setattr(Metrics, "engine_gone", lambda self, engine: None)
 
-    async def test() -> None:
-        rig = Rig(tokenizer)
-        await serve_with_two_engines(rig)
-        with pytest.raises(AssertionError):
-            check_counts_of_two_engines(rig)
-
-    run(test())
+    rig = Rig(tokenizer)
+    await serve_with_two_engines(rig)
+    with pytest.raises(AssertionError):
+        check_counts_of_two_engines(rig)
 
 
-def test_a_request_that_was_tokenized_meanwhile_goes_to_the_new_engine(
+async def test_a_request_that_was_tokenized_meanwhile_goes_to_the_new_engine(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was being tokenized while the engine was replaced."""
@@ -267,100 +244,87 @@ def test_a_request_that_was_tokenized_meanwhile_goes_to_the_new_engine(
         goes_on.wait(20)
         return prepare(self, *arguments)
 
-    async def test() -> None:
-        rig = Rig(tokenizer)
-        await rig.supervisor.start()
-        first = await rig.engine(1)
-        first.tell(replace(outputs(), stats=EngineStats(steps=10, pages_total=100)))
-        await eventually(lambda: rig.value("quire_engine_steps_total") == 10)
-        monkeypatch.setattr(Preparer, "prepare", slow)
-        opening = rig.frontend.open(Spec("cat"), "late", None)
-        opened = asyncio.create_task(opening.__aenter__())
-        await eventually(tokenized.is_set)
-        first.die("gone")
-        await rig.engine(2)
-        goes_on.set()
-        await opened
-        assert len(rig.host.engines[1].submitted()) == 1
-        await opening.__aexit__(None, None, None)
-        await rig.end()
-        assert rig.value("quire_engine_steps_total") == 10
-        assert rig.value("quire_kv_pages") == 200
-
-    run(test())
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    first = await rig.engine(1)
+    first.tell(replace(outputs(), stats=EngineStats(steps=10, pages_total=100)))
+    await eventually(lambda: rig.value("quire_engine_steps_total") == 10)
+    monkeypatch.setattr(Preparer, "prepare", slow)
+    opening = rig.frontend.open(Spec("cat"), "late", None)
+    opened = asyncio.create_task(opening.__aenter__())
+    await eventually(tokenized.is_set)
+    first.die("gone")
+    await rig.engine(2)
+    goes_on.set()
+    await opened
+    assert len(rig.host.engines[1].submitted()) == 1
+    await opening.__aexit__(None, None, None)
+    await rig.end()
+    assert rig.value("quire_engine_steps_total") == 10
+    assert rig.value("quire_kv_pages") == 200
 
 
-def test_whatever_a_launch_raises_it_is_tried_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whatever_a_launch_raises_it_is_tried_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As torch does: its OutOfMemoryError is a RuntimeError."""
 
-    async def test() -> None:
-        Time(monkeypatch, module)
-        rig = Rig(tokenizer, [None, RuntimeError("CUDA out of memory")])
-        await rig.supervisor.start()
-        (await rig.engine(1)).die("gone")
-        (keeper,) = rig.supervisor._tasks.values()
-        await eventually(lambda: len(rig.host.engines) == 2 or keeper.done())
-        assert not keeper.done()
-        await rig.end()
-
-    run(test())
+    Time(monkeypatch, module)
+    rig = Rig(tokenizer, [None, RuntimeError("CUDA out of memory")])
+    await rig.supervisor.start()
+    (await rig.engine(1)).die("gone")
+    (keeper,) = rig.supervisor._tasks.values()
+    await eventually(lambda: len(rig.host.engines) == 2 or keeper.done())
+    assert not keeper.done()
+    await rig.end()
 
 
-def test_a_host_that_cannot_stop_is_not_asked_again_at_once(
+async def test_a_host_that_cannot_stop_is_not_asked_again_at_once(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        time = Time(monkeypatch, module)
-        rig = Rig(tokenizer)
-        await rig.supervisor.start()
-        stop, troubles = rig.host.stop, iter([TimeoutError("it does not go")] * 3)
+    time = Time(monkeypatch, module)
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    stop, troubles = rig.host.stop, iter([TimeoutError("it does not go")] * 3)
 
-        async def hard_to_stop() -> None:
-            trouble = next(troubles, None)
-            if trouble is not None:
-                raise trouble
-            await stop()
+    async def hard_to_stop() -> None:
+        trouble = next(troubles, None)
+        if trouble is not None:
+            raise trouble
+        await stop()
 
-        rig.host.stop = hard_to_stop
-        (await rig.engine(1)).die("gone")
-        await rig.engine(2)
-        assert time.delays == [0, 1, 2, 4]
-        await rig.end()
-
-    run(test())
+    rig.host.stop = hard_to_stop
+    (await rig.engine(1)).die("gone")
+    await rig.engine(2)
+    assert time.delays == [0, 1, 2, 4]
+    await rig.end()
 
 
-def test_a_restart_that_nobody_waits_for_any_more_goes_on(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        rig = Rig(tokenizer)
-        await rig.supervisor.start()
-        rig.host.gate.clear()
-        restart = asyncio.create_task(rig.supervisor.restart(0))
-        await eventually(lambda: rig.host.launches == 2)
-        restart.cancel()
-        rig.host.gate.set()
-        await rig.engine(2)
-        assert rig.frontend.replicas.open
-        await rig.end()
-
-    run(test())
+async def test_a_restart_that_nobody_waits_for_any_more_goes_on(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    rig.host.gate.clear()
+    restart = asyncio.create_task(rig.supervisor.restart(0))
+    await eventually(lambda: rig.host.launches == 2)
+    restart.cancel()
+    rig.host.gate.set()
+    await rig.engine(2)
+    assert rig.frontend.replicas.open
+    await rig.end()
 
 
-def test_an_engine_that_dies_while_a_restart_empties_it_is_replaced_once(
+async def test_an_engine_that_dies_while_a_restart_empties_it_is_replaced_once(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        rig, emptied = Rig(tokenizer), asyncio.Event()
-        monkeypatch.setattr(rig.frontend, "until_moved", emptied.wait)
-        await rig.supervisor.start()
-        restart = asyncio.create_task(rig.supervisor.restart(0))
-        await eventually(lambda: not rig.frontend.replicas.open)
-        (dying,) = rig.host.engines
-        dying.die("killed")
-        await rig.engine(2)
-        emptied.set()
-        await restart
-        assert rig.host.launches == 2
-        await rig.end()
-
-    run(test())
+    rig, emptied = Rig(tokenizer), asyncio.Event()
+    monkeypatch.setattr(rig.frontend, "until_moved", emptied.wait)
+    await rig.supervisor.start()
+    restart = asyncio.create_task(rig.supervisor.restart(0))
+    await eventually(lambda: not rig.frontend.replicas.open)
+    (dying,) = rig.host.engines
+    dying.die("killed")
+    await rig.engine(2)
+    emptied.set()
+    await restart
+    assert rig.host.launches == 2
+    await rig.end()

@@ -29,7 +29,7 @@ async def run_to_its_end(frontend: Frontend, name: str) -> RequestStream:
         return live.stream
 
 
-def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     launch, broken = Runner.launch, [False]
     # pytest keeps what is logged, a logged trace its frames, and those the engine.
     monkeypatch.setattr("scheduler.engine.log.exception", lambda *arguments: None)
@@ -40,21 +40,18 @@ def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) 
             raise RuntimeError("the device is gone")
         launch(self, plan)
 
-    async def test() -> None:
-        config = EngineConfig(model=ModelSettings(kv_cache_memory=2**20))
-        preparer = load_preparer(config.model)
-        frontend = Frontend(preparer, FrontendSettings(), Metrics("m"))
-        supervisor = Supervisor([ThreadHost(config)], frontend)
-        await supervisor.start()
-        first = weakref.ref(frontend.replicas.get(0).client)
-        (before,) = (await run_to_its_end(frontend, "a")).take()
-        monkeypatch.setattr(Runner, "launch", fail_once)
-        broken[0] = True
-        assert (await run_to_its_end(frontend, "b")).take() == [before]
-        assert first() is not frontend.replicas.get(0).client
-        gc.collect()
-        assert first() is None, "the dead engine's memory is let go"
-        await supervisor.stop()
-        frontend.shutdown()
-
-    asyncio.run(test())
+    config = EngineConfig(model=ModelSettings(kv_cache_memory=2**20))
+    preparer = load_preparer(config.model)
+    frontend = Frontend(preparer, FrontendSettings(), Metrics("m"))
+    supervisor = Supervisor([ThreadHost(config)], frontend)
+    await supervisor.start()
+    first = weakref.ref(frontend.replicas.get(0).client)
+    (before,) = (await run_to_its_end(frontend, "a")).take()
+    monkeypatch.setattr(Runner, "launch", fail_once)
+    broken[0] = True
+    assert (await run_to_its_end(frontend, "b")).take() == [before]
+    assert first() is not frontend.replicas.get(0).client
+    gc.collect()
+    assert first() is None, "the dead engine's memory is let go"
+    await supervisor.stop()
+    frontend.shutdown()

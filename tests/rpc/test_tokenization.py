@@ -78,26 +78,23 @@ def test_another_model_is_not_found(preparer: Preparer) -> None:
         assert (refused.value.code, refused.value.reason) == ("NOT_FOUND", "MODEL_NOT_FOUND")
 
 
-def test_work_is_done_beside_the_loop_bounded_and_not_while_draining(tokenizer: Tokenizer) -> None:
-    async def test() -> None:
-        frontend, engine, _ = make_frontend(tokenizer, max_preparing=1)
-        release = threading.Event()
-        waiting = asyncio.create_task(frontend.in_worker(lambda given: (given, release.wait(10))))
-        await asyncio.sleep(0)
-        with pytest.raises(RequestFailed) as refused:
-            await frontend.in_worker(lambda _: None)
-        assert refused.value.reason == "QUEUE_FULL"
-        release.set()
-        assert await waiting == (engine.info.limits, True)
-        name = await frontend.in_worker(lambda _: threading.current_thread().name)
-        assert name.startswith("quire-prepare")
-        frontend.draining = True
-        with pytest.raises(RequestFailed) as refused:
-            await frontend.in_worker(lambda _: None)
-        assert refused.value.reason == "DRAINING"
-        frontend.draining = False
-        frontend.detach()
-        assert await frontend.in_worker(lambda limits: limits) == engine.info.limits, "it takes no engine"
-        frontend.shutdown()
-
-    asyncio.run(asyncio.wait_for(test(), 30))
+async def test_work_is_done_beside_the_loop_bounded_and_not_while_draining(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer, max_preparing=1)
+    release = threading.Event()
+    waiting = asyncio.create_task(frontend.in_worker(lambda given: (given, release.wait(10))))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestFailed) as refused:
+        await frontend.in_worker(lambda _: None)
+    assert refused.value.reason == "QUEUE_FULL"
+    release.set()
+    assert await waiting == (engine.info.limits, True)
+    name = await frontend.in_worker(lambda _: threading.current_thread().name)
+    assert name.startswith("quire-prepare")
+    frontend.draining = True
+    with pytest.raises(RequestFailed) as refused:
+        await frontend.in_worker(lambda _: None)
+    assert refused.value.reason == "DRAINING"
+    frontend.draining = False
+    frontend.detach()
+    assert await frontend.in_worker(lambda limits: limits) == engine.info.limits, "it takes no engine"
+    frontend.shutdown()

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -45,10 +45,6 @@ from tests.support.frontends import PuppetEngine
 DEADLINE = 20.0  # seconds after which a wait of these tests is a failure
 Sink = Callable[[StepOutputs], None]
 Script = Callable[[AsyncIterator[pb.ConnectRequest], aio.ServicerContext], Awaitable[None]]
-
-
-def run(test: Coroutine[object, object, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 2 * DEADLINE))
 
 
 async def eventually(condition: Callable[[], object]) -> None:

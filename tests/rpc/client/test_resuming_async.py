@@ -80,94 +80,76 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tries, "PAUSE", 0.0)
 
 
-def test_it_goes_on_from_what_came() -> None:
-    async def run() -> None:
-        seeded = message(1, 2)
-        seeded.prompt_info.seed = 77
-        first, second = Scripted([seeded, None], [message(3, end=True)]), Scripted([None])
-        async with serving(first, second) as (addresses, channels):
-            stream = AsyncResuming(channels, Tries(addresses, 30), request(), (("authorization", "Bearer x"),))
-            assert await tokens(stream) == [1, 2, 3]
-            assert stream.server == addresses[0]
-        asked = [first.asked[0], second.asked[0], first.asked[1]]
-        assert [list(one.spec.output_prefix.ids) for one in asked] == [[], [1, 2], [1, 2]]
-        assert [one.spec.sampling.seed for one in asked] == [0, 77, 77]
-        assert [one.request_id for one in asked] == ["mine", "", ""]
-        assert {one["authorization"] for one in first.metadata + second.metadata} == {"Bearer x"}
-
-    asyncio.run(run())
+async def test_it_goes_on_from_what_came() -> None:
+    seeded = message(1, 2)
+    seeded.prompt_info.seed = 77
+    first, second = Scripted([seeded, None], [message(3, end=True)]), Scripted([None])
+    async with serving(first, second) as (addresses, channels):
+        stream = AsyncResuming(channels, Tries(addresses, 30), request(), (("authorization", "Bearer x"),))
+        assert await tokens(stream) == [1, 2, 3]
+        assert stream.server == addresses[0]
+    asked = [first.asked[0], second.asked[0], first.asked[1]]
+    assert [list(one.spec.output_prefix.ids) for one in asked] == [[], [1, 2], [1, 2]]
+    assert [one.spec.sampling.seed for one in asked] == [0, 77, 77]
+    assert [one.request_id for one in asked] == ["mine", "", ""]
+    assert {one["authorization"] for one in first.metadata + second.metadata} == {"Bearer x"}
 
 
-def test_an_end_whose_last_word_was_lost_is_the_end() -> None:
-    async def run() -> None:
-        service = Scripted([message(1, end=True), None])
-        async with serving(service) as (addresses, channels):
-            assert await tokens(AsyncResuming(channels, Tries(addresses, None), request())) == [1]
-
-    asyncio.run(run())
+async def test_an_end_whose_last_word_was_lost_is_the_end() -> None:
+    service = Scripted([message(1, end=True), None])
+    async with serving(service) as (addresses, channels):
+        assert await tokens(AsyncResuming(channels, Tries(addresses, None), request())) == [1]
 
 
-def test_what_no_other_server_can_mend() -> None:
-    async def run() -> None:
-        several = Scripted([message(1), message(2, index=1), None])
-        async with serving(several) as (addresses, channels):
-            with pytest.raises(grpc.RpcError):
-                await tokens(AsyncResuming(channels, Tries(addresses, None), request(2)))
-        silent = Scripted(*[[None]] * 3)
-        async with serving(silent) as (addresses, channels):
-            with pytest.raises(grpc.RpcError):
-                await tokens(AsyncResuming(channels, Tries(addresses, None), request()))
-        assert len(silent.asked) == 3
-
-    asyncio.run(run())
+async def test_what_no_other_server_can_mend() -> None:
+    several = Scripted([message(1), message(2, index=1), None])
+    async with serving(several) as (addresses, channels):
+        with pytest.raises(grpc.RpcError):
+            await tokens(AsyncResuming(channels, Tries(addresses, None), request(2)))
+    silent = Scripted(*[[None]] * 3)
+    async with serving(silent) as (addresses, channels):
+        with pytest.raises(grpc.RpcError):
+            await tokens(AsyncResuming(channels, Tries(addresses, None), request()))
+    assert len(silent.asked) == 3
 
 
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
-def test_who_stops_reading_cancels_the_call(how: str) -> None:
-    async def run() -> None:
-        service = Scripted([message(1), ...])
-        async with serving(service) as (addresses, channels):
-            messages = AsyncResuming(channels, Tries(addresses, None), request()).messages()
-            await anext(messages)
-            if how == "closed":
-                await messages.aclose()
-            else:
-                waiting = asyncio.create_task(anext(messages))
-                await asyncio.sleep(0.05)
-                waiting.cancel()
-            await asyncio.wait_for(service.cancelled.wait(), 2)
-
-    asyncio.run(run())
-
-
-def test_who_cancels_while_it_waits_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        service = Scripted([None], [message(1)])
-        async with serving(service) as (addresses, channels):
-            monkeypatch.setattr(Tries, "pause", lambda *_: 600)
-            stream = AsyncResuming(channels, Tries(addresses, None), request())
-            waiting = asyncio.create_task(tokens(stream))
-            while not service.asked:
-                await asyncio.sleep(0)
-            stream.cancel()
-            with pytest.raises((asyncio.CancelledError, grpc.RpcError)):
-                await waiting
-            assert not waiting.cancelling()
-
-    asyncio.run(run())
-
-
-def test_calls_share_connections_up_to_what_one_takes() -> None:
-    async def run() -> None:
-        count = CALLS_A_CONNECTION + 1
-        service = Scripted(*[[message(1), ...]] * count)
-        async with serving(service) as (addresses, channels):
-            streams = [AsyncResuming(channels, Tries(addresses, None), request()).messages() for _ in range(count)]
-            await asyncio.gather(*(anext(stream) for stream in streams))
-            assert len(service.peers) == 2
-            for stream in streams:
-                await stream.aclose()
+async def test_who_stops_reading_cancels_the_call(how: str) -> None:
+    service = Scripted([message(1), ...])
+    async with serving(service) as (addresses, channels):
+        messages = AsyncResuming(channels, Tries(addresses, None), request()).messages()
+        await anext(messages)
+        if how == "closed":
+            await messages.aclose()
+        else:
+            waiting = asyncio.create_task(anext(messages))
             await asyncio.sleep(0.05)
-            assert [len(known) for known in channels._open.values()] == [1]
+            waiting.cancel()
+        await asyncio.wait_for(service.cancelled.wait(), 2)
 
-    asyncio.run(run())
+
+async def test_who_cancels_while_it_waits_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Scripted([None], [message(1)])
+    async with serving(service) as (addresses, channels):
+        monkeypatch.setattr(Tries, "pause", lambda *_: 600)
+        stream = AsyncResuming(channels, Tries(addresses, None), request())
+        waiting = asyncio.create_task(tokens(stream))
+        while not service.asked:
+            await asyncio.sleep(0)
+        stream.cancel()
+        with pytest.raises((asyncio.CancelledError, grpc.RpcError)):
+            await waiting
+        assert not waiting.cancelling()
+
+
+async def test_calls_share_connections_up_to_what_one_takes() -> None:
+    count = CALLS_A_CONNECTION + 1
+    service = Scripted(*[[message(1), ...]] * count)
+    async with serving(service) as (addresses, channels):
+        streams = [AsyncResuming(channels, Tries(addresses, None), request()).messages() for _ in range(count)]
+        await asyncio.gather(*(anext(stream) for stream in streams))
+        assert len(service.peers) == 2
+        for stream in streams:
+            await stream.aclose()
+        await asyncio.sleep(0.05)
+        assert [len(known) for known in channels._open.values()] == [1]

@@ -1,6 +1,5 @@
 """A client's calls name the span that they are made in."""
 
-import asyncio
 import re
 import subprocess
 import sys
@@ -23,14 +22,11 @@ def test_who_does_not_use_opentelemetry_does_not_load_it() -> None:
     assert done.stdout == "() False\n"
 
 
-def test_a_call_names_its_span() -> None:
-    async def run() -> tuple[str, dict]:
-        service = Scripted([message(1, end=True)])
-        with TracerProvider().get_tracer("test").start_as_current_span("outer") as span:
-            async with serving(service) as (addresses, _), AsyncClient(addresses) as client:
-                async for _ in client.stream("x"):
-                    pass
-        return f"{span.get_span_context().span_id:016x}", service.metadata[0]
-
-    span, metadata = asyncio.run(run())
-    assert re.fullmatch(rf"00-[0-9a-f]{{32}}-{span}-0[13]", metadata["traceparent"])
+async def test_a_call_names_its_span() -> None:
+    service = Scripted([message(1, end=True)])
+    with TracerProvider().get_tracer("test").start_as_current_span("outer") as span:
+        async with serving(service) as (addresses, _), AsyncClient(addresses) as client:
+            async for _ in client.stream("x"):
+                pass
+    inner = f"{span.get_span_context().span_id:016x}"
+    assert re.fullmatch(rf"00-[0-9a-f]{{32}}-{inner}-0[13]", service.metadata[0]["traceparent"])
