@@ -23,9 +23,8 @@ import psutil
 import typer
 from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
-from rich.console import Console
-from rich.table import Table
 
+from bench.figures import AsJson, show
 from bench.stub_engine import FLOOR
 
 MODES = ("floor", "served")
@@ -200,28 +199,17 @@ def main(
     group: Annotated[int, typer.Option(min=1, help="Tokens that a message waits for; above 1 with a rate.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each mode; medians are reported.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of a window.")] = 3.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure the frontend's own cost: 1, 16, 64 and 256 streams, one token a message."""
+    """Measure the frontend's own cost: 1, 16, 64 and 256 streams, one token a message.
+
+    Microseconds are of processor time; what is per second is true of a quiet machine alone.
+    """
     if group > 1 and not rate:
         raise typer.BadParameter("--group above 1 needs a --rate: a step would wait for tokens that wait for it")
     rows = asyncio.run(measure_all(streams or [1, 16, 64, 256], rate, group, rounds, seconds))
-    if json_output:
-        print(json.dumps(rows))
-        return
     pace = f"{rate:g} steps/s" if rate else "a step as soon as all tokens are taken"
-    table = Table(
-        title=f"Frontend: {pace}, medians of {rounds}",
-        caption="us are of processor time; what is per second is true of a quiet machine alone",
-    )
-    for heading in ("streams", *map(str, rows)):
-        table.add_column(heading, justify="right" if heading != "streams" else "left")
-    for key in next(iter(rows.values())):
-        table.add_row(
-            key.replace("_", " "),
-            *(f"{row[key]:,.0f}" if row[key] >= 1000 else f"{row[key]:.3g}" for row in rows.values()),
-        )
-    Console().print(table)
+    show(f"Frontend, by streams: {pace}, medians of {rounds}", {str(n): row for n, row in rows.items()}, as_json)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,8 @@ from typing import Annotated
 import psutil
 import typer
 from grpc import aio
-from rich.console import Console
-from rich.table import Table
 
+from bench.figures import AsJson, show
 from bench.frontend import STREAM, STREAMS_A_CONNECTION, request, running
 
 WARM_UP = 2.0  # seconds
@@ -119,7 +118,7 @@ async def bare(address: str, streams: int, seconds: float) -> float:
         child.wait()
 
 
-async def measure(streams: int, rate: float, rounds: int, seconds: float) -> dict[str, float]:
+async def measure(streams: int, rate: float, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
     found: dict[str, list[float]] = {"bare": [], "gateway": []}
     for _ in range(rounds):
         with running("served", rate) as server:
@@ -128,10 +127,8 @@ async def measure(streams: int, rate: float, rounds: int, seconds: float) -> dic
             found["gateway"].append(await through_gateway(server.address, streams, seconds))
     us = {name: median(values) for name, values in found.items()}
     return {
-        "bare_client_us_per_token": us["bare"],
-        "gateway_us_per_token": us["gateway"],
-        "ratio": us["gateway"] / us["bare"],
-        "tokens_per_core_second": 1e6 / us["gateway"],
+        name: {"us_per_token": value, "ratio": value / us["bare"], "tokens_per_core_second": 1e6 / value}
+        for name, value in us.items()
     }
 
 
@@ -140,19 +137,11 @@ def main(
     rate: Annotated[float, typer.Option(min=1, help="Tokens a second of each.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each mode; medians are reported.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of a window.")] = 5.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the gateway's own cost."""
-    row = asyncio.run(measure(streams, rate, rounds, seconds))
-    if json_output:
-        print(json.dumps(row))
-        return
-    table = Table(title=f"Gateway: {streams} streams of {rate:g} tokens/s, medians of {rounds}")
-    for heading in ("figure", "value"):
-        table.add_column(heading)
-    for key, value in row.items():
-        table.add_row(key.replace("_", " "), f"{value:,.3g}" if value < 1000 else f"{value:,.0f}")
-    Console().print(table)
+    figures = asyncio.run(measure(streams, rate, rounds, seconds))
+    show(f"Gateway: {streams} streams of {rate:g} tokens/s, medians of {rounds}", figures, as_json)
 
 
 if __name__ == "__main__":

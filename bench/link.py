@@ -22,9 +22,8 @@ import typer
 from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
-from rich.console import Console
-from rich.table import Table
 
+from bench.figures import AsJson, show
 from bench.paced import CYCLE, PERIOD, STREAMS
 
 WARM_UP = 2.0  # seconds
@@ -155,24 +154,15 @@ def report(windows: dict[str, list[Window]]) -> dict[str, Any]:
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each mode; medians are reported.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Length of a window.")] = 10.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the engine link: 64 streams, a token each every 20 ms."""
     windows: dict[str, list[Window]] = {mode: [] for mode in MODES}
     for _ in range(rounds):
         for mode in MODES:
             windows[mode].append(measure_bare(seconds) if mode == "bare" else measure_served(mode, seconds))
-    rows = report(windows)
-    if json_output:
-        print(json.dumps(rows))
-        return
-    table = Table(title=f"Engine link: {STREAMS} streams, steps of {1000 * PERIOD:g} ms, medians of {rounds}")
-    keys = list(dict.fromkeys(key for row in rows.values() for key in row))
-    for heading in ("", *rows):
-        table.add_column(heading, justify="right" if heading else "left")
-    for key in keys:
-        table.add_row(key.replace("_", " "), *(f"{row[key]:.4g}" if key in row else "" for row in rows.values()))
-    Console().print(table)
+    title = f"Engine link: {STREAMS} streams, steps of {1000 * PERIOD:g} ms, medians of {rounds}"
+    show(title, report(windows), as_json)
 
 
 if __name__ == "__main__":

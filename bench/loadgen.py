@@ -7,14 +7,12 @@ thread ran.
 """
 
 import asyncio
-import json
 from statistics import median
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from bench.figures import AsJson, show
 from bench.frontend import running
 from bench.gateway import bare, gateway
 from rpc.client.security import OPEN
@@ -43,12 +41,12 @@ async def of_generator(wire: Wire, streams: int, seconds: float) -> dict[str, fl
     }
 
 
-async def measure(streams: int, rate: float, rounds: int, seconds: float) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+async def measure(streams: int, rate: float, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, list[float]]] = {}
 
-    def note(name: str, values: dict[str, float]) -> None:
-        for key, value in values.items():
-            found.setdefault(f"{name}_{key}", []).append(value)
+    def note(mode: str, figures: dict[str, float]) -> None:
+        for name, value in figures.items():
+            found.setdefault(mode, {}).setdefault(name, []).append(value)
 
     for _ in range(rounds):
         if rate:
@@ -61,7 +59,7 @@ async def measure(streams: int, rate: float, rounds: int, seconds: float) -> dic
                 "openai",
                 await of_generator(OpenAI(f"http://{http}/v1", "quire-demo", OPEN, True, None), streams, seconds),
             )
-    return {name: median(values) for name, values in found.items()}
+    return {mode: {name: median(values) for name, values in of.items()} for mode, of in found.items()}
 
 
 def main(
@@ -69,19 +67,11 @@ def main(
     rate: Annotated[float, typer.Option(min=0, help="Tokens a second of each; 0: as fast as they are taken.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each mode; medians are reported.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of a window.")] = 5.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the load generator's own cost."""
-    row = asyncio.run(measure(streams, rate, rounds, seconds))
-    if json_output:
-        print(json.dumps(row))
-        return
-    table = Table(title=f"Load generator: {streams} streams, medians of {rounds}")
-    for heading in ("figure", "value"):
-        table.add_column(heading)
-    for key, value in row.items():
-        table.add_row(key.replace("_", " "), f"{value:,.3g}" if value < 1000 else f"{value:,.0f}")
-    Console().print(table)
+    figures = asyncio.run(measure(streams, rate, rounds, seconds))
+    show(f"Load generator: {streams} streams, medians of {rounds}", figures, as_json)
 
 
 if __name__ == "__main__":

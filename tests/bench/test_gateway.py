@@ -14,6 +14,7 @@ def test_benchmark_runs() -> None:
     command = [sys.executable, "-m", "bench.gateway", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout)
-    assert 0 < row["bare_client_us_per_token"] < row["gateway_us_per_token"] < 5000
-    assert row["ratio"] == pytest.approx(row["gateway_us_per_token"] / row["bare_client_us_per_token"])
+    figures = json.loads(done.stdout)
+    bare, gateway = figures["bare"], figures["gateway"]
+    assert 0 < bare["us_per_token"] < gateway["us_per_token"] < 5000
+    assert gateway["ratio"] == pytest.approx(gateway["us_per_token"] / bare["us_per_token"])
