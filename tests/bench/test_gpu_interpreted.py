@@ -1,11 +1,4 @@
-"""Runs `tests/bench/gpu_kernels` in Triton's interpreter, in a process of its own; and the bench's own kernels through
-the compiler of a GPU.
-"""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Runs `tests/bench/gpu_kernels` in Triton's interpreter, and the bench's own kernels through the compiler of a GPU."""
 
 import pytest
 import torch
@@ -13,19 +6,14 @@ import torch
 from bench.on_gpu.ceilings import BLOCK, EACH
 from bench.on_gpu.kernels import nothing, read_blocks
 from tests.model.gpu.ahead import compile_for
-
-ROOT = Path(__file__).parents[2]
+from tests.support.interpreted import SECONDS, check_interpreted
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="they run on the GPU")
+@pytest.mark.timeout(SECONDS)
 @pytest.mark.slow
 def test_sections_in_the_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "tests/bench/gpu_kernels"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=290,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    check_interpreted("tests/bench/gpu_kernels")
 
 
 @pytest.mark.slow
