@@ -49,7 +49,7 @@ serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 test: setup-dev lint check-proto ## Lint, types, tests (14 to 30 minutes on 2 cores, once installed)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: setup-dev ## The tests that `make test` leaves out (about 6 minutes)
+test-slow: setup-dev ## The tests that `make test` leaves out (6 to 22 minutes)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 lint: setup-dev ## ruff, mypy, import contracts, buf
