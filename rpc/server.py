@@ -34,6 +34,7 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import load_preparer
 from rpc.frontend.promises import Promises
 from rpc.frontend.settings import FrontendSettings
+from rpc.heap import settle
 from rpc.link.table import TableService
 from rpc.observe.aliases import show_aliases
 from rpc.observe.metrics import Metrics
@@ -315,6 +316,7 @@ async def _watched(frontend: Frontend, settings: ObserveSettings) -> AsyncIterat
 
 
 async def _run(server: Server, announce: Callable[[str], None]) -> None:
+    settle()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)

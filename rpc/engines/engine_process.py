@@ -16,6 +16,7 @@ from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 from model.errors import CheckpointError
 from rpc.engines.local import LocalEngine
 from rpc.engines.reaping import die_with_parent
+from rpc.heap import settle
 from rpc.link import CHANNEL_OPTIONS, LISTENING
 from rpc.link.server import LinkService
 from rpc.observe.logs import set_up_logging
@@ -42,6 +43,7 @@ def make_engine(
     """
     from rpc.assembly import assemble  # here, since it imports torch: Ray's driver, too, imports this module
 
+    settle()
     return (assemble(config) if followers is None else assemble(config, followers)).engine(sink)
 
 

@@ -15,6 +15,7 @@ from model.parallel.follow import follow
 from model.parallel.opening import Means, join
 from model.parallel.shard import Shard
 from model.settings import ModelSettings
+from rpc.heap import settle
 from rpc.paths import model_directory
 from rpc.settings import EngineConfig
 
@@ -26,6 +27,7 @@ def run_follower(
     more; this thread may wait for it then, and be ended. Raises RankLost, CheckpointError, ValueError, OSError, and
     what a step raises.
     """
+    settle()
     set_threads(config)
     directory = model_directory(config.model.model)
     joined = join(address, Shard(rank, size), token, runs(directory), means(config.model), lost)

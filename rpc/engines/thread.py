@@ -11,13 +11,13 @@ class ThreadHost:
     """`EngineHost` of an engine in this process."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+        from rpc.assembly import assemble  # here, since it imports torch, which a server of other hosts does without
+
+        self._assemble, self._config = assemble, config
         self._engine: Engine | None = None
 
     async def launch(self, sink: Sink) -> EngineClient:
-        from rpc.assembly import assemble  # here, since it imports torch, which a server of other hosts does without
-
-        parts = await asyncio.to_thread(assemble, self._config)
+        parts = await asyncio.to_thread(self._assemble, self._config)
         self._engine = engine = parts.engine(sink)
         engine.start()
         return engine

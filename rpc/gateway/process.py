@@ -20,6 +20,7 @@ from rpc.gateway.protocol import bounded_config
 from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.tls import own_context, security_of
 from rpc.gateway.upstream import Upstream
+from rpc.heap import settle
 
 log = logging.getLogger("quire.gateway")
 
@@ -57,6 +58,7 @@ async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Cal
     url = f"{'http' if context is None else 'https'}://{shown}:{port}"
     upstream = Upstream(servers, settings.request_time, security)
     config = _config(settings, Gateway(upstream, settings), context)
+    settle()
     try:
         if not is_loopback(settings.host) and not settings.allow_insecure_bind:
             await check_door(upstream, settings.host)

@@ -235,11 +235,12 @@ def test_modules_that_hosts_run_exist() -> None:
         assert find_spec(name) is not None
 
 
-def test_choosing_imports_neither_torch_nor_ray() -> None:
-    """A frontend of an engine elsewhere starts without them."""
+@pytest.mark.parametrize("engine", ["engine='process'", "ray=True"])
+def test_a_frontend_of_an_engine_elsewhere_imports_neither_torch_nor_ray(engine: str) -> None:
     code = (
-        "import sys; from rpc.engines.host import choose_hosts; from rpc.settings import ServerSettings; "
-        "choose_hosts(ServerSettings(), b''); print({'torch', 'ray'} & set(sys.modules))"
+        "import sys; from rpc.engines.host import choose_hosts; from rpc.settings import *; "
+        f"choose_hosts(ServerSettings(engine=EngineSettings({engine})), b''); "
+        "print({'torch', 'ray'} & set(sys.modules))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.strip() == "set()"
