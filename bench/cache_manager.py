@@ -85,7 +85,7 @@ class Quire:
         manager.grow(0, 0, length)
         manager.pool.take_changes()
         if chain is not None:
-            manager.publish(0, length, None)
+            manager.names.publish(0, length, None)
         manager.release(0, None)
 
     def decode(self, sequences: int) -> float:
@@ -97,7 +97,7 @@ class Quire:
         for row in range(sequences):
             manager.open(row, row, chains[row])
             manager.grow(row, 0, 64 + row % PAGE)
-            manager.publish(row, 64 + row % PAGE, None)
+            manager.names.publish(row, 64 + row % PAGE, None)
         computed = 64 + rows % PAGE
 
         def step() -> None:
@@ -105,10 +105,10 @@ class Quire:
             manager.grow_by_page(lacking)
             manager.pool.take_changes()
             computed[:] += 1
-            for row in np.flatnonzero(computed // PAGE > manager.named[rows]).tolist():
+            for row in np.flatnonzero(computed // PAGE > manager.names.named[rows]).tolist():
                 length = int(computed[row])
                 chains[row].extend(tokens[row][length - PAGE : length])
-                manager.publish(row, length, None)
+                manager.names.publish(row, length, None)
 
         return timed(step, STEPS)
 

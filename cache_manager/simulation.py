@@ -47,7 +47,7 @@ def simulate(requests: Iterable[Sequence[int]], capacity: int, make_policy: Poli
         match = manager.match(chain, len(chain.names))
         manager.open(0, served, chain, match)
         manager.grow(0, match.tokens, len(chain.names))
-        manager.publish(0, len(chain.names), None)
+        manager.names.publish(0, len(chain.names), None)
         manager.release(0, None)
         manager.pool.shrink_cache(capacity)
         manager.pool.take_changes()

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.allocator import Pages
+from cache_manager.prefix import NONE
 
 
 class PageTables:
@@ -76,6 +77,12 @@ class PageTables:
         if len(self.pages) == 1:
             return self.of(0, row).copy()
         return np.concatenate([self.of(group, row) for group in range(len(self.pages))])
+
+    def between(self, row: int, start: int, end: int) -> Pages:
+        """[groups, n] pages of these indices, NONE where they have left the group's window."""
+        pages = self.pages[:, row, start:end].copy()
+        pages[np.arange(start, end) < self.first[:, row, None]] = NONE
+        return pages
 
     def clear(self, row: int) -> None:
         reach = int(self.held[:, row].sum())

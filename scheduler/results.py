@@ -55,7 +55,7 @@ class Results:
         """Ends the requests of which a sequence faulted (what it computed may be wrong), or has no token left."""
         for row, message in result.faults:
             if self._is_same(flown, row):
-                self.cache.distrust(row)
+                self.cache.names.distrust(row)
                 self._running.end_attempt(int(self.rows.attempt[row]), EndReason.FAULT, message=message)
         stuck = result.tokens == NO_TOKEN
         for row in flown.drawing[stuck].tolist() if np.count_nonzero(stuck) else ():
@@ -72,7 +72,7 @@ class Results:
         row, start, count = slices.T
         computed = start + count
         full = computed // size
-        (filled,) = (full > self.cache.named[row]).nonzero()
+        (filled,) = (full > self.cache.names.named[row]).nonzero()
         if len(filled):
             self._name(row[filled], full[filled])
         self.cache.slide(row, computed)
@@ -81,11 +81,11 @@ class Results:
         """Of these rows so many pages are full, and not all are published."""
         rows, size = self.rows, self.cache.layout.page_size
         rows.name_next(filled, full, size)
-        for i in self.cache.publish_next(filled, full):
+        for i in self.cache.names.publish_next(filled, full):
             row, pages = int(filled[i]), int(full[i])
             last = int(rows.last_step[row])
             rows.name_pages(row, pages * size, size)
-            self.cache.publish(row, pages * size, last if last > self._running.retired else None)
+            self.cache.names.publish(row, pages * size, last if last > self._running.retired else None)
 
     def _drawn(self, flown: InFlight, result: StepResult) -> Tokens:
         """What the step drew for sequences that are still there, and what searches have found that are over now."""

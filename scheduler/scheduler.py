@@ -219,7 +219,7 @@ class Scheduler:
             return Answer(ask.ticket, page_map=page_map(self.cache))
         for sequence in self.queue.in_order():
             sequence.brought = {}
-        return Answer(ask.ticket, forgotten=self.cache.reset())
+        return Answer(ask.ticket, forgotten=self.cache.names.reset())
 
     def _make_room(self) -> tuple[Wanted, bool]:
         """Gives running rows the pages that this step writes; preempts from the back where they are lacking. Returns

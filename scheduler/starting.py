@@ -58,7 +58,7 @@ class Starting:
                 continue
             if sequence.alone and self.alone is None and not self._rows_are_free():
                 return
-            if sequence.awaited is not None and self._cache.is_computing(sequence.awaited):
+            if sequence.awaited is not None and self._cache.names.is_computing(sequence.awaited):
                 continue
             match = self._match(sequence)
             sequence.awaited = match.awaited

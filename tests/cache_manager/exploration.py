@@ -183,7 +183,7 @@ def alike(state: State) -> tuple[object, ...]:
         waits = max(story.last_step, world.retired) - world.retired
         tables = [(table.first, label(table.pages)) for table in (*story.table, *world.device.tables[row])]
         names = 0 if story.chain is None else len(story.chain.names)
-        books = (names, int(manager.named[row]), bool(manager.forked[row]), story.silent, row in world.leaves)
+        books = (names, int(manager.names.named[row]), bool(manager.forked[row]), story.silent, row in world.leaves)
         computed = story.computed if world.windows.any else 0  # else it does not matter
         rows.append((of(story), computed, story.scheduled, waits, tuple(tables), books))
     waiting = tuple((step - world.retired, label(pages)) for step, pages in sorted(world.waiting))
@@ -202,7 +202,7 @@ def alike(state: State) -> tuple[object, ...]:
         for node, path in sorted(paths.items(), key=lambda item: item[1])
     )
     slid = label(list(manager.prefix.slid))
-    computing = tuple(sorted((name, place[row]) for name, row in manager.frontiers.row_of.items()))
+    computing = tuple(sorted((name, place[row]) for name, row in manager.names.frontiers.row_of.items()))
     freed = tuple(sorted(label([p for p in manager.pool.changes.freed_pages().tolist() if p in labels])))
     copies = tuple(map(tuple, (label(pair) for pair in manager.pool.changes.copies().tolist())))
     queue = tuple(map(of, world.queue))

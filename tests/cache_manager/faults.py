@@ -12,6 +12,7 @@ from cache_manager.changes import PageChanges
 from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
 from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.publishing import PublishedNames
 from cache_manager.tables import PageTables
 
 
@@ -138,7 +139,7 @@ def step_in_flight_is_forgotten(real):
     return lambda self, row, after_step: real(self, row, None)
 
 
-@fault(CacheManager, "publish")
+@fault(PublishedNames, "publish")
 def page_that_a_step_reads_is_given_up_at_once(real):
     return lambda self, row, computed, after_step: real(self, row, computed, None)
 
@@ -180,10 +181,10 @@ def nobody_is_told_what_was_freed(real):
 # Publishing
 
 
-@fault(CacheManager, "publish")
+@fault(PublishedNames, "publish")
 def page_is_published_before_it_is_computed(real):
     def publish(self, row, computed, after_step):
-        chain = self._chains[row]
+        chain = self.chains[row]
         most = 0 if chain is None else len(chain.names) * self.layout.page_size
         real(self, row, max(computed, min(most, self.tables.held[0, row] * self.layout.page_size)), after_step)
 
@@ -198,7 +199,7 @@ def the_next_page_comes_after_the_one_before_its_parent(real):
     return add_each
 
 
-@fault(CacheManager, "_take_over")
+@fault(PublishedNames, "_take_over")
 def page_is_taken_over_where_a_fork_shares_it(real):
     def take_over(self, row, index, node, after_step):
         own = self.tables.pages[:, row, index]
@@ -218,7 +219,7 @@ def node_outlives_a_reset(real):
     return lambda self: real(self) if len(self.index) < 2 else self.forget([], None)
 
 
-@fault(CacheManager, "_close")
+@fault(PublishedNames, "_close")
 def row_publishes_on(real):
     return lambda self, row, start: self._forget_frontier(row, start)
 
@@ -228,17 +229,17 @@ def what_comes_after_is_not_forgotten(real):
     return lambda self, nodes: list(dict.fromkeys(nodes))
 
 
-@fault(CacheManager, "_forget_frontier")
+@fault(PublishedNames, "_forget_frontier")
 def name_of_a_page_to_come_sticks(real):
     return lambda self, row, index: None
 
 
-@fault(CacheManager, "_set_frontier")
+@fault(PublishedNames, "_set_frontier")
 def page_to_come_is_not_known(real):
     return lambda self, row, index: None
 
 
-@fault(CacheManager, "is_computing")
+@fault(PublishedNames, "is_computing")
 def page_is_waited_for_when_nobody_computes_it(real):
     return lambda self, awaited: True
 

@@ -5,8 +5,9 @@ import numpy as np
 from cache_manager import manager as manager_module
 from cache_manager.cached import PrefixCache
 from cache_manager.layout import MOST_TOKENS, KVLayout
-from cache_manager.manager import CLOSED, CacheManager
+from cache_manager.manager import CacheManager
 from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.publishing import CLOSED, PublishedNames
 from cache_manager.tables import PageTables
 from tests.cache_manager.faults import FAULTS, fault
 
@@ -32,9 +33,10 @@ def page_is_let_go_that_a_step_in_flight_reads(real):
 @fault(CacheManager, "slide", "windows")
 def row_lets_go_of_the_page_that_it_goes_on_from(real):
     def slide(self, rows, computed):
-        named, self.named = self.named, np.full_like(self.named, CLOSED)
+        names = self.names
+        named, names.named = names.named, np.full_like(names.named, CLOSED)
         real(self, rows, computed)
-        self.named = named
+        names.named = named
 
     return slide
 
@@ -179,7 +181,7 @@ def page_that_takes_a_lost_ones_place_has_no_name(real):
     return bind
 
 
-@fault(CacheManager, "_take_over", "windows")
+@fault(PublishedNames, "_take_over", "windows")
 def page_is_taken_over_from_the_wrong_group(real):
     def take_over(self, row, index, node, after_step):
         pages = self.prefix.index.pages
@@ -332,7 +334,7 @@ def fork_takes_the_first_page_it_shares_for_the_first_of_all(real):
     return fork
 
 
-@fault(CacheManager, "_nodes_of", "windows")
+@fault(PublishedNames, "_nodes_of", "windows")
 def distrusted_row_is_asked_for_what_it_still_holds_alone(real):
     def nodes_of(self, row):
         nodes = self.prefix.index.node_of[self.tables.of(0, row)]

@@ -106,7 +106,7 @@ class Finding(Sliding):
         assert story is not None, "nobody computes what a request waits for"
         assert not story.silent, "what is waited for will not be published"
         if not self.collisions:
-            assert self.manager.is_computing(awaited), "it was computed, and is waited for"
+            assert self.manager.names.is_computing(awaited), "it was computed, and is waited for"
             assert known < end, "what is waited for is here"
             assert story.chain is not None
             assert story.chain.names[:end] == chain.names[:end], "a request waits for what it does not need"

@@ -36,7 +36,7 @@ def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -
     while start < end:
         stop = min(end, start + chunk)
         assert manager.grow(row, start, stop)
-        manager.publish(row, stop, None)
+        manager.names.publish(row, stop, None)
         manager.slide(np.array([row], np.int32), np.array([stop], np.int32))
         start = stop
 
@@ -44,7 +44,7 @@ def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -
 def leave(manager: CacheManager, tokens: Sequence[int], row: int = 0) -> list[int]:
     """Somebody has computed these tokens and left; returns the pages that they were in."""
     start(manager, row, tokens)
-    manager.publish(row, len(tokens), None)
+    manager.names.publish(row, len(tokens), None)
     pages = manager.tables.of(0, row).tolist()
     manager.release(row, None)
     return pages

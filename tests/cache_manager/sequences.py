@@ -216,7 +216,7 @@ class Sequences(Finding):
         self.prefixes.extend(story.numbers, story.tokens, story.scope, self.size)
         self.manager.fork(parent, row, story.attempt)
         # The manager has given the twin a copy of the chain; a scheduler keeps one with the sequence likewise.
-        story.chain = self.manager._chains[row]
+        story.chain = self.manager.names.chains[row]
         assert (story.chain is None) == (of.chain is None)
         assert story.chain is None or story.chain is not of.chain, "a fork must not extend its parent's names"
         self._enter(row, story, [table.copy() for table in of.table])

@@ -108,10 +108,10 @@ def test_causes_and_lifetimes_of_pages_that_lost_their_names():
     assert manager.prefix.lifetimes.tolist() == expected
     assert manager.prefix.lifetime_seconds == 14.0
     leave(manager, B)
-    assert manager.reset() == 4
+    assert manager.names.reset() == 4
     start(manager, 0, A)
-    manager.publish(0, 6, None)
-    manager.distrust(0)
+    manager.names.publish(0, 6, None)
+    manager.names.distrust(0)
     assert dict(manager.prefix.evicted) == {Cause.CAPACITY: 2, Cause.RESET: 4, Cause.FAULT: 3}
     assert manager.prefix.lifetimes.sum() == 2, "lifetimes are of pages that lost their place to another"
 

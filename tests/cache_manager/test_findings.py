@@ -20,8 +20,8 @@ def test_a_fork_does_not_publish_what_its_distrusted_twin_computed():
     manager = make_manager(page_size=2, pages=8, rows=2)
     start(manager, 0, [1, 2, 3])
     manager.fork(0, 1)
-    manager.distrust(0)
-    manager.publish(1, 2, None)
+    manager.names.distrust(0)
+    manager.names.publish(1, 2, None)
     assert match(manager, [1, 2]).tokens == 0
 
 
@@ -29,7 +29,7 @@ def test_a_page_that_was_set_aside_is_not_published():
     manager = make_manager(page_size=2, pages=4, rows=2)
     start(manager, 0, [1, 2, 3, 4])
     manager.pool.quarantine(page(1), np.array([1]))
-    manager.publish(0, 4, None)
+    manager.names.publish(0, 4, None)
     assert match(manager, [1, 2, 3, 4]).tokens == 2
 
 
@@ -96,14 +96,14 @@ def test_nothing_is_copied_for_a_row_that_left_after_an_earlier_step():
 def test_pages_that_were_free_when_a_request_started_last_while_its_window_leaves_what_it_shares(windows):
     manager = make_windowed(page_size=2, pages=64, rows=2, windows=Windows(windows, ahead=2))
     start(manager, 0, [1, 2, 3])
-    manager.publish(0, 2, None)
+    manager.names.publish(0, 2, None)
     names = chain(manager, [1, 2, *range(10, 20)])
     match = manager.match(names, 11)
     before, needed = manager.pool.free, manager.needed(match, 12)
     manager.open(1, 1, names, match)
     assert manager.grow(1, match.tokens, 12)
     for computed in range(3, 12):
-        manager.publish(1, computed, None)
+        manager.names.publish(1, computed, None)
         manager.slide(page(1), page(computed))
         manager.grow(1, computed, 12)
         assert before - manager.pool.free <= needed
@@ -119,13 +119,13 @@ def test_a_page_that_is_waited_for_is_not_here():
     """Each round, the scheduler would match the request anew."""
     manager = make_windowed(page_size=1, pages=64, rows=2, windows=Windows((None, 4)))
     start(manager, 0, [1, 2, 3, 4, 5, 6, 7])
-    manager.publish(0, 7, None)
+    manager.names.publish(0, 7, None)
     manager.slide(page(0), page(7))
     manager.prefix.evict(4, now=0.0)
     start(manager, 1, [1, 2, 3, 4, 5, 6, 9])
     awaited = match(manager, [1, 2, 3, 4, 5, 6, 8]).awaited
     assert awaited is not None
-    assert manager.is_computing(awaited)
+    assert manager.names.is_computing(awaited)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -134,7 +134,7 @@ def test_the_policy_is_not_told_of_nodes_that_a_row_did_not_come_to(policy):
     manager = make_windowed(page_size=2, pages=4, rows=2, windows=Windows((3,)), make_policy=POLICIES[policy])
     for row in (0, 1):
         start(manager, row, [1, 2, 3, 4])
-    manager.publish(1, 4, None)
+    manager.names.publish(1, 4, None)
     manager.release(1, None)
     manager.release(0, None)
     assert manager.grow(0, 0, 8)
@@ -144,13 +144,13 @@ def test_what_a_distrusted_row_left_behind_is_not_published_by_its_twin():
     manager = make_windowed(page_size=2, pages=8, rows=2, windows=Windows((2,)))
     start(manager, 0, [1, 2, 3, 4, 5, 6])
     manager.fork(0, 1)
-    manager.publish(0, 6, None)
+    manager.names.publish(0, 6, None)
     manager.grow(0, 6, 8)
-    manager._chains[0].extend(page(7, 8))
-    manager.publish(0, 8, None)
+    manager.names.chains[0].extend(page(7, 8))
+    manager.names.publish(0, 8, None)
     manager.slide(page(0), page(8))
-    manager.distrust(0)
-    manager.publish(1, 6, None)
+    manager.names.distrust(0)
+    manager.names.publish(1, 6, None)
     assert match(manager, [1, 2, 3, 4, 5, 6]).tokens == 0
 
 
@@ -159,9 +159,9 @@ def test_a_distrusted_row_has_no_page_that_keeps_the_name_its_twin_gave_it():
     manager.open(0, 0, chain(manager, [1]))
     manager.grow(0, 0, 2)
     manager.fork(0, 1)
-    manager._chains[0].extend(page(1, 2))
-    manager.publish(0, 2, None)
-    manager.distrust(1)
+    manager.names.chains[0].extend(page(1, 2))
+    manager.names.publish(0, 2, None)
+    manager.names.distrust(1)
     assert match(manager, [1, 2]).tokens == 0
 
 
@@ -170,10 +170,10 @@ def test_two_pages_behind_a_window_go_at_once_where_the_second_was_the_end():
     leave(manager, [7, 7, 7, 7])
     manager.pool.shrink_cache(0)  # the next nodes are 1 and 0
     start(manager, 0, [1, 2, 3, 4])
-    manager.publish(0, 4, None)
-    manager._chains[0].extend(page(5, 6))
+    manager.names.publish(0, 4, None)
+    manager.names.chains[0].extend(page(5, 6))
     manager.grow(0, 4, 6)
-    manager.publish(0, 6, None)
+    manager.names.publish(0, 6, None)
     manager.slide(page(0), page(6))
     manager.pool.quarantine(manager.tables.of(0, 0), np.array([1]))
     manager.pool.shrink_cache(0)

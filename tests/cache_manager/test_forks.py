@@ -75,12 +75,12 @@ def test_without_room_for_the_copy_nothing_changes():
 
 def test_both_publish_what_they_share_and_what_is_their_own():
     manager = forked()
-    manager.publish(0, 2, None)
+    manager.names.publish(0, 2, None)
     manager.grow(0, 3, 4)
     manager.grow(1, 3, 4)
     for row, token in ((0, 4), (1, 5)):
-        manager._chains[row].extend(np.array([3, token], np.int32))
-        manager.publish(row, 4, None)
+        manager.names.chains[row].extend(np.array([3, token], np.int32))
+        manager.names.publish(row, 4, None)
     for token in (4, 5):
         assert match(manager, [1, 2, 3, token]).tokens == 4
     verify(manager)
@@ -93,8 +93,8 @@ def test_a_twin_does_not_take_over_a_page_that_its_twin_holds():
         manager.open(row, row, chain(manager, [1, 2, 3, 4]))
         manager.grow(row, 0, 4)
     manager.fork(0, 1)
-    manager.publish(2, 4, None)
+    manager.names.publish(2, 4, None)
     before = table(manager, 0)
-    manager.publish(0, 4, None)
+    manager.names.publish(0, 4, None)
     assert table(manager, 0) == before
     verify(manager)

@@ -7,6 +7,7 @@ import pytest
 from cache_manager.allocator import LedgerError
 from cache_manager.changes import PageChanges
 from cache_manager.manager import CacheManager
+from cache_manager.tables import PageTables
 from cache_manager.tier import HostTier
 from tests.cache_manager.test_tier import episode
 
@@ -132,9 +133,9 @@ def copy_comes_back_to_a_page_that_was_freed(real):
     return not_copied
 
 
-@fault(CacheManager, "_pages_between")
+@fault(PageTables, "between")
 def stale_entry_of_a_table_is_published(real):
-    return lambda self, row, start, end: self.tables.pages[:, row, start:end].copy()
+    return lambda self, row, start, end: self.pages[:, row, start:end].copy()
 
 
 def play() -> None:

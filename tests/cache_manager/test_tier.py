@@ -62,7 +62,7 @@ class Small:
         assert self.manager.grow(0, match.tokens, len(tokens))
         self.manager.fetch(0, match)
         changes = self.manager.pool.take_changes()
-        self.manager.publish(0, len(tokens), None)
+        self.manager.names.publish(0, len(tokens), None)
         self.manager.release(0, None)
         verify(self.manager)
         return match.tokens, changes.swap_outs().tolist(), changes.swap_ins().tolist()

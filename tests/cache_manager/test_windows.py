@@ -49,7 +49,7 @@ def test_a_long_sequence_keeps_all_of_a_full_group_and_what_is_seen_of_a_window(
         assert len(full) == -(-(computed + ahead) // page_size)
         most = max(most, len(windowed))
         assert len(manager.tables.row(0)) <= layout.pages_for(computed + ahead, ahead)
-        manager.publish(0, computed + ahead, None)
+        manager.names.publish(0, computed + ahead, None)
         manager.slide(np.array([0], np.int32), np.array([computed + ahead], np.int32))
     assert layout.pages_within(window, ahead) - 1 <= most <= layout.pages_within(window, ahead)
     verify(manager)
@@ -84,7 +84,7 @@ def test_a_page_that_another_row_holds_stays():
     start(manager, 0, [1, 1, 1])
     manager.fork(0, 1)
     shared = table(manager, 0)[0][0]
-    manager._chains[0].extend(np.array([1, 1, 1, 1], np.int32))
+    manager.names.chains[0].extend(np.array([1, 1, 1, 1], np.int32))
     compute(manager, 0, 3, 6, 1)
     assert shared not in table(manager, 0)[0]
     assert table(manager, 1)[0][0] == shared

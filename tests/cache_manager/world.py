@@ -145,10 +145,10 @@ class World(Sequences):
     def publish(self, row: int, computed: int) -> None:
         story = self.story(row)
         self._name(story, computed)
-        named = len(self.manager.prefix.index)
+        named, names = len(self.manager.prefix.index), self.manager.names
         full = computed // self.size
-        if full <= self.manager.named[row] or self.manager.publish_next(*np.array([[row], [full]], np.int32)):
-            self.manager.publish(row, computed, self.after(story))
+        if full <= names.named[row] or names.publish_next(*np.array([[row], [full]], np.int32)):
+            names.publish(row, computed, self.after(story))
         assert not story.silent or len(self.manager.prefix.index) == named, f"row {row} was to publish no more"
         now = tables(self.manager, row)
         for group, (before, after) in enumerate(zip(story.table, now, strict=True)):
@@ -188,7 +188,7 @@ class World(Sequences):
 
     def distrust(self, row: int) -> None:
         story = self.story(row)
-        self.manager.distrust(row)
+        self.manager.names.distrust(row)
         had = self._had(story, story.slots)
         for other in map(self.story, self.running()):  # itself, its forks, and who has read what it had
             other.silent |= not had.isdisjoint(self._had(other, other.slots))
@@ -204,7 +204,7 @@ class World(Sequences):
         return story.past | {(page, self.births[page]) for page in now}
 
     def reset(self) -> None:
-        self.manager.reset()
+        self.manager.names.reset()
         assert len(self.manager.prefix.index) == 0, "a name outlived a reset"
         for story in self.rows:
             if story is not None:
@@ -248,7 +248,7 @@ class World(Sequences):
         self._check_promised()
         self._check_names()
         if not self.running():
-            assert not any(map(manager.is_computing, self.awaited)), "a page that nobody computes is waited for"
+            assert not any(map(manager.names.is_computing, self.awaited)), "a page that nobody computes is waited for"
         for story in self.queue:
             match = self.match(story)
             if story.chain is not None and not self.collisions:

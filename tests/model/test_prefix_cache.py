@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
+from cache_manager.publishing import PublishedNames
 from model.inputs.tokenizer import Tokenizer
 from model.runner import Runner
 from scheduler.events import EndReason, Event, Finish, Submit
@@ -203,14 +203,14 @@ def poison_cached_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def publish_before_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages get their names long before they are computed: in a step after the one of who goes on from them."""
-    publish = CacheManager.publish
+    publish = PublishedNames.publish
 
-    def early(self: CacheManager, row: int, computed: int, after_step: int | None) -> None:
-        chain = self._chains[row]
+    def early(self: PublishedNames, row: int, computed: int, after_step: int | None) -> None:
+        chain = self.chains[row]
         known = len(chain.names) * self.layout.page_size if chain is not None else 0
         publish(self, row, min(computed + 8 * self.layout.page_size, known), after_step)
 
-    monkeypatch.setattr(CacheManager, "publish", early)
+    monkeypatch.setattr(PublishedNames, "publish", early)
 
 
 def lose_the_table_of_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:

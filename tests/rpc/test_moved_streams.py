@@ -186,5 +186,5 @@ async def test_only_pages_that_are_computed_and_named_are_given(tmp_path: Path) 
         assert len(await source.pages.read(names[5:9])) == 4
         assert await source.pages.read([bytes(32), *names]) == []
         assert len(await source.pages.read([names[3], names[5]])) == 1, "they are no sequence"
-        await asyncio.wrap_future(source.engine.call(source.scheduler.cache.reset))
+        await asyncio.wrap_future(source.engine.call(source.scheduler.cache.names.reset))
         assert await source.pages.read(names) == []

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from cache_manager.allocator import LedgerError
 from cache_manager.ledger import verify
-from cache_manager.manager import CLOSED
+from cache_manager.publishing import CLOSED
 from scheduler.events import Ask, EndReason, EngineStats, Event, Finish, Question, StepOutputs, Submit
 from scheduler.rows import Sequence as Waiting
 from scheduler.scheduler import Scheduler
@@ -253,7 +253,7 @@ class Drive:
         disturbed = self.workload.resets or any(a.fault is not None or a.rows > 1 for a in self.workload.arrivals)
         for row, mirror in self._running().items():
             self.room.check_behind_windows(row, mirror)
-            silent = self.workload.prefix_cache and scheduler.cache.named[row] == CLOSED
+            silent = self.workload.prefix_cache and scheduler.cache.names.named[row] == CLOSED
             law(not silent or disturbed, f"sequence {mirror.key} publishes no more")
         self._check_who_is_where()
         waiting = scheduler.queue.in_order()
@@ -349,7 +349,7 @@ class Drive:
         pool = cache.pool
         law(pool.free == pool.total and not pool.returning, f"{pool.total - pool.free} pages are held by nobody")
         law(not cache.allocator.counts.any() and not cache.allocator.shared, "pages are counted though nobody is there")
-        law(not cache.frontiers.row_of, "pages are being computed though nobody is there")
+        law(not cache.names.frontiers.row_of, "pages are being computed though nobody is there")
         law(self.workload.prefix_cache or not stats.pages_cached, "pages are cached without a cache")
         running = self.scheduler._running
         law(not running.beams and not running.given and not running.joins, "something is left of searches or of joins")

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from cache_manager.manager import CLOSED
 from cache_manager.page_names import Scope
 from cache_manager.prefix import NONE
+from cache_manager.publishing import CLOSED
 from scheduler.scheduler import Scheduler
 from scheduler.step import StepPlan
 from tests.scheduler.executor import FakeExecutor
@@ -101,7 +101,7 @@ class Oracle:
         at_join: those that publish it next. Not those that publish no more, nor those that compute it only as the end
         of their prompts, which had to, whoever else computes it.
         """
-        rows, size, named = self._scheduler.rows, self._size, self._scheduler.cache.named
+        rows, size, named = self._scheduler.rows, self._size, self._scheduler.cache.names.named
         lacking = self.cached(key[0], tokens).count
         found = []
         for row, mirror in self._executor.rows.items():

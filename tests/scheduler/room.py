@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache_manager.manager import CLOSED, CacheManager
+from cache_manager.manager import CacheManager
+from cache_manager.publishing import CLOSED
 from scheduler.settings import SchedulerSettings
 from tests.cache_manager.sequences import table
 from tests.scheduler.executor import law
@@ -48,7 +49,7 @@ class Room:
             first, seen = int(cache.tables.first[group, row]), one.seen(mirror.collected)
             last = min(seen, max(0, mirror.collected // one.size - 1)) if self._prefix_cache else seen
             # A row may have stopped to publish since pages were last let go of.
-            due = {max(one.given, index) for index in ({last, seen} if cache.named[row] == CLOSED else {last})}
+            due = {max(one.given, index) for index in ({last, seen} if cache.names.named[row] == CLOSED else {last})}
             law(first in due, f"row {row} holds pages of group {group} from index {first} on, not from {due}")
 
     def held(self, row: int, mirror: Mirror) -> set[int]:

@@ -136,7 +136,7 @@ FAULTS = {
     "the first page is not counted": (
         CacheManager,
         "to_fill",
-        lambda self, row, match: self._pages_between(
+        lambda self, row, match: self.tables.between(
             row, len(match.nodes) + 1, len(match.nodes) + 1 + len(match.brought)
         ),
     ),

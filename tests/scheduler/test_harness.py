@@ -11,6 +11,7 @@ from cache_manager.changes import PageChanges
 from cache_manager.manager import CacheManager
 from cache_manager.page_names import PageNamer, Scope
 from cache_manager.pool import PagePool
+from cache_manager.publishing import PublishedNames
 from scheduler import scheduler as module
 from scheduler.attempts import Attempts
 from scheduler.queue import Queue
@@ -248,7 +249,7 @@ def pages_are_published_before_they_are_computed(real):
     return plan
 
 
-@fault(CacheManager, "distrust", faults=True)
+@fault(PublishedNames, "distrust", faults=True)
 def pages_of_a_row_that_faulted_keep_their_names(real):
     return lambda self, row: None
 
@@ -271,7 +272,7 @@ def nobody_waits_for_a_page(real):
     return lambda self, chain, most, brought=(): replace(real(self, chain, most, brought), awaited=None)
 
 
-@fault(CacheManager, "is_computing")
+@fault(PublishedNames, "is_computing")
 def a_page_is_waited_for_without_end(real):
     return lambda self, awaited: True
 
@@ -368,12 +369,12 @@ def cached_pages_are_told_as_freed(real):
     return drop
 
 
-@fault(CacheManager, "_take_over", depths=(2,))
+@fault(PublishedNames, "_take_over", depths=(2,))
 def exchanged_page_is_free_under_a_step_in_flight(real):
     return lambda self, row, index, node, after_step: real(self, row, index, node, None)
 
 
-@fault(CacheManager, "_take_over")
+@fault(PublishedNames, "_take_over")
 def exchanged_page_is_not_told(real):
     def take_over(self, *args):
         before = len(self.pool.changes._grown)

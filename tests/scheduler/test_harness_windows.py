@@ -11,8 +11,9 @@ import pytest
 from cache_manager import manager as module
 from cache_manager.cached import PrefixCache
 from cache_manager.layout import KVLayout
-from cache_manager.manager import CLOSED, CacheManager
+from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
+from cache_manager.publishing import CLOSED, PublishedNames
 from cache_manager.tables import PageTables
 from scheduler.results import Results
 from scheduler.scheduler import Scheduler
@@ -92,10 +93,10 @@ def rows_slide_before_their_pages_are_published(real):
 @fault(CacheManager, "slide")
 def the_last_page_that_a_row_published_is_let_go_of(real):
     def slide(self, rows, computed):
-        named = self.named.copy()
-        self.named[:] = CLOSED
+        named = self.names.named.copy()
+        self.names.named[:] = CLOSED
         real(self, rows, computed)
-        self.named[:] = named
+        self.names.named[:] = named
 
     return slide
 
@@ -224,7 +225,7 @@ def a_prefix_is_valid_a_page_short_of_the_window(real):
     return lambda self, window: max(1, real(self, window) - 1)
 
 
-@fault(CacheManager, "_take_over")
+@fault(PublishedNames, "_take_over")
 def a_page_that_was_computed_again_is_not_found_again(real):
     def take_over(self, row, index, node, after_step):
         self.prefix.index.bind = lambda node, pages: None
