@@ -81,7 +81,8 @@ class PageTables:
     def between(self, row: int, start: int, end: int) -> Pages:
         """[groups, n] pages of these indices, NONE where they have left the group's window."""
         pages = self.pages[:, row, start:end].copy()
-        pages[np.arange(start, end) < self.first[:, row, None]] = NONE
+        if self.reach > self.entries:
+            pages[np.arange(start, end) < self.first[:, row, None]] = NONE
         return pages
 
     def clear(self, row: int) -> None:
