@@ -27,11 +27,9 @@ async def test_after_two_deaths_it_runs_alone_until_it_has_come_further(tokenize
         assert fleet.submit_of(second).alone == PROBATION
         fleet.tell(second, (0, 70), end=EndReason.LENGTH, start=True)
         assert second.stream.failure is None
-        fleet.kill(0)
-        fleet.bring(0)
+        fleet.restart()
         assert fleet.submit_of(first).alone == 0, "suspicion begins anew"
-        fleet.kill(0)
-        fleet.bring(0)
+        fleet.restart()
         assert fleet.submit_of(first).alone == TO_THE_END, "this time for all of it"
 
 
@@ -39,9 +37,7 @@ async def test_only_one_that_dies_alone_is_given_up_and_clears_the_others(tokeni
     fleet = Fleet(tokenizer, engines=1)
     async with AsyncExitStack() as stack:
         lives = await opened(stack, fleet, 4)
-        for _ in range(2):
-            fleet.kill(0)
-            fleet.bring(0)
+        fleet.restart(times=2)
         guilty, *others = lives
         fleet.tell(guilty, start=True)
         fleet.kill(0)
@@ -56,9 +52,7 @@ async def test_bystanders_of_one_that_runs_alone_are_not_suspected(tokenizer: To
     fleet = Fleet(tokenizer, engines=1)
     async with AsyncExitStack() as stack:
         (suspect,) = await opened(stack, fleet, 1)
-        for _ in range(2):
-            fleet.kill(0)
-            fleet.bring(0)
+        fleet.restart(times=2)
         assert fleet.submit_of(suspect).alone == PROBATION
         bystander = await stack.enter_async_context(fleet.frontend.open(Spec("dog"), "b", None))
         fleet.kill(0)  # it has not said that the suspect runs: this time nobody is blamed
@@ -78,9 +72,7 @@ async def test_a_suspect_is_not_guilty_of_what_others_do_before_it_runs(tokenize
     fleet = Fleet(tokenizer, engines=1)
     async with AsyncExitStack() as stack:
         (suspect,) = await opened(stack, fleet, 1)
-        for _ in range(2):
-            fleet.kill(0)
-            fleet.bring(0)
+        fleet.restart(times=2)
         for _ in range(3):
             assert fleet.submit_of(suspect).alone == PROBATION
             fleet.engines[0].tell(nothing(EngineStats(running=2)))
@@ -122,9 +114,7 @@ async def test_a_suspect_that_leaves_makes_way_for_the_next(tokenizer: Tokenizer
     fleet = Fleet(tokenizer, engines=1)
     async with AsyncExitStack() as stack:
         first, second, third = await opened(stack, fleet, 3)
-        for _ in range(2):
-            fleet.kill(0)
-            fleet.bring(0)
+        fleet.restart(times=2)
         fleet.dispatch.forget(second)
         gone = first.attempt
         fleet.dispatch.forget(first)
@@ -154,12 +144,9 @@ async def test_a_suspect_waits_where_no_engine_takes_requests(tokenizer: Tokeniz
     fleet = Fleet(tokenizer, engines=1)
     async with AsyncExitStack() as stack:
         (suspect,) = await opened(stack, fleet, 1)
-        for _ in range(2):
-            fleet.kill(0)
-            fleet.bring(0)
+        fleet.restart(times=2)
         assert fleet.submit_of(suspect).alone == PROBATION
         fleet.frontend.mark(fleet.frontend.serving(0), drained=False, leaving=True)
         assert fleet.dispatch._suspects.waiting == [suspect]
-        fleet.kill(0)
-        fleet.bring(0)
+        fleet.restart()
         assert fleet.submit_of(suspect).alone == PROBATION, "the new engine has it"

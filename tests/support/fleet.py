@@ -39,6 +39,11 @@ class Fleet:
         engine.die("killed")
         self.frontend.detach(number)
 
+    def restart(self, number: int = 0, times: int = 1) -> None:
+        for _ in range(times):
+            self.kill(number)
+            self.bring(number)
+
     def place_of(self, live: Live) -> int:
         """The engine that has it now."""
         (number,) = [n for n, engine in self.engines.items() if live.attempt in engine.live]
