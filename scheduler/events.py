@@ -113,10 +113,17 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An attempt left the queue for the first time after so many seconds. cached: prompt tokens whose KV was there."""
+    """An attempt got its first batch row.
+
+    Attributes:
+        attempt: Which.
+        age: Seconds since then on the engine's clock, when its outputs leave the scheduler. A frontend subtracts it
+            from its own clock, so the two need not agree.
+        cached: Prompt tokens whose KV was in the prefix cache.
+    """
 
     attempt: int
-    waited: float
+    age: float
     cached: int = 0
 
 

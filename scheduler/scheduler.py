@@ -97,7 +97,7 @@ class Scheduler:
     @property
     def has_news(self) -> bool:
         """`commit` would tell of something even without a step."""
-        return bool(self._attempts.ends or self._starting.started or self._answers)
+        return bool(self._attempts.ends or self._starting.has_news or self._answers)
 
     @property
     def untold_ends(self) -> tuple[End, ...]:
@@ -348,7 +348,7 @@ class Scheduler:
             new.positions,
             new.tokens,
             new.logprobs,
-            self._starting.take_started(),
+            self._starting.take_starts(now),
             ends,
             stats,
             took,

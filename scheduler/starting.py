@@ -16,8 +16,8 @@ FILL_BYTES = 2**25  # of other engines' pages in a step, beyond which no more ar
 
 
 class Starting:
-    """namer: None goes without a prefix cache. alone: the attempt that runs alone, or did just now. started: those that
-    nobody has been told of.
+    """namer: None goes without a prefix cache. alone: the attempt that runs alone, or did just now. _started: attempts
+    that got their first row and are not reported yet: attempt, when, and its cached prompt tokens.
     """
 
     def __init__(
@@ -28,15 +28,21 @@ class Starting:
         self._shares = Shares(running.rows, cache.layout.tokens_in(cache.pool.total))
         self.alone: int | None = None
         self._until = 0  # the step until which it does
-        self.started: list[Start] = []
+        self._started: list[tuple[int, float, int]] = []
 
     def is_isolated(self, step: int) -> bool:
         """One attempt runs alone."""
         return self.alone is not None and self.alone in self._running.attempts and step < self._until
 
-    def take_started(self) -> tuple[Start, ...]:
-        started, self.started = tuple(self.started), []
-        return started
+    @property
+    def has_news(self) -> bool:
+        """`take_starts` would return some."""
+        return bool(self._started)
+
+    def take_starts(self, now: float) -> tuple[Start, ...]:
+        """Attempts that got their first row since the last call, with their ages at `now`."""
+        started, self._started = self._started, []
+        return tuple(Start(attempt, now - moment, cached) for attempt, moment, cached in started)
 
     def admit(self, now: float, step: int, slices: Slices) -> None:
         """New rows in order, while rows, budget and pages for the whole of the next one last.
@@ -131,7 +137,7 @@ class Starting:
             return row
         self._running.serve(sequence.attempt)
         cached = min(match.tokens, len(sequence.request.prompt))
-        self.started.append(Start(sequence.attempt, now - sequence.submitted, cached))
+        self._started.append((sequence.attempt, now, cached))
         if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:
             self._tally.queries += sequence.length
             self._tally.hits += match.tokens - len(match.brought) * self._cache.layout.page_size

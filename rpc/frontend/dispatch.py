@@ -77,6 +77,7 @@ class Dispatch:
             raise RuntimeError("a request is sent to an engine that is not there")
         live.attempt, live.started_here = next(self._attempts), False
         live.submissions += 1
+        live.sent = time.monotonic()
         if again:
             self._metrics.replayed(stream.length)
         live.stop_waiting()
@@ -333,11 +334,9 @@ class Dispatch:
         live.started_here = True
         self._has_moved(live)
         if live.served is None:
-            live.served = now
+            queued = live.serve(start.age, now)
             live.stream.cached_tokens = start.cached
-            # An engine knows only of its own queue.
-            live.waited = start.waited if live.submissions == 1 else now - live.started
-            self._metrics.request_started(len(live.stream.request.prompt), start.cached, live.waited)
+            self._metrics.request_started(len(live.stream.request.prompt), start.cached, queued)
 
     def _ended(self, end: events.End) -> Live | None:
         """Returns the request where it has to go on elsewhere."""

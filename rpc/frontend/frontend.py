@@ -264,7 +264,7 @@ class Frontend:
         self._idle.clear()
         failure: RequestFailed | None = None
         try:
-            live = await self._submit(spec, request_id, time_remaining, streaming)
+            live = await self._submit(spec, request_id, time_remaining, streaming, ending.began)
             self._requests[live_id] = ending.live = live
             try:
                 yield live
@@ -300,8 +300,9 @@ class Frontend:
             self._metrics.request_ended("cancelled")
             raise
 
-    async def _submit(self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool) -> Live:
-        started = time.monotonic()
+    async def _submit(
+        self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool, started: float
+    ) -> Live:
         stream, names = await self._prepare(spec)
         now = time.monotonic()
         spent = now - started

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from rpc.frontend.stream import RequestStream
+from rpc.observe.records import Moments
 from scheduler.events import Source
 
 
@@ -13,8 +14,8 @@ class Live:
     when the newest one of each sequence came; first_tokens: the first.
 
     names: of the pages of its prompt. patience: until when it may wait for its start. attempt: the one that is on an
-    engine, or was the last of so many submissions. served: since when an engine has had a batch row for it, after
-    `waited` seconds; started_here: the attempt's has. source: the engine that it is moved from.
+    engine, or was the last of so many submissions. sent: when that one was submitted. served: when an engine first gave
+    it a batch row; started_here: the attempt has had one. source: the engine that it is moved from.
     """
 
     stream: RequestStream
@@ -25,8 +26,8 @@ class Live:
     patience: float | None = None
     attempt: int = 0
     submissions: int = 0
+    sent: float = 0.0
     served: float | None = None
-    waited: float = 0.0
     started_here: bool = False
     source: Source | None = None
     waits: asyncio.TimerHandle | None = None
@@ -48,6 +49,24 @@ class Live:
         """There are more tokens; a reader who waits for several sleeps on until they are there."""
         if self._wanted == 1 or self.stream.pending_tokens >= self._wanted:
             self.tell()
+
+    def serve(self, age: float, now: float) -> float:
+        """Its first batch row was given `age` seconds before `now`, as the engine's clock says.
+
+        That clock may run faster than this one, but no engine serves what was not sent. Returns the seconds that the
+        request was queued.
+        """
+        self.served = max(self.sent, now - age)
+        return self.served - self.started
+
+    @property
+    def moments(self) -> Moments:
+        """What is known so far of when its phases ended, for metrics, logs and traces alike."""
+        row = None if self.served is None else self.served - self.started
+        first, last = min(self.first_tokens.values(), default=None), max(self.last_tokens.values(), default=None)
+        return Moments(
+            row, None if first is None else first - self.started, None if last is None else last - self.started
+        )
 
     @property
     def decoding(self) -> tuple[float, float | None] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.live import Live
 from rpc.frontend.output import FinishReason
-from rpc.observe.records import FIRST, LAST, ROW, RequestRecord, Watcher
+from rpc.observe.records import RequestRecord, Watcher
 from scheduler.request import Spec
 
 log = logging.getLogger("quire.frontend")
@@ -21,10 +21,15 @@ RESULTS = {reason.value for reason in FinishReason} | {CANCELLED}
 
 @dataclass(slots=True)
 class Ending:
-    """What is known of a request by its end. live: None where it was not submitted. outcome: "" as long as it has
-    none.
+    """What is known of a request by its end.
+
+    Attributes:
+        began: When it came, on the monotonic clock.
+        live: None where it was not submitted.
+        outcome: "" as long as it has none.
     """
 
+    began: float
     live: Live | None = None
     outcome: str = ""
 
@@ -38,7 +43,7 @@ class Watching:
     @contextmanager
     def watch(self, spec: Spec, request_id: str, trace: Mapping[str, str]) -> Iterator[Ending]:
         """Around all of a request. trace: as in `RequestRecord`."""
-        ending, arrived, began = Ending(), time.time(), time.monotonic()
+        ending, arrived = Ending(time.monotonic()), time.time()
         try:
             yield ending
         except BaseException as error:
@@ -46,7 +51,7 @@ class Watching:
             raise
         finally:
             if self.watchers:
-                self._tell(self._record(ending, spec, request_id, trace, arrived, began))
+                self._tell(self._record(ending, spec, request_id, trace, arrived))
 
     def _tell(self, record: RequestRecord) -> None:
         for watcher in self.watchers:
@@ -56,18 +61,13 @@ class Watching:
                 log.exception("the end of request %s could not be told", record.request_id)
 
     def _record(
-        self, ending: Ending, spec: Spec, request_id: str, trace: Mapping[str, str], arrived: float, began: float
+        self, ending: Ending, spec: Spec, request_id: str, trace: Mapping[str, str], arrived: float
     ) -> RequestRecord:
-        seconds, live = time.monotonic() - began, ending.live
+        seconds, live = time.monotonic() - ending.began, ending.live
         failed = ending.outcome not in RESULTS
         if live is None:
             return RequestRecord(request_id, self._model, spec, ending.outcome, failed, arrived, seconds, trace=trace)
         stream = live.stream
-        moments = {
-            ROW: live.served,
-            FIRST: min(live.first_tokens.values(), default=None),
-            LAST: max(live.last_tokens.values(), default=None),
-        }
         return RequestRecord(
             request_id,
             self._model,
@@ -76,7 +76,7 @@ class Watching:
             failed,
             arrived,
             seconds,
-            {name: moment - began for name, moment in moments.items() if moment is not None},
+            live.moments,
             len(stream.request.prompt),
             stream.cached_tokens,
             sum(sequence.new_count for sequence in stream.sequences),

@@ -57,16 +57,24 @@ def _local_answer(answer: Answer, frontend: int) -> Answer:
 
 
 def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
-    """The outputs of several steps as one, in order; stats are the last one's. At least one step."""
+    """Joins the outputs of several steps, at least one, in order.
+
+    Stats are the last one's. Starts age by what the steps after theirs took.
+    """
     if len(steps) == 1:
         return steps[0]
+    later = [sum(seconds for step in steps[i + 1 :] for seconds in step.step_seconds) for i in range(len(steps))]
     return StepOutputs(
         attempts=np.concatenate([s.attempts for s in steps]),
         indices=np.concatenate([s.indices for s in steps]),
         positions=np.concatenate([s.positions for s in steps]),
         tokens=np.concatenate([s.tokens for s in steps]),
         logprobs=Logprobs.joined([s.logprobs for s in steps]),
-        starts=tuple(start for s in steps for start in s.starts),
+        starts=tuple(
+            replace(start, age=start.age + more)
+            for step, more in zip(steps, later, strict=True)
+            for start in step.starts
+        ),
         ends=tuple(end for s in steps for end in s.ends),
         prompt_parts=tuple(part for s in steps for part in s.prompt_parts),
         stats=steps[-1].stats,

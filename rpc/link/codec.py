@@ -226,9 +226,7 @@ def encode_outputs(outputs: StepOutputs, stalled: float, overdue: str = "") -> p
             positions=packed(outputs.positions, INT32),
             tokens=packed(outputs.tokens, INT32),
             **_encode_logprobs(outputs.logprobs),
-            starts=[
-                pb.Start(attempt=start.attempt, waited=start.waited, cached=start.cached) for start in outputs.starts
-            ],
+            starts=[pb.Start(attempt=start.attempt, age=start.age, cached=start.cached) for start in outputs.starts],
             ends=[_encode_end(end) for end in outputs.ends],
             stats=pb.Stats(**{name: getattr(outputs.stats, name) for name in STATS}),
             step_seconds=outputs.step_seconds,
@@ -292,7 +290,7 @@ def decode_outputs(message: pb.Outputs) -> StepOutputs:
         positions=unpacked(message.positions, INT32, n, "positions"),
         tokens=unpacked(message.tokens, INT32, n, "tokens"),
         logprobs=_decode_logprobs(message, n),
-        starts=tuple(Start(start.attempt, start.waited, start.cached) for start in message.starts),
+        starts=tuple(Start(start.attempt, start.age, start.cached) for start in message.starts),
         ends=tuple(_decode_end(end) for end in message.ends),
         stats=_decode_stats(message.stats),
         step_seconds=tuple(message.step_seconds),

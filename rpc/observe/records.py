@@ -2,15 +2,65 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler.request import Chat, Spec
 
 
 @dataclass(frozen=True, slots=True)
+class Moments:
+    """When the phases of a request ended, in seconds since its arrival.
+
+    Attributes:
+        row: An engine gave it its first batch row; None where it never did.
+        first: Its first token arrived, of any of its sequences.
+        last: Its last token arrived.
+    """
+
+    row: float | None = None
+    first: float | None = None
+    last: float | None = None
+
+    def phases(self, end: float) -> tuple["Phase", ...]:
+        """The phases that a request came to, in order, without gaps.
+
+        The queue lasts until the batch row (preparation included), prefill until the first token, decode until the
+        last. Preemptions and moves count to the phase in which they occur. A phase that the request did not complete
+        lasts until `end`, when the request ended.
+        """
+        phases, start = [], 0.0
+        for name, until in (("queue", self.row), ("prefill", self.first), ("decode", self.last)):
+            phases.append(Phase(name, start, end if until is None else until))
+            if until is None:
+                break
+            start = until
+        return tuple(phases)
+
+
+class Phase(NamedTuple):
+    """A phase of a request: its name, and when it began and ended, in seconds since the arrival."""
+
+    name: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """outcome: as `quire_requests_total` counts it. failed: that is no result. arrived: seconds since the epoch. times:
-    seconds from then until it had a batch row, its first token, its last token, where it came so far; seconds: until
-    the end. submissions: to engines. trace: W3C headers that it came with.
+    """What is reported of a request once it has ended.
+
+    Attributes:
+        outcome: As `quire_requests_total` counts it.
+        failed: The outcome is no result.
+        arrived: Seconds since the epoch.
+        seconds: From the arrival to the end.
+        moments: When its phases ended; None where it was not submitted to an engine.
+        submissions: To engines.
+        trace: W3C headers of the call.
     """
 
     request_id: str
@@ -20,7 +70,7 @@ class RequestRecord:
     failed: bool
     arrived: float
     seconds: float
-    times: Mapping[str, float] = field(default_factory=dict)
+    moments: Moments | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -33,8 +83,15 @@ class RequestRecord:
         """As OpenTelemetry names them."""
         return "chat" if isinstance(self.spec.prompt, Chat) else "text_completion"
 
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """See `Moments.phases`; () where it was not submitted."""
+        return () if self.moments is None else self.moments.phases(self.seconds)
 
-ROW, FIRST, LAST = "batch_row", "first_token", "last_token"
-"""Names of `times`."""
+    @property
+    def first_token(self) -> float | None:
+        """Seconds from the arrival to the first token."""
+        return None if self.moments is None else self.moments.first
+
 
 Watcher = Callable[[RequestRecord], None]

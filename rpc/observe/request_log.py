@@ -2,14 +2,14 @@
 
 import logging
 
-from rpc.observe.records import FIRST, ROW, RequestRecord
+from rpc.observe.records import RequestRecord
 
 log = logging.getLogger("quire.requests")
 
 
 def log_request(record: RequestRecord) -> None:
     """As text a sentence; as JSON with its figures as fields, too."""
-    first = record.times.get(FIRST)
+    first = record.first_token
     log.info(
         "request %s of %s: %s, %d prompt + %d generated tokens, %s, %.3f s in all",
         record.request_id,
@@ -26,8 +26,8 @@ def log_request(record: RequestRecord) -> None:
             "prompt_tokens": record.prompt_tokens,
             "cached_prompt_tokens": record.cached_tokens,
             "completion_tokens": record.completion_tokens,
-            "queue_seconds": record.times.get(ROW),
             "first_token_seconds": first,
+            **{f"{phase.name}_seconds": phase.seconds for phase in record.phases},
             "seconds": record.seconds,
             "submissions": record.submissions,
             "traceparent": record.trace.get("traceparent"),

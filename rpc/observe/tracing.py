@@ -7,14 +7,13 @@ that it came to: queue, prefill, decode.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rpc.observe.records import FIRST, LAST, ROW, RequestRecord
+from rpc.observe.records import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
 
 HEADERS = ("traceparent", "tracestate")
-PHASES = (("queue", "", ROW), ("prefill", ROW, FIRST), ("decode", FIRST, LAST))
 NANO = 1_000_000_000
 LONGEST = 256  # characters of an attribute: a model's name is a client's text
 
@@ -46,11 +45,9 @@ class Traces:
         if record.failed:
             span.set_status(Status(StatusCode.ERROR, record.outcome))
         inside = set_span_in_context(span)
-        for name, start, end in PHASES:
-            if end in record.times:
-                since = began + round(record.times.get(start, 0.0) * NANO)
-                phase = self._tracer.start_span(name, context=inside, start_time=since)
-                phase.end(began + round(record.times[end] * NANO))
+        for phase in record.phases:
+            child = self._tracer.start_span(phase.name, context=inside, start_time=began + round(phase.start * NANO))
+            child.end(began + round(phase.end * NANO))
         span.end(began + round(record.seconds * NANO))
 
     def close(self) -> None:
@@ -85,7 +82,7 @@ def attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.output_tokens": record.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
-        "gen_ai.server.time_to_first_token": record.times.get(FIRST),
+        "gen_ai.server.time_to_first_token": record.first_token,
         "error.type": record.outcome if record.failed else None,
         "quire.tenant": record.spec.tenant,
         "quire.submissions": record.submissions,

@@ -66,5 +66,7 @@ def test_requests_are_logged_where_it_is_asked_for() -> None:
     line = lines[0]
     assert (line["request_id"], line["tenant"], line["outcome"]) == ("the-request", "default", "length")
     assert (line["completion_tokens"], line["submissions"]) == (5, 1)
-    assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]
+    assert line["queue_seconds"] + line["prefill_seconds"] == pytest.approx(line["first_token_seconds"])
+    assert line["first_token_seconds"] + line["decode_seconds"] <= line["seconds"]
+    assert min(line[f"{phase}_seconds"] for phase in ("queue", "prefill", "decode")) > 0
     assert line["message"].startswith("request the-request of default: length, ")

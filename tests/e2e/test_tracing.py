@@ -1,55 +1,23 @@
 """Traces as a collector gets them: a real server, and a collector in this process."""
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from quire.v1 import generation_service_pb2 as pb
 
+from tests.support.collector import Collector, running_collector, values
 from tests.support.server import running_server, stream_request
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PROMPT = "Wherefore art thou a prompt that nobody traces"
 
 
-class Collector(otlp_grpc.TraceServiceServicer):
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.raw = b""
-        self._news = threading.Condition()
-
-    def Export(self, request: otlp.ExportTraceServiceRequest, context: object) -> otlp.ExportTraceServiceResponse:  # noqa: N802
-        with self._news:
-            self.raw += request.SerializeToString()
-            for resource in request.resource_spans:
-                for scope in resource.scope_spans:
-                    self.spans += scope.spans
-            self._news.notify_all()
-        return otlp.ExportTraceServiceResponse()
-
-
 @pytest.fixture
 def collector() -> Iterator[tuple[Collector, str]]:
-    servicer, server = Collector(), grpc.server(ThreadPoolExecutor(2))
-    otlp_grpc.add_TraceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield servicer, f"http://127.0.0.1:{port}"
-    server.stop(0)
-
-
-def values(span: Span) -> dict[str, object]:
-    found = {}
-    for attribute in span.attributes:
-        kind = attribute.value.WhichOneof("value")
-        value = getattr(attribute.value, kind)
-        found[attribute.key] = [one.string_value for one in value.values] if kind == "array_value" else value
-    return found
+    with running_collector() as running:
+        yield running
 
 
 def test_each_request_is_a_span_under_its_callers(collector: tuple[Collector, str]) -> None:
@@ -90,6 +58,7 @@ def test_each_request_is_a_span_under_its_callers(collector: tuple[Collector, st
     assert list(phases) == ["queue", "prefill", "decode"]
     assert streamed.start_time_unix_nano == phases["queue"].start_time_unix_nano
     assert phases["queue"].end_time_unix_nano == phases["prefill"].start_time_unix_nano
+    assert phases["prefill"].end_time_unix_nano == phases["decode"].start_time_unix_nano
     assert phases["decode"].end_time_unix_nano <= streamed.end_time_unix_nano
     assert PROMPT.encode() not in servicer.raw
 

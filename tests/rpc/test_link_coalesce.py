@@ -54,6 +54,16 @@ def expected(steps: Sequence[StepOutputs], frontend: int) -> tuple[list[Token], 
     return [(t[0] - (frontend << LOCAL_BITS), *t[1:]) for t, _ in mine], [width for _, width in mine]
 
 
+def expected_starts(steps: Sequence[StepOutputs], frontend: int) -> list[Start]:
+    """The frontend's, aged by what the steps after theirs took."""
+    starts: list[Start] = []
+    for step in steps:
+        starts = [replace(start, age=start.age + sum(step.step_seconds)) for start in starts]
+        mine = [start for start in step.starts if start.attempt >> LOCAL_BITS == frontend]
+        starts += [replace(start, attempt=start.attempt - (frontend << LOCAL_BITS)) for start in mine]
+    return starts
+
+
 def check_shares(steps: Sequence[StepOutputs]) -> None:
     delivered = 0
     for frontend in FRONTENDS:
@@ -62,10 +72,12 @@ def check_shares(steps: Sequence[StepOutputs]) -> None:
         assert len(share.attempts) == len(tokens)
         assert tokens_of(share, widths) == tokens
         check_padding(share.logprobs, widths)
-        for name in ("starts", "ends"):
-            mine = [item for s in steps for item in getattr(s, name) if item.attempt >> LOCAL_BITS == frontend]
-            local = tuple(replace(item, attempt=item.attempt - (frontend << LOCAL_BITS)) for item in mine)
-            assert unlike(local, getattr(share, name)) == []
+        ends = [end for step in steps for end in step.ends if end.attempt >> LOCAL_BITS == frontend]
+        local = tuple(replace(end, attempt=end.attempt - (frontend << LOCAL_BITS)) for end in ends)
+        assert unlike(local, share.ends) == []
+        starts = expected_starts(steps, frontend)
+        assert [(s.attempt, s.cached) for s in share.starts] == [(s.attempt, s.cached) for s in starts]
+        assert [s.age for s in share.starts] == pytest.approx([s.age for s in starts], nan_ok=True)
         assert unlike(tuple(t for s in steps for t in s.step_seconds), share.step_seconds) == []
         assert unlike(tuple(t for s in steps for t in s.overheads), share.overheads) == []
         assert share.stats == steps[-1].stats
@@ -150,6 +162,10 @@ FAULTS: dict[str, tuple[str, object]] = {
     "indices are lost": ("merged", lambda steps: replace(real_merged(steps), indices=real_merged(steps).positions * 0)),
     "only the last step is sent": ("merged", lambda steps: steps[-1]),
     "stats are the first step's": ("merged", lambda steps: replace(real_merged(steps), stats=steps[0].stats)),
+    "starts do not age": (
+        "merged",
+        lambda steps: replace(real_merged(steps), starts=tuple(start for step in steps for start in step.starts)),
+    ),
     "overheads are dropped": ("merged", lambda steps: replace(real_merged(steps), overheads=())),
     "step times are dropped": ("merged", lambda steps: replace(real_merged(steps), step_seconds=())),
 }

@@ -260,7 +260,7 @@ class Drive:
         lengths = [len(self._tokens_of(sequence)) for sequence in waiting]
         law(scheduler.queue.tokens == sum(lengths), f"the queue counts {scheduler.queue.tokens} tokens, not {lengths}")
         most = self.workload.queue.requests + self.workload.settings.max_sequences
-        fresh = {one.attempt for one in waiting if self.told[one.attempt].waited is None}
+        fresh = {one.attempt for one in waiting if self.told[one.attempt].age is None}
         law(len(fresh) <= most, f"{len(fresh)} requests wait, more than the bound and the rows together")
         for attempt in fresh:
             told = self.told[attempt]
@@ -300,9 +300,9 @@ class Drive:
         self.trace.append(output_bytes(outputs))
         for start in outputs.starts:
             told = self.told[start.attempt]
-            law(told.waited is None, f"attempt {start.attempt} started twice")
+            law(told.age is None, f"attempt {start.attempt} started twice")
             law(told.end is None, f"attempt {start.attempt} started after its end")
-            told.waited, told.cached = start.waited, start.cached
+            told.age, told.cached = start.age, start.cached
             self._check_start(told)
         for i, attempt in enumerate(outputs.attempts.tolist()):
             self.told[attempt].take_token(outputs, i)
@@ -341,7 +341,7 @@ class Drive:
         law(stats.evicted_reset == self._forgotten, f"resets took {self._forgotten} pages: {stats}")
         known = self._lengths_at_start if self.workload.prefix_cache else 0
         law(stats.prefix_queries == known, f"{stats.prefix_queries} tokens were looked up, not {known}")
-        hits = sum(found[0] for attempt, found in executor.found.items() if self.told[attempt].waited is not None)
+        hits = sum(found[0] for attempt, found in executor.found.items() if self.told[attempt].age is not None)
         law(stats.prefix_hits == hits, f"{stats.prefix_hits} tokens were found, not {hits}")
 
     def _check_the_end(self) -> None:

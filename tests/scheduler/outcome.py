@@ -23,7 +23,7 @@ class Told:
     arrival: Arrival
     outputs: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, End] = field(default_factory=dict)
-    waited: float | None = None
+    age: float | None = None
     cached: int = 0
     end: End | None = None
 
@@ -50,7 +50,7 @@ class Told:
         index, token, probs = int(outputs.indices[i]), int(outputs.tokens[i]), outputs.logprobs
         name = f"sequence {index} of attempt {attempt}"
         law(index in self.live, f"{name} has a token after its end")
-        law(self.waited is not None, f"{name} has a token before its start")
+        law(self.age is not None, f"{name} has a token before its start")
         law(outputs.positions[i] == len(self.output(index)), f"{name} has a gap or a duplicate")
         if request.beam is None:
             law(probs.chosen[i] == -token, "a token has another's logprob")
@@ -87,7 +87,7 @@ def check_outcome(told: Told, workload: Workload, found: int = 0) -> None:
         waits = sum(len(arrival.heads) for arrival in workload.arrivals)
         bounded = workload.queue.wait < 1e9 or workload.queue.requests < waits
         law(bounded or arrival.request.patience is not None, f"{name}, was refused by a queue without bounds")
-        law(told.waited is None and not told.outputs, f"{name}, had started")
+        law(told.age is None and not told.outputs, f"{name}, had started")
         law(1.0 <= end.retry_after <= 30.0, f"{name}, is told to retry after {end.retry_after}")
         law(end.message, f"{name}, is not told why")
         return

@@ -103,7 +103,7 @@ def test_tokens_and_pages_held_follow_from_what_was_told(workload):
         pages = 0
         running = {mirror.seed: mirror for mirror in drive.executor.rows.values()}
         for attempt, told in drive.told.items():
-            if told.waited is None or told.end is not None:
+            if told.age is None or told.end is not None:
                 continue
             arrival = told.arrival
             known, row = len(arrival.request.prompt) + len(arrival.known(0)), running[attempt]

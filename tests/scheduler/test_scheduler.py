@@ -69,7 +69,7 @@ def test_a_request_from_its_start_to_its_end():
     assert (plan.slices.tolist(), plan.logits.tolist()) == ([[0, 0, 3]], [[2, 0]])
     outputs = scheduler.commit(result_of(plan, [9]), 10.5)
     assert pairs(outputs) == [(7, 0, 9)]
-    assert [(start.attempt, start.waited) for start in outputs.starts] == [(7, 0.0)]
+    assert [(start.attempt, start.age) for start in outputs.starts] == [(7, 0.5)]
     assert outputs.step_seconds == (0.5,)
     plan = scheduler.schedule(11.0, [])
     assert (plan.joins, plan.grown.tolist()) == ((), [])

@@ -55,12 +55,14 @@ class Fleet:
         (submit,) = [e for e in sent if isinstance(e, Submit) and e.attempt == live.attempt]
         return submit
 
-    def tell(self, live: Live, *tokens: tuple[int, int], end: EndReason | None = None, start: bool = False) -> None:
-        """Its engine gives (position, token)s of its first sequence."""
+    def tell(
+        self, live: Live, *tokens: tuple[int, int], end: EndReason | None = None, start: bool = False, age: float = 0.25
+    ) -> None:
+        """Its engine gives (position, token)s of its first sequence. age: seconds since its start."""
         attempt = live.attempt
         ends = [(attempt, end)] if end is not None else []
         starts = [attempt] if start else []
-        self.engines[self.place_of(live)].tell(outputs([(attempt, *token) for token in tokens], ends, starts))
+        self.engines[self.place_of(live)].tell(outputs([(attempt, *token) for token in tokens], ends, starts, age=age))
 
     def outcome(self, name: str) -> float | None:
         return self.metrics.registry.get_sample_value("quire_requests_total", {"model_name": "m", "outcome": name})

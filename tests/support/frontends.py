@@ -59,8 +59,11 @@ def outputs(
     ends: Sequence[tuple[int, EndReason]] = (),
     starts: Sequence[int] = (),
     cached: int = 0,
+    age: float = 0.25,
 ) -> StepOutputs:
-    """tokens: (attempt, position, token), of its first sequence. cached: prompt tokens that each start found."""
+    """tokens: (attempt, position, token), of its first sequence. cached: prompt tokens that each start found. age: of
+    each start.
+    """
     attempts, positions, ids = (np.array([t[i] for t in tokens], np.int64) for i in range(3))
     n = len(tokens)
     logprobs = Logprobs(
@@ -72,7 +75,7 @@ def outputs(
         positions.astype(np.int32),
         ids.astype(np.int32),
         logprobs,
-        tuple(Start(attempt, 0.25, cached) for attempt in starts),
+        tuple(Start(attempt, age, cached) for attempt in starts),
         tuple(End(attempt, reason) for attempt, reason in ends),
         EngineStats(pages_total=10, pages_used=n),
     )

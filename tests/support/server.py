@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import grpc
 from google.rpc import error_details_pb2
@@ -65,9 +66,14 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(*flags: str, **variables: str) -> Iterator[RunningServer]:
-    """A server on free ports. variables: of its environment. Afterwards every page is free and the process gone."""
-    with _running("serve", *flags, **variables) as server:
+def running_server(*flags: str, stderr: IO[str] | None = None, **variables: str) -> Iterator[RunningServer]:
+    """A server on free ports. Afterwards every page is free and the process gone.
+
+    Args:
+        stderr: Where its standard error goes; None: to the test's.
+        variables: Of its environment.
+    """
+    with _running("serve", *flags, stderr=stderr, **variables) as server:
         yield server
         if server.process.poll() is None:
             server.wait_for_metric("quire_num_requests_running", 0)
@@ -89,9 +95,10 @@ def running_frontend(join: str, *flags: str) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def _running(command: str, *flags: str, **variables: str) -> Iterator[RunningServer]:
+def _running(command: str, *flags: str, stderr: IO[str] | None = None, **variables: str) -> Iterator[RunningServer]:
     line = [QUIRE, command, "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=clean_environment() | variables)
+    environment = clean_environment() | variables
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
     try:
         assert process.stdout is not None
         said = process.stdout.readline()

@@ -100,7 +100,7 @@ class InferenceService:
                         await live.wait()
                     if live.stream.failure is not None:
                         raise live.stream.failure
-                    passage.end(live.waited)
+                    passage.end(live.served)
                     return self._answers(asked, live).next(final=True)
 
     async def ModelStreamInfer(  # noqa: N802
@@ -139,7 +139,7 @@ class InferenceService:
                     raise live.stream.failure
                 last = live.stream.ended  # asked before an answer is sent: the end may come meanwhile
                 if last:
-                    passage.end(live.waited)
+                    passage.end(live.served)
                 if asked.stream or last:
                     await send(pb.ModelStreamInferResponse(infer_response=answers.next(last)))
 

@@ -26,20 +26,26 @@ class Duration:
 
 @dataclass(slots=True)
 class Passage:
-    """A request on its way. Nanoseconds of a monotonic clock: when it came, was tokenized and ended in the engine.
-    waited: seconds of that in the queue.
+    """A request on its way, in nanoseconds of the monotonic clock.
+
+    Attributes:
+        came: When it came.
+        opened: When it was tokenized.
+        served: When an engine gave it its first batch row; None where none did.
+        ended: When it ended in the engine.
     """
 
     came: int = field(default_factory=time.monotonic_ns)
     opened: int = 0
     ended: int = 0
-    waited: float = 0.0
+    served: int | None = None
 
     def open(self) -> None:
         self.opened = time.monotonic_ns()
 
-    def end(self, waited: float) -> None:
-        self.ended, self.waited = time.monotonic_ns(), waited
+    def end(self, served: float | None) -> None:
+        """served: seconds of the monotonic clock."""
+        self.ended, self.served = time.monotonic_ns(), None if served is None else round(served * 1e9)
 
 
 @dataclass(slots=True)
@@ -69,7 +75,8 @@ class Statistics:
         self.last = max(self.last, came)
 
     def _add(self, passage: Passage, now: int) -> None:
-        waited = min(passage.ended - passage.opened, round(passage.waited * 1e9))
+        served = passage.opened if passage.served is None else passage.served
+        waited = min(max(served, passage.opened), passage.ended) - passage.opened
         self.success.add(now - passage.came)
         self.queue.add(waited)
         self.compute_input.add(passage.opened - passage.came)

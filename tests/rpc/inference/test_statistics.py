@@ -4,26 +4,30 @@ import time
 
 import pytest
 
-from rpc.services.inference.statistics import Statistics
+from rpc.services.inference.statistics import Passage, Statistics
 
 
 def test_the_time_of_a_request_is_divided_without_a_rest() -> None:
     statistics = Statistics()
-    for waited in (0.005, 9.0):  # the second says more than there was
+    # Served in between, never, before it was tokenized, and after its end: what two clocks may say.
+    for served in (7_000, None, 1_000, 20_000):
         with statistics.counted() as passage:
-            time.sleep(0.002)
-            passage.open()
-            time.sleep(0.01)
-            passage.end(waited)
-            time.sleep(0.001)
+            passage.came -= 20_000
+            passage.opened, passage.ended = passage.came + 3_000, passage.came + 11_000
+            passage.served = None if served is None else passage.came + served
     told = statistics.message("m").inference_stats
     parts = (told.queue, told.compute_input, told.compute_infer, told.compute_output)
-    assert {part.count for part in parts} == {told.success.count} == {2}
+    assert {part.count for part in parts} == {told.success.count} == {4}
     assert sum(part.ns for part in parts) == told.success.ns
-    assert told.queue.ns >= 15 * 10**6
-    assert 5 * 10**6 <= told.compute_infer.ns < told.queue.ns
-    assert told.compute_input.ns >= 4 * 10**6
-    assert told.compute_output.ns >= 2 * 10**6
+    assert [part.ns for part in parts[:3]] == [4_000 + 8_000, 4 * 3_000, 4_000 + 2 * 8_000]
+
+
+def test_a_passage_takes_the_moments_as_they_come() -> None:
+    passage, now = Passage(), time.monotonic()
+    passage.open()
+    passage.end(now)
+    assert passage.came <= passage.opened <= passage.ended
+    assert passage.served == round(now * 1e9)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

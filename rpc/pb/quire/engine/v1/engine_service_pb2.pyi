@@ -342,14 +342,14 @@ class Holder(_message.Message):
     def __init__(self, step: _Optional[bool] = ..., number: _Optional[int] = ..., pages: _Optional[bytes] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt", "waited", "cached")
+    __slots__ = ("attempt", "age", "cached")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    WAITED_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     attempt: int
-    waited: float
+    age: float
     cached: int
-    def __init__(self, attempt: _Optional[int] = ..., waited: _Optional[float] = ..., cached: _Optional[int] = ...) -> None: ...
+    def __init__(self, attempt: _Optional[int] = ..., age: _Optional[float] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("attempt", "reason", "stop_token_id", "message", "retry_after", "index", "more")
