@@ -6,6 +6,7 @@ Sutskever et al., 2014). Hypotheses that nobody goes on from let go of their pag
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +18,25 @@ from scheduler.rows import Sequence
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypothesis:
-    """The last token of one, and what it goes on from. total: sum of the logprobs of all its tokens. logprobs: of this
-    token, [1]; alternatives as its row offered them.
+    """The last token of a hypothesis, and the hypothesis that it continues.
+
+    Attributes:
+        before: None for the first token.
+        total: Sum of the logprobs of all its tokens.
+        chosen: Logprob of this token.
+        rank: Of this token among all, 1 is the likeliest.
+        top_ids: [alternatives] likeliest first, as its row offered them.
+        top: [alternatives] their logprobs.
     """
 
     before: "Hypothesis | None"
     token: int
     total: float
     length: int
-    logprobs: Logprobs
+    chosen: float
+    rank: int
+    top_ids: NDArray[np.int32]
+    top: NDArray[np.float32]
 
     def chain(self) -> list["Hypothesis"]:
         """From its first token to this one."""
@@ -35,6 +46,14 @@ class Hypothesis:
             steps.append(at)
             at = at.before
         return steps[::-1]
+
+
+class Candidate(NamedTuple):
+    """A continuation of the hypothesis of a slot. total: as the continuation would have it."""
+
+    slot: int
+    token: int
+    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +135,10 @@ class BeamSearch:
         any more where the search is over.
         """
         best = self._best()
-        finished = [(hypothesis, slot) for hypothesis, slot in best if hypothesis.token in self.stop_ids]
-        going_on = [(hypothesis, slot) for hypothesis, slot in best if hypothesis.token not in self.stop_ids]
-        going_on = going_on[: self.width]
-        self.finished += [Found(hypothesis, self._score(hypothesis), True) for hypothesis, _ in finished]
+        ended = [self._extended(one) for one in best if one.token in self.stop_ids]
+        chosen = [one for one in best if one.token not in self.stop_ids][: self.width]
+        going_on = [(self._extended(one), one.slot) for one in chosen]
+        self.finished += [Found(hypothesis, self._score(hypothesis), True) for hypothesis in ended]
         if going_on and going_on[0][0].length == self.longest:
             self.finished += [Found(hypothesis, self._score(hypothesis), False) for hypothesis, _ in going_on]
             going_on = []
@@ -144,11 +163,16 @@ class BeamSearch:
             np.repeat(np.arange(len(chains), dtype=np.int32), lengths),
             np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
             np.array([step.token for step in steps], np.int32),
-            Logprobs.joined([step.logprobs for step in steps]),
+            Logprobs(
+                np.array([step.chosen for step in steps], np.float32),
+                np.array([step.rank for step in steps], np.int32),
+                np.array([step.top_ids for step in steps], np.int32),
+                np.array([step.top for step in steps], np.float32),
+            ),
         )
 
-    def _best(self) -> list[tuple[Hypothesis, int]]:
-        """The best continuations and the slots of what they go on from, best first."""
+    def _best(self) -> list[Candidate]:
+        """The best continuations of all slots, best first."""
         slots = sorted(self._offers)
         looked_at = 2 * self.width
         owners = np.repeat(slots, [len(self._offers[slot][0][:looked_at]) for slot in slots])
@@ -156,17 +180,15 @@ class BeamSearch:
         before = np.array([0.0 if (one := self.live[slot]) is None else one.total for slot in owners.tolist()])
         totals = before + logprobs.astype(np.float64)
         order = np.lexsort((ids, owners, -totals))[: 2 * self.width]
-        return [(self._extended(int(owners[i]), int(ids[i]), float(totals[i])), int(owners[i])) for i in order]
+        return [Candidate(*one) for one in zip(*(a[order].tolist() for a in (owners, ids, totals)), strict=True)]
 
-    def _extended(self, slot: int, token: int, total: float) -> Hypothesis:
-        before, (ids, logprobs) = self.live[slot], self._offers[slot]
-        chosen = logprobs[ids == token]
-        rank = np.array([1 + np.count_nonzero(logprobs > chosen[0])], np.int32)
+    def _extended(self, one: Candidate) -> Hypothesis:
+        before, (ids, logprobs) = self.live[one.slot], self._offers[one.slot]
+        chosen = logprobs[ids == one.token][0]
+        rank = 1 + int(np.count_nonzero(logprobs > chosen))
         length = 1 if before is None else before.length + 1
-        told = slice(0, self.alternatives)
-        return Hypothesis(
-            before, token, total, length, Logprobs(chosen, rank, ids[None, told].copy(), logprobs[None, told].copy())
-        )
+        told = slice(0, self.alternatives)  # a view: the offers are this search's own, and are replaced, not changed
+        return Hypothesis(before, one.token, one.total, length, float(chosen), rank, ids[told], logprobs[told])
 
     def _score(self, hypothesis: Hypothesis) -> float:
         return hypothesis.total / hypothesis.length**self.penalty

@@ -161,6 +161,8 @@ class Logprobs:
 
 
 def _widened(array: NDArray, width: int, fill: float) -> NDArray:
+    if array.shape[1] == width:
+        return array  # as parts of a search's result are: np.pad took 0.25 s for 7,200 of them
     return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
 
