@@ -1,28 +1,29 @@
 """What one client's heavy, valid requests cost another client of the same server.
 
-Beside each load a probe streams plain text, sends short requests one after the other, and asks for the health. The loads
-occupy the same number of batch rows: plain streams, beam searches with logprobs, requests of many sequences with
+Beside each load a probe streams plain text, sends short requests one after the other, and asks for the health. The
+loads occupy the same number of batch rows: plain streams, beam searches with logprobs, requests of many sequences with
 logprobs. All run in turns on one server with the demo model; times are of the clock, so nothing else may run.
 """
 
-import argparse
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Annotated
 
+import typer
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from bench.figures import show
+from bench.figures import AsJson, show
 from bench.serving import started
 
 PROMPT = "To be, or not to be, that is the question: "
-LONG = 900
+TOKENS = 400
 
 
 @dataclass
@@ -34,24 +35,24 @@ class Seen:
     health: list[float] = field(default_factory=list)
 
 
-def spec(tokens: int, **sampling: object) -> pb.GenerationSpec:
-    made = pb.GenerationSpec(text=PROMPT, sampling=pb.SamplingParameters(**sampling))
+def spec(tokens: int, sampling: pb.SamplingParameters | None = None) -> pb.GenerationSpec:
+    made = pb.GenerationSpec(text=PROMPT, sampling=sampling)
     made.stopping.max_tokens, made.stopping.ignore_eos = tokens, True
     return made
 
 
 def plain(i: int) -> list[pb.GenerationSpec]:
-    return [spec(LONG, seed=16 * i + j, temperature=1.0) for j in range(16)]
+    return [spec(TOKENS, pb.SamplingParameters(seed=16 * i + j, temperature=1.0)) for j in range(16)]
 
 
-def searches(i: int) -> list[pb.GenerationSpec]:
-    made = spec(LONG, beam_search=pb.BeamSearch(width=16), sequence_count=8)
+def searches(_: int) -> list[pb.GenerationSpec]:
+    made = spec(TOKENS, pb.SamplingParameters(beam_search=pb.BeamSearch(width=16), sequence_count=8))
     made.output.logprobs, made.output.top_logprobs = True, 20
     return [made]
 
 
 def many_sequences(i: int) -> list[pb.GenerationSpec]:
-    made = [spec(LONG, seed=2 * i + j, temperature=1.0, sequence_count=8) for j in range(2)]
+    made = [spec(TOKENS, pb.SamplingParameters(seed=2 * i + j, temperature=1.0, sequence_count=8)) for j in range(2)]
     for one in made:
         one.output.logprobs, one.output.top_logprobs = True, 20
     return made
@@ -75,7 +76,7 @@ async def repeat(stop: asyncio.Event, once: Callable[[], Awaitable[object]], int
 async def stream_gaps(stub: pb_grpc.GenerationServiceStub, stop: asyncio.Event, into: list[float]) -> None:
     while not stop.is_set():
         last = None
-        async for _ in stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec(LONG))):
+        async for _ in stub.StreamGenerate(pb.StreamGenerateRequest(spec=spec(TOKENS))):
             now = time.perf_counter()
             if last is not None:
                 into.append(now - last)
@@ -90,11 +91,8 @@ async def measure(
     seen, stop = Seen(), asyncio.Event()
     unlimited = [("grpc.max_receive_message_length", -1)]
     async with aio.insecure_channel(address, unlimited) as heavy, aio.insecure_channel(address) as own:
-        loads, probe, health = (
-            pb_grpc.GenerationServiceStub(heavy),
-            pb_grpc.GenerationServiceStub(own),
-            health_pb2_grpc.HealthStub(own),
-        )
+        loads, probe = pb_grpc.GenerationServiceStub(heavy), pb_grpc.GenerationServiceStub(own)
+        health = health_pb2_grpc.HealthStub(own)
         tasks = [
             asyncio.create_task(repeat(stop, lambda one=one: loads.Generate(pb.GenerateRequest(spec=one))))  # type: ignore[misc]
             for i in range(groups)
@@ -117,7 +115,7 @@ async def measure(
 
 
 def figures(seen: Seen) -> dict[str, float]:
-    found = {}
+    found = dict[str, float]()
     for name, values in (("token gap", seen.gaps), ("short request", seen.short), ("health", seen.health)):
         ordered = sorted(values)
         found |= {
@@ -128,28 +126,26 @@ def figures(seen: Seen) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=6, help="of 16 rows each (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each load (default %(default)s)")
-    parser.add_argument("--loads", nargs="*", choices=LOADS, default=[*LOADS], help="in this order")
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
-    parser.add_argument("--server", help="HOST:PORT of a server that runs; else one is started")
-    args = parser.parse_args()
+def main(
+    groups: Annotated[int, typer.Option(help="Of 16 batch rows each.", min=1)] = 6,
+    seconds: Annotated[float, typer.Option(help="That each load is measured.")] = 20.0,
+    server: Annotated[str, typer.Option(help="HOST:PORT of a server that runs; else one is started.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Measures the probe alone, then beside each load."""
 
-    def run(address: str) -> dict[str, dict[str, float]]:
-        found = {"alone": figures(asyncio.run(measure(address, None, 0, args.seconds / 4)))}
-        for name in args.loads:
-            found[name] = figures(asyncio.run(measure(address, LOADS[name], args.groups, args.seconds)))
-        return found
+    def run(address: str) -> None:
+        found = {"alone": figures(asyncio.run(measure(address, None, 0, seconds / 4)))}
+        for name, load in LOADS.items():
+            found[name] = figures(asyncio.run(measure(address, load, groups, seconds)))
+        show(f"a probe beside {groups} x 16 rows of {TOKENS} tokens", found, as_json)
 
-    if args.server:
-        made = run(args.server)
+    if server:
+        run(server)
     else:
         with started() as serving:
-            made = run(serving.address)
-    show(f"beside {args.groups} x 16 rows", made, args.json)
+            run(serving.address)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -59,7 +59,7 @@ class LocalRunner:
         async with self._frontend.open(convert.spec_from(request.spec), request_id, None, streaming=False) as live:
             while not live.stream.ended:
                 await live.wait()
-            return convert.result_message(live.stream, request_id)
+            return await self._frontend.pacer.run(convert.result_message(live.stream, request_id))
 
 
 @asynccontextmanager

@@ -10,13 +10,15 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rpc.frontend.errors import RequestFailed, internal
+from rpc.frontend.found import Found, FoundReader
 from rpc.frontend.live import Arrivals, Live
 from rpc.frontend.output import Finish, FinishReason, StepTokens
+from rpc.frontend.pacing import Pacer
 from rpc.frontend.promises import Promises
 from rpc.frontend.replicas import Replica, Replicas
 from rpc.frontend.settings import FrontendSettings
@@ -32,8 +34,11 @@ MOVE_SECONDS = 4.0  # a pull's, and a little more
 class Dispatch:
     """The live requests of one frontend, each on an engine, on its way to one, or under suspicion."""
 
-    def __init__(self, replicas: Replicas, settings: FrontendSettings, metrics: Metrics, promises: Promises) -> None:
+    def __init__(
+        self, replicas: Replicas, settings: FrontendSettings, metrics: Metrics, promises: Promises, pacer: Pacer
+    ) -> None:
         self.replicas, self._settings, self._metrics, self._promises = replicas, settings, metrics, promises
+        self._found = FoundReader(pacer, self._observe, self._has_ended, self._unreadable)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._attempts = itertools.count(1)
@@ -198,6 +203,8 @@ class Dispatch:
 
     def forget(self, live: Live) -> None:
         """No more of its output is wanted."""
+        if live.reading is not None:
+            live.reading.cancel()
         self._take_off(live)
         self._gone(live)
 
@@ -310,10 +317,11 @@ class Dispatch:
             if live is not None:
                 with self._contained(live):
                     live.stream.accept_prompt(part)
-        if len(outputs.attempts):
-            self._accept_all(StepTokens.of(outputs), now)
+        searches = self._accept_all(StepTokens.of(outputs), now) if len(outputs.attempts) else {}
         replica.failing = replica.failing or any(end.reason is events.EndReason.ENGINE_FAILED for end in outputs.ends)
-        lost = [live for end in outputs.ends if (live := self._ended(end)) is not None]
+        lost = [live for end in outputs.ends if (live := self._ended(end, searches)) is not None]
+        for live, found in searches.items():
+            self._found.read(live, found, now)
         if lost:
             self.engine_lost(replica, lost, rows)
         if self._suspects.running is not None and self._suspects.has_passed():
@@ -338,8 +346,10 @@ class Dispatch:
             live.stream.cached_tokens = start.cached
             self._metrics.request_started(len(live.stream.request.prompt), start.cached, queued)
 
-    def _ended(self, end: events.End) -> Live | None:
-        """Returns the request where it has to go on elsewhere."""
+    def _ended(self, end: events.End, searches: Mapping[Live, Found]) -> Live | None:
+        """Returns the request where it has to go on elsewhere. searches: those whose output is still to be read, before
+        their ends.
+        """
         live = self._live.get(end.attempt)
         if live is None:
             return None
@@ -348,13 +358,21 @@ class Dispatch:
             self._left(end.attempt)
         if end.reason is events.EndReason.ENGINE_FAILED and not live.stream.ended:
             return live
+        if live in searches:
+            searches[live].ends.append(end)
+            return None
         with self._contained(live):
             live.stream.end(end)
         if live.stream.ended:
-            self._gone(live)
-        if live.streaming or live.stream.ended:
+            self._has_ended(live)
+        elif live.streaming:
             live.tell()
         return None
+
+    def _has_ended(self, live: Live) -> None:
+        """Its engine has said all of it."""
+        self._gone(live)
+        live.tell()
 
     @contextmanager
     def _contained(self, live: Live) -> Iterator[None]:
@@ -369,15 +387,24 @@ class Dispatch:
         log.exception("the output of request %s cannot be read", live.request_id)
         self.cut_off(live, internal())
 
-    def _accept_all(self, step: StepTokens, now: float) -> None:
-        arrivals = Arrivals(now)
+    def _accept_all(self, step: StepTokens, now: float) -> dict[Live, Found]:
+        """Takes the tokens of all requests but beam searches, which it returns."""
+        arrivals, searches = Arrivals(now), dict[Live, Found]()
         for i, attempt in enumerate(step.attempts):
             live = self._live.get(attempt)
-            if live is not None:
-                try:
-                    self._accept(live, step, i, arrivals)
-                except Exception:
-                    self._unreadable(live)
+            if live is None:
+                continue
+            if live.stream.request.beam is not None:
+                searches.setdefault(live, Found(step)).places.append(i)
+                continue
+            try:
+                self._accept(live, step, i, arrivals)
+            except Exception:
+                self._unreadable(live)
+        self._observe(arrivals)
+        return searches
+
+    def _observe(self, arrivals: Arrivals) -> None:
         self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps, arrivals.prefills)
         self._promises.observe(arrivals.firsts, arrivals.gaps)
 
@@ -391,7 +418,7 @@ class Dispatch:
         if stopped:  # nothing else that a token does ends a sequence
             self._stopped(live, index)
         elif live.streaming:
-            if sequence.pending_tokens > self._settings.backlog_tokens and stream.request.beam is None:
+            if sequence.pending_tokens > self._settings.backlog_tokens:
                 message = f"more than {self._settings.backlog_tokens} tokens wait for this client to read them"
                 self.cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
             live.tell_tokens()

@@ -19,6 +19,7 @@ from rpc.frontend.dispatch import Dispatch
 from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal, invalid
 from rpc.frontend.live import Live
+from rpc.frontend.pacing import Pacer
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.promises import Promises
 from rpc.frontend.quota import Quota
@@ -68,7 +69,8 @@ class Frontend:
         self.watching = Watching(preparer.name)
         self.draining = False
         self.replicas = Replicas(secret)
-        self._dispatch = Dispatch(self.replicas, settings, metrics, self.promises)
+        self.pacer = Pacer()
+        self._dispatch = Dispatch(self.replicas, settings, metrics, self.promises, self.pacer)
         self._coming: dict[int, Replica] = {}
         self._loop = asyncio.get_running_loop()
         self._workers = {

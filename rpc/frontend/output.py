@@ -5,6 +5,7 @@ Knows nothing of threads, time or gRPC. Tokens past a stop string are neither se
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from model.inputs.detokenizer import Detokenizer
 from model.inputs.stop_strings import StopStrings
@@ -29,9 +30,10 @@ class Finish:
     stop_string: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """logprob: natural log, of the raw logits. rank: 1 is the likeliest."""
+
+    # A tuple: made in a quarter of the time of a frozen dataclass, and a result may have 150,000.
 
     token_id: int
     logprob: float

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from quire.v1 import generation_service_pb2 as pb
@@ -10,6 +10,7 @@ from quire.v1 import generation_service_pb2 as pb
 from cache_manager.page_names import DEFAULT_TENANT
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, TokenLogprob
+from rpc.frontend.pacing import Work
 from rpc.frontend.stream import RequestStream
 from scheduler.request import (
     Beam,
@@ -181,13 +182,15 @@ def _output(message: pb.OutputOptions) -> Output:
     )
 
 
-def _logprobs(positions: Iterable[list[TokenLogprob]]) -> list[pb.TokenLogprobs]:
-    return [
-        pb.TokenLogprobs(
-            tokens=[pb.TokenLogprob(token_id=t.token_id, logprob=t.logprob, rank=t.rank) for t in position]
-        )
-        for position in positions
-    ]
+def add_logprobs(positions: Iterable[list[TokenLogprob]], field: Any) -> Work[None]:
+    """Work that appends TokenLogprobs to a repeated field."""
+    # In place, 0.27 us a token instead of the 0.83 of constructors and their copies.
+    for position in positions:
+        add = field.add().tokens.add
+        for token_id, logprob, rank in position:
+            token = add()
+            token.token_id, token.logprob, token.rank = token_id, logprob, rank
+        yield
 
 
 def _set_finish(message: pb.SequenceDelta | pb.SequenceResult, finish: Finish) -> None:
@@ -198,8 +201,8 @@ def _set_finish(message: pb.SequenceDelta | pb.SequenceResult, finish: Finish) -
         message.stop_token_id = finish.stop_token_id
 
 
-def add_delta(message: pb.StreamGenerateResponse, delta: Delta, token_ids: bool) -> None:
-    """token_ids: whether the client asked for them."""
+def add_delta(message: pb.StreamGenerateResponse, delta: Delta, token_ids: bool) -> pb.SequenceDelta:
+    """Appends the delta without its logprobs, and returns it. token_ids: whether the client asked for them."""
     # Field by field in place: 0.8 us instead of the 2.1 of a constructor that names them all, and a copy.
     added = message.deltas.add()
     added.index = delta.index
@@ -208,10 +211,9 @@ def add_delta(message: pb.StreamGenerateResponse, delta: Delta, token_ids: bool)
     added.first_position = delta.first_position
     if token_ids:
         added.token_ids.extend(delta.token_ids)
-    if delta.logprobs:
-        added.logprobs.extend(_logprobs(delta.logprobs))
     if delta.finish is not None:
         _set_finish(added, delta.finish)
+    return added
 
 
 def usage(stream: RequestStream) -> pb.Usage:
@@ -223,38 +225,36 @@ def usage(stream: RequestStream) -> pb.Usage:
 
 
 def prompt_info(stream: RequestStream) -> pb.PromptInfo:
+    """Without the prompt's logprobs."""
     return pb.PromptInfo(
         token_count=len(stream.request.prompt),
         cached_token_count=stream.cached_tokens,
         image_token_count=sum(len(image.places) for image in stream.request.images),
-        logprobs=_logprobs(stream.prompt_logprobs),
         seed=stream.request.controls.seed,
     )
 
 
-def result_message(stream: RequestStream, request_id: str) -> pb.GenerateResponse:
-    """Of an ended stream, from which nothing was taken. Raises its failure if it has one."""
+def result_message(stream: RequestStream, request_id: str) -> Work[pb.GenerateResponse]:
+    """Work that makes the result of an ended stream, from which nothing was taken. Raises its failure if it has one."""
     if stream.failure is not None:
         raise stream.failure
     if not stream.ended:
         raise RequestFailed("INTERNAL", "NOT_ENDED", "the result was read before the request ended")
-    return pb.GenerateResponse(
-        request_id=request_id,
-        sequences=[_result(sequence, stream.spec.output.token_ids) for sequence in stream.sequences],
-        usage=usage(stream),
-        prompt_info=prompt_info(stream),
-    )
+    message = pb.GenerateResponse(request_id=request_id, usage=usage(stream), prompt_info=prompt_info(stream))
+    yield from add_logprobs(stream.prompt_logprobs, message.prompt_info.logprobs)
+    for sequence in stream.sequences:
+        yield from _add_result(message, sequence, stream.spec.output.token_ids)
+    return message
 
 
-def _result(sequence: SequenceOutput, token_ids: bool) -> pb.SequenceResult:
+def _add_result(message: pb.GenerateResponse, sequence: SequenceOutput, token_ids: bool) -> Work[None]:
     delta = sequence.take()
-    result = pb.SequenceResult(
+    result = message.sequences.add(
         index=sequence.index,
         text=delta.text,
         token_ids=delta.token_ids if token_ids else (),
-        logprobs=_logprobs(delta.logprobs),
         score=sequence.score,
     )
     if sequence.finish is not None:
         _set_finish(result, sequence.finish)
-    return result
+    yield from add_logprobs(delta.logprobs, result.logprobs)

@@ -14,6 +14,7 @@ from rpc.access.door import OPEN_DOOR, Door
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
+from rpc.frontend.pacing import Pacer
 from rpc.observe.tracing import trace_of
 from rpc.services import convert
 from rpc.services.errors import as_failure, failures_to, status_of
@@ -52,7 +53,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 self._frontend.open(spec, request_id, context.time_remaining(), trace=trace) as live,
                 Writer(context, self._frontend.settings.write_stall) as writer,
             ):
-                await _send(live, grouping, writer)
+                await _send(live, grouping, writer, self._frontend.pacer)
 
     async def BatchGenerate(  # noqa: N802
         self, request: pb.BatchGenerateRequest, context: aio.ServicerContext
@@ -113,7 +114,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 live = await stack.enter_async_context(opened)
             while not live.stream.ended:
                 await live.wait()
-            return convert.result_message(live.stream, request_id)
+            return await self._frontend.pacer.run(convert.result_message(live.stream, request_id))
 
     async def _entry(
         self,
@@ -148,7 +149,7 @@ def _trace(context: aio.ServicerContext) -> dict[str, str]:
     return trace_of(context.invocation_metadata())
 
 
-async def _send(live: Live, grouping: convert.Grouping, writer: Writer) -> None:
+async def _send(live: Live, grouping: convert.Grouping, writer: Writer, pacer: Pacer) -> None:
     """Deltas as they come, grouped as asked; the first comes with the first token, the last has the usage. What comes
     while a message is written goes into the next one. Raises the stream's failure.
     """
@@ -160,10 +161,13 @@ async def _send(live: Live, grouping: convert.Grouping, writer: Writer) -> None:
         last = stream.ended  # asked before the message is sent: the end may come while it is being written
         message = pb.StreamGenerateResponse()
         for delta in stream.take():
-            convert.add_delta(message, delta, stream.spec.output.token_ids)
+            added = convert.add_delta(message, delta, stream.spec.output.token_ids)
+            if delta.logprobs:
+                await pacer.run(convert.add_logprobs(delta.logprobs, added.logprobs))
         if first:
             message.request_id = live.request_id
             message.prompt_info.CopyFrom(convert.prompt_info(stream))
+            await pacer.run(convert.add_logprobs(stream.prompt_logprobs, message.prompt_info.logprobs))
             first = False
         if last or grouping.usage:
             message.usage.CopyFrom(convert.usage(stream))

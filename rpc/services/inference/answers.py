@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.output import Delta, FinishReason, SequenceOutput, TokenLogprob
+from rpc.frontend.pacing import Work
 from rpc.frontend.stream import RequestStream
 from rpc.services.errors import LONGEST
 from rpc.services.inference import pb
@@ -28,16 +29,18 @@ class Answers:
         self._asked, self._stream, self._model, self._token_text = asked, stream, model, token_text
         self._first = True
 
-    def next(self, final: bool) -> pb.ModelInferResponse:
-        """final: the stream has ended."""
+    def next(self, final: bool) -> Work[pb.ModelInferResponse]:
+        """Work that makes the next answer. final: the stream has ended."""
         deltas = [sequence.take() for sequence in self._stream.sequences]
         answer = answer_to(self._asked.id, self._model, final)
-        outputs = {name: self._output(name, deltas) for name in self._asked.outputs}
+        outputs = dict[str, Values]()
+        for name in self._asked.outputs:
+            outputs[name] = yield from self._output(name, deltas)
         add_outputs(answer, outputs, self._asked.raw)
         self._first = False
         return answer
 
-    def _output(self, name: str, deltas: list[Delta]) -> Values:
+    def _output(self, name: str, deltas: list[Delta]) -> Work[Values]:
         """One element for each sequence, unless it is of the prompt."""
         sequences = self._stream.sequences
         match name:
@@ -49,10 +52,13 @@ class Answers:
             case "cumulative_logprob":
                 return [sequence.total for sequence in sequences]
             case "logprobs":
-                return [self._logprobs(delta.logprobs, self._asked.logprobs) for delta in deltas]
+                shown = list[bytes]()
+                for delta in deltas:
+                    shown.append((yield from self._logprobs(delta.logprobs, self._asked.logprobs)))
+                return shown
             case "prompt_logprobs":
                 known = self._stream.prompt_logprobs if self._first else []
-                return [self._logprobs(known, self._asked.prompt_logprobs)]
+                return [(yield from self._logprobs(known, self._asked.prompt_logprobs))]
             case "num_input_tokens":
                 return [len(self._stream.request.prompt)]
             case "num_output_tokens":
@@ -60,24 +66,26 @@ class Answers:
             case _:
                 raise RequestFailed("INTERNAL", "NO_OUTPUT", f"nobody makes the output {name}")
 
-    def _logprobs(self, positions: list[list[TokenLogprob]], most: int | None) -> bytes:
+    def _logprobs(self, positions: list[list[TokenLogprob]], most: int | None) -> Work[bytes]:
         """JSON: null, or for each position an object of the token and the `most` likeliest, by token id."""
         if most is None:
             return b"null"
-        shown = [
-            {
-                token.token_id: {
-                    "logprob": token.logprob,
-                    "rank": token.rank,
-                    "decoded_token": self._token_text(token.token_id),
-                }
-                for i, token in enumerate(position)
-                if i == 0 or token.rank <= most
+        shown = list[str]()
+        for position in positions:
+            shown.append(json.dumps(self._by_token(position, most) or None))
+            yield
+        return f"[{', '.join(shown)}]".encode()
+
+    def _by_token(self, position: list[TokenLogprob], most: int) -> dict[int, dict[str, object]]:
+        return {
+            token.token_id: {
+                "logprob": token.logprob,
+                "rank": token.rank,
+                "decoded_token": self._token_text(token.token_id),
             }
-            or None
-            for position in positions
-        ]
-        return json.dumps(shown).encode()
+            for i, token in enumerate(position)
+            if i == 0 or token.rank <= most
+        }
 
 
 def _reason(sequence: SequenceOutput) -> bytes:

@@ -101,7 +101,7 @@ class InferenceService:
                     if live.stream.failure is not None:
                         raise live.stream.failure
                     passage.end(live.served)
-                    return self._answers(asked, live).next(final=True)
+                    return await self._frontend.pacer.run(self._answers(asked, live).next(final=True))
 
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[pb.ModelInferRequest], context: aio.ServicerContext
@@ -141,7 +141,8 @@ class InferenceService:
                 if last:
                     passage.end(live.served)
                 if asked.stream or last:
-                    await send(pb.ModelStreamInferResponse(infer_response=answers.next(last)))
+                    answer = await self._frontend.pacer.run(answers.next(last))
+                    await send(pb.ModelStreamInferResponse(infer_response=answer))
 
     # What both share
 

@@ -88,7 +88,7 @@ def test_a_stream_has_no_more_requests_in_the_engine_than_run_at_once(tokenizer:
             await until(lambda: len(engine.submitted()) == min(ended + ROWS, count))  # noqa: B023 - it is awaited here
             assert client.asked <= ended + ROWS + 1
             attempt = engine.submitted()[ended]
-            engine.deliver(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)], starts=[attempt]))
+            engine.deliver(outputs([(attempt, 0, 70)], [(attempt, EndReason.LENGTH)], starts=[attempt], age=0.0))
             await until(lambda: len(client.messages) == ended + 1)  # noqa: B023
         await call
         assert {message.infer_response.id for message in client.messages} == {str(i) for i in range(count)}
