@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.v1 import generation_service_pb2 as pb
 
+from rpc.batch.failures import Failures
 from rpc.batch.lines import Line, failure_line, read_lines, result_line
 from rpc.batch.patience import LONGEST_PAUSE, PAUSE, SUSPECT, JobStoppedError, Patience
 from rpc.batch.results import OutputError, Results
@@ -21,10 +22,21 @@ AHEAD = 4  # times the runner's requests in flight: how far results may come bef
 
 @dataclass(slots=True)
 class Tally:
-    """lines: of the whole job. before: results that were there. results and errors: of this run, as tokens is."""
+    """Progress of a job.
+
+    Attributes:
+        lines: Number of lines of the whole job.
+        before: Number of results that earlier runs wrote.
+        failures: Lines that failed, in this run and in earlier ones.
+        results: Number of results of this run, those of failed lines excluded.
+        errors: Number of lines that failed in this run.
+        prompt_tokens: Prompt tokens of this run.
+        completion_tokens: Generated tokens of this run.
+    """
 
     lines: int = 0
     before: int = 0
+    failures: Failures = field(default_factory=Failures)
     results: int = 0
     errors: int = 0
     prompt_tokens: int = 0
@@ -33,6 +45,10 @@ class Tally:
     @property
     def done(self) -> int:
         return self.before + self.results + self.errors
+
+    def failed(self, line: Line) -> None:
+        self.errors += 1
+        self.failures.add(line.index, line.id)
 
 
 def count_lines(path: Path) -> int:
@@ -84,13 +100,13 @@ async def _answer(line: Line, runner: Runner, patience: Patience, tally: Tally) 
         response = await _run(line, runner, patience)
         text = result_line(line, response)
     except RequestFailed as failure:
-        tally.errors += 1
+        tally.failed(line)
         return failure_line(line, failure)
     except JobStoppedError:
         raise
     except Exception:  # whatever a line makes raise concerns this line
         log.exception("line %d failed", line.number)
-        tally.errors += 1
+        tally.failed(line)
         return failure_line(line, internal())
     tally.results += 1
     tally.prompt_tokens += response.usage.prompt_tokens

@@ -21,7 +21,11 @@ from rpc.settings import EngineSettings, ServerSettings
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 if TYPE_CHECKING:
+    from rpc.batch.failures import Failures
     from rpc.client.security import Security
+
+LINES_FAILED = 3
+"""Exit status of a job that is complete, some of whose lines failed."""
 
 
 @with_settings(
@@ -48,6 +52,9 @@ def batch(
             help="HOST:PORT of a running `quire serve` to run it on, in place of --model.", show_default=False
         ),
     ] = None,
+    allow_errors: Annotated[
+        bool, typer.Option("--allow-errors", help=f"Exit with 0 instead of {LINES_FAILED} where lines failed.")
+    ] = False,
     config: Config = None,
     **values: Any,
 ) -> None:
@@ -55,7 +62,8 @@ def batch(
 
     A line is an object with "id", "prompt" or "prompt_token_ids" or "messages", "images", "sampling", "stopping",
     "output", the last three with the field names of the API. An image is base64, or a file beside the input. A line
-    that is no request, or fails, gets a line with its "error". The same command goes on where it was stopped.
+    that is no request, or fails, gets a line with its "error", and the command exits with 3. The same command goes on
+    where it was stopped.
     """
     from model.errors import CheckpointError
     from rpc.batch.patience import JobStoppedError
@@ -74,7 +82,7 @@ def batch(
             queue=NO_QUEUE_LIMITS,
             cache=build(CacheSettings, values),
         )
-        asyncio.run(_run(input_path, output_path, server, settings, security_of(values)))
+        failures = asyncio.run(_run(input_path, output_path, server, settings, security_of(values)))
     except KeyboardInterrupt:
         _say(f"stopped. The same command goes on from what is in {output_path}")
         raise typer.Exit(130) from None
@@ -84,6 +92,10 @@ def batch(
     except (CheckpointError, EngineStartError, RequestFailed, ValueError, OSError, MemoryError) as error:
         _say(str(error))
         raise typer.Exit(1) from None
+    if failures.count:
+        _say(f'lines that failed: {failures.count}, each with its "error" in {output_path}; ids: {failures}')
+        if not allow_errors:
+            raise typer.Exit(LINES_FAILED)
 
 
 def _refuse_engine_flags(context: typer.Context, server: str, flags: list[str]) -> str | None:
@@ -104,7 +116,8 @@ def _say(message: str) -> None:
 
 async def _run(
     input_path: Path, output_path: Path, server: str | None, settings: ServerSettings, security: "Security"
-) -> None:
+) -> "Failures":
+    """Runs the job to its end. Returns the lines that failed, those of earlier runs included."""
     from rpc.batch.job import Tally, count_lines, run_job
     from rpc.batch.lines import read_lines
     from rpc.batch.patience import Patience
@@ -115,11 +128,12 @@ async def _run(
         raise ValueError(f"--input {input_path} must be a regular file, and not the output: it is read more than once")
     patience = Patience()
     with Results(output_path) as results:
-        tally = Tally(lines=count_lines(input_path), before=results.resume(read_lines(input_path)))
+        before = results.resume(read_lines(input_path))
+        tally = Tally(count_lines(input_path), before, results.failures)
         if tally.before == tally.lines:
             results.complete()
             _say(f"nothing to do: {output_path} has all {tally.lines} results")
-            return
+            return tally.failures
         if tally.before:
             _say(f"going on: {tally.before} of {tally.lines} results are there")
         runner: AbstractAsyncContextManager[Runner]
@@ -138,6 +152,7 @@ async def _run(
             f"{tally.results} results and {tally.errors} errors, {tally.prompt_tokens} prompt + "
             f"{tally.completion_tokens} generated tokens, {rate:.0f} tokens/s, in {output_path}"
         )
+        return tally.failures
 
 
 COLUMNS = (

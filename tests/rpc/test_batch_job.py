@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quire.v1 import generation_service_pb2 as pb
 
 import rpc.batch.job as job
+from rpc.batch.failures import Failures
 from rpc.batch.job import Tally, count_lines, run_job
 from rpc.batch.lines import read_lines
 from rpc.batch.patience import JobStoppedError, Patience
@@ -61,7 +62,7 @@ def write_input(path: Path, lines: int, bad: set[int] = frozenset()) -> Path:
 
 def run(source: Path, output: Path, runner: FakeRunner) -> Tally:
     with Results(output) as results:
-        tally = Tally(count_lines(source), results.resume(read_lines(source)))
+        tally = Tally(count_lines(source), results.resume(read_lines(source)), results.failures)
         asyncio.run(run_job(source, results, runner, Patience(), tally, lambda tally: None))
     return tally
 
@@ -135,6 +136,25 @@ def test_another_jobs_output_is_not_gone_on_with(tmp_path: Path) -> None:
 def test_two_jobs_do_not_write_one_file(tmp_path: Path) -> None:
     with Results(tmp_path / "out"), pytest.raises(OutputError, match="another process"):
         Results(tmp_path / "out")
+
+
+def test_failed_lines_are_counted_over_all_runs_and_the_first_ones_are_named(tmp_path: Path) -> None:
+    source, output = write_input(tmp_path / "in", 20, bad={1, 3, 9, 12, 13, 19}), tmp_path / "out"
+    with suppress(Killed):
+        run(source, output, FakeRunner(3, lives=8, in_flight=3))
+    tally = run(source, output, FakeRunner(4))
+    assert 0 < tally.errors < 6, "both runs had lines that failed"
+    assert tally.failures.count == 6
+    assert str(tally.failures) == "2, 4, 10, 13, 14 and 1 more"
+    again = run(source, output, FakeRunner(5))
+    assert (again.done, again.errors, str(again.failures)) == (20, 0, str(tally.failures))
+
+
+def test_ids_of_failed_lines_are_cut_in_messages() -> None:
+    failures = Failures()
+    failures.add(1, "\x1b[2J" + 100 * "n")
+    failures.add(0, 7)
+    assert str(failures) == "7, '\\x1b[2J" + 49 * "n" + "..."
 
 
 def refused(reason: str, code: str = "RESOURCE_EXHAUSTED") -> RequestFailed:
