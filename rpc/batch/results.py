@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from rpc.batch.failures import Failures
-from rpc.batch.lines import Line
+from rpc.batch.line import Line
 
 START = b'{"id": '
 """Of every result."""
@@ -78,12 +78,12 @@ class Results:
 
     def _check(self, path: Path, result: str, line: Line | None, index: int) -> None:
         values = _values_of(result)
-        found = values.get("id")
+        found = values.get("custom_id", values.get("id"))
         if line is None or found != line.id:
             there = "no such line" if line is None else f"id {line.id!r} there"
             where = f"{path}: result {index + 1} is of id {found!r}"
             raise OutputError(f"{where}, the input has {there}. Is it another job's? Name another --output")
-        if "error" in values:
+        if _is_failure(values):
             self.failures.add(index, found)
 
     def has(self, index: int) -> bool:
@@ -157,6 +157,12 @@ def _torn_line(file: BinaryIO) -> bytes:
     for last in file:  # noqa: B007 - the last one is wanted
         pass
     return b"" if last.endswith(b"\n") else last
+
+
+def _is_failure(values: dict[str, Any]) -> bool:
+    """Whether the result is that of a line that failed, in either form."""
+    response = values.get("response")
+    return values.get("error") is not None or (isinstance(response, dict) and response.get("status_code") != 200)
 
 
 def _values_of(result: str) -> dict[str, Any]:

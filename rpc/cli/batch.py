@@ -61,7 +61,8 @@ def batch(
     """Run a file of requests and write their results in the same order.
 
     A line is an object with "id", "prompt" or "prompt_token_ids" or "messages", "images", "sampling", "stopping",
-    "output", the last three with the field names of the API. An image is base64, or a file beside the input. A line
+    "output", the last three with the field names of the API. An image is base64, or a file beside the input. Or all
+    lines are those of OpenAI's Batch API, and so are the results: "custom_id", "method", "url", "body". A line
     that is no request, or fails, gets a line with its "error", and the command exits with 3. The same command goes on
     where it was stopped.
     """
@@ -118,8 +119,8 @@ async def _run(
     input_path: Path, output_path: Path, server: str | None, settings: ServerSettings, security: "Security"
 ) -> "Failures":
     """Runs the job to its end. Returns the lines that failed, those of earlier runs included."""
+    from rpc.batch.forms import read_lines
     from rpc.batch.job import Tally, count_lines, run_job
-    from rpc.batch.lines import read_lines
     from rpc.batch.patience import Patience
     from rpc.batch.results import Results
     from rpc.batch.runners import Runner, local_runner, server_runner
