@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
+from rpc.addresses import check_server
 from rpc.cli.connection import ConnectionOptions, security_of
 from rpc.cli.options import Config, build, parameter_of, with_settings
 from rpc.settings import EngineSettings, ServerSettings
@@ -76,6 +77,8 @@ def batch(
         server = _refuse_engine_flags(context, server, [name for name in values if name not in others])
     logging.basicConfig(level=logging.WARNING, format="quire: %(message)s", stream=sys.stderr)
     try:
+        if server is not None:
+            check_server(server)
         settings = ServerSettings(
             model=build(ModelSettings, values),
             engine=build(EngineSettings, values),
