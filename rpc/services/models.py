@@ -39,4 +39,5 @@ def model_message(frontend: Frontend) -> pb.Model:
         vocabulary_size=engine.limits.vocabulary,
         dtype=engine.dtype,
         vision=preparer.images is not None,
+        chat_template=preparer.chat is not None,
     )
