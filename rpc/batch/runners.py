@@ -1,6 +1,7 @@
 """What runs a batch job's requests: an engine of the job's own, or a server's BatchGenerate."""
 
 import asyncio
+import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
@@ -14,12 +15,14 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 from quire.v1 import model_service_pb2 as model_pb
+from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 from quire.v1 import tokenization_service_pb2 as tokenization_pb
 
 from rpc.batch.line import CALL_FAILED
 from rpc.batch.patience import PAUSE, JobStoppedError, Patience
 from rpc.cache_secret import read_secret
-from rpc.client.errors import message_hint
+from rpc.client.errors import UnavailableError, error_of, message_hint
+from rpc.client.failures import Failure
 from rpc.client.failures import failure_of as call_failure
 from rpc.client.security import OPEN, Metadata, Security
 from rpc.engines.host import choose_hosts
@@ -33,10 +36,13 @@ from rpc.services.models import model_message
 from rpc.services.tokenization import detokenized, tokenized
 from rpc.settings import ServerSettings
 
+log = logging.getLogger("quire.batch")
+
 CALL_ENTRIES, CALL_BYTES, CALLS = 64, 48 * 1024, 8
 """Most of one BatchGenerate call, and most calls at once. Without --max-message-bytes every server takes 64 KiB."""
 QUESTIONS = 32  # of `Served`, at a server at once
-CONNECT = 5.0  # seconds for the first connection
+SILENT, CONNECT = 1.0, 10.0  # seconds for the first answer of a server, before it is missed and before it is given up
+NOT_CONNECTED = Failure(grpc.StatusCode.UNAVAILABLE, "not connected")
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
@@ -130,13 +136,17 @@ class ServerRunner:
     async def ask(self, stub: type, method: str, request: Any, metadata: Metadata) -> Any:
         async with self._questions:
             while True:
+                call = getattr(stub(self._channel), method)(request, metadata=(*self._metadata, *metadata))
                 try:
-                    return await getattr(stub(self._channel), method)(request, metadata=(*self._metadata, *metadata))
+                    answer = await call
                 except aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise request_failed(error) from None
                     self._away(error)
                     await asyncio.sleep(PAUSE)
+                else:
+                    self._patience.answered()
+                    return answer
 
     def _ask(self, asked: list[Asked]) -> None:
         self._asked.extend(asked)
@@ -209,13 +219,9 @@ def _fail(call: list[Asked], error: Exception) -> None:
 
 @asynccontextmanager
 async def server_runner(server: str, patience: Patience, security: Security = OPEN) -> AsyncIterator[ServerRunner]:
-    """Raises JobStoppedError where nobody answers."""
+    """Runs requests on a server. Raises QuireError where the server does not answer, or does not take requests."""
     async with security.aio_channel(server, OPTIONS) as channel:
-        try:
-            async with asyncio.timeout(CONNECT):
-                await channel.channel_ready()
-        except TimeoutError:
-            raise JobStoppedError(f"no server answers at {server}: start one with `make serve`") from None
+        await _check_server(channel, server, security.metadata)
         runner = ServerRunner(channel, server, patience, security.metadata)
         work = asyncio.create_task(runner.work())
         try:
@@ -223,6 +229,29 @@ async def server_runner(server: str, patience: Patience, security: Security = OP
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
+
+
+async def _check_server(channel: aio.Channel, server: str, metadata: Metadata) -> None:
+    """Asks the server what it serves. A refused connection ends this at once, unlike one that is slow.
+
+    Raises:
+        QuireError: No server answers, or it refuses such questions. A server that is full, has no engine yet or is
+            shutting down answers: the job waits for it.
+    """
+    stub, request = model_pb_grpc.ModelServiceStub(channel), model_pb.ListModelsRequest()
+    asking = asyncio.ensure_future(stub.ListModels(request, timeout=CONNECT, metadata=metadata))
+    try:
+        answered, _ = await asyncio.wait({asking}, timeout=SILENT)
+        if not answered:
+            log.warning("%s has not answered yet; giving up after %g s", server, CONNECT)
+        await asking
+    except aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise UnavailableError(NOT_CONNECTED, server) from None
+        if call_failure(error).retry_after is None:
+            raise error_of(error, server) from None
+    finally:
+        asking.cancel()
 
 
 def request_failed(error: grpc.RpcError) -> RequestFailed:

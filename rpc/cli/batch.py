@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.addresses import check_server
-from rpc.cli.connection import ConnectionOptions, security_of
+from rpc.cli.connection import ConnectionOptions, said, security_of
 from rpc.cli.options import Config, build, parameter_of, with_settings
 from rpc.settings import EngineSettings, ServerSettings
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
@@ -69,6 +69,7 @@ def batch(
     """
     from model.errors import CheckpointError
     from rpc.batch.patience import JobStoppedError
+    from rpc.client.errors import QuireError
     from rpc.engines.process import EngineStartError
     from rpc.frontend.errors import RequestFailed
 
@@ -92,6 +93,9 @@ def batch(
         raise typer.Exit(130) from None
     except JobStoppedError as error:
         _say(f"{error}. The same command goes on from what is in {output_path}")
+        raise typer.Exit(1) from None
+    except QuireError as error:
+        _say(f"{said(error)}. The same command goes on from what is in {output_path}")
         raise typer.Exit(1) from None
     except (CheckpointError, EngineStartError, RequestFailed, ValueError, OSError, MemoryError) as error:
         _say(str(error))
