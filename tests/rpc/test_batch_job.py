@@ -21,7 +21,7 @@ import rpc.batch.retrying as retrying
 from rpc.batch.failures import Failures
 from rpc.batch.forms import read_lines
 from rpc.batch.job import Tally, count_lines, run_job
-from rpc.batch.patience import JobStoppedError, Patience
+from rpc.batch.patience import SICK, SUSPECT, JobStoppedError, Patience
 from rpc.batch.results import OutputError, Results
 from rpc.frontend.errors import RequestFailed
 
@@ -134,6 +134,21 @@ def test_results_stand_in_order_and_nothing_is_computed_twice(
         written = on_disk(output)
     assert texts(output) == ["error" if i in bad else f"p{i}" for i in range(lines)]
     assert sorted(path.name for path in directory.iterdir()) == ["in", "out"]
+
+
+def test_a_torn_waiting_line_is_cut_before_more_are_written(tmp_path: Path) -> None:
+    source, output, waiting = write_input(tmp_path / "in", 9), tmp_path / "out", tmp_path / "out.waiting"
+    output.write_text('{"id": "n0", "text": "p0"}\n')
+    waiting.write_text('4\t{"id": "n4", "text": "p4"}\n6\t{"id": "n')
+    for index in (7, 8):
+        with Results(output) as results:
+            assert results.resume(read_lines(source)) == index - 5
+            assert not results.has(6)
+            results.add(index, json.dumps({"id": f"n{index}", "text": f"p{index}"}))
+    runner = FakeRunner(0)
+    run(source, output, runner)
+    assert texts(output) == [f"p{i}" for i in range(9)]
+    assert runner.asked.keys() == {"p1", "p2", "p3", "p5", "p6"}
 
 
 def test_blank_lines_are_passed_over_and_ids_default_to_line_numbers(tmp_path: Path) -> None:
@@ -259,6 +274,15 @@ def test_an_engine_that_always_dies_stops_the_job_and_spares_its_lines(tmp_path:
         run(source, tmp_path / "out", runner)
     assert len(on_disk(tmp_path / "out")) <= 2
     assert max(runner.asked.values()) == 3
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_lines_that_kill_the_engine_do_not_stop_a_job_where_others_succeed(tmp_path: Path) -> None:
+    """One line at a time, so that a success stands between any two deaths."""
+    source, runner = write_input(tmp_path / "in", 2 * SICK), FakeRunner(0, in_flight=1)
+    runner.failures = {f"p{i}": [DEATH] * (SUSPECT + 1) for i in range(0, 2 * SICK, 2)}
+    tally = run(source, tmp_path / "out", runner)
+    assert (tally.results, tally.errors) == (SICK, SICK)
 
 
 @pytest.mark.usefixtures("no_pauses")
