@@ -368,9 +368,3 @@ class JoinedSettings:
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
     images: ImageLimits = field(default_factory=ImageLimits)
     observe: ObserveSettings = field(default_factory=ObserveSettings)
-
-
-def check_server(flag: str, address: str) -> None:
-    """Raises ValueError where it is no HOST:PORT."""
-    if not re.fullmatch(r"[^:/]+:\d+|\[.+\]:\d+", address):
-        raise ValueError(f"{flag} is {address!r}, must be HOST:PORT")

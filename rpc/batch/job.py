@@ -3,14 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.v1 import generation_service_pb2 as pb
-
-from rpc.batch.lines import Line, failure_line, read_lines, result_line
-from rpc.batch.patience import LONGEST_PAUSE, PAUSE, SUSPECT, JobStoppedError, Patience
+from rpc.batch.failures import Failures
+from rpc.batch.forms import read_lines
+from rpc.batch.line import Answering, Line, Outcome
+from rpc.batch.patience import JobStoppedError, Patience
 from rpc.batch.results import OutputError, Results
+from rpc.batch.retrying import RetryingRunner
 from rpc.batch.runners import Runner
 from rpc.frontend.errors import RequestFailed, internal
 
@@ -21,10 +22,21 @@ AHEAD = 4  # times the runner's requests in flight: how far results may come bef
 
 @dataclass(slots=True)
 class Tally:
-    """lines: of the whole job. before: results that were there. results and errors: of this run, as tokens is."""
+    """Progress of a job.
+
+    Attributes:
+        lines: Number of lines of the whole job.
+        before: Number of results that earlier runs wrote.
+        failures: Lines that failed, in this run and in earlier ones.
+        results: Number of results of this run, those of failed lines excluded.
+        errors: Number of lines that failed in this run.
+        prompt_tokens: Prompt tokens of this run.
+        completion_tokens: Generated tokens of this run.
+    """
 
     lines: int = 0
     before: int = 0
+    failures: Failures = field(default_factory=Failures)
     results: int = 0
     errors: int = 0
     prompt_tokens: int = 0
@@ -33,6 +45,15 @@ class Tally:
     @property
     def done(self) -> int:
         return self.before + self.results + self.errors
+
+    def add(self, line: Line, outcome: Outcome) -> None:
+        if outcome.failed:
+            self.errors += 1
+            self.failures.add(line.index, line.id)
+            return
+        self.results += 1
+        self.prompt_tokens += outcome.prompt_tokens
+        self.completion_tokens += outcome.completion_tokens
 
 
 def count_lines(path: Path) -> int:
@@ -49,10 +70,11 @@ async def run_job(
     Raises JobStoppedError where it must stop for now, OSError, OutputError where the input has changed.
     """
     window, turn = asyncio.Semaphore(runner.in_flight), asyncio.Condition()
+    answering = RetryingRunner(runner, patience)
 
     async def run(line: Line) -> None:
         try:
-            text = await _answer(line, runner, patience, tally)
+            text = await _answer(line, answering, tally)
         finally:
             window.release()
         results.add(line.index, text)
@@ -78,50 +100,16 @@ async def run_job(
     results.complete()
 
 
-async def _answer(line: Line, runner: Runner, patience: Patience, tally: Tally) -> str:
-    """The line's result, or why it has none. Raises JobStoppedError."""
+async def _answer(line: Line, answering: Answering, tally: Tally) -> str:
+    """Returns the output's line: a result, or why there is none. Raises JobStoppedError."""
     try:
-        response = await _run(line, runner, patience)
-        text = result_line(line, response)
+        outcome = await line.run(answering)
     except RequestFailed as failure:
-        tally.errors += 1
-        return failure_line(line, failure)
+        outcome = Outcome(line.failed(failure), failed=True)
     except JobStoppedError:
         raise
     except Exception:  # whatever a line makes raise concerns this line
         log.exception("line %d failed", line.number)
-        tally.errors += 1
-        return failure_line(line, internal())
-    tally.results += 1
-    tally.prompt_tokens += response.usage.prompt_tokens
-    tally.completion_tokens += response.usage.completion_tokens
-    return text
-
-
-async def _run(line: Line, runner: Runner, patience: Patience) -> pb.GenerateResponse:
-    """Tries until there is an answer. Raises RequestFailed for one that will not change, JobStoppedError."""
-    if line.request is None:
-        raise line.failure or internal()
-    if line.files:
-        await asyncio.to_thread(line.read_files)
-    deaths, pause = 0, PAUSE
-    while True:
-        suspect = deaths >= SUSPECT
-        try:
-            async with patience.turn(suspect):
-                response = await runner.run(line.request)
-        except RequestFailed as failure:
-            if failure.retry_after is None:
-                patience.succeeded()  # an answer, if a bad one
-                raise
-            if failure.reason == "ENGINE_FAILED":
-                deaths += 1
-                if suspect:
-                    patience.died_alone(failure)
-                    raise
-            patience.busy(failure.message)
-            await asyncio.sleep(max(pause, min(failure.retry_after, LONGEST_PAUSE)))
-            pause = min(2 * pause, LONGEST_PAUSE)
-        else:
-            patience.succeeded()
-            return response
+        outcome = Outcome(line.failed(internal()), failed=True)
+    tally.add(line, outcome)
+    return outcome.text

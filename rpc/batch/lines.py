@@ -4,8 +4,8 @@ What a line may say is the proto's: `sampling`, `stopping` and `output` are read
 field names, types and their errors are those of every other client.
 """
 
+import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.batch.images import NamedFile, set_image
-from rpc.frontend.errors import RequestFailed, invalid
+from rpc.batch.line import OPENAI_KEYS, Answering, Line, Outcome
+from rpc.frontend.errors import RequestFailed, internal, invalid
 from scheduler.request import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
@@ -24,16 +25,15 @@ KEYS = ("id", *PROMPTS, "template_arguments", "images", *PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A line with something in it. index: among such lines, from 0. number: in the file, from 1; its id if it has none.
+class OwnLine(Line):
+    """A line of Quire's own form.
 
-    Either `request` is what to run, or `failure` says why the line is no request. files: images of the request that
-    are still to be read.
+    Attributes:
+        request: What to run.
+        failure: Why the line is no request. Set where `request` is not.
+        files: Images of the request that are still to be read.
     """
 
-    index: int
-    number: int
-    id: str | int
     request: pb.GenerateRequest | None = None
     failure: RequestFailed | None = None
     files: tuple[NamedFile, ...] = ()
@@ -43,33 +43,38 @@ class Line:
         for file in self.files:
             file.read()
 
+    async def run(self, answering: Answering) -> Outcome:
+        if self.request is None:
+            raise self.failure or internal()
+        if self.files:
+            await asyncio.to_thread(self.read_files)
+        response = await answering.run(self.request)
+        usage = response.usage
+        return Outcome(result_line(self, response), False, usage.prompt_tokens, usage.completion_tokens)
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Every line that is not blank. Raises OSError."""
-    index = 0
-    with path.open("rb") as file:
-        for number, data in enumerate(file, 1):
-            if data.strip():
-                yield parse_line(index, number, data, path.parent)
-                index += 1
+    def failed(self, failure: RequestFailed) -> str:
+        return failure_line(self, failure)
 
 
-def parse_line(index: int, number: int, data: bytes, folder: Path = Path()) -> Line:
+def parse_line(index: int, number: int, data: bytes, folder: Path = Path()) -> OwnLine:
     """folder: of the files that it names. Never raises for what is in the line."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        return Line(index, number, number, failure=_bad_line(f"line {number} is no JSON: {error}"))
+        return OwnLine(index, number, number, failure=_bad_line(f"line {number} is no JSON: {error}"))
     if not isinstance(values, dict):
-        return Line(index, number, number, failure=_bad_line(f"line {number} is no JSON object"))
+        return OwnLine(index, number, number, failure=_bad_line(f"line {number} is no JSON object"))
+    if not values.keys().isdisjoint(OPENAI_KEYS):
+        mixed = f"line {number} is in OpenAI's form, the file is in Quire's, and a file mixes no forms"
+        return OwnLine(index, number, number, failure=_bad_line(mixed))
     name = values.get("id", number)
     if not isinstance(name, str | int) or isinstance(name, bool):
-        return Line(index, number, number, failure=_bad("id", name, "must be a string or a whole number"))
+        return OwnLine(index, number, number, failure=_bad("id", name, "must be a string or a whole number"))
     try:
         request, files = _request(values, folder)
-        return Line(index, number, name, request=request, files=files)
+        return OwnLine(index, number, name, request=request, files=files)
     except RequestFailed as failure:
-        return Line(index, number, name, failure=failure)
+        return OwnLine(index, number, name, failure=failure)
 
 
 def _bad(field: str, value: object, reason: str) -> RequestFailed:
@@ -184,7 +189,7 @@ def _parse(values: object, into: Message, key: str) -> None:
         raise _bad(key, values, str(error)) from None
 
 
-def result_line(line: Line, response: pb.GenerateResponse) -> str:
+def result_line(line: OwnLine, response: pb.GenerateResponse) -> str:
     """One line of JSON, without its end."""
     usage = {
         "prompt_tokens": response.usage.prompt_tokens,
@@ -216,7 +221,7 @@ def _sequence(sequence: pb.SequenceResult, searched: bool) -> dict[str, Any]:
     return values
 
 
-def failure_line(line: Line, failure: RequestFailed) -> str:
+def failure_line(line: OwnLine, failure: RequestFailed) -> str:
     """One line of JSON, without its end."""
     error = {"code": failure.code, "reason": failure.reason, "message": failure.message}
     return json.dumps({"id": line.id, "error": error})

@@ -6,11 +6,14 @@ again, until nothing has succeeded for so long that the job stops, to be gone on
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rpc.frontend.errors import RequestFailed
+
+log = logging.getLogger("quire.batch")
 
 AWAY = 60.0  # seconds without an answer after which a server that cannot be reached is lost
 BUSY = 1200.0  # seconds without a success from one that answers: it may be loading a large model, or serving others
@@ -33,12 +36,15 @@ class Since:
     def clear(self) -> None:
         self._began = -1.0
 
-    def check(self, what: str) -> None:
+    def check(self, what: str) -> bool:
+        """Returns whether it begins now. Raises JobStoppedError where it has gone on for too long."""
         now = time.monotonic()
-        if self._began < 0:
+        begins = self._began < 0
+        if begins:
             self._began = now
         if now - self._began > self._most:
             raise JobStoppedError(f"nothing has succeeded for {now - self._began:.0f} s: {what}")
+        return begins
 
 
 class Patience:
@@ -63,7 +69,8 @@ class Patience:
 
     def away(self, what: str) -> None:
         """Nobody answered. Raises JobStoppedError where that has gone on for too long."""
-        self._away.check(what)
+        if self._away.check(what):
+            log.warning("%s; waiting for it, %d s at most", what, AWAY)
 
     def busy(self, what: str) -> None:
         """A line was told to come again. Raises JobStoppedError where no line has fared better for too long."""

@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from rpc.batch.lines import Line
+from rpc.batch.failures import Failures
+from rpc.batch.line import Line
 
 START = b'{"id": '
 """Of every result."""
@@ -38,6 +39,8 @@ class Results:
         self._waiting: dict[int, str] = {}
         self.next = 0
         """Index of the first line whose result is not in the output."""
+        self.failures = Failures()
+        """Lines that failed in earlier runs."""
 
     def resume(self, lines: Iterable[Line]) -> int:
         """Reads what an earlier run left; returns how many results that is. lines: the input's, from the first.
@@ -74,11 +77,14 @@ class Results:
             self._check(self._waiting_path, result, ahead.get(index), index)
 
     def _check(self, path: Path, result: str, line: Line | None, index: int) -> None:
-        found = _id_of(result)
+        values = _values_of(result)
+        found = values.get("custom_id", values.get("id"))
         if line is None or found != line.id:
             there = "no such line" if line is None else f"id {line.id!r} there"
             where = f"{path}: result {index + 1} is of id {found!r}"
             raise OutputError(f"{where}, the input has {there}. Is it another job's? Name another --output")
+        if _is_failure(values):
+            self.failures.add(index, found)
 
     def has(self, index: int) -> bool:
         return index < self.next or index in self._waiting
@@ -153,9 +159,16 @@ def _torn_line(file: BinaryIO) -> bytes:
     return b"" if last.endswith(b"\n") else last
 
 
-def _id_of(result: str) -> object:
+def _is_failure(values: dict[str, Any]) -> bool:
+    """Whether the result is that of a line that failed, in either form."""
+    response = values.get("response")
+    return values.get("error") is not None or (isinstance(response, dict) and response.get("status_code") != 200)
+
+
+def _values_of(result: str) -> dict[str, Any]:
+    """Returns no values for a line that is no result."""
     try:
         values = json.loads(result)
     except ValueError:
-        return None
-    return values.get("id") if isinstance(values, dict) else None
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -15,13 +15,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
-from rpc.cli.connection import ConnectionOptions, security_of
+from rpc.addresses import check_server
+from rpc.cli.connection import ConnectionOptions, said, security_of
 from rpc.cli.options import Config, build, parameter_of, with_settings
 from rpc.settings import EngineSettings, ServerSettings
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 if TYPE_CHECKING:
+    from rpc.batch.failures import Failures
     from rpc.client.security import Security
+
+LINES_FAILED = 3
+"""Exit status of a job that is complete, some of whose lines failed."""
 
 
 @with_settings(
@@ -48,17 +53,23 @@ def batch(
             help="HOST:PORT of a running `quire serve` to run it on, in place of --model.", show_default=False
         ),
     ] = None,
+    allow_errors: Annotated[
+        bool, typer.Option("--allow-errors", help=f"Exit with 0 instead of {LINES_FAILED} where lines failed.")
+    ] = False,
     config: Config = None,
     **values: Any,
 ) -> None:
     """Run a file of requests and write their results in the same order.
 
     A line is an object with "id", "prompt" or "prompt_token_ids" or "messages", "images", "sampling", "stopping",
-    "output", the last three with the field names of the API. An image is base64, or a file beside the input. A line
-    that is no request, or fails, gets a line with its "error". The same command goes on where it was stopped.
+    "output", the last three with the field names of the API. An image is base64, or a file beside the input. Or all
+    lines are those of OpenAI's Batch API, and so are the results: "custom_id", "method", "url", "body". A line
+    that is no request, or fails, gets a line with its "error", and the command exits with 3. The same command goes on
+    where it was stopped.
     """
     from model.errors import CheckpointError
     from rpc.batch.patience import JobStoppedError
+    from rpc.client.errors import QuireError
     from rpc.engines.process import EngineStartError
     from rpc.frontend.errors import RequestFailed
 
@@ -67,6 +78,8 @@ def batch(
         server = _refuse_engine_flags(context, server, [name for name in values if name not in others])
     logging.basicConfig(level=logging.WARNING, format="quire: %(message)s", stream=sys.stderr)
     try:
+        if server is not None:
+            check_server(server)
         settings = ServerSettings(
             model=build(ModelSettings, values),
             engine=build(EngineSettings, values),
@@ -74,16 +87,23 @@ def batch(
             queue=NO_QUEUE_LIMITS,
             cache=build(CacheSettings, values),
         )
-        asyncio.run(_run(input_path, output_path, server, settings, security_of(values)))
+        failures = asyncio.run(_run(input_path, output_path, server, settings, security_of(values)))
     except KeyboardInterrupt:
         _say(f"stopped. The same command goes on from what is in {output_path}")
         raise typer.Exit(130) from None
     except JobStoppedError as error:
         _say(f"{error}. The same command goes on from what is in {output_path}")
         raise typer.Exit(1) from None
+    except QuireError as error:
+        _say(f"{said(error)}. The same command goes on from what is in {output_path}")
+        raise typer.Exit(1) from None
     except (CheckpointError, EngineStartError, RequestFailed, ValueError, OSError, MemoryError) as error:
         _say(str(error))
         raise typer.Exit(1) from None
+    if failures.count:
+        _say(f'lines that failed: {failures.count}, each with its "error" in {output_path}; ids: {failures}')
+        if not allow_errors:
+            raise typer.Exit(LINES_FAILED)
 
 
 def _refuse_engine_flags(context: typer.Context, server: str, flags: list[str]) -> str | None:
@@ -104,9 +124,10 @@ def _say(message: str) -> None:
 
 async def _run(
     input_path: Path, output_path: Path, server: str | None, settings: ServerSettings, security: "Security"
-) -> None:
+) -> "Failures":
+    """Runs the job to its end. Returns the lines that failed, those of earlier runs included."""
+    from rpc.batch.forms import read_lines
     from rpc.batch.job import Tally, count_lines, run_job
-    from rpc.batch.lines import read_lines
     from rpc.batch.patience import Patience
     from rpc.batch.results import Results
     from rpc.batch.runners import Runner, local_runner, server_runner
@@ -115,11 +136,12 @@ async def _run(
         raise ValueError(f"--input {input_path} must be a regular file, and not the output: it is read more than once")
     patience = Patience()
     with Results(output_path) as results:
-        tally = Tally(lines=count_lines(input_path), before=results.resume(read_lines(input_path)))
+        before = results.resume(read_lines(input_path))
+        tally = Tally(count_lines(input_path), before, results.failures)
         if tally.before == tally.lines:
             results.complete()
             _say(f"nothing to do: {output_path} has all {tally.lines} results")
-            return
+            return tally.failures
         if tally.before:
             _say(f"going on: {tally.before} of {tally.lines} results are there")
         runner: AbstractAsyncContextManager[Runner]
@@ -138,6 +160,7 @@ async def _run(
             f"{tally.results} results and {tally.errors} errors, {tally.prompt_tokens} prompt + "
             f"{tally.completion_tokens} generated tokens, {rate:.0f} tokens/s, in {output_path}"
         )
+        return tally.failures
 
 
 COLUMNS = (

@@ -124,9 +124,9 @@ def _wire(
         raise ValueError("--tokenizer is for --protocol openai: the others have no use for it")
     if protocol == "openai":
         return _openai(address, model, tokenizer, settings, security)
-    from rpc.settings import check_server
+    from rpc.addresses import check_server
 
-    check_server("--server", address)
+    check_server(address)
     if protocol == "quire":
         from rpc.loadgen.native import Native
 

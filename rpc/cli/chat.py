@@ -28,7 +28,7 @@ def chat(
     **values: Any,
 ) -> None:
     """Talk to a running server's model. /help shows what else can be said; Ctrl-C stops an answer, Ctrl-D ends."""
-    from rpc.client import Client
+    from rpc.client import Client, QuireError
     from rpc.terminal.conversation import Conversation
     from rpc.terminal.talk import NoTemplate, talk
 
@@ -40,6 +40,6 @@ def chat(
     try:
         with Client(server, security_of(values)) as client:
             talk(client, Conversation(text, (SamplingOptions, StoppingOptions), options), model, said)
-    except (NoTemplate, ValueError, OSError) as error:
-        typer.echo(f"quire: {error}", err=True)
+    except (NoTemplate, QuireError, ValueError, OSError) as error:
+        typer.echo(f"quire: {said(error)}", err=True)
         raise typer.Exit(1) from None

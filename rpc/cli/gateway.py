@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
+from rpc.addresses import check_server
 from rpc.cli.options import Config, build, with_settings
 from rpc.gateway.settings import GatewaySettings
-from rpc.settings import check_server
 
 LIBRARIES = ("pydantic", "pydantic_core", "starlette", "uvicorn", "h11")
 
@@ -40,7 +40,7 @@ def gateway(
         raise typer.Exit(1) from None
     try:
         for address in server:
-            check_server("--server", address)
+            check_server(address)
         asyncio.run(serve(build(GatewaySettings, values), server, lambda line: print(f"quire: {line}", flush=True)))
     except (ValueError, OSError) as error:
         typer.echo(f"quire: {error}", err=True)

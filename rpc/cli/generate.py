@@ -88,29 +88,48 @@ def generate(
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     text = sys.stdin.read() if prompt == "-" else prompt
-    if not (quiet or chat):
-        print(text, end="", flush=True)
+    shown = Shown("" if quiet or chat else text)
     try:
         images = [read_image(file) for file in image or ()]
         given = asdict(build(SamplingOptions, values)) | asdict(build(StoppingOptions, values)) | {"model": model}
         turns = [{"role": "user", "content": [*images, text]}]
         spec = spec_of(turns, **given) if chat else spec_of(text, images, **given)
         with Client(server, security_of(values), timeout) as client:
-            summary = _show(client, spec)
+            summary = _show(client, spec, shown)
     except (QuireError, OSError, ValueError) as error:
-        print(flush=True)
+        shown.end()
         typer.echo(f"quire: {said(error)}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        print(flush=True)
+        shown.end()
         raise typer.Exit(130) from None
-    print(flush=True)
+    shown.end()
     if not quiet:
         typer.echo(f"[{summary}]", err=True)
 
 
-def _show(client: "Client", spec: "pb.GenerationSpec") -> str:
-    """Prints the text as it comes; a summary."""
+class Shown:
+    """Text on the terminal, as it comes.
+
+    Args:
+        prompt: Text that stands before an answer. Without an answer it is not shown.
+    """
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt, self._begun = prompt, False
+
+    def add(self, text: str) -> None:
+        print(text if self._begun else self._prompt + text, end="", flush=True)
+        self._begun = True
+
+    def end(self) -> None:
+        """Ends the last line, where there is one."""
+        if self._begun:
+            print(flush=True)
+
+
+def _show(client: "Client", spec: "pb.GenerationSpec", shown: Shown) -> str:
+    """Shows the answer as it comes. Returns a summary."""
     from quire.v1 import generation_service_pb2 as pb
 
     usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0
@@ -118,7 +137,7 @@ def _show(client: "Client", spec: "pb.GenerationSpec") -> str:
         for message in stream:
             seed = message.prompt_info.seed or seed
             for delta in message.deltas:
-                print(delta.text, end="", flush=True)
+                shown.add(delta.text)
                 reason = delta.finish_reason or reason
             usage = message.usage
     ended = pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()

@@ -14,7 +14,7 @@ from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 from quire.v1 import tokenization_service_pb2 as tokenization_pb
 from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 
-from rpc.client.client import DEFAULT_SERVER, REFUSALS
+from rpc.client.client import DEFAULT_SERVER, REFUSALS, servers_in
 from rpc.client.errors import CancelledError, error_of
 from rpc.client.failures import Failure, failure_of
 from rpc.client.resuming_async import AsyncResuming, Channels
@@ -34,7 +34,7 @@ class AsyncClient:
         timeout: float | None = None,
         refusals: int = REFUSALS,
     ) -> None:
-        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        self._servers = servers_in(servers)
         self._security, self._timeout, self._refusals = security, timeout, refusals
         self._channels = Channels(security)
 

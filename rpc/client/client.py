@@ -13,6 +13,7 @@ from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 from quire.v1 import tokenization_service_pb2 as tokenization_pb
 from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 
+from rpc.addresses import check_server
 from rpc.client.channels import SyncChannels
 from rpc.client.errors import error_of
 from rpc.client.failures import failure_of
@@ -28,12 +29,23 @@ DEFAULT_SERVER = "127.0.0.1:50051"
 REFUSALS = 5
 
 
+def servers_in(servers: str | Sequence[str]) -> list[str]:
+    """Returns them as a list. Raises ValueError where one is no HOST:PORT."""
+    listed = [servers] if isinstance(servers, str) else list(servers)
+    for server in listed:
+        check_server(server)
+    return listed
+
+
 class Client:
     """Of one server, or of several of which the next one is asked where one is lost.
 
     timeout: seconds for a whole call, unless the call has its own; None: none. refusals: how often a call waits, as
     long as the server says, and tries again where that is full. Calls raise `QuireError`, and RuntimeError once it is
     closed. Any thread may use it; more than a hundred calls at once wait for each other.
+
+    Raises:
+        ValueError: A server is not of the form HOST:PORT, or the token could be read on its way there.
     """
 
     def __init__(
@@ -43,7 +55,7 @@ class Client:
         timeout: float | None = None,
         refusals: int = REFUSALS,
     ) -> None:
-        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        self._servers = servers_in(servers)
         self._security, self._timeout, self._refusals = security, timeout, refusals
         self._channels = SyncChannels(security)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import grpc
 from grpc import aio
 
-from rpc.addresses import is_loopback
+from rpc.addresses import check_server, is_loopback
 
 Metadata = tuple[tuple[str, str], ...]
 Options = Sequence[tuple[str, object]]
@@ -38,7 +38,7 @@ class Security:
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     def channel(self, server: str, options: Options) -> grpc.Channel:
-        """To HOST:PORT. Raises ValueError where the token could be read on its way."""
+        """To HOST:PORT. Raises ValueError where it is none, or the token could be read on its way."""
         credentials = self._credentials(server)
         if credentials is None:
             return grpc.insecure_channel(server, options=options)
@@ -52,6 +52,7 @@ class Security:
         return aio.secure_channel(server, credentials, options=options)
 
     def _credentials(self, server: str) -> grpc.ChannelCredentials | None:
+        check_server(server)
         if not (self.tls or self.roots or self.chain):
             host = server.rpartition(":")[0].strip("[]")
             if self.token and not self.plaintext and not is_loopback(host):

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterable
+from typing import Any, Protocol
 
 import grpc
 from quire.v1 import model_service_pb2 as model_pb
@@ -14,11 +15,17 @@ from quire.v1 import tokenization_service_pb2 as pb
 from quire.v1 import tokenization_service_pb2_grpc as pb_grpc
 
 from rpc.client.security import Metadata
-from rpc.gateway.upstream import Upstream
 
 FRESH = 60.0  # seconds
 MOST_TEXTS = 2**19  # tokens of all models; the largest vocabularies have 2**18
 BROKEN = "\ufffd"
+
+
+class Upstream(Protocol):
+    """Answers a unary call; `rpc.gateway.upstream.Upstream` is one."""
+
+    async def ask(self, stub: type, method: str, request: Any, metadata: Metadata) -> Any:
+        """Raises grpc.RpcError."""
 
 
 class Served:

@@ -19,23 +19,25 @@ class ModelService(pb_grpc.ModelServiceServicer):
     ) -> pb.ListModelsResponse:
         del request
         async with failures_to(context, within=""):
-            return pb.ListModelsResponse(models=[self._model()])
+            return pb.ListModelsResponse(models=[model_message(self._frontend)])
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: aio.ServicerContext
     ) -> pb.GetModelResponse:
         async with failures_to(context, within=""):
             self._frontend.preparer.check_model(request.name)
-            return pb.GetModelResponse(model=self._model())
+            return pb.GetModelResponse(model=model_message(self._frontend))
 
-    def _model(self) -> pb.Model:
-        """Raises RequestFailed where there was no engine yet."""
-        preparer, engine = self._frontend.preparer, self._frontend.info
-        return pb.Model(
-            name=preparer.name,
-            architecture=preparer.architecture,
-            max_model_length=engine.limits.longest,
-            vocabulary_size=engine.limits.vocabulary,
-            dtype=engine.dtype,
-            vision=preparer.images is not None,
-        )
+
+def model_message(frontend: Frontend) -> pb.Model:
+    """Describes the served model. Raises RequestFailed where there was no engine yet."""
+    preparer, engine = frontend.preparer, frontend.info
+    return pb.Model(
+        name=preparer.name,
+        architecture=preparer.architecture,
+        max_model_length=engine.limits.longest,
+        vocabulary_size=engine.limits.vocabulary,
+        dtype=engine.dtype,
+        vision=preparer.images is not None,
+        chat_template=preparer.chat is not None,
+    )

@@ -4,6 +4,7 @@ from grpc import aio
 from quire.v1 import tokenization_service_pb2 as pb
 from quire.v1 import tokenization_service_pb2_grpc as pb_grpc
 
+from cache_manager.page_names import DEFAULT_TENANT
 from rpc.access.door import OPEN_DOOR, Door
 from rpc.frontend.frontend import Frontend
 from rpc.services.errors import failures_to
@@ -18,21 +19,33 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: pb.TokenizeRequest, context: aio.ServicerContext
     ) -> pb.TokenizeResponse:
-        special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         async with failures_to(context, within=""):
-            ids = await self._frontend.in_worker(
-                lambda limits: self._frontend.preparer.tokenize(request.text, special, request.model, limits),
-                tenant=self._door.caller(context).tenant,
-            )
-            return pb.TokenizeResponse(token_ids=ids)
+            return await tokenized(self._frontend, request, self._door.caller(context).tenant)
 
     async def Detokenize(  # noqa: N802
         self, request: pb.DetokenizeRequest, context: aio.ServicerContext
     ) -> pb.DetokenizeResponse:
-        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         async with failures_to(context, within=""):
-            text = await self._frontend.in_worker(
-                lambda limits: self._frontend.preparer.detokenize(request.token_ids, skip, request.model, limits),
-                tenant=self._door.caller(context).tenant,
-            )
-            return pb.DetokenizeResponse(text=text)
+            return await detokenized(self._frontend, request, self._door.caller(context).tenant)
+
+
+async def tokenized(
+    frontend: Frontend, request: pb.TokenizeRequest, tenant: str = DEFAULT_TENANT
+) -> pb.TokenizeResponse:
+    """Answers Tokenize. Raises RequestFailed."""
+    special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    ids = await frontend.in_worker(
+        lambda limits: frontend.preparer.tokenize(request.text, special, request.model, limits), tenant=tenant
+    )
+    return pb.TokenizeResponse(token_ids=ids)
+
+
+async def detokenized(
+    frontend: Frontend, request: pb.DetokenizeRequest, tenant: str = DEFAULT_TENANT
+) -> pb.DetokenizeResponse:
+    """Answers Detokenize. Raises RequestFailed."""
+    skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+    text = await frontend.in_worker(
+        lambda limits: frontend.preparer.detokenize(request.token_ids, skip, request.model, limits), tenant=tenant
+    )
+    return pb.DetokenizeResponse(text=text)

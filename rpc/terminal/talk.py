@@ -12,7 +12,9 @@ from rpc.client.specs import spec_of
 from rpc.terminal.conversation import Conversation, NotThatWay
 
 PROMPT = "> "
+SECONDS = 15  # for the first answer of a server
 KEPT = "\n\t"
+NO_TEMPLATE = "the model has no chat template; `quire chat --text` goes on from plain text"
 HARMLESS = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in KEPT}
 
 
@@ -70,9 +72,14 @@ def talk(
     said: Callable[[Exception], str],
     read: Callable[[str], str] = input,
 ) -> None:
-    """Until /quit or the end of the input. said: a failure, as a person is told it. Raises NoTemplate where the model
-    cannot be talked to.
+    """Until /quit or the end of the input. said: a failure, as a person is told it.
+
+    Raises:
+        NoTemplate: The model holds no conversations.
+        QuireError: No server answers. Raised before the first line is read.
+        ValueError: The server has no model of this name. Raised before the first line is read.
     """
+    _check(client, conversation, model)
     prompt = PROMPT if sys.stdin.isatty() else ""
     while not conversation.over:
         try:
@@ -87,6 +94,19 @@ def talk(
             _do(conversation, line)
         elif line:
             _answer(client, conversation, line.removeprefix("/") if line.startswith("//") else line, model, said)
+
+
+def _check(client: Client, conversation: Conversation, model: str) -> None:
+    """Asks the server whether it has the model and, for a conversation, a chat template.
+
+    Raises NoTemplate, QuireError, ValueError for another model's name.
+    """
+    served = client.models(SECONDS)
+    if model and model not in {one.name for one in served}:
+        raise ValueError(f"model {model!r} is not served here, {', '.join(repr(one.name) for one in served)} is")
+    asked = [one for one in served if not model or one.name == model]
+    if not conversation.plain and any(one.HasField("chat_template") and not one.chat_template for one in asked):
+        raise NoTemplate(NO_TEMPLATE)
 
 
 def _do(conversation: Conversation, line: str) -> None:
@@ -116,7 +136,7 @@ def _answer(
     except (QuireError, ValueError) as error:
         if isinstance(error, InvalidRequestError) and error.reason == "NO_CHAT_TEMPLATE":
             conversation.withdrawn()
-            raise NoTemplate("the model has no chat template; `quire chat --text` goes on from plain text") from None
+            raise NoTemplate(NO_TEMPLATE) from None
         failure = f"quire: {said(error)}"
     print()
     if answer.text:

@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
+from rpc.addresses import check_server
 from rpc.client.channels import CHANNEL_OPTIONS
 from rpc.client.errors import QuireError, error_of
 from rpc.client.security import Security
@@ -33,9 +34,14 @@ HOPELESS = {
 
 
 class Watch:
-    """Of one server, every `interval` seconds, on a thread of its own, in `with`."""
+    """Of one server, every `interval` seconds, on a thread of its own, in `with`.
+
+    Raises:
+        ValueError: The server is not of the form HOST:PORT.
+    """
 
     def __init__(self, server: str, security: Security, interval: float) -> None:
+        check_server(server)  # here, since the thread has nobody to tell
         self._server, self._security = server, security
         self._interval = Duration()
         self._interval.FromNanoseconds(round(interval * 1e9))

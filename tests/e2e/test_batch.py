@@ -2,14 +2,18 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from rpc.cli.batch import LINES_FAILED
+from rpc.paths import demo_directory
 from tests.support.server import QUIRE, RunningServer, clean_environment, running_server
 
 LINES, BAD = 1000, frozenset(range(50, 1000, 97))
@@ -81,7 +85,7 @@ def kill_and_go_on(source: Path, output: Path, *flags: str) -> tuple[int, int]:
         job.kill()
         finish(job, -signal.SIGKILL)
         before = output.read_bytes()
-    said = finish(start(source, output, *flags))
+    said = finish(start(source, output, *flags), LINES_FAILED)
     found = re.search(r"going on: (\d+) of 1000 results are there", said)
     assert found
     count = int(found[1])
@@ -93,15 +97,27 @@ def kill_and_go_on(source: Path, output: Path, *flags: str) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def server() -> RunningServer:
-    with running_server() as running:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with a chat template."""
+    directory = Path(shutil.copytree(demo_directory(), tmp_path_factory.mktemp("models") / "talker"))
+    (directory / "chat_template.jinja").write_text(
+        "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[RunningServer]:
+    with running_server("--model", str(model)) as running:
         yield running
 
 
 @pytest.mark.slow
-def test_killed_jobs_go_on_and_both_ways_give_the_same_results(tmp_path: Path, server: RunningServer) -> None:
+def test_killed_jobs_go_on_and_both_ways_give_the_same_results(
+    tmp_path: Path, model: Path, server: RunningServer
+) -> None:
     source = write_input(tmp_path / "in")
-    kill_and_go_on(source, tmp_path / "local")
+    kill_and_go_on(source, tmp_path / "local", "--model", str(model))
     local = check_results(tmp_path / "local")
     before = server.metrics()
     count, whole = kill_and_go_on(source, tmp_path / "remote", "--server", server.address)
@@ -111,10 +127,75 @@ def test_killed_jobs_go_on_and_both_ways_give_the_same_results(tmp_path: Path, s
     ended = server.metrics()["quire_requests_total{length}"] - before["quire_requests_total{length}"]
     ended -= whole * (good := LINES - len(BAD))
     assert good <= ended <= good + 600, f"{count} results were there: what was in flight is all that ran twice"
-    assert (
-        finish(start(source, tmp_path / "local"))
-        == f"quire: nothing to do: {tmp_path / 'local'} has all 1000 results\n"
+    said = finish(start(source, tmp_path / "local", "--model", str(model)), LINES_FAILED)
+    assert said.startswith(f"quire: nothing to do: {tmp_path / 'local'} has all 1000 results\n")
+
+
+def write_openai_input(path: Path) -> Path:
+    """Requests of both endpoints, of which the last four fail."""
+    turns = [{"role": "user", "content": "Who are you?"}]
+    text = {"model": "talker", "prompt": "ROMEO:", "seed": 3, "max_tokens": 9}
+    asked = [
+        ("completions", text),
+        ("completions", text | {"prompt": ["ROMEO:", "JULIET:"], "n": 2, "logprobs": 2, "echo": True}),
+        ("completions", text | {"stop": ["\n"], "max_tokens": 200}),
+        ("chat/completions", {"messages": turns, "seed": 4, "max_completion_tokens": 12}),
+        (
+            "chat/completions",
+            {"messages": turns, "temperature": 0, "max_tokens": 5, "logprobs": True, "top_logprobs": 3},
+        ),
+        ("completions", text | {"temperature": 9}),
+        ("completions", text | {"model": "gpt-5"}),
+        ("chat/completions", {"messages": turns, "stream": True}),
+        ("embeddings", {"input": "A"}),
+    ]
+    lines = [
+        {"custom_id": f"n{i}", "method": "POST", "url": f"/v1/{endpoint}", "body": body}
+        for i, (endpoint, body) in enumerate(asked)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def openai_results(output: Path) -> list[dict]:
+    """Without ids and times, which no two runs have in common."""
+    results = [json.loads(line) for line in output.read_text().splitlines()]
+    for result in results:
+        assert result.pop("id").startswith("batch_req_")
+        response = result["response"] or {}
+        assert bool(response.pop("request_id", "")) == (response.get("status_code") == 200)
+        if response.get("status_code") == 200:
+            del response["body"]["id"], response["body"]["created"]
+    return results
+
+
+def test_openais_lines_have_the_same_answers_on_a_server_as_on_an_engine(
+    tmp_path: Path, model: Path, server: RunningServer
+) -> None:
+    source, local, remote = write_openai_input(tmp_path / "in"), tmp_path / "local", tmp_path / "remote"
+    said = finish(start(source, local, "--model", str(model)), LINES_FAILED)
+    assert "5 results and 4 errors" in said
+    assert said.endswith("ids: 'n5', 'n6', 'n7', 'n8'\n")
+    lines = local.read_text().splitlines(keepends=True)
+    remote.write_text("".join(lines[:2]))
+    assert "going on: 2 of 9 results are there" in finish(
+        start(source, remote, "--server", server.address), LINES_FAILED
     )
+    results = openai_results(local)
+    assert openai_results(remote) == results
+    assert [result["custom_id"] for result in results] == [f"n{i}" for i in range(9)]
+    bodies = [result["response"]["body"] for result in results[:8]]
+    assert [len(body["choices"]) for body in bodies[:5]] == [1, 4, 1, 1, 1]
+    assert bodies[1]["choices"][2]["text"].startswith("JULIET:")
+    assert bodies[2]["choices"][0] | {"text": ""} == {
+        "text": "", "logprobs": None, "index": 0, "finish_reason": "stop", "stop_reason": "\n"
+    }  # fmt: skip
+    assert bodies[3]["usage"]["completion_tokens"] == 12
+    assert len(bodies[4]["choices"][0]["logprobs"]["content"]) == 5
+    assert [result["response"]["status_code"] for result in results[5:8]] == [400, 404, 400]
+    assert [body["error"]["param"] for body in bodies[5:]] == ["temperature", "model", "stream"]
+    assert results[8]["response"] is None
+    assert "line 9: url is '/v1/embeddings'" in results[8]["error"]["message"]
 
 
 def test_a_server_with_small_limits_is_served_in_smaller_calls(tmp_path: Path) -> None:
@@ -122,8 +203,12 @@ def test_a_server_with_small_limits_is_served_in_smaller_calls(tmp_path: Path) -
     with source.open("a") as file:
         file.write(json.dumps({"id": "long", "prompt": "word " * 2000}) + "\n")
     with running_server("--max-batch-requests", "8", "--max-message-bytes", "4KiB") as server:
-        said = finish(start(source, tmp_path / "out", "--server", server.address))
+        said = finish(start(source, tmp_path / "out", "--server", server.address), LINES_FAILED)
+        again = finish(start(source, tmp_path / "out", "--server", server.address, "--allow-errors"))
     assert "60 results and 1 errors" in said
+    failed = f"quire: lines that failed: 1, each with its \"error\" in {tmp_path / 'out'}; ids: 'long'\n"
+    assert said.endswith(failed)
+    assert again.endswith(failed)
     last = json.loads((tmp_path / "out").read_text().splitlines()[-1])
     assert last["id"] == "long"
     assert "larger than max" in last["error"]["message"]

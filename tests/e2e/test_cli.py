@@ -58,6 +58,7 @@ def test_generate_streams_to_the_terminal() -> None:
     gone = quire("generate", "x", "--server", server.address)
     assert gone.returncode == 1
     assert "no server answers" in gone.stderr
+    assert wrong.stdout == gone.stdout == "", "a prompt is shown with its answer alone"
 
 
 def estimate(*arguments: str, **environment: str) -> Result:

@@ -298,7 +298,7 @@ def test_addresses_and_what_is_missing(tmp_path: Path) -> None:
         return done.stderr
 
     assert "--host 0.0.0.0 can be reached from other machines, and there is no TLS" in fails("--host", EVERYWHERE)
-    assert "--server is 'x', must be HOST:PORT" in fails("--server", "x")
+    assert "the server's address is 'x', must be HOST:PORT" in fails("--server", "x")
     assert "give its --tls-cert" in fails("--tls-key", "x")
     for remote in ("10.0.0.4:50051", "model:50051", "[fd00::4]:50051"):
         said = fails("--server", "127.0.0.1:50051", "--server", remote)

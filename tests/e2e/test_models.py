@@ -26,6 +26,7 @@ def test_what_is_served() -> None:
             max_model_length=513,
             vocabulary_size=2048,
             dtype="bfloat16",
+            chat_template=False,
         )
         assert stub.GetModel(pb.GetModelRequest(name="bard")).model == model
         with pytest.raises(grpc.RpcError) as unknown:

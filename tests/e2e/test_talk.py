@@ -88,10 +88,13 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: RunningServer) -> N
 
 def test_a_model_without_a_template_says_what_helps() -> None:
     with running_server("--engine", "thread") as server, Client(server.address) as client:
-        with chatting(server) as terminal:
-            terminal.type("hello\n")
-            assert terminal.wait() == 1
-            assert "quire: the model has no chat template; `quire chat --text` goes on" in terminal.text
+        for flags, why in (
+            ((), "the model has no chat template; `quire chat --text` goes on from plain text"),
+            (("--text", "--model", "bard"), "model 'bard' is not served here, 'quire-demo' is"),
+        ):
+            with running_terminal([QUIRE, "chat", "--server", server.address, *flags], columns=200) as terminal:
+                assert terminal.wait() == 1, "nobody typed anything"
+                assert terminal.text == f"quire: {why}\n"
         with chatting(server, "--text", *FLAGS) as terminal:
             first, _ = said(terminal, "ROMEO:")
             second, _ = said(terminal, "JULIET:")

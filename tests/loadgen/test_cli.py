@@ -17,7 +17,7 @@ NOBODY = ("--server", "127.0.0.1:1")
     ("flags", "said"),
     [
         (("--protocol", "smtp"), "--protocol is 'smtp', must be one of quire, inference, openai"),
-        (("--server", "nowhere"), "--server is 'nowhere', must be HOST:PORT"),
+        (("--server", "nowhere"), "the server's address is 'nowhere', must be HOST:PORT"),
         (("--plot", "a.gif"), "--plot a.gif must end in .png or .html"),
         (("--rate", "2", "--concurrency", "2"), "--concurrency and --rate are different loads"),
         (("--ttft-target", "0"), "--ttft-target is 0.0, must be above 0"),

@@ -8,16 +8,20 @@ import random
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import model_service_pb2 as model_pb
 
 import rpc.batch.job as job
+import rpc.batch.retrying as retrying
+from rpc.batch.failures import Failures
+from rpc.batch.forms import read_lines
 from rpc.batch.job import Tally, count_lines, run_job
-from rpc.batch.lines import read_lines
-from rpc.batch.patience import JobStoppedError, Patience
+from rpc.batch.patience import SICK, SUSPECT, JobStoppedError, Patience
 from rpc.batch.results import OutputError, Results
 from rpc.frontend.errors import RequestFailed
 
@@ -48,27 +52,46 @@ class FakeRunner:
             if self._lives == 0:
                 raise Killed
             self._lives -= 1
-            return pb.GenerateResponse(sequences=[pb.SequenceResult(text=text)], usage=pb.Usage(completion_tokens=1))
+            result = pb.SequenceResult(text=text, finish_reason=pb.FINISH_REASON_LENGTH)
+            return pb.GenerateResponse(sequences=[result], usage=pb.Usage(completion_tokens=1))
         finally:
             self._now -= 1
 
+    async def ask(self, stub: type, method: str, request: Any, metadata: Any) -> Any:
+        return model_pb.ListModelsResponse()
 
-def write_input(path: Path, lines: int, bad: set[int] = frozenset()) -> Path:
-    texts = ["{" if i in bad else json.dumps({"id": f"n{i}", "prompt": f"p{i}"}) for i in range(lines)]
+
+def write_input(path: Path, lines: int, bad: set[int] = frozenset(), openai: bool = False) -> Path:
+    """openai: in the form of OpenAI's Batch API."""
+
+    def line(i: int) -> dict[str, Any]:
+        if not openai:
+            return {"id": f"n{i}", "prompt": f"p{i}"}
+        return {"custom_id": f"n{i}", "method": "POST", "url": "/v1/completions", "body": {"prompt": f"p{i}"}}
+
+    texts = ["{" if i in bad else json.dumps(line(i)) for i in range(lines)]
     path.write_text("\n".join(texts) + "\n")
     return path
 
 
+def text_of(value: dict[str, Any]) -> str | None:
+    """Of a result in either form; None of an error."""
+    if value.get("response"):
+        text: str = value["response"]["body"]["choices"][0]["text"]
+        return text
+    return value.get("text")
+
+
 def run(source: Path, output: Path, runner: FakeRunner) -> Tally:
     with Results(output) as results:
-        tally = Tally(count_lines(source), results.resume(read_lines(source)))
+        tally = Tally(count_lines(source), results.resume(read_lines(source)), results.failures)
         asyncio.run(run_job(source, results, runner, Patience(), tally, lambda tally: None))
     return tally
 
 
 def texts(output: Path) -> list[str]:
     values = [json.loads(line) for line in output.read_text().splitlines()]
-    return [value.get("text", "error") for value in values]
+    return [text_of(value) or "error" for value in values]
 
 
 def on_disk(output: Path) -> set[str]:
@@ -77,7 +100,7 @@ def on_disk(output: Path) -> set[str]:
     lines = output.read_text().splitlines(keepends=True)
     if waiting.exists():
         lines += [entry.split("\t", 1)[-1] for entry in waiting.read_text().splitlines(keepends=True)]
-    return {json.loads(line).get("text") for line in lines if line.endswith("\n")}
+    return {text_of(json.loads(line)) for line in lines if line.endswith("\n")}
 
 
 def tear(path: Path, count: int) -> None:
@@ -93,7 +116,8 @@ def test_results_stand_in_order_and_nothing_is_computed_twice(
     directory = tmp_path_factory.mktemp("job")
     lines = data.draw(st.integers(0, 60))
     bad = data.draw(st.sets(st.integers(0, lines), max_size=5))
-    source, output, waiting = write_input(directory / "in", lines, bad), directory / "out", directory / "out.waiting"
+    source = write_input(directory / "in", lines, bad, openai=data.draw(st.booleans()))
+    output, waiting = directory / "out", directory / "out.waiting"
     written: set[str] = set()
     for seed in range(200):
         runner = FakeRunner(seed, lives=data.draw(st.integers(1, 30)), in_flight=data.draw(st.integers(1, 9)))
@@ -112,10 +136,46 @@ def test_results_stand_in_order_and_nothing_is_computed_twice(
     assert sorted(path.name for path in directory.iterdir()) == ["in", "out"]
 
 
+def test_a_torn_waiting_line_is_cut_before_more_are_written(tmp_path: Path) -> None:
+    source, output, waiting = write_input(tmp_path / "in", 9), tmp_path / "out", tmp_path / "out.waiting"
+    output.write_text('{"id": "n0", "text": "p0"}\n')
+    waiting.write_text('4\t{"id": "n4", "text": "p4"}\n6\t{"id": "n')
+    for index in (7, 8):
+        with Results(output) as results:
+            assert results.resume(read_lines(source)) == index - 5
+            assert not results.has(6)
+            results.add(index, json.dumps({"id": f"n{index}", "text": f"p{index}"}))
+    runner = FakeRunner(0)
+    run(source, output, runner)
+    assert texts(output) == [f"p{i}" for i in range(9)]
+    assert runner.asked.keys() == {"p1", "p2", "p3", "p5", "p6"}
+
+
 def test_blank_lines_are_passed_over_and_ids_default_to_line_numbers(tmp_path: Path) -> None:
     (tmp_path / "in").write_text('\n{"prompt": "a"}\n\n  \n{"prompt": "b"}')
     assert run(tmp_path / "in", tmp_path / "out", FakeRunner(0)).results == 2
     assert [json.loads(line)["id"] for line in (tmp_path / "out").read_text().splitlines()] == [2, 5]
+
+
+@pytest.mark.parametrize("openai", [False, True])
+def test_a_file_has_the_form_of_its_first_object_and_no_other(tmp_path: Path, openai: bool) -> None:
+    source = write_input(tmp_path / "in", 2, bad={0}, openai=openai)
+    other = write_input(tmp_path / "other", 1, openai=not openai).read_text()
+    source.write_text(source.read_text() + other)
+    tally = run(source, tmp_path / "out", FakeRunner(0))
+    assert (tally.results, str(tally.failures)) == (1, "1, 3")
+    results = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert {"custom_id" in result for result in results} == {openai}
+    assert "line 3" in results[2]["error"]["message"]
+    assert "mixes no forms" in results[2]["error"]["message"]
+    assert str(run(source, tmp_path / "out", FakeRunner(0)).failures) == "1, 3"
+
+
+def test_refused_lines_of_openais_form_are_counted_over_all_runs(tmp_path: Path) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "A", "n": "one"}}
+    (tmp_path / "in").write_text(json.dumps(line) + "\n")
+    assert str(run(tmp_path / "in", tmp_path / "out", FakeRunner(0)).failures) == "'a'"
+    assert str(run(tmp_path / "in", tmp_path / "out", FakeRunner(0)).failures) == "'a'"
 
 
 def test_another_jobs_output_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -137,6 +197,25 @@ def test_two_jobs_do_not_write_one_file(tmp_path: Path) -> None:
         Results(tmp_path / "out")
 
 
+def test_failed_lines_are_counted_over_all_runs_and_the_first_ones_are_named(tmp_path: Path) -> None:
+    source, output = write_input(tmp_path / "in", 20, bad={1, 3, 9, 12, 13, 19}), tmp_path / "out"
+    with suppress(Killed):
+        run(source, output, FakeRunner(3, lives=8, in_flight=3))
+    tally = run(source, output, FakeRunner(4))
+    assert 0 < tally.errors < 6, "both runs had lines that failed"
+    assert tally.failures.count == 6
+    assert str(tally.failures) == "2, 4, 10, 13, 14 and 1 more"
+    again = run(source, output, FakeRunner(5))
+    assert (again.done, again.errors, str(again.failures)) == (20, 0, str(tally.failures))
+
+
+def test_ids_of_failed_lines_are_cut_in_messages() -> None:
+    failures = Failures()
+    failures.add(1, "\x1b[2J" + 100 * "n")
+    failures.add(0, 7)
+    assert str(failures) == "7, '\\x1b[2J" + 49 * "n" + "..."
+
+
 def refused(reason: str, code: str = "RESOURCE_EXHAUSTED") -> RequestFailed:
     return RequestFailed(code, reason, "come again", retry_after=0.0)
 
@@ -146,7 +225,7 @@ DEATH = refused("ENGINE_FAILED", "UNAVAILABLE")
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "PAUSE", 0.0)
+    monkeypatch.setattr(retrying, "PAUSE", 0.0)
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -195,6 +274,15 @@ def test_an_engine_that_always_dies_stops_the_job_and_spares_its_lines(tmp_path:
         run(source, tmp_path / "out", runner)
     assert len(on_disk(tmp_path / "out")) <= 2
     assert max(runner.asked.values()) == 3
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_lines_that_kill_the_engine_do_not_stop_a_job_where_others_succeed(tmp_path: Path) -> None:
+    """One line at a time, so that a success stands between any two deaths."""
+    source, runner = write_input(tmp_path / "in", 2 * SICK), FakeRunner(0, in_flight=1)
+    runner.failures = {f"p{i}": [DEATH] * (SUSPECT + 1) for i in range(0, 2 * SICK, 2)}
+    tally = run(source, tmp_path / "out", runner)
+    assert (tally.results, tally.errors) == (SICK, SICK)
 
 
 @pytest.mark.usefixtures("no_pauses")

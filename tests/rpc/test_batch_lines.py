@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.batch.lines import KEYS, Line, failure_line, parse_line, result_line
+from rpc.batch.lines import KEYS, OwnLine, failure_line, parse_line, result_line
 from rpc.frontend.errors import RequestFailed
 from rpc.image_files import MOST_BYTES
 from rpc.services.convert import spec_from
 from scheduler.request import Chat, ChatMessage, ImageHere
 
 
-def parse(values: object) -> Line:
+def parse(values: object) -> OwnLine:
     return parse_line(4, 7, values if isinstance(values, bytes) else json.dumps(values).encode())
 
 

@@ -29,17 +29,19 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "max_model_length", "vocabulary_size", "dtype", "vision")
+    __slots__ = ("name", "architecture", "max_model_length", "vocabulary_size", "dtype", "vision", "chat_template")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     VISION_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     max_model_length: int
     vocabulary_size: int
     dtype: str
     vision: bool
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., dtype: _Optional[str] = ..., vision: _Optional[bool] = ...) -> None: ...
+    chat_template: bool
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., dtype: _Optional[str] = ..., vision: _Optional[bool] = ..., chat_template: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,199 @@
+"""Requests of a batch job to a server, over real channels: how they are packed into calls, and what a job waits for."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from quire.v1 import generation_service_pb2 as pb
+from quire.v1 import generation_service_pb2_grpc as pb_grpc
+from quire.v1 import model_service_pb2 as model_pb
+from quire.v1 import model_service_pb2_grpc as model_pb_grpc
+
+import rpc.batch.runners as runners
+from rpc.batch.patience import JobStoppedError, Patience
+from rpc.batch.runners import CALL_BYTES, CALL_ENTRIES, ServerRunner, server_runner
+from rpc.client.errors import QuireError, UnavailableError
+from rpc.frontend.errors import RequestFailed
+from rpc.services.errors import abort
+
+FULL = RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", "full", retry_after=0.25)
+STARTING = RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
+
+
+class Service(pb_grpc.GenerationServiceServicer, model_pb_grpc.ModelServiceServicer):
+    """Answers each prompt with itself; says `failures` first, one a call."""
+
+    def __init__(self, *failures: RequestFailed) -> None:
+        self.calls: list[pb.BatchGenerateRequest] = []
+        self.failures = list(failures)
+
+    async def BatchGenerate(self, request: pb.BatchGenerateRequest, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.calls.append(request)
+        if self.failures:
+            await abort(context, self.failures.pop(0))
+        for position, one in enumerate(request.requests):
+            result = pb.GenerateResponse(sequences=[pb.SequenceResult(text=one.spec.text)])
+            yield pb.BatchGenerateResponse(position=position, response=result)
+
+    async def ListModels(self, request: Any, context: Any) -> model_pb.ListModelsResponse:  # noqa: N802
+        if self.failures:
+            await abort(context, self.failures.pop(0))
+        return model_pb.ListModelsResponse(models=[model_pb.Model(name="m")])
+
+
+@asynccontextmanager
+async def serving(service: Service | None) -> AsyncIterator[str]:
+    """The address of a server that has this service, or none."""
+    server = aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    if service is not None:
+        pb_grpc.add_GenerationServiceServicer_to_server(service, server)
+        model_pb_grpc.add_ModelServiceServicer_to_server(service, server)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def running(service: Service) -> AsyncIterator[ServerRunner]:
+    async with serving(service) as address, server_runner(address, Patience()) as runner:
+        yield runner
+
+
+def request(text: str) -> pb.GenerateRequest:
+    return pb.GenerateRequest(spec=pb.GenerationSpec(text=text))
+
+
+async def ask_models(runner: ServerRunner) -> list[str]:
+    stub = model_pb_grpc.ModelServiceStub
+    answer = await runner.ask(stub, "ListModels", model_pb.ListModelsRequest(), ())
+    return [model.name for model in answer.models]
+
+
+async def test_no_call_is_larger_than_every_server_takes() -> None:
+    texts = [f"{i:04}" + i % 7 * 1500 * "x" for i in range(300)]
+    service = Service()
+    async with running(service) as runner:
+        answers = await asyncio.gather(*(runner.run(request(text)) for text in texts))
+    assert [answer.sequences[0].text for answer in answers] == texts
+    assert sum(len(call.requests) for call in service.calls) == len(texts)
+    sizes = [call.ByteSize() for call in service.calls]
+    assert max(sizes) <= CALL_BYTES
+    assert sorted(sizes)[len(sizes) // 2] > CALL_BYTES // 2, "calls are filled"
+
+
+async def test_a_request_that_is_larger_than_a_call_goes_alone() -> None:
+    texts, service = ["a", "x" * 2 * CALL_BYTES, "b"], Service()
+    async with running(service) as runner:
+        answers = await asyncio.gather(*(runner.run(request(text)) for text in texts))
+    assert [answer.sequences[0].text for answer in answers] == texts
+    assert [len(call.requests) for call in service.calls] == [1, 1, 1]
+
+
+async def test_no_call_has_more_entries_than_a_server_runs_at_once() -> None:
+    service = Service()
+    async with running(service) as runner:
+        await asyncio.gather(*(runner.run(request("a")) for _ in range(2 * CALL_ENTRIES + 1)))
+    assert max(len(call.requests) for call in service.calls) == CALL_ENTRIES
+
+
+async def test_a_call_that_is_refused_is_taken_apart() -> None:
+    service = Service()
+    async with running(service) as runner:
+        service.failures = [RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", "too many", field="requests")]
+        answers = await asyncio.gather(*(runner.run(request(text)) for text in "abc"))
+    assert [answer.sequences[0].text for answer in answers] == ["a", "b", "c"]
+    assert [len(call.requests) for call in service.calls] == [3, 1, 1, 1]
+
+
+async def test_a_refused_call_of_one_request_says_what_the_server_says() -> None:
+    service = Service()
+    async with running(service) as runner:
+        service.failures = [FULL]
+        with pytest.raises(RequestFailed) as failed:
+            await runner.run(request("a"))
+    assert (failed.value.code, failed.value.reason, failed.value.retry_after) == (FULL.code, FULL.reason, 0.25)
+
+
+async def test_a_server_that_is_away_is_waited_for_and_one_that_is_full_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runners, "PAUSE", 0.0)
+    service = Service()
+    async with running(service) as runner:
+        service.failures = [STARTING] * 3
+        assert await ask_models(runner) == ["m"]
+        service.failures = [STARTING] * 3
+        assert (await runner.run(request("a"))).sequences[0].text == "a"
+        service.failures = [FULL]
+        with pytest.raises(RequestFailed, match="full"):
+            await ask_models(runner)
+    assert [message.partition(" ")[2] for message in caplog.messages] == [
+        "does not answer: no engine yet; waiting for it, 60 s at most"
+    ] * 2
+
+
+async def test_a_server_that_stays_away_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "PAUSE", 0.0)
+    monkeypatch.setattr("rpc.batch.patience.AWAY", 0.02)
+    service = Service()
+    async with running(service) as runner:
+        service.failures = [STARTING] * 10**6
+        with pytest.raises(JobStoppedError, match="nothing has succeeded"):
+            await ask_models(runner)
+        with pytest.raises(JobStoppedError, match="nothing has succeeded"):
+            await runner.run(request("a"))
+
+
+async def start(address: str) -> None:
+    """Until the server has answered, however long a machine takes that is busy."""
+    async with asyncio.timeout(60), server_runner(address, Patience()):
+        pass
+
+
+async def test_a_refused_connection_is_told_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "CONNECT", 10**6)
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))  # and not listening
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=f"no server answers at {address}"):
+            await start(address)
+
+
+async def test_a_silent_server_is_missed_before_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runners, "SILENT", 0.01)
+    monkeypatch.setattr(runners, "CONNECT", 0.1)
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent, caplog.at_level(logging.WARNING):
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=f"no server answers at {address}"):
+            await start(address)
+    assert caplog.messages == [f"{address} has not answered yet; giving up after 0.1 s"]
+
+
+async def test_a_server_that_has_no_engine_yet_is_a_server() -> None:
+    async with running(Service(STARTING)) as runner:
+        assert (await runner.run(request("a"))).sequences[0].text == "a"
+
+
+@pytest.mark.parametrize(
+    ("service", "code"),
+    [
+        (None, grpc.StatusCode.UNIMPLEMENTED),
+        (Service(RequestFailed("UNAUTHENTICATED", "NO_TOKEN", "a token is needed")), grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+async def test_a_server_that_takes_no_requests_stops_the_job(service: Service | None, code: grpc.StatusCode) -> None:
+    async with serving(service) as address:
+        with pytest.raises(QuireError) as refused:
+            await start(address)
+    assert refused.value.code is code
