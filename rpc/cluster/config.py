@@ -6,13 +6,22 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """directory: private to the server, for a cluster of this machine alone, which has room for so many processes.
-    address: of a cluster that is there. token_file: that lets one into it. start_seconds: for an engine's actor to be
-    placed. cpus: that each process of an engine reserves, None for as many as a node has. lease: seconds that an engine
-    stays without a frontend, None for ever. spread: the ranks of an engine may be on different nodes. log_format: of
-    its processes' lines.
+    """Settings of one server's driver.
+
+    Attributes:
+        name: Of the server in the cluster, `quire:MODEL`; names of its actors and placement groups begin with it.
+        directory: Private to the server, for a cluster of this machine alone.
+        processes: The number of processes that such a cluster has room for.
+        start_seconds: For an engine's actor to be placed.
+        address: Of a cluster that is there.
+        token_file: That lets one into it.
+        cpus: That each process of an engine reserves. None: as many as a node has.
+        lease: Seconds that an engine stays without a frontend. None: for ever.
+        spread: The ranks of an engine may be on different nodes.
+        log_format: Of its processes' lines.
     """
 
+    name: str
     directory: str | None
     processes: int
     start_seconds: float

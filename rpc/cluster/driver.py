@@ -45,6 +45,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent to anybody
     "RAY_worker_niceness": "0",  # the engine is no background work: Ray's own choice is 15
     "RAY_COLOR_PREFIX": "0",
+    "RAY_DEDUP_LOGS": "0",  # each engine's lines come out; Ray's note of those that it keeps back is in colour
 }
 ON_ONE_MACHINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # no other machine takes part: every port is on loopback
@@ -58,7 +59,9 @@ def join_cluster(config: ClusterConfig) -> None:
     os.environ.update(ENVIRONMENT)
     for name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_NAMESPACE"):
         os.environ.pop(name, None)  # of some other cluster
-    options: dict[str, Any] = {"namespace": f"quire-{secrets.token_hex(4)}", "logging_level": logging.WARNING}
+    # Names of actors and placement groups are unique in a namespace: another server of the model has another one.
+    namespace = f"{config.name}:{secrets.token_hex(4)}"
+    options: dict[str, Any] = {"namespace": namespace, "logging_level": logging.WARNING}
     if config.directory is not None:
         directory = Path(config.directory)
         token = directory / "token"
@@ -76,8 +79,9 @@ def join_cluster(config: ClusterConfig) -> None:
         check_cluster(config.address or "", token_file)
         options |= {"address": config.address}
     import ray
+    from ray.job_config import JobConfig
 
-    ray.init(**options)
+    ray.init(**options, job_config=JobConfig(metadata={"job_name": config.name}))
     ignore_signals()  # `ray.init` has put a handler of its own in place
 
 
@@ -145,7 +149,7 @@ class Driver:
         threads = config.threads or (max(1, int(needs.cpus)) if self._config.address else self._threads(config))
         config = replace(config, threads=threads)  # Ray gives an actor as many OpenMP threads as it reserves processors
         try:
-            group = place(needs, self._config.start_seconds, self._stops[name], f"engine {name}")
+            group = place(needs, self._config.start_seconds, self._stops[name], self._name_of(name))
         except ClusterGoneError as error:
             if self._config.address is None:  # it does not come back: the server starts another one
                 self.tell(broken=f"Ray's daemons have died: {error}")
@@ -159,7 +163,7 @@ class Driver:
             ranks: list[Any] = [
                 ray.remote(FollowerActor if rank else EngineActor)
                 .options(
-                    name=f"engine-{name}-{rank}", num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0,
+                    name=f"{self._name_of(name)}:rank-{rank}", num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0,
                     max_concurrency=2, scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank),
                 )
                 .remote()
@@ -191,6 +195,10 @@ class Driver:
         if engines > 1:
             log.info("engine %s takes 1/%d of its node's memory: so many have room there", name, engines)
         return replace(config, engines_here=engines)
+
+    def _name_of(self, engine: str) -> str:
+        """Of this launch of an engine in the cluster: an actor that was cut off may still hold the name of its own."""
+        return f"{self._config.name}:engine-{engine}"
 
     def _needs(self, config: EngineConfig) -> Needs:
         import ray

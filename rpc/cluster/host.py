@@ -34,10 +34,11 @@ class Order:
 
 
 class RayCluster:
-    """The driver process; starts with the first order. processes: of all engines together."""
+    """The driver process; starts with the first order. processes: of all engines together. model: its name."""
 
-    def __init__(self, settings: EngineSettings, processes: int, log_format: str = "text") -> None:
+    def __init__(self, settings: EngineSettings, processes: int, model: str, log_format: str = "text") -> None:
         self._settings, self._processes, self._log_format = settings, processes, log_format
+        self._name = f"quire:{model}"
         self._orders: dict[str, Order] = {}
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -79,7 +80,8 @@ class RayCluster:
     async def _start(self) -> None:
         settings = self._settings
         directory = None if settings.ray_address else private_directory()
-        command = (sys.executable, "-P", "-m", "rpc.cluster.driver")
+        # Ray shows the driver's command line as the job's entrypoint.
+        command = (sys.executable, "-P", "-m", "rpc.cluster.driver", self._name)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=MOST_LINE
@@ -91,6 +93,7 @@ class RayCluster:
         self._process, self.directory = process, directory
         self._broken = ""
         config = ClusterConfig(
+            self._name,
             None if directory is None else str(directory),
             self._processes,
             settings.start,

@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from model.settings import ModelSettings
 from rpc.cluster.host import RayCluster, RayHost
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.frontend.engine_client import EngineClient
+from rpc.paths import model_name
 from rpc.settings import ServerSettings
 from scheduler.engine import Sink
 
@@ -33,7 +35,8 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     if engine.in_ray:
         if engine.ray_address is not None:
             config = replace(config, engines_here=1)  # until the driver knows its node
-        cluster = RayCluster(engine, most * settings.model.tensor_parallel, settings.observe.log_format)
+        processes = most * settings.model.tensor_parallel
+        cluster = RayCluster(engine, processes, _name_of(settings.model), settings.observe.log_format)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
     shared = settings.sharing.address is not None
     if most > 1 and engine.engine == "thread":
@@ -47,6 +50,11 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(settings):
         return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(most)]
     return [ThreadHost(config)]
+
+
+def _name_of(model: ModelSettings) -> str:
+    """The served name, without a look at the hub."""
+    return model.served_model_name or model_name(model.model, Path(model.model).resolve())
 
 
 def _chooses_process(settings: ServerSettings) -> bool:

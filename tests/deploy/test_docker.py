@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import trustme
 from dockerfile_parse import DockerfileParser
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -199,7 +200,36 @@ def test_health_is_what_the_server_says(served: tuple[health.HealthServicer, int
     assert ask() == (1, "NOT_SERVING")
 
 
-def test_health_of_a_server_that_is_not_there() -> None:
+@pytest.mark.parametrize("variables", [{}, {"QUIRE_TLS_CERT": "CERT"}], ids=["plain", "TLS"])
+def test_health_of_a_server_that_is_not_there(variables: dict[str, str], tmp_path: Path) -> None:
+    trustme.CA().issue_cert("quire.chat.svc").cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    environment = {name: str(tmp_path / "cert") for name in variables}
     script = DEPLOY / "docker/health.py"
-    done = subprocess.run([sys.executable, script, "1"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, script, "1"], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout.split()[0]) == (1, "UNAVAILABLE")
+
+
+@pytest.mark.parametrize("name", ["quire.chat.svc", "*.chat.svc", "10.0.0.4"])
+def test_health_of_a_server_with_tls(name: str, tmp_path: Path) -> None:
+    """The certificate is trusted because it is the server's own; the signer's is not there."""
+    issued = trustme.CA().issue_cert(name)
+    own, other = tmp_path / "own", tmp_path / "other"
+    issued.cert_chain_pems[0].write_to_path(own)
+    trustme.CA().issue_cert(name).cert_chain_pems[0].write_to_path(other)
+    server, service = grpc.server(ThreadPoolExecutor(1)), health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(service, server)
+    service.set("", SERVING)
+    pair = (issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+
+    def ask(certificate: Path) -> tuple[int, str]:
+        script, variables = DEPLOY / "docker/health.py", {"QUIRE_PORT": str(port), "QUIRE_TLS_CERT": str(certificate)}
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=variables)
+        return done.returncode, done.stdout.split()[0]
+
+    assert ask(own) == (0, "SERVING")
+    assert ask(other) == (1, "UNAVAILABLE")
+    service.set("", NOT_SERVING)
+    assert ask(own) == (1, "NOT_SERVING")
+    server.stop(None)

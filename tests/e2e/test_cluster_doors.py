@@ -1,5 +1,6 @@
 """A Ray cluster of several machines is joined with a token alone, and what is wrong with it is said at once."""
 
+import json
 import os
 import signal
 import subprocess
@@ -79,24 +80,55 @@ for due in map(int, sys.argv[2:]):
 """
 
 
+WHOSE = """
+import json, sys
+import ray
+from ray._private.state import state
+from ray.core.generated.gcs_pb2 import JobTableData
+from ray.util import list_named_actors, placement_group_table
+ray.init(address=sys.argv[1], logging_level="ERROR")
+table = state._connect_and_get_accessor().get_job_table()
+entries = [JobTableData.FromString(entry) for entry in table]
+jobs = [(entry.entrypoint, dict(entry.config.metadata)) for entry in entries if not entry.is_dead]
+groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+actors = [(actor["namespace"], actor["name"]) for actor in list_named_actors(all_namespaces=True)]
+print(json.dumps({"actors": actors, "groups": groups, "jobs": jobs}))
+"""
+
+
 @needs_nodes
-def test_nothing_of_a_server_stays_in_the_cluster() -> None:
-    """However it ends: asked to, or killed."""
+def test_a_cluster_shows_whose_engines_it_has_and_keeps_none_of_a_server_that_ended() -> None:
+    """Two servers of one model, one of which is asked to end; the other one is killed."""
     with nodes.nodes(1) as (machine,):
-        address = nodes.start_ray([machine], [1])
+        address = nodes.start_ray([machine], [2])
         where = ["--ray-address", address, "--ray-token-file", str(machine.token), "--ray-cpus", "1"]
-        ports = ["--port", "0", "--metrics-port", "0", "--admin-port", "0"]
-        watch = machine.start(sys.executable, "-c", WATCH, address, "1", "0", "1", "0")
-        assert watch.stdout is not None
-        for end in (signal.SIGTERM, signal.SIGKILL):
-            server = nodes.serve_on(machine, *where, *ports)
+        ports = ["--port", "0", "--metrics-port", "0", "--admin-port", "0", "--kv-cache-memory", "64MiB"]
+        servers = [nodes.serve_on(machine, *where, *ports) for _ in range(2)]
+        watch = machine.start(sys.executable, "-c", WATCH, address, "2", "1", "0")
+        for server in servers:
             assert server.stdout is not None
             assert READY.search(line := server.stdout.readline()), f"the server said {line!r}"
-            assert watch.stdout.readline() == "1\n"
+        assert watch.stdout is not None
+        assert watch.stdout.readline() == "2\n"
+        check_names(json.loads(machine.start(sys.executable, "-c", WHOSE, address).communicate(timeout=60)[0]))
+        for left, server, end in ((1, servers[0], signal.SIGTERM), (0, servers[1], signal.SIGKILL)):
             os.kill(server.pid, end)
             server.wait()
-            assert watch.stdout.readline() == "0\n"
-            wait_until(lambda: not engines_of(machine), "the end of its engines", 30)
+            assert watch.stdout.readline() == f"{left}\n"
+            wait_until(lambda left=left: len(engines_of(machine)) == left, "the end of its engine", 30)
+
+
+def check_names(shown: dict[str, list]) -> None:
+    """Of what the cluster shows of two servers of the demo model."""
+    assert [name for _, name in shown["actors"]] == ["quire:quire-demo:engine-0-1:rank-0"] * 2
+    assert len({namespace for namespace, _ in shown["actors"]}) == 2, "the names do not collide"
+    assert all(namespace.startswith("quire:quire-demo:") for namespace, _ in shown["actors"])
+    assert shown["groups"] == ["quire:quire-demo:engine-0-1"] * 2
+    ours = [(entrypoint, metadata) for entrypoint, metadata in shown["jobs"] if "rpc.cluster.driver" in entrypoint]
+    assert len(ours) == 2
+    for entrypoint, metadata in ours:
+        assert entrypoint.endswith("rpc.cluster.driver quire:quire-demo")
+        assert metadata["job_name"] == "quire:quire-demo"
 
 
 def engines_of(node: Node) -> list[int]:

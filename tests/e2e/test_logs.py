@@ -6,6 +6,7 @@ import subprocess
 import grpc
 import pytest
 
+from tests.support.processes import started_server, when_ready
 from tests.support.server import QUIRE, READY, RunningServer, clean_environment, stream_request
 
 PROMPT = "Wherefore art thou a prompt that nobody logs"
@@ -70,3 +71,20 @@ def test_requests_are_logged_where_it_is_asked_for() -> None:
     assert line["first_token_seconds"] + line["decode_seconds"] <= line["seconds"]
     assert min(line[f"{phase}_seconds"] for phase in ("queue", "prefill", "decode")) > 0
     assert line["message"].startswith("request the-request of default: length, ")
+
+
+def test_rays_actors_write_lines_of_their_own_without_colours() -> None:
+    """Ray's own choice is to hold back a line that another actor has written, with a note in green."""
+    engines = ("--replicas", "2", "--kv-cache-memory", "64MiB")
+    with started_server("--ray", *engines) as process:
+        when_ready(process)
+        assert process.stderr is not None
+        said = ""
+        while said.count("quire: KV cache: ") < 2:
+            line = process.stderr.readline()
+            assert line, f"the server ended, and said {said}"
+            said += line
+        process.terminate()
+        said += process.communicate(timeout=60)[1]
+    assert "\x1b" not in said
+    assert "[repeated" not in said

@@ -36,7 +36,7 @@ def test_of_a_process(turns: int) -> None:
 @pytest.mark.parametrize("turns", TURNS)
 def test_of_rays_driver(turns: int) -> None:
     async def check() -> None:
-        cluster = RayCluster(EngineSettings(ray=True), 1)
+        cluster = RayCluster(EngineSettings(ray=True), 1, "m")
         await cancelled(turns, asyncio.create_task(cluster.launch("0-1", EngineConfig(), "t")))
         await cluster.end("0-1")  # as its host does where it had been launched
         assert tree(os.getpid()) == []
@@ -49,7 +49,7 @@ def test_of_rays_driver(turns: int) -> None:
 def test_of_a_driver_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         with pytest.raises(OSError, match="nosuch"):
-            await RayCluster(EngineSettings(ray=True), 1).launch("0-1", EngineConfig(), "t")
+            await RayCluster(EngineSettings(ray=True), 1, "m").launch("0-1", EngineConfig(), "t")
 
     monkeypatch.setattr("rpc.cluster.host.sys.executable", "/nosuch")
     with temporary_directory() as place:

@@ -219,6 +219,20 @@ def test_the_settings_name_the_place(
     assert chosen._config == replace(server.engine_config, secret=b"secret".hex())
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (ModelSettings(), "quire:quire-demo"),
+        (ModelSettings(model="/models/llama"), "quire:llama"),
+        (ModelSettings(model="meta/llama", served_model_name="mine"), "quire:mine"),
+    ],
+)
+def test_a_ray_cluster_is_told_whose_engines_they_are(model: ModelSettings, name: str) -> None:
+    (chosen,) = host.choose_hosts(ServerSettings(model=model, engine=EngineSettings(ray=True)), b"secret")
+    assert isinstance(chosen, RayHost)
+    assert chosen._cluster._name == name
+
+
 @pytest.mark.parametrize("engine", ["auto", "process"])
 def test_replicas_are_processes_that_share_the_machine_and_the_secret(engine: str) -> None:
     hosts = host.choose_hosts(ServerSettings(engine=EngineSettings(engine=engine, replicas=3)), b"secret")

@@ -130,6 +130,17 @@ def nodes(count: int) -> Iterator[list[Node]]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def start_with_dashboard(node: Node, python: Path, cpus: int, **variables: str) -> str:
+    """A head with a dashboard, for which this Python has what Ray needs. Returns the dashboard's address."""
+    command = [
+        str(python), RAY, "start", "--head", f"--port={PORT}", f"--node-ip-address={node.address}",
+        f"--num-cpus={cpus}", "--block", f"--temp-dir={node.place / 'ray'}", "--object-store-memory=100000000",
+        "--disable-usage-stats", "--include-dashboard=true",
+    ]  # fmt: skip
+    _wait_started(node.start(*command, **variables), node)
+    return "http://127.0.0.1:8265"
+
+
 def start_ray(machines: Sequence[Node], cpus: Sequence[int], **variables: str) -> str:
     """The first is the head. variables: of Ray's environment. Returns the cluster's address."""
     for node, count in zip(machines, cpus, strict=True):
