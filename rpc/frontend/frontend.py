@@ -26,6 +26,7 @@ from rpc.frontend.replicas import Replica, Replicas
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import RequestStream
 from rpc.frontend.watching import Ending, Watching
+from rpc.observe.exemplars import exemplar_of
 from rpc.observe.metrics import Metrics, Totals
 from scheduler import events
 from scheduler.engine import Sink
@@ -250,12 +251,18 @@ class Frontend:
         too slow if much of it waits. trace: W3C headers of the call. Raises RequestFailed.
         """
         with self.watching.watch(spec, request_id, trace) as ending:
-            async with self._open(spec, request_id, time_remaining, streaming, ending) as live:
+            async with self._open(spec, request_id, time_remaining, streaming, trace, ending) as live:
                 yield live
 
     @asynccontextmanager
     async def _open(
-        self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool, ending: Ending
+        self,
+        spec: Spec,
+        request_id: str,
+        time_remaining: float | None,
+        streaming: bool,
+        trace: Mapping[str, str],
+        ending: Ending,
     ) -> AsyncIterator[Live]:
         live_id = spec.tenant, request_id
         if live_id in self._requests:
@@ -272,7 +279,7 @@ class Frontend:
                 failure = error if isinstance(error, RequestFailed) else internal()
                 raise
             finally:
-                ending.outcome = self._close(live, failure)
+                ending.outcome = self._close(live, failure, trace)
         finally:
             del self._requests[live_id]
             if not self._requests:
@@ -363,8 +370,17 @@ class Frontend:
         with self._preparing.held(tenant):
             return await self._loop.run_in_executor(self._workers[work], task, limits)
 
-    def _close(self, live: Live, failure: RequestFailed | None) -> str:
-        """The caller is done with the request, served or not; how it ended. failure: what the caller failed with."""
+    def _close(self, live: Live, failure: RequestFailed | None, trace: Mapping[str, str]) -> str:
+        """Takes the request out, served or not.
+
+        Args:
+            live: The request, which its caller is done with.
+            failure: The caller's own failure.
+            trace: W3C headers of the call.
+
+        Returns:
+            The outcome, as the metrics count it.
+        """
         stream = live.stream
         failure = failure or stream.failure
         self._image_memory.give_back(stream.spec.tenant, stream.request.image_bytes)
@@ -382,7 +398,7 @@ class Frontend:
         else:
             outcome = "cancelled"
         self._metrics.request_ended(outcome)
-        self._metrics.request_time.observe(time.monotonic() - live.started)
+        self._metrics.request_time.observe(time.monotonic() - live.started, exemplar_of(trace))
         return outcome
 
     def close(self) -> None:
