@@ -101,9 +101,41 @@ SIZES = Row(
     ),
 )
 
+TENANTS = Row(
+    "Tenants",
+    (
+        Panel(
+            "Requests by tenant",
+            "Requests that end, by whose token they came with; refused ones are among them.",
+            "reqps",
+            one(rate("quire_tenant_requests_total", "tenant"), "{{tenant}} {{model_name}}"),
+            stacked=True,
+        ),
+        Panel(
+            "Prompt tokens by tenant",
+            "A second, counted when a request ends, and those that the prefix cache had.",
+            "none",
+            (
+                Query(rate("quire_tenant_prompt_tokens_total", "tenant"), "{{tenant}} {{model_name}}"),
+                Query(
+                    rate("quire_tenant_prompt_tokens_cached_total", "tenant"),
+                    "of these cached {{tenant}} {{model_name}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Output tokens by tenant",
+            "A second, counted when a request ends.",
+            "none",
+            one(rate("quire_tenant_generation_tokens_total", "tenant"), "{{tenant}} {{model_name}}"),
+            stacked=True,
+        ),
+    ),
+)
+
 REQUESTS = Page(
     "quire-requests",
     "Quire: requests and promises",
     "How long requests take, where their time goes, and whether that is what was promised.",
-    (PROMISES, TIMES, SIZES),
+    (PROMISES, TIMES, SIZES, TENANTS),
 )

@@ -171,12 +171,16 @@ class Frontend:
         """What is true of all engines. Raises RequestFailed where there is none."""
         return self.replicas.info
 
-    def limits(self) -> Limits:
-        """What a request may ask for. Raises RequestFailed, counted, where there is no engine."""
+    def limits(self, tenant: str) -> Limits:
+        """Returns what a request may ask for.
+
+        Raises:
+            RequestFailed: There is no engine. Counted as a request of this tenant.
+        """
         try:
             return self.info.limits
         except RequestFailed as failure:
-            raise self.refused(failure) from None
+            raise self.refused(failure, tenant) from None
 
     async def ask(self, question: events.Question, number: int) -> events.Answer:
         """An operator's question to the engine of this number. Raises RequestFailed where it does not answer."""
@@ -266,7 +270,8 @@ class Frontend:
     ) -> AsyncIterator[Live]:
         live_id = spec.tenant, request_id
         if live_id in self._requests:
-            raise self.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", f"{request_id!r} is being served"))
+            message = f"{request_id!r} is being served"
+            raise self.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", message), spec.tenant)
         self._requests[live_id] = None
         self._idle.clear()
         failure: RequestFailed | None = None
@@ -285,9 +290,9 @@ class Frontend:
             if not self._requests:
                 self._idle.set()
 
-    def refused(self, failure: RequestFailed) -> RequestFailed:
+    def refused(self, failure: RequestFailed, tenant: str) -> RequestFailed:
         """Counts a request that ended before it was submitted."""
-        self._metrics.request_ended(failure.reason.lower())
+        self._metrics.request_ended(failure.reason.lower(), tenant)
         return failure
 
     def turned_away(
@@ -295,16 +300,16 @@ class Frontend:
     ) -> RequestFailed:
         """Counts and tells a request that cannot even be read."""
         with suppress(RequestFailed), self.watching.watch(Spec("", tenant=tenant), request_id, trace):
-            raise self.refused(failure)
+            raise self.refused(failure, tenant)
         return failure
 
     @contextmanager
-    def counting_cancel(self) -> Iterator[None]:
+    def counting_cancel(self, tenant: str) -> Iterator[None]:
         """Counts a request whose caller leaves before it was submitted."""
         try:
             yield
         except asyncio.CancelledError:
-            self._metrics.request_ended("cancelled")
+            self._metrics.request_ended("cancelled", tenant)
             raise
 
     async def _submit(self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool) -> Live:
@@ -325,7 +330,7 @@ class Frontend:
             try:
                 self._dispatch.submit(live, seconds - spent)
             except RequestFailed as failure:
-                raise self.refused(failure) from None
+                raise self.refused(failure, spec.tenant) from None
         self._image_memory.take(spec.tenant, stream.request.image_bytes)
         return live
 
@@ -338,20 +343,20 @@ class Frontend:
             if size:
                 self._image_memory.check(tenant, size)
         except RequestFailed as failure:
-            raise self.refused(failure) from None
+            raise self.refused(failure, tenant) from None
 
     async def _prepare(self, spec: Spec) -> tuple[RequestStream, list[bytes]]:
         """Tokenizes, validates, reads the output prefix and names the prompt's pages, in a worker thread. Raises
         RequestFailed.
         """
         try:
-            with self.counting_cancel():
+            with self.counting_cancel(spec.tenant):
                 work = Work.IMAGES if spec.images else Work.CHAT if isinstance(spec.prompt, Chat) else Work.TEXT
                 return await self.in_worker(lambda limits: self._make_stream(spec, limits), work, spec.tenant)
         except RequestFailed as failure:
-            raise self.refused(failure) from None
+            raise self.refused(failure, spec.tenant) from None
         except Exception:
-            self.refused(internal())
+            self.refused(internal(), spec.tenant)
             raise
 
     def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
@@ -397,9 +402,17 @@ class Frontend:
                 self._metrics.decoded(*decoding)
         else:
             outcome = "cancelled"
-        self._metrics.request_ended(outcome)
+        self._metrics.request_ended(outcome, stream.spec.tenant)
+        self._count_tokens(live)
         self._metrics.request_time.observe(time.monotonic() - live.started, exemplar_of(trace))
         return outcome
+
+    def _count_tokens(self, live: Live) -> None:
+        """For the bill of its tenant."""
+        stream = live.stream
+        prompt = 0 if live.served is None else len(stream.request.prompt)
+        generated = sum(sequence.new_count for sequence in stream.sequences)
+        self._metrics.tenants.tokens(stream.spec.tenant, prompt, stream.cached_tokens, generated)
 
     def close(self) -> None:
         """Engines are ended from now on: their requests end with them."""

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 from rpc.observe.engines import EngineMetrics
 from rpc.observe.families import Families
 from rpc.observe.process import show_process
+from rpc.observe.tenants import TenantMetrics
 
 # Upper bounds of the histograms, in seconds. The lowest suit a model of 5 million parameters, whose tokens come 1 ms
 # apart; up to 10 s each is at most 2.5 times the one before, so a quantile read from them is off by less than that.
@@ -108,6 +109,7 @@ class Metrics:
             "quire_request_generation_tokens", "Output length of sequences that ended as asked.", TOKENS
         )
         self._outcomes = make.counters("quire_requests", "Requests by how they ended.", "outcome", OUTCOMES)
+        self.tenants = TenantMetrics(make)
 
     def request_started(self, prompt_tokens: int, cached: int, waited: float) -> None:
         self._prompt_tokens.inc(prompt_tokens)
@@ -134,8 +136,11 @@ class Metrics:
         for seconds, times in gaps.items():
             self._itl.observe(seconds, times)
 
-    def request_ended(self, outcome: str) -> None:
-        self._outcomes.get(outcome, self._outcomes["internal"]).inc()
+    def request_ended(self, outcome: str, tenant: str) -> None:
+        """Counts a request. An outcome that is none of OUTCOMES is a bug, and counts as internal."""
+        known = outcome if outcome in self._outcomes else "internal"
+        self._outcomes[known].inc()
+        self.tenants.request_ended(tenant, known)
         self.totals.ended_requests += 1
 
     def call_denied(self, reason: str) -> None:

@@ -29,7 +29,8 @@ def filled(shows_engines: bool = True) -> Metrics:
     metrics.request_time.observe(0.5)
     metrics.output_tokens.observe(4)
     for outcome in OUTCOMES:
-        metrics.request_ended(outcome)
+        metrics.request_ended(outcome, "ann")
+    metrics.tenants.tokens("ann", prompt=30, cached=16, generated=4)
     return metrics
 
 
