@@ -112,12 +112,10 @@ def with_variables(expression: str) -> str:
 
 
 def test_every_panel_has_data(watched: Watched) -> None:
-    expressions = {
-        with_variables(target["expr"])
-        for path in PLACE.glob("*.json")
-        for panel in json.loads(path.read_text())["panels"]
-        for target in panel.get("targets", ())
-    }
+    pages = [json.loads(path.read_text()) for path in PLACE.glob("*.json")]
+    panels = [target["expr"] for page in pages for panel in page["panels"] for target in panel.get("targets", ())]
+    marks = [annotation["expr"] for page in pages for annotation in page["annotations"]["list"]]
+    expressions = {with_variables(expression) for expression in panels + marks}
     assert len(expressions) > 80
     assert not any("$" in expression for expression in expressions)
     assert without_data(watched.prometheus, sorted(expressions)) == {}
