@@ -23,7 +23,7 @@ from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 from model.settings import ModelSettings
 from rpc.access.certificates import server_credentials
 from rpc.access.door import Door
-from rpc.access.tokens import Tokens
+from rpc.access.tokens import ANYBODY, Tokens
 from rpc.cache_secret import read_secret
 from rpc.engines.fleet import Fleet
 from rpc.engines.host import choose_hosts
@@ -130,6 +130,7 @@ class Server:
         self._frontend, self._metrics, self._fleet = frontend, metrics, fleet
         tokens = None if listen.token_file is None else Tokens(Path(listen.token_file))
         self._door = Door(tokens, metrics.call_denied)
+        metrics.tenants.expect([ANYBODY.tenant] if tokens is None else tokens.tenants)
         self._page = None if listen.page_port is None else make_page(frontend, self._door)
         self._credentials = server_credentials(listen)
         self._health = HealthService(SERVICES, self._frontend.health)

@@ -23,7 +23,10 @@ class ListenSettings:
     metrics_port: int = field(default=9464, metadata={"help": "HTTP port of /metrics; 0 picks a free one."})
     metrics_host: str = field(
         default="127.0.0.1",
-        metadata={"help": "Address of /metrics, for a Prometheus elsewhere: figures without prompts, tenants and TLS."},
+        metadata={
+            "help": "Address of /metrics, for a Prometheus elsewhere: without prompts, with names of tenants, without "
+            "TLS."
+        },
     )
     metrics_aliases: str = field(
         default="none",

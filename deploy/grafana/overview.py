@@ -2,6 +2,7 @@
 
 from deploy.grafana.panels import (
     MODEL,
+    TOKENS_A_SECOND,
     Page,
     Panel,
     Query,
@@ -12,6 +13,7 @@ from deploy.grafana.panels import (
     quantiles,
     rate,
     ratio,
+    some,
     total,
 )
 
@@ -24,12 +26,22 @@ NOW = Row(
         Panel(
             "Engines",
             "Engines that requests can go to.",
-            "none",
+            "short",
             one(of_owners(f"quire_replicas{{{MODEL}}}")),
             now=True,
             width=3,
+            colors=("red", (1, "green")),
+            details="quire-cluster",
         ),
-        Panel("Requests", "Requests that end.", "reqps", one(rate("quire_requests_total")), now=True, width=3),
+        Panel(
+            "Requests",
+            "Requests that end.",
+            "reqps",
+            one(rate("quire_requests_total")),
+            now=True,
+            width=3,
+            details="quire-requests",
+        ),
         Panel(
             "Failed",
             "Share of requests that failed by Quire's fault.",
@@ -37,10 +49,38 @@ NOW = Row(
             one(ratio(rate("quire_requests_total", outcome=FAULTS), rate("quire_requests_total"))),
             now=True,
             width=3,
+            colors=("green", (0.001, "yellow"), (0.01, "red")),
+            details="quire-requests",
         ),
-        Panel("Tokens", "Output, a second.", "none", one(rate("quire_generation_tokens_total")), now=True, width=3),
-        Panel("First token", "95% come sooner, from arrival.", "s", one(quantile(TTFT, 0.95)), now=True, width=3),
-        Panel("Next token", "95% come sooner after the one before.", "s", one(quantile(ITL, 0.95)), now=True, width=3),
+        Panel(
+            "Tokens",
+            "Output, a second.",
+            TOKENS_A_SECOND,
+            one(rate("quire_generation_tokens_total")),
+            now=True,
+            width=3,
+            details="quire-engines",
+        ),
+        Panel(
+            "First token",
+            "95% come sooner, from arrival.",
+            "s",
+            one(quantile(TTFT, 0.95)),
+            now=True,
+            width=3,
+            colors=("green", (1, "yellow"), (2.5, "red")),
+            details="quire-requests",
+        ),
+        Panel(
+            "Next token",
+            "95% come sooner after the one before.",
+            "s",
+            one(quantile(ITL, 0.95)),
+            now=True,
+            width=3,
+            colors=("green", (0.05, "yellow"), (0.1, "red")),
+            details="quire-requests",
+        ),
         Panel(
             "KV in use",
             "Part of the KV pages that is held.",
@@ -48,8 +88,19 @@ NOW = Row(
             one(ratio(total("quire_kv_pages_used"), total("quire_kv_pages"))),
             now=True,
             width=3,
+            colors=("green", (0.8, "yellow"), (0.95, "red")),
+            details="quire-engines",
         ),
-        Panel("Waiting", "Requests in queues.", "none", one(total("quire_num_requests_waiting")), now=True, width=3),
+        Panel(
+            "Waiting",
+            "Requests in queues.",
+            "short",
+            one(total("quire_num_requests_waiting")),
+            now=True,
+            width=3,
+            colors=("green", (10, "yellow")),
+            details="quire-requests",
+        ),
     ),
 )
 
@@ -59,7 +110,7 @@ TRAFFIC = Row(
         Panel(
             "Tokens a second",
             "Prompt tokens of requests that left the queue, those that the prefix cache had, and output tokens.",
-            "none",
+            TOKENS_A_SECOND,
             (
                 Query(rate("quire_prompt_tokens_total"), "prompt {{model_name}}"),
                 Query(rate("quire_prompt_tokens_cached_total"), "of these cached {{model_name}}"),
@@ -68,9 +119,9 @@ TRAFFIC = Row(
         ),
         Panel(
             "Requests by outcome",
-            "How requests end; those that were refused are among them.",
+            "How requests end; those that were refused are among them. Outcomes that none has are left out.",
             "reqps",
-            one(rate("quire_requests_total", "outcome"), "{{outcome}} {{model_name}}"),
+            one(some(rate("quire_requests_total", "outcome")), "{{outcome}} {{model_name}}"),
             stacked=True,
         ),
         Panel(

@@ -10,12 +10,16 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
+    DashboardLinkType,
     DataSourceRef,
     GridPos,
+    Threshold,
     VariableOption,
     VariableRefresh,
     VariableSort,
 )
+
+from deploy.grafana.starts import Starts
 
 MODEL = 'model_name=~"$model_name"'
 OF_MODEL = f"and on (job, instance) quire_build_info{{{MODEL}}}"
@@ -26,7 +30,9 @@ UP = (
 )
 """All that is left of a target that does not answer. Its model is the one that it had; any, where it never said one."""
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+TAG = "quire"  # of each dashboard
 WIDTH = 24  # of Grafana's grid
+TOKENS_A_SECOND = "suffix: tok/s"
 QUANTILES = (0.5, 0.95, 0.99)
 
 
@@ -40,8 +46,15 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """queries over time; `now`: their last values alone, in large. width: of 24. unit: Grafana's name of it. top: of
-    the axis. stacked: lines add up.
+    """Queries over time, or with `now` their last values alone, in large.
+
+    Attributes:
+        unit: Grafana's name of it; after "suffix:" any text.
+        width: Of 24.
+        top: Of the axis.
+        stacked: Lines add up.
+        colors: Of the last value: the first one for all values below the first bound, the others from their bound on.
+        details: The dashboard that shows more, by its name.
     """
 
     title: str
@@ -52,6 +65,8 @@ class Panel:
     width: int = 8
     top: float | None = None
     stacked: bool = False
+    colors: tuple[str | tuple[float, str], ...] = ("text",)
+    details: str = ""
 
     @property
     def height(self) -> int:
@@ -115,6 +130,11 @@ def ratio(part: str, whole: str) -> str:
     return f"{part} / ({whole} > 0)"
 
 
+def some(expr: str) -> str:
+    """Without series that are 0: a legend of 23 outcomes hides the two that there are."""
+    return f"{expr} > 0"
+
+
 def one(expr: str, legend: str = "{{model_name}}") -> tuple[Query, ...]:
     return (Query(expr, legend),)
 
@@ -125,12 +145,14 @@ def build(page: Page) -> builders.Dashboard:
         builders.Dashboard(page.title)
         .uid(page.name)
         .description(page.text)
-        .tags(["quire"])
+        .tags([TAG])
         .timezone("browser")
         .time("now-1h", "now")
         .refresh("30s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .readonly()
+        .link(_other_pages())
+        .annotation(Starts(MODEL, SOURCE))
         .with_variable(builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(_model_variable())
     )
@@ -164,20 +186,32 @@ def _model_variable() -> builders.QueryVariable:
     )
 
 
+def _other_pages() -> builders.DashboardLink:
+    """To all dashboards of Quire, with the models and the time that are shown."""
+    made = builders.DashboardLink("Quire").type(DashboardLinkType.DASHBOARDS).tags([TAG])
+    return made.icon("external link").as_dropdown(False).include_vars(True).keep_time(True)
+
+
 def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
-    made = _stat() if panel.now else _graph(panel)
+    made = _stat(panel) if panel.now else _graph(panel)
     made.title(panel.title).description(panel.text).datasource(SOURCE).unit(panel.unit).min(0)
     if panel.top is not None:
         made.max(panel.top)
     for query, letter in zip(panel.queries, "ABCDEFGH", strict=False):
         target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter)
         made.with_target(target.instant() if panel.now else target.range())
+    if panel.details:
+        url = f"/d/{panel.details}?${{__url_time_range}}&${{__all_variables}}"
+        made.links([builders.DashboardLink("Details").type(DashboardLinkType.LINK).url(url)])
     return made
 
 
-def _stat() -> stat.Panel:
+def _stat(panel: Panel) -> stat.Panel:
     shown = common.ReduceDataOptions().calcs(["lastNotNull"])
-    return stat.Panel().graph_mode(common_models.BigValueGraphMode.NONE).reduce_options(shown)
+    bounds = [color if isinstance(color, tuple) else (None, color) for color in panel.colors]
+    # Grafana's own thresholds would show every value from 80 on in red.
+    steps = builders.ThresholdsConfig().steps([Threshold(value, color) for value, color in bounds])
+    return stat.Panel().graph_mode(common_models.BigValueGraphMode.NONE).reduce_options(shown).thresholds(steps)
 
 
 def _graph(panel: Panel) -> timeseries.Panel:

@@ -1,6 +1,6 @@
 """How long requests take, where their time goes, and whether that is what was promised."""
 
-from deploy.grafana.panels import MODEL, Page, Panel, Query, Row, one, quantiles, rate, total
+from deploy.grafana.panels import MODEL, TOKENS_A_SECOND, Page, Panel, Query, Row, one, quantiles, rate, some, total
 
 BUDGET = 0.01  # of answers may be late, as the alerts have it
 
@@ -75,9 +75,9 @@ SIZES = Row(
         Panel("Output length", "Tokens of a sequence.", "none", quantiles("quire_request_generation_tokens")),
         Panel(
             "Outcomes",
-            "How requests end.",
+            "How requests end. Outcomes that none has are left out.",
             "reqps",
-            one(rate("quire_requests_total", "outcome"), "{{outcome}} {{model_name}}"),
+            one(some(rate("quire_requests_total", "outcome")), "{{outcome}} {{model_name}}"),
             stacked=True,
         ),
         Panel(
@@ -101,9 +101,41 @@ SIZES = Row(
     ),
 )
 
+TENANTS = Row(
+    "Tenants",
+    (
+        Panel(
+            "Requests by tenant",
+            "Requests that end, by whose token they came with; refused ones are among them.",
+            "reqps",
+            one(some(rate("quire_tenant_requests_total", "tenant")), "{{tenant}} {{model_name}}"),
+            stacked=True,
+        ),
+        Panel(
+            "Prompt tokens by tenant",
+            "A second, counted when a request ends, and those that the prefix cache had.",
+            TOKENS_A_SECOND,
+            (
+                Query(some(rate("quire_tenant_prompt_tokens_total", "tenant")), "{{tenant}} {{model_name}}"),
+                Query(
+                    some(rate("quire_tenant_prompt_tokens_cached_total", "tenant")),
+                    "of these cached {{tenant}} {{model_name}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Output tokens by tenant",
+            "A second, counted when a request ends.",
+            TOKENS_A_SECOND,
+            one(some(rate("quire_tenant_generation_tokens_total", "tenant")), "{{tenant}} {{model_name}}"),
+            stacked=True,
+        ),
+    ),
+)
+
 REQUESTS = Page(
     "quire-requests",
     "Quire: requests and promises",
     "How long requests take, where their time goes, and whether that is what was promised.",
-    (PROMISES, TIMES, SIZES),
+    (PROMISES, TIMES, SIZES, TENANTS),
 )

@@ -44,6 +44,11 @@ class Tokens:
         self._hash = partial(_hash, key)
         self._callers = Reloaded([path], lambda: read_callers(path, self._hash))
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose tokens the file has now."""
+        return frozenset(caller.tenant for caller in self._callers.current().values())
+
     def caller(self, metadata: Mapping[str, object]) -> Caller | None:
         """Of a call with this metadata; None where it shows no token of these.
 

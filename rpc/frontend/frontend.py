@@ -27,6 +27,7 @@ from rpc.frontend.replicas import Replica, Replicas
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import RequestStream
 from rpc.frontend.watching import Ending, Watching
+from rpc.observe.exemplars import exemplar_of
 from rpc.observe.metrics import Metrics, Totals
 from scheduler import events
 from scheduler.engine import Sink
@@ -172,12 +173,16 @@ class Frontend:
         """What is true of all engines. Raises RequestFailed where there is none."""
         return self.replicas.info
 
-    def limits(self) -> Limits:
-        """What a request may ask for. Raises RequestFailed, counted, where there is no engine."""
+    def limits(self, tenant: str) -> Limits:
+        """Returns what a request may ask for.
+
+        Raises:
+            RequestFailed: There is no engine. Counted as a request of this tenant.
+        """
         try:
             return self.info.limits
         except RequestFailed as failure:
-            raise self.refused(failure) from None
+            raise self.refused(failure, tenant) from None
 
     async def ask(self, question: events.Question, number: int) -> events.Answer:
         """An operator's question to the engine of this number. Raises RequestFailed where it does not answer."""
@@ -252,16 +257,23 @@ class Frontend:
         too slow if much of it waits. trace: W3C headers of the call. Raises RequestFailed.
         """
         with self.watching.watch(spec, request_id, trace) as ending:
-            async with self._open(spec, request_id, time_remaining, streaming, ending) as live:
+            async with self._open(spec, request_id, time_remaining, streaming, trace, ending) as live:
                 yield live
 
     @asynccontextmanager
     async def _open(
-        self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool, ending: Ending
+        self,
+        spec: Spec,
+        request_id: str,
+        time_remaining: float | None,
+        streaming: bool,
+        trace: Mapping[str, str],
+        ending: Ending,
     ) -> AsyncIterator[Live]:
         live_id = spec.tenant, request_id
         if live_id in self._requests:
-            raise self.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", f"{request_id!r} is being served"))
+            message = f"{request_id!r} is being served"
+            raise self.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", message), spec.tenant)
         self._requests[live_id] = None
         self._idle.clear()
         failure: RequestFailed | None = None
@@ -274,15 +286,15 @@ class Frontend:
                 failure = error if isinstance(error, RequestFailed) else internal()
                 raise
             finally:
-                ending.outcome = self._close(live, failure)
+                ending.outcome = self._close(live, failure, trace)
         finally:
             del self._requests[live_id]
             if not self._requests:
                 self._idle.set()
 
-    def refused(self, failure: RequestFailed) -> RequestFailed:
+    def refused(self, failure: RequestFailed, tenant: str) -> RequestFailed:
         """Counts a request that ended before it was submitted."""
-        self._metrics.request_ended(failure.reason.lower())
+        self._metrics.request_ended(failure.reason.lower(), tenant)
         return failure
 
     def turned_away(
@@ -290,16 +302,16 @@ class Frontend:
     ) -> RequestFailed:
         """Counts and tells a request that cannot even be read."""
         with suppress(RequestFailed), self.watching.watch(Spec("", tenant=tenant), request_id, trace):
-            raise self.refused(failure)
+            raise self.refused(failure, tenant)
         return failure
 
     @contextmanager
-    def counting_cancel(self) -> Iterator[None]:
+    def counting_cancel(self, tenant: str) -> Iterator[None]:
         """Counts a request whose caller leaves before it was submitted."""
         try:
             yield
         except asyncio.CancelledError:
-            self._metrics.request_ended("cancelled")
+            self._metrics.request_ended("cancelled", tenant)
             raise
 
     async def _submit(
@@ -321,7 +333,7 @@ class Frontend:
             try:
                 self._dispatch.submit(live, seconds - spent)
             except RequestFailed as failure:
-                raise self.refused(failure) from None
+                raise self.refused(failure, spec.tenant) from None
         self._image_memory.take(spec.tenant, stream.request.image_bytes)
         return live
 
@@ -334,20 +346,20 @@ class Frontend:
             if size:
                 self._image_memory.check(tenant, size)
         except RequestFailed as failure:
-            raise self.refused(failure) from None
+            raise self.refused(failure, tenant) from None
 
     async def _prepare(self, spec: Spec) -> tuple[RequestStream, list[bytes]]:
         """Tokenizes, validates, reads the output prefix and names the prompt's pages, in a worker thread. Raises
         RequestFailed.
         """
         try:
-            with self.counting_cancel():
+            with self.counting_cancel(spec.tenant):
                 work = Work.IMAGES if spec.images else Work.CHAT if isinstance(spec.prompt, Chat) else Work.TEXT
                 return await self.in_worker(lambda limits: self._make_stream(spec, limits), work, spec.tenant)
         except RequestFailed as failure:
-            raise self.refused(failure) from None
+            raise self.refused(failure, spec.tenant) from None
         except Exception:
-            self.refused(internal())
+            self.refused(internal(), spec.tenant)
             raise
 
     def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
@@ -366,8 +378,17 @@ class Frontend:
         with self._preparing.held(tenant):
             return await self._loop.run_in_executor(self._workers[work], task, limits)
 
-    def _close(self, live: Live, failure: RequestFailed | None) -> str:
-        """The caller is done with the request, served or not; how it ended. failure: what the caller failed with."""
+    def _close(self, live: Live, failure: RequestFailed | None, trace: Mapping[str, str]) -> str:
+        """Takes the request out, served or not.
+
+        Args:
+            live: The request, which its caller is done with.
+            failure: The caller's own failure.
+            trace: W3C headers of the call.
+
+        Returns:
+            The outcome, as the metrics count it.
+        """
         stream = live.stream
         failure = failure or stream.failure
         self._image_memory.give_back(stream.spec.tenant, stream.request.image_bytes)
@@ -384,9 +405,17 @@ class Frontend:
                 self._metrics.decoded(*decoding)
         else:
             outcome = "cancelled"
-        self._metrics.request_ended(outcome)
-        self._metrics.request_time.observe(time.monotonic() - live.started)
+        self._metrics.request_ended(outcome, stream.spec.tenant)
+        self._count_tokens(live)
+        self._metrics.request_time.observe(time.monotonic() - live.started, exemplar_of(trace))
         return outcome
+
+    def _count_tokens(self, live: Live) -> None:
+        """For the bill of its tenant."""
+        stream = live.stream
+        prompt = 0 if live.served is None else len(stream.request.prompt)
+        generated = sum(sequence.new_count for sequence in stream.sequences)
+        self._metrics.tenants.tokens(stream.spec.tenant, prompt, stream.cached_tokens, generated)
 
     def close(self) -> None:
         """Engines are ended from now on: their requests end with them."""

@@ -1,6 +1,7 @@
 """Metrics with the label model_name, as they are made here."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -32,6 +33,11 @@ class Families:
         """One for each value of another label."""
         family = self._keep(name, Counter(name, text, ["model_name", label], registry=None))
         return {value: family.labels(self._model, value) for value in values}
+
+    def labelled(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+        """Returns a function that takes values of these labels and returns their counter, made at its first use."""
+        family = self._keep(name, Counter(name, text, ["model_name", *labels], registry=None))
+        return partial(family.labels, self._model)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(name, text, ["model_name"], registry=None, buckets=buckets)

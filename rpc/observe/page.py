@@ -1,8 +1,10 @@
-"""The page that Prometheus reads: its classic text format, whatever it asks for.
+"""The metrics page over HTTP, for Prometheus: OpenMetrics 1.0 for a reader that accepts it, else the classic text.
 
-OpenMetrics would bring nothing that there is here, and costs names: to a Prometheus 2, which cannot ask for another
-escaping, prometheus_client 0.26 then writes vllm:x as vllm_x (client_python#1177). prometheus_client's own server gives
-a thread to each connection, for as long as it likes: here both have limits, as anybody who reaches the port may come.
+Metric names keep their colon in both. prometheus_client 0.26 alone writes `vllm:x` as `vllm_x` to a Prometheus 2, which
+cannot ask for another escaping (client_python#1177), so the page names the escaping itself.
+
+prometheus_client's own server gives each connection a thread without a limit of number or time. This one has both
+limits, as any client that reaches the port may connect.
 """
 
 import socket
@@ -18,6 +20,7 @@ App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 MOST_READERS = 16  # at once; who is one too many is hung up on
 SECONDS = 10.0  # that a reader may be silent
+OPENMETRICS = "application/openmetrics-text"
 
 
 class _Handler(WSGIRequestHandler):
@@ -62,11 +65,12 @@ def start_page(port: int, registry: CollectorRegistry, host: str = "127.0.0.1") 
 
 
 def page_of(registry: CollectorRegistry) -> App:
-    """As an application of WSGI."""
+    """Makes the WSGI application that shows the registry's metrics."""
     app = make_wsgi_app(registry)
 
     def read(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        environ.pop("HTTP_ACCEPT", None)
-        return app(environ, start)
+        kinds = {part.partition(";")[0].strip().lower() for part in environ.get("HTTP_ACCEPT", "").split(",")}
+        accepted = f"{OPENMETRICS};version=1.0.0;escaping=allow-utf-8" if OPENMETRICS in kinds else ""
+        return app({**environ, "HTTP_ACCEPT": accepted}, start)
 
     return read

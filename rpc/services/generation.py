@@ -59,13 +59,15 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         self, request: pb.BatchGenerateRequest, context: aio.ServicerContext
     ) -> None:
         async with failures_to(context):
-            most = self._frontend.limits().request.batch_requests
+            tenant = self._door.caller(context).tenant
+            most = self._frontend.limits(tenant).request.batch_requests
             if len(request.requests) > most:
                 count = f"{len(request.requests)} entries"
-                raise self._frontend.refused(invalid(InvalidRequest("requests", count, f"at most {most} in one batch")))
+                failure = invalid(InvalidRequest("requests", count, f"at most {most} in one batch"))
+                raise self._frontend.refused(failure, tenant)
             # No more of a batch is in the engine than can run at once, and one of it at the tokenizer: its tail must
             # not fill everybody's queues.
-            places, turn = asyncio.Semaphore(self._frontend.limits().sequences), asyncio.Lock()
+            places, turn = asyncio.Semaphore(self._frontend.limits(tenant).sequences), asyncio.Lock()
             entries = [
                 asyncio.create_task(self._entry(position, entry, places, turn, context))
                 for position, entry in enumerate(request.requests)
@@ -82,16 +84,17 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     async def _accept(self, given: str, context: aio.ServicerContext) -> str:
         """The request's id, from the message, the metadata or minted; sent back in the initial metadata."""
         header = dict(context.invocation_metadata() or ()).get(REQUEST_ID_HEADER, "")
-        request_id = self._request_id(given or (header if isinstance(header, str) else ""))
-        with self._frontend.counting_cancel():
+        tenant = self._door.caller(context).tenant
+        request_id = self._request_id(given or (header if isinstance(header, str) else ""), tenant)
+        with self._frontend.counting_cancel(tenant):
             await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
         return request_id
 
-    def _request_id(self, given: str) -> str:
-        most = self._frontend.limits().request.request_id_bytes
+    def _request_id(self, given: str, tenant: str) -> str:
+        most = self._frontend.limits(tenant).request.request_id_bytes
         if len(given) > most or not VISIBLE.issuperset(given):
             reason = f"must be at most {most} visible ASCII characters"
-            raise self._frontend.refused(invalid(InvalidRequest("request_id", given, reason)))
+            raise self._frontend.refused(invalid(InvalidRequest("request_id", given, reason)), tenant)
         return given or secrets.token_hex(16)
 
     async def _generate(
@@ -124,10 +127,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         turn: asyncio.Lock,
         context: aio.ServicerContext,
     ) -> pb.BatchGenerateResponse:
-        async with self._turn(places):
+        tenant = self._door.caller(context).tenant
+        async with self._turn(places, tenant):
             try:
-                request_id = self._request_id(request.request_id)
-                response = await self._generate(request, request_id, context, self._turn(turn))
+                request_id = self._request_id(request.request_id, tenant)
+                response = await self._generate(request, request_id, context, self._turn(turn, tenant))
             except Exception as error:
                 status = status_of(as_failure(error))
                 entry = pb.EntryError(code=status.code, message=status.message, details=status.details)
@@ -135,9 +139,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             return pb.BatchGenerateResponse(position=position, response=response)
 
     @asynccontextmanager
-    async def _turn(self, place: asyncio.Semaphore | asyncio.Lock) -> AsyncIterator[None]:
+    async def _turn(self, place: asyncio.Semaphore | asyncio.Lock, tenant: str) -> AsyncIterator[None]:
         """Holds the place; an entry that is cancelled while it waits for it is counted."""
-        with self._frontend.counting_cancel():
+        with self._frontend.counting_cancel(tenant):
             await place.acquire()
         try:
             yield

@@ -11,11 +11,11 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import generate_latest
 
 from deploy.grafana.build import PAGES, PLACE, text_of
-from deploy.grafana.panels import UP, WIDTH
+from deploy.grafana.panels import TAG, TOKENS_A_SECOND, UP, WIDTH
 from tests.deploy.files import DEPLOY, read
 from tests.rpc.test_aliases import filled
 
-UNITS = {"none", "s", "bytes", "percentunit", "reqps"}
+UNITS = {"none", "short", "s", "bytes", "percentunit", "reqps", TOKENS_A_SECOND}
 each_dashboard = pytest.mark.parametrize("name", [page.name for page in PAGES])
 
 
@@ -72,6 +72,60 @@ def test_no_panel_has_anothers_number_or_place(name: str) -> None:
         cells = set(itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])))
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+@each_dashboard
+def test_a_large_figure_has_a_unit_and_colors_of_its_own(name: str) -> None:
+    """Without thresholds Grafana shows each value from 80 on in red, whatever it is."""
+    for panel in panels(name):
+        if panel["type"] == "stat":
+            defaults = panel["fieldConfig"]["defaults"]
+            assert defaults["unit"] != "none", panel["title"]
+            first, *others = defaults["thresholds"]["steps"]
+            assert first["value"] is None
+            assert [step["value"] for step in others] == sorted(step["value"] for step in others)
+
+
+def test_figures_turn_red_where_alerts_are_woken() -> None:
+    """Alerts and recording rules have the same bounds, as numbers in their expressions."""
+    rules = (DEPLOY / "prometheus/rules/alerts.yml").read_text() + (
+        DEPLOY / "prometheus/rules/recording.yml"
+    ).read_text()
+    stats = {panel["title"]: panel for panel in panels("quire-overview") if panel["type"] == "stat"}
+    for title, expression in (
+        ("Failed", "quire_requests_failed:ratio_rate5m > {}"),
+        ("First token", 'quire_time_to_first_token_seconds_bucket{{le="{}"}}'),
+        ("Next token", 'quire_inter_token_latency_seconds_bucket{{le="{}"}}'),
+        ("KV in use", "quire_kv_cache_usage:ratio > {}"),
+        ("Waiting", "(quire_num_requests_waiting) > {}"),
+    ):
+        bound = stats[title]["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
+        assert expression.format(bound) in rules, (title, bound)
+    engines = stats["Engines"]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert [(step["value"], step["color"]) for step in engines] == [(None, "red"), (1, "green")]
+
+
+@each_dashboard
+def test_dashboards_lead_to_each_other_with_models_and_time(name: str) -> None:
+    found = dashboard(name)
+    (link,) = found["links"]
+    assert (link["type"], link["tags"], link["keepTime"], link["includeVars"]) == ("dashboards", [TAG], True, True)
+    assert TAG in found["tags"]
+    for panel in panels(name):
+        for one in panel.get("links", ()):
+            match = re.fullmatch(r"/d/(quire-\w+)\?\$\{__url_time_range\}&\$\{__all_variables\}", one["url"])
+            assert match, one["url"]
+            assert match[1] in {page.name for page in PAGES} - {name}
+    assert name != "quire-overview" or any(panel.get("links") for panel in panels(name))
+
+
+@each_dashboard
+def test_starts_of_servers_are_marked(name: str) -> None:
+    (starts,) = dashboard(name)["annotations"]["list"]
+    assert (starts["datasource"]["uid"], starts["enable"], starts["useValueForTime"]) == ("${datasource}", True, True)
+    assert "$model_name" in starts["expr"]
+    labels = set(re.findall(r"{{(\w+)}}", starts["titleFormat"] + starts["textFormat"]))
+    assert labels == {"version", "model_name", "instance"}
 
 
 def test_panels_ask_for_what_there_is_and_leave_nothing_out() -> None:

@@ -94,6 +94,34 @@ def test_engines_are_counted_once_however_many_frontends_see_them(tmp_path: Path
     )  # fmt: skip
 
 
+def test_outcomes_that_no_request_has_are_left_out(tmp_path: Path) -> None:
+    series = {
+        f'quire_requests_total{of("server", "m")[:-1]},outcome="{outcome}"}}': values
+        for outcome, values in (("stop", "0+60x30"), ("length", "0+30x30"), ("deadline", "7x30"), ("internal", "0x30"))
+    }
+    shown = [
+        {"labels": f'{{model_name="m",outcome="{outcome}"}}', "value": value}
+        for outcome, value in (("stop", 1), ("length", 0.5))
+    ]
+    expressions = [*queries("quire-overview", "Requests by outcome"), *queries("quire-requests", "Outcomes")]
+    check(tmp_path, *(looked_at(20, "outcomes", expression, series, shown) for expression in expressions))
+
+
+def test_a_server_s_start_is_marked_with_its_version_and_an_engine_s_is_not(tmp_path: Path) -> None:
+    (starts,) = json.loads((PLACE / "quire-overview.json").read_text())["annotations"]["list"]
+    series = {
+        f"process_start_time_seconds{of('server')}": "1700000000x30",
+        f"process_start_time_seconds{of('engine', job='quire-engines')}": "1700000009x30",
+        f"process_start_time_seconds{of('machine', job='node')}": "1600000000x30",
+        f'{BUILD}{{job="quire",instance="server",model_name="m",version="1.2"}}': "1x30",
+        f'{BUILD}{{job="quire-engines",instance="engine",model_name="m",version="1.2"}}': "1x30",
+        f"quire_replicas{of('server', 'm')}": "1x30",
+    }
+    labels = '{job="quire",instance="server",model_name="m",version="1.2"}'
+    shown = [{"labels": labels, "value": 1700000000000}]
+    check(tmp_path, looked_at(20, "starts", chosen(starts["expr"], "m|n"), series, shown))
+
+
 def test_nothing_is_not_a_number_where_nothing_is_done(tmp_path: Path) -> None:
     text = b"".join(page_of(filled().registry)({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"}, print)).decode()
     series = {

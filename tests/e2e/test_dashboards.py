@@ -25,6 +25,8 @@ pytestmark = needs_prometheus
 RULES = DEPLOY / "prometheus/rules"
 WINDOW = "1m"  # for $__rate_interval: longer than all that happens here
 ENGINE = "rpc.engines.engine_process"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = ("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")
 
 
 @dataclass
@@ -59,6 +61,7 @@ def load(server: RunningServer) -> None:
         prompts = [[chance.randrange(10, 1000) for _ in range(160)] for _ in range(16)]
         for prompt in [*prompts, *prompts[-4:]]:
             tally.stream(stream_request(prompt, 40, sequence_count=2)).done.result(60)
+        list(server.stub(channel).StreamGenerate(stream_request("JULIET:", 5), metadata=(PARENT,), timeout=60))
         running = [tally.stream(stream_request(f"Scene {i}.", 500, seed=i)) for i in range(6)]
         wait_until(lambda: tally.counts["quire_time_to_first_token_seconds_count"] >= 26, "a token of each")
         admin_grpc.AdminServiceStub(admin).DrainReplica(admin_pb.DrainReplicaRequest(replica=0))
@@ -109,12 +112,10 @@ def with_variables(expression: str) -> str:
 
 
 def test_every_panel_has_data(watched: Watched) -> None:
-    expressions = {
-        with_variables(target["expr"])
-        for path in PLACE.glob("*.json")
-        for panel in json.loads(path.read_text())["panels"]
-        for target in panel.get("targets", ())
-    }
+    pages = [json.loads(path.read_text()) for path in PLACE.glob("*.json")]
+    panels = [target["expr"] for page in pages for panel in page["panels"] for target in panel.get("targets", ())]
+    marks = [annotation["expr"] for page in pages for annotation in page["annotations"]["list"]]
+    expressions = {with_variables(expression) for expression in panels + marks}
     assert len(expressions) > 80
     assert not any("$" in expression for expression in expressions)
     assert without_data(watched.prometheus, sorted(expressions)) == {}
@@ -168,3 +169,7 @@ def test_vllms_names_have_their_colon_in_prometheus(watched: Watched) -> None:
     ((labels, value),) = prometheus.query("vllm:cache_config_info")
     pages = sum(pages for _, pages in prometheus.query("quire_kv_pages"))
     assert (labels["block_size"], float(labels["num_gpu_blocks"]), value) == ("16", pages, 1)
+
+
+def test_a_latency_names_the_trace_of_a_request_that_had_it(watched: Watched) -> None:
+    assert watched.prometheus.exemplars("quire_e2e_request_latency_seconds_bucket") == [{"trace_id": TRACE}]

@@ -4,9 +4,11 @@ Engines are stopped (SIGSTOP) where something is counted in the middle: what the
 and both sides must agree to the token.
 """
 
+import itertools
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import grpc
 import psutil
@@ -17,11 +19,13 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.observe.metrics import OUTCOMES
 from tests.support.processes import tree, wait_until
+from tests.support.secrets import write
 from tests.support.server import RunningServer, running_server, stream_request
 from tests.support.tally import COUNTED, DELIVERED, FIRSTS, Running, Tally, ended
 
 ENGINE = "rpc.engines.engine_process"
 LONG = 800
+FLAGS = ("--replicas", "2", "--kv-cache-memory", "64MiB", "--engine-timeout", "60")
 GAUGES = (
     "quire_num_requests_running", "quire_num_requests_waiting", "quire_num_tokens_waiting", "quire_kv_pages_used",
     "quire_kv_pages_shared", "quire_kv_pages_if_copied", "quire_kv_slots_unused", "quire_kv_cache_usage_ratio",
@@ -29,11 +33,43 @@ GAUGES = (
 )  # fmt: skip
 
 
+BY_TENANT = {
+    "quire_tenant_prompt_tokens_total": "quire_prompt_tokens_total",
+    "quire_tenant_prompt_tokens_cached_total": "quire_prompt_tokens_cached_total",
+    "quire_tenant_generation_tokens_total": "quire_generation_tokens_total",
+}
+"""Counters with the label tenant, and their totals."""
+ANN, BOB, OPS = "ann-" + "a" * 20, "bob-" + "b" * 20, "ops-" + "o" * 20
+
+
+class Callers(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Shows these tokens by turns."""
+
+    def __init__(self, *tokens: str) -> None:
+        self._tokens = itertools.cycle(tokens)
+
+    @contextmanager
+    def only(self, token: str) -> Iterator[None]:
+        """Shows this one alone."""
+        before, self._tokens = self._tokens, itertools.cycle([token])
+        try:
+            yield
+        finally:
+            self._tokens = before
+
+    def _intercept(self, go_on: Any, details: Any, request: Any) -> Any:
+        shown = ("authorization", f"Bearer {next(self._tokens)}")
+        return go_on(details._replace(metadata=[*(details.metadata or ()), shown]), request)
+
+    intercept_unary_unary = intercept_unary_stream = _intercept
+
+
 class Rig:
     """A server with two engines that may be silent for long, and its clients."""
 
-    def __init__(self, server: RunningServer, channel: grpc.Channel, admin: grpc.Channel) -> None:
-        self.server, self.tally = server, Tally(server.stub(channel))
+    def __init__(self, server: RunningServer, callers: Callers, channel: grpc.Channel, admin: grpc.Channel) -> None:
+        self.server, self.callers = server, callers
+        self.tally = Tally(server.stub(grpc.intercept_channel(channel, callers)))
         self.admin = admin_grpc.AdminServiceStub(admin)
 
     def streams(self, count: int, seconds: int = 60) -> list[Running]:
@@ -93,19 +129,29 @@ class Rig:
         self.agree((*COUNTED, *map(ended, OUTCOMES)))
         for gauge in GAUGES:
             self.server.wait_for_metric(gauge, 0)
+        self.agree_by_tenant()
+
+    def agree_by_tenant(self) -> None:
+        """Once all have ended: tenants' counts add up to the totals."""
+        now = self.server.metrics()
+        totals = BY_TENANT | {f'quire_tenant_requests_total{{outcome="{one}"': ended(one) for one in OUTCOMES}
+        sums = {part: sum(value for name, value in now.items() if name.startswith(part)) for part in totals}
+        assert sums == {part: now[total] for part, total in totals.items()}
 
     def value(self, name: str) -> float:
         return self.server.metrics()[name]
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    lines = f"ann {ANN}\nbob {BOB}\nops {OPS} operator\n"
+    tokens = write(tmp_path_factory.mktemp("tokens") / "tokens", lines.encode())
     with (
-        running_server("--replicas", "2", "--kv-cache-memory", "64MiB", "--engine-timeout", "60") as server,
+        running_server(*FLAGS, "--token-file", tokens) as server,
         grpc.insecure_channel(server.address) as channel,
         grpc.insecure_channel(server.admin) as admin,
     ):
-        made = Rig(server, channel, admin)
+        made = Rig(server, Callers(ANN, ANN, BOB), channel, grpc.intercept_channel(admin, Callers(OPS)))
         yield made
         made.tally.close()
 
@@ -135,10 +181,11 @@ def test_refusals_of_every_kind(rig: Rig) -> None:
     twice = stream_request("A", LONG)
     twice.request_id = "twice"
     before = rig.value(FIRSTS)
-    first = tally.stream(twice)
-    wait_until(lambda: rig.value(FIRSTS) > before, "its first token")
-    with rig.stopped():
-        tally.stream(twice).done.result(30)
+    with rig.callers.only(BOB):
+        first = tally.stream(twice)
+        wait_until(lambda: rig.value(FIRSTS) > before, "its first token")
+        with rig.stopped():
+            tally.stream(twice).done.result(30)
     tally.generate(other)
     tally.generate(request("A", 3, temperature=-1))
     chat = request("", 3)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,89 @@ def test_the_map_and_the_lists_follow_requests(browser: Browser, server: Running
     browser.wait(lambda: drawn(browser) not in seen, "the end in the map")
     assert browser.text("#ttft") != "-"
     assert browser.run("return Math.max(...rates.map((one) => one.generated))") > 0
+
+
+@contextmanager
+def shown_as(browser: Browser, width: int, scheme: str) -> Iterator[None]:
+    """In a window of this width, on a system that prefers this colour scheme."""
+    sizes = {"width": width, "height": 1250, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
+    preferred = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": preferred})
+    try:
+        yield
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("width", [320, 420, 920, 990, 1280])
+def test_nothing_stands_out_of_its_tile_or_of_the_window(browser: Browser, server: RunningServer, width: int) -> None:
+    with shown_as(browser, width, "dark"):
+        wide = """
+            const sample = { generated: "123,456", prompted: "1,234,567", ttft: "12,345", live: "1,234",
+              waiting: "1,234", cached: "100 %" };
+            for (const [id, text] of Object.entries(sample)) document.getElementById(id).textContent = text;
+            const boxes = document.querySelectorAll("html, .tile, .tile p, .options, .buttons");
+            return [...boxes].filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.outerHTML);
+        """
+        assert browser.run(wide) == []
+
+
+PAINT = """
+const [values, scheme] = arguments, canvas = document.createElement("canvas");
+canvas.className = "chart";
+document.body.append(canvas);
+chart(canvas, [[values, "ttft"]]);
+const drawn = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+canvas.remove();
+const ttft = [1, 3, 5].map((at) => Number.parseInt(styled("ttft").slice(at, at + 2), 16));
+const found = new Set();
+for (let i = 0; i < drawn.length; i += 4) {
+  // The line's colour, the shade below it, and their blends with nothing: not the grey of axes and figures.
+  if (drawn[i + 3] && ttft.every((part, at) => Math.abs(part - drawn[i + at]) < 12)) found.add((i / 4) % canvas.width);
+}
+return [canvas.width, [...found].sort((a, b) => a - b)];
+"""
+
+
+def test_no_line_leads_over_seconds_in_which_nothing_came(browser: Browser, server: RunningServer) -> None:
+    """Of 300 seconds the chart has 100 with values, 100 without, one alone, 49 without, and 50 with."""
+    busy, idle = [0.5, 1.0] * 25, [None] * 50
+    width, painted = browser.run(PAINT, [*busy, *busy, *idle, *idle, 1.0, *idle[1:], *busy])
+    seconds = {round(299 - (width - 2 - x) * 299 / (width - 46)) for x in painted}
+    assert {*range(3, 98), *range(252, 298), 200} <= seconds
+    assert not seconds & {*range(103, 198), *range(203, 248)}, "a line over idle time"
+
+
+def test_colours_follow_the_system(browser: Browser, server: RunningServer) -> None:
+    """Text is readable in both schemes, by WCAG's ratio, and the canvases have the style sheet's colours."""
+    contrasts = """
+        const light = (rgb) => rgb.map((part) => part / 255)
+          .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+          .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+        const parsed = (name) => light([1, 3, 5].map((at) => Number.parseInt(styled(name).slice(at, at + 2), 16)));
+        const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        const pairs = arguments[0].flatMap((name) => ["back", "card"].map((below) => [name, below]));
+        return Object.fromEntries(pairs.map((pair) => [pair.join(" on "), ratio(...pair.map(parsed))]));
+    """
+    lit = "return getComputedStyle(document.body).backgroundColor"
+    maps = dict[str, list[int]]()
+    for scheme, back in (("dark", "rgb(13, 17, 23)"), ("light", "rgb(246, 248, 250)")):
+        with shown_as(browser, 1280, scheme):
+            assert browser.run(lit) == back
+            text = browser.run(contrasts, ["text", "dim", "held", "wrong", "pending"])
+            assert min(text.values()) >= 4.5, text
+            lines = browser.run(contrasts, ["cached", "ttft"])
+            assert min(lines.values()) >= 3, lines
+            browser.run("maps.clear()")
+            states = "map(document.querySelector('.map'), 'o'.repeat(99) + '.', 'o'.repeat(99) + '.')"
+            painted = (
+                f"{states}; const [x] = document.querySelector('.map').getContext('2d').getImageData(2, 2, 1, 1).data"
+            )
+            maps[scheme] = browser.run(f"{painted}; return [x, Number.parseInt(styled('cached').slice(1, 3), 16)]")
+            assert maps[scheme][0] == maps[scheme][1]
+    assert maps["dark"] != maps["light"]
 
 
 def test_stop_frees_the_pages_and_what_was_typed_is_the_operator_s(browser: Browser, server: RunningServer) -> None:

@@ -1,6 +1,7 @@
 """vLLM's names for the same values."""
 
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from rpc.observe.aliases import FINISHED, REASONS, show_aliases
@@ -28,7 +29,8 @@ def filled(shows_engines: bool = True) -> Metrics:
     metrics.request_time.observe(0.5)
     metrics.output_tokens.observe(4)
     for outcome in OUTCOMES:
-        metrics.request_ended(outcome)
+        metrics.request_ended(outcome, "ann")
+    metrics.tenants.tokens("ann", prompt=30, cached=16, generated=4)
     return metrics
 
 
@@ -38,8 +40,10 @@ def page(metrics: Metrics, accept: str = "") -> dict[str, float]:
     headers: dict[str, str] = {}
     asked = environ | ({"HTTP_ACCEPT": accept} if accept else {})
     text = b"".join(page_of(metrics.registry)(asked, lambda status, given: headers.update(given)))
-    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    families = list(text_string_to_metric_families(text.decode()))
+    kind = "application/openmetrics-text; version=1.0.0" if "openmetrics" in accept else "text/plain; version=0.0.4"
+    assert headers["Content-Type"].startswith(kind)
+    parse = openmetrics.text_string_to_metric_families if "openmetrics" in accept else text_string_to_metric_families
+    families = list(parse(text.decode()))
     samples = {}
     for sample in (sample for family in families for sample in family.samples):
         if sample.name.startswith("vllm"):
@@ -58,6 +62,8 @@ def test_names_keep_their_colon_whoever_reads_them(accept: str) -> None:
     samples = page(metrics, accept)
     assert samples["vllm:num_requests_running"] == samples["quire_num_requests_running"] == 3
     assert not any(name.startswith("vllm_") for name in samples)
+    plain = page(metrics)
+    assert [name for name in samples | plain if samples.get(name) != plain.get(name) and "process_" not in name] == []
 
 
 def test_values_are_those_of_the_metrics() -> None:

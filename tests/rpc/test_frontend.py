@@ -13,8 +13,8 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
 from rpc.frontend.stream import FinishReason
 from rpc.services import convert
-from scheduler.events import EndReason
-from scheduler.request import Spec, Stopping
+from scheduler.events import EndReason, Question
+from scheduler.request import Beam, Sampling, Spec, Stopping
 from tests.support.frontends import make_frontend, outputs
 
 
@@ -236,6 +236,30 @@ async def test_reader_that_falls_behind_is_cut_off_but_a_unary_call_is_not(token
         assert unary.stream.failure is None
         assert unary.stream.pending_tokens == 11
     assert frontend.live_requests == 0
+
+
+async def test_a_search_s_result_is_no_backlog(tokenizer: Tokenizer) -> None:
+    """It comes at once, however fast its client reads."""
+    frontend, engine, _ = make_frontend(tokenizer, backlog_tokens=10)
+    async with frontend.open(Spec("a", sampling=Sampling(beam=Beam(2))), "a", None) as live:
+        (attempt,) = engine.submitted()
+        engine.deliver(outputs([(attempt, position, 70) for position in range(11)], starts=[attempt]))
+        engine.deliver(outputs(ends=[(attempt, EndReason.LENGTH)]))
+        assert live.stream.failure is None
+        assert live.stream.ended
+        assert sum(len(delta.token_ids) for delta in live.stream.take()) == 11
+
+
+async def test_a_question_ends_with_its_engine(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    asking = asyncio.create_task(frontend.ask(Question.PAGE_MAP, 0))
+    while not engine.sent:
+        await asyncio.sleep(0)
+    engine.failure = "it was killed"
+    engine.deliver(outputs())
+    with pytest.raises(RequestFailed) as raised:
+        await asking
+    assert (raised.value.code, raised.value.reason) == ("UNAVAILABLE", "ENGINE_FAILED"), "it waited for an answer"
 
 
 async def test_leaving_early_finishes_the_attempt_and_frees_the_id(tokenizer: Tokenizer) -> None:

@@ -7,13 +7,14 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache_manager.cached import LIFETIMES
 from rpc.frontend.errors import failed_end
 from rpc.frontend.stream import FinishReason
-from rpc.observe.metrics import OUTCOMES, Metrics
+from rpc.observe.metrics import ITL, OUTCOMES, PHASES, TTFT, WHOLE, Metrics
 from rpc.observe.page import start_page
 from scheduler.events import End, EndReason, EngineStats
 
@@ -124,6 +125,30 @@ def test_lifetimes_are_a_histogram_as_prometheus_reads_it() -> None:
     buckets = {float(s.labels["le"]): s.value for s in family.samples if s.name.endswith("_bucket")}
     assert list(buckets) == [*map(float, LIFETIMES), float("inf")]
     assert list(buckets.values()) == list(itertools.accumulate(range(CLASSES)))
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds", "lowest"),
+    [
+        ("time_to_first_token", TTFT, 0.001),
+        ("inter_token_latency", ITL, 0.00025),
+        ("request_time_per_output_token", ITL, 0.00025),
+        ("request_queue_time", PHASES, 0.001),
+        ("request_prefill_time", PHASES, 0.001),
+        ("request_decode_time", PHASES, 0.001),
+        ("e2e_request_latency", WHOLE, 0.01),
+    ],
+)
+def test_bounds_of_latencies_fit_small_models_and_leave_no_gap(
+    name: str, bounds: tuple[float, ...], lowest: float
+) -> None:
+    text = generate_latest(Metrics("demo").registry).decode()
+    (family,) = [f for f in text_string_to_metric_families(text) if f.name == f"quire_{name}_seconds"]
+    shown = [float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")]
+    assert shown == [*bounds, float("inf")]
+    assert shown[0] <= lowest
+    assert all(after <= 2.5 * before for before, after in itertools.pairwise(shown) if after <= 10)
+    assert len(shown) <= 32, "each is a series"
 
 
 def test_gauges_of_the_cache_are_the_engines_last() -> None:

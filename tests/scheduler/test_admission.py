@@ -4,7 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduler.admission import Admission, StepCost
+from scheduler.admission import Admission
+from scheduler.costs import MEMORY, StepCost
 from scheduler.queue import Load
 from scheduler.settings import QueueLimits
 
@@ -102,6 +103,26 @@ def test_neither_part_of_a_steps_cost_is_negative(steps):
     assert fixed >= 0.0
     assert each >= 0.0
     assert fixed + each <= longest * (1 + 1e-9)
+
+
+@example([(1, 1.0), (4979, 111.0), (587, 1.0), (1, 2.0)])
+@given(st.lists(st.tuples(st.integers(1, 10_000), seconds), min_size=1, max_size=20))
+def test_a_mean_step_costs_the_mean_time(steps):
+    """The line of least squares goes through the means, also where a part of it would be negative and is not."""
+    cost, weights = StepCost(), [MEMORY**age for age in reversed(range(len(steps)))]
+    for tokens, took in steps:
+        cost.observe(tokens, took)
+    fixed, each = cost.fit()
+    tokens, took = (sum(w * step[i] for w, step in zip(weights, steps, strict=True)) / sum(weights) for i in (0, 1))
+    assert fixed + each * tokens == pytest.approx(took, rel=1e-6)
+
+
+@given(st.integers(1, 10**6), st.lists(seconds, min_size=2, max_size=60))
+def test_times_of_steps_of_one_size_are_noise_and_no_cost_of_a_token(tokens, times):
+    cost = StepCost()
+    for took in times:
+        cost.observe(tokens, took)
+    assert cost.fit()[1] == 0.0
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), seconds), max_size=20), counts, sizes, counts, sizes)

@@ -165,6 +165,28 @@ def test_time_spent_idle_is_not_a_stall(make_rig):
     gate.open()
 
 
+def test_a_step_may_take_as_long_as_all_that_are_in_flight_with_it(make_rig):
+    """With two in flight the younger one waits for the older one, which may be a long prompt."""
+    rig = make_rig(depth=2)
+    expected = {0: 2.0, 1: 0.25}
+    rig.scheduler.expected_seconds = lambda plan: expected.get(plan.step, 0.25)
+    first, second = rig.stop_at("collect", 0), rig.stop_at("collect", 1)
+    rig.engine.start()
+    rig.parked()
+    rig.engine.send(submits(1, max_tokens=9))
+    first.wait_reached()
+    rig.clock.now += 22.4
+    assert rig.engine.overdue() == ""
+    rig.clock.now += 0.2
+    assert "a step has run for 22.6 s, where at most 22.5 s were expected" in rig.engine.overdue()
+    first.open()
+    second.wait_reached()
+    rig.clock.now += 5.1
+    assert "where at most 5.0 s were expected" in rig.engine.overdue(), "of the long one there is nothing any more"
+    second.open()
+    rig.parked()
+
+
 def test_a_step_that_takes_ten_times_as_long_as_such_steps_hangs_but_none_below_three_seconds(make_rig):
     rig = make_rig()
     rig.on_outputs = lambda outputs: setattr(rig.clock, "now", rig.clock.now)

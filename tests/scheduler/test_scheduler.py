@@ -1,6 +1,7 @@
 """The scheduler in the cases that are easiest to get wrong, one at a time. Its laws are in `test_laws`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -296,6 +297,25 @@ def test_an_attempt_whose_output_is_already_complete_ends(emitted, reason):
     assert [pair for one in outputs for pair in pairs(one)] == []
     assert [end for one in outputs for end in reasons(one)] == [(1, reason)]
     assert not scheduler.has_work
+
+
+def test_a_step_behind_another_begins_when_that_one_ends():
+    scheduler = engine(depth=2)
+    first = scheduler.schedule(10.0, [Submit(1, make_request(1, 3, 5))])
+    second = scheduler.schedule(10.25, [])
+    assert scheduler.commit(result_of(first, [7]), 11.0).step_seconds == (1.0,)
+    assert scheduler.commit(result_of(second, [7]), 11.5).step_seconds == (0.5,), "not 1.25: it waited for the first"
+    third = scheduler.schedule(20.0, [])
+    assert scheduler.commit(result_of(third, [7]), 20.125).step_seconds == (0.125,), "nothing ran in between"
+
+
+def test_what_swapping_took_is_no_cost_of_tokens():
+    """Else each page that goes to the host would make waits longer that have nothing to do with it."""
+    scheduler, seen = engine(), list[tuple[int, float]]()
+    scheduler.admission.observe_step = lambda tokens, seconds: seen.append((tokens, seconds))
+    plan = scheduler.schedule(10.0, [Submit(1, make_request(1, 3, 5))])
+    scheduler.commit(replace(result_of(plan, [7]), swap_seconds=0.75), 11.0)
+    assert seen == [(3, 0.25)]
 
 
 def test_results_must_come_in_order():

@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,12 @@ class Prometheus:
             return [({}, float(data["result"][1]))]
         return [(series["metric"], float(series["value"][1])) for series in data["result"]]
 
+    def exemplars(self, name: str) -> list[dict[str, str]]:
+        """Their labels, by bucket and time."""
+        now = time.time()
+        found = self.get("query_exemplars", query=name, start=str(now - 3600), end=str(now + 60))
+        return [exemplar["labels"] for series in found for exemplar in series["exemplars"]]
+
     def names(self) -> set[str]:
         """Of all metrics that it knows."""
         return set(self.get("label/__name__/values"))
@@ -76,7 +83,7 @@ def running_prometheus(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    command = ["prometheus", f"--web.listen-address={address}", "--log.level=warn"]
+    command = ["prometheus", f"--web.listen-address={address}", "--log.level=warn", "--enable-feature=exemplar-storage"]
     command += [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
     with (directory / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:

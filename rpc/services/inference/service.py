@@ -108,7 +108,7 @@ class InferenceService:
     ) -> None:
         async with failures_to(context, within=""):
             # No more of a stream is held than can run at once, nor than fits; what comes after it is not read.
-            room, turn = Room(self._frontend.limits().sequences), asyncio.Lock()
+            room, turn = Room(self._frontend.limits(self._door.caller(context).tenant).sequences), asyncio.Lock()
             async with Writer(context, self._frontend.settings.write_stall) as writer, asyncio.TaskGroup() as group:
 
                 async def send(response: pb.ModelStreamInferResponse) -> None:
@@ -157,7 +157,8 @@ class InferenceService:
 
     def _asked(self, request: pb.ModelInferRequest, context: aio.ServicerContext) -> Asked:
         """Raises RequestFailed, counted."""
-        most, tenant = self._frontend.limits().request.request_id_bytes, self._door.caller(context).tenant
+        tenant = self._door.caller(context).tenant
+        most = self._frontend.limits(tenant).request.request_id_bytes
         try:
             asked = read_request(request, most)
         except RequestFailed as failure:

@@ -4,7 +4,7 @@
 const INTERVAL = 1000; // ms between two looks
 const PATIENCE = 10; // seconds for a look; a prompt may take as long as it takes
 const KEPT = 300; // seconds in a chart
-const COLOURS = { "#": [63, 185, 80], o: [56, 139, 253], ".": [33, 38, 45], "!": [248, 81, 73] };
+const STATES = { "#": "held", o: "cached", ".": "free", "!": "wrong" }; // of pages, by their colors in page.css
 const LOWEST = 3, HIGHEST = 14, MAP_HEIGHT = 240; // pixels: of a page's square, and of a map
 const at = (id) => document.getElementById(id);
 let token = ""; // in memory alone: who loads the page again gives it again
@@ -107,8 +107,8 @@ function show(state) {
   at("waiting").textContent = count(load.tenants.reduce((sum, one) => sum + one.waiting_count, 0));
   const prompts = Number(load.prompt_tokens_total);
   at("cached").textContent = prompts ? `${Math.round((100 * Number(load.cached_prompt_tokens_total)) / prompts)} %` : "-";
-  chart(at("throughput"), [[rates.map((one) => one.prompt), "#388bfd"], [rates.map((one) => one.generated), "#3fb950"]]);
-  chart(at("waits"), [[rates.map((one) => (one.ttft === null ? null : one.ttft * 1000)), "#d2a8ff"]]);
+  chart(at("throughput"), [[rates.map((one) => one.prompt), "cached"], [rates.map((one) => one.generated), "held"]]);
+  chart(at("waits"), [[rates.map((one) => (one.ttft === null ? null : one.ttft * 1000)), "ttft"]]);
   engines(load.replicas);
   rows(at("tenants"), load.tenants.map((one) => [one.tenant, count(one.request_count), count(one.waiting_count), count(one.tokens)]));
   const { requests, total_count } = state.requests;
@@ -157,6 +157,9 @@ function engines(replicas) {
 
 // Charts and maps
 
+// A variable of page.css, which has other values in a light theme.
+const styled = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
 function prepared(canvas, height) {
   const scale = window.devicePixelRatio || 1, width = canvas.clientWidth;
   if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
@@ -176,8 +179,8 @@ function chart(canvas, lines) {
   const x = (back) => width - 2 - (back * (width - left - 2)) / (KEPT - 1);
   const y = (value) => bottom - (value / most) * (bottom - top);
   drawing.font = "11px system-ui, sans-serif";
-  drawing.fillStyle = "#8b949e";
-  drawing.strokeStyle = "#272e38";
+  drawing.fillStyle = styled("dim");
+  drawing.strokeStyle = styled("line");
   drawing.textAlign = "right";
   for (const value of [0, most / 2, most]) {
     drawing.fillText(count(value), left - 8, y(value) + 4);
@@ -190,24 +193,43 @@ function chart(canvas, lines) {
   drawing.textAlign = "left";
   drawing.fillText(`${KEPT / 60} min ago`, left, height - 2);
   for (const [values, colour] of lines) {
-    drawing.strokeStyle = drawing.fillStyle = colour;
-    drawing.lineWidth = 1.5;
-    drawing.beginPath();
-    let began = null, last = 0;
-    values.forEach((value, i) => {
-      if (value === null) return;
-      last = x(values.length - 1 - i);
-      began === null ? drawing.moveTo((began = last), y(value)) : drawing.lineTo(last, y(value));
-    });
-    if (began === null) continue;
-    drawing.stroke();
-    drawing.lineTo(last, bottom);
-    drawing.lineTo(began, bottom);
-    drawing.globalAlpha = 0.15;
-    drawing.fill();
-    drawing.globalAlpha = 1;
-    drawing.lineWidth = 1;
+    drawing.strokeStyle = drawing.fillStyle = styled(colour);
+    for (const [start, end] of stretches(values)) {
+      const points = values.slice(start, end).map((value, i) => [x(values.length - 1 - start - i), y(value)]);
+      trace(drawing, points, bottom);
+    }
   }
+}
+
+// Where values are, as [start, end) of each stretch without a null: no line leads over seconds in which nothing came.
+function stretches(values) {
+  const found = [];
+  values.forEach((value, i) => {
+    if (value === null) return;
+    if (i && values[i - 1] !== null) found[found.length - 1][1] = i + 1;
+    else found.push([i, i + 1]);
+  });
+  return found;
+}
+
+// A line over a shaded area; a second alone is a dot.
+function trace(drawing, points, bottom) {
+  const [[began], [ended, last]] = [points[0], points[points.length - 1]];
+  drawing.beginPath();
+  if (points.length === 1) {
+    drawing.arc(ended, last, 1.5, 0, 2 * Math.PI);
+    drawing.fill();
+    return;
+  }
+  for (const point of points) drawing.lineTo(...point);
+  drawing.lineWidth = 1.5;
+  drawing.stroke();
+  drawing.lineWidth = 1;
+  drawing.lineTo(ended, bottom);
+  drawing.lineTo(began, bottom);
+  drawing.globalAlpha = 0.15;
+  drawing.fill();
+  drawing.globalAlpha = 1;
 }
 
 // The next of 1, 2, 5, 10 ...
@@ -241,7 +263,7 @@ function showPages(engine, { states, page_size }, canvas, counts) {
   maps.set(engine.number, states);
 }
 
-// A square for each page, or for several where there are too many. What has changed since the last look is brighter.
+// A square for each page, or for several where there are too many. What has changed since the last look stands out.
 function map(canvas, states, before) {
   const width = canvas.clientWidth;
   const fits = (size) => Math.ceil(states.length / Math.floor(width / size)) * size <= MAP_HEIGHT;
@@ -253,13 +275,15 @@ function map(canvas, states, before) {
   const height = Math.ceil(cells / columns) * size;
   canvas.style.height = `${height}px`;
   const [drawing] = prepared(canvas, height);
-  const gap = size > 5 ? 2 : 1;
+  const gap = size > 5 ? 2 : 1, changed = Number(styled("changed"));
+  const parts = (name) => styled(name).match(/[0-9a-f]{2}/g).map((part) => Number.parseInt(part, 16));
+  const colours = Object.fromEntries(Object.entries(STATES).map(([state, name]) => [state, parts(name)]));
   for (let cell = 0; cell < cells; cell++) {
     const pages = states.slice(cell * each, (cell + 1) * each), old = before.slice(cell * each, (cell + 1) * each);
     const colour = [0, 0, 0];
-    for (const state of pages) COLOURS[state].forEach((part, i) => (colour[i] += part / pages.length));
-    const light = pages === old ? 0 : 70;
-    drawing.fillStyle = `rgb(${colour.map((part) => Math.min(255, Math.round(part + light))).join(" ")})`;
+    for (const state of pages) colours[state].forEach((part, i) => (colour[i] += part / pages.length));
+    const shift = pages === old ? 0 : changed;
+    drawing.fillStyle = `rgb(${colour.map((part) => Math.min(255, Math.max(0, Math.round(part + shift)))).join(" ")})`;
     drawing.fillRect((cell % columns) * size, Math.floor(cell / columns) * size, size - gap, size - gap);
   }
 }
