@@ -19,6 +19,7 @@ _ENGINE = {
     "InvalidRequest": "scheduler.request",
     "LLM": "rpc.offline",
     "Output": "scheduler.request",
+    "PromptsFailed": "rpc.offline",
     "RequestFailed": "rpc.frontend.errors",
     "Sampling": "scheduler.request",
     "Stopping": "scheduler.request",
@@ -34,8 +35,15 @@ def __getattr__(name: str) -> Any:
         return version("quire")
     if name in _CLIENTS:
         check_packages("rpc")  # a client needs no other, and works beside a user's `model.py`
-        return getattr(import_module(_CLIENTS[name]), name)
+        return _load(_CLIENTS[name], name)
     if name in _ENGINE:
         check_packages(*PACKAGES)
-        return getattr(import_module(_ENGINE[name]), name)
+        return _load(_ENGINE[name], name)
     raise AttributeError(f"module 'quire' has no attribute {name!r}")
+
+
+def _load(home: str, name: str) -> Any:
+    try:
+        return getattr(import_module(home), name)
+    except AttributeError as error:  # `from quire import LLM` would hide it: "cannot import name 'LLM'"
+        raise ImportError(f"{home} cannot be imported: {error}", name=home) from error
