@@ -18,7 +18,7 @@ REQUEST_KEYWORDS = {
     "bad_words": "Sampling(bad_words=...)",
     "beam": "Sampling(beam=Beam(...))",
     "beam_width": "Sampling(beam=Beam(width=...))",
-    "best_of": "Sampling(sequence_count=...), or Sampling(beam=Beam(...))",
+    "best_of": NOT_HERE,
     "detokenize": "Output(text=...)",
     "extra_args": NOT_HERE,
     "frequency_penalty": "Sampling(frequency_penalty=...)",
