@@ -80,7 +80,7 @@ release-api: setup-dev ## Take the API as it is for the one that clients have: `
 check-proto: setup-dev # The committed protobuf code and API reference are what the .proto files give
 	@rm -rf build/pb && mkdir -p build/pb
 	@$(call protoc,build/pb,build/pb/inference)
-	@diff -rq -x __pycache__ -x __init__.py build/pb/quire rpc/pb/quire && cmp build/pb/inference.binpb $(INFERENCE).binpb \
+	@diff -rq -x __pycache__ -x __init__.py -x __main__.py -x packages.py build/pb/quire rpc/pb/quire && cmp build/pb/inference.binpb $(INFERENCE).binpb \
 		&& cmp build/pb/inference.pyi $(INFERENCE).pyi || { echo "generated code is stale: run make proto"; exit 1; }
 	@$(DESCRIBE) && $(BIN)/python docs/make_api.py build/api.binpb | diff - docs/api.md || { echo "docs/api.md is stale: run make api-docs"; exit 1; }
 

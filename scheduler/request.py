@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cache_manager.page_names import DEFAULT_TENANT, ImageSpan, Scope
 from scheduler.controls import Adjustments, Controls
+from scheduler.keywords import explain_fields
 from scheduler.limits import Limits, ModelDefaults
 
 CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -39,6 +40,11 @@ def _require(allowed: object, name: str, value: object, reason: str) -> None:
         raise InvalidRequest(name, value, reason)
 
 
+def _require_several(name: str, values: object, form: str) -> None:
+    """Refuses a single text, which would be read as its characters, and what has no order."""
+    _require(isinstance(values, Sequence) and not isinstance(values, str), name, values, f"must be several: {form}")
+
+
 @dataclass(frozen=True, slots=True)
 class Beam:
     """Beam search in place of sampling. width: hypotheses that go on at once. length_penalty: exponent of the length in
@@ -54,6 +60,7 @@ class Beam:
         _require(-10 <= p <= 10, "sampling.beam_search.length_penalty", p, "must be in [-10, 10]")
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn; None is the model's default. temperature 0 is greedy; top_k 0 is off.
@@ -93,12 +100,16 @@ class Sampling:
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
             _require(value is None or -2.0 <= value <= 2.0, f"sampling.{name}", value, "must be in [-2, 2], 0 is off")
+        _require_several("sampling.logit_bias", self.logit_bias, "((5, -1.0), ...), pairs of token id and bias")
         for token, bias in self.logit_bias:
             _require(-100.0 <= bias <= 100.0, f"sampling.logit_bias[{token}]", bias, "must be in [-100, 100]")
+        _require_several("sampling.allowed_token_ids", self.allowed_token_ids, "(5, ...)")
+        _require_several("sampling.bad_words", self.bad_words, "('word', ...)")
         for i, word in enumerate(self.bad_words):
             _require(word.strip() != "", f"sampling.bad_words[{i}]", word, "must not be empty")
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
 class Stopping:
     """When a sequence ends. max_tokens None: what context and pool allow. min_tokens: before there are so many, nothing
@@ -118,10 +129,13 @@ class Stopping:
         least = self.min_tokens
         _require(least >= 0, "stopping.min_tokens", least, "must be at least 0")
         _require(n is None or least <= n, "stopping.min_tokens", least, f"must be at most max_tokens, which is {n}")
+        _require_several("stopping.stop_token_ids", self.stop_token_ids, "(5, ...)")
+        _require_several("stopping.stop", self.stop, "('text', ...)")
         for i, text in enumerate(self.stop):
             _require(text != "", f"stopping.stop[{i}]", text, "must not be empty")
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
 class Output:
     """What comes back. top_logprobs: alternatives at each position; more than 0 implies logprobs. prompt_logprobs: of

@@ -85,9 +85,10 @@ def image_digest(pixels: NDArray[np.uint8], salt: str = "") -> bytes:
     """32 bytes that name these pixels in this shape, whatever file they came in. Two images whose pixels are the same
     bytes in another shape have different ones (CVE-2025-46722 was a hash without the shape).
 
-    salt: of the request, at most 64 ASCII characters: what is kept of an image is shared under the same one alone.
+    salt: of the request. What is kept of an image is shared under the same one alone.
     """
-    digest = hashlib.blake2b(digest_size=32, person=b"quire image", key=salt.encode())
+    key = hashlib.blake2b(salt.encode()).digest()  # a key has at most 64 bytes, a tenant and a salt have more
+    digest = hashlib.blake2b(digest_size=32, person=b"quire image", key=key)
     digest.update(f"{pixels.dtype.str} {pixels.shape} ".encode())
     digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()

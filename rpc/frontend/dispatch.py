@@ -10,12 +10,12 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rpc.frontend.errors import RequestFailed, internal
-from rpc.frontend.found import Found, FoundReader
+from rpc.frontend.found import FoundReader
 from rpc.frontend.live import Arrivals, Live
 from rpc.frontend.output import Finish, FinishReason, StepTokens
 from rpc.frontend.pacing import Pacer
@@ -203,8 +203,7 @@ class Dispatch:
 
     def forget(self, live: Live) -> None:
         """No more of its output is wanted."""
-        if live.reading is not None:
-            live.reading.cancel()
+        self._found.forget(live)
         self._take_off(live)
         self._gone(live)
 
@@ -317,11 +316,10 @@ class Dispatch:
             if live is not None:
                 with self._contained(live):
                     live.stream.accept_prompt(part)
-        searches = self._accept_all(StepTokens.of(outputs), now) if len(outputs.attempts) else {}
+        if len(outputs.attempts):
+            self._accept_all(StepTokens.of(outputs), now)
         replica.failing = replica.failing or any(end.reason is events.EndReason.ENGINE_FAILED for end in outputs.ends)
-        lost = [live for end in outputs.ends if (live := self._ended(end, searches)) is not None]
-        for live, found in searches.items():
-            self._found.read(live, found, now)
+        lost = [live for end in outputs.ends if (live := self._ended(end)) is not None]
         if lost:
             self.engine_lost(replica, lost, rows)
         if self._suspects.running is not None and self._suspects.has_passed():
@@ -346,10 +344,8 @@ class Dispatch:
             live.stream.cached_tokens = start.cached
             self._metrics.request_started(len(live.stream.request.prompt), start.cached, queued)
 
-    def _ended(self, end: events.End, searches: Mapping[Live, Found]) -> Live | None:
-        """Returns the request where it has to go on elsewhere. searches: those whose output is still to be read, before
-        their ends.
-        """
+    def _ended(self, end: events.End) -> Live | None:
+        """Returns the request where it has to go on elsewhere."""
         live = self._live.get(end.attempt)
         if live is None:
             return None
@@ -358,8 +354,7 @@ class Dispatch:
             self._left(end.attempt)
         if end.reason is events.EndReason.ENGINE_FAILED and not live.stream.ended:
             return live
-        if live in searches:
-            searches[live].ends.append(end)
+        if self._found.keeps(live, end):
             return None
         with self._contained(live):
             live.stream.end(end)
@@ -387,22 +382,22 @@ class Dispatch:
         log.exception("the output of request %s cannot be read", live.request_id)
         self.cut_off(live, internal())
 
-    def _accept_all(self, step: StepTokens, now: float) -> dict[Live, Found]:
-        """Takes the tokens of all requests but beam searches, which it returns."""
-        arrivals, searches = Arrivals(now), dict[Live, Found]()
+    def _accept_all(self, step: StepTokens, now: float) -> None:
+        arrivals, searches = Arrivals(now), dict[Live, list[int]]()
         for i, attempt in enumerate(step.attempts):
             live = self._live.get(attempt)
             if live is None:
                 continue
             if live.stream.request.beam is not None:
-                searches.setdefault(live, Found(step)).places.append(i)
+                searches.setdefault(live, []).append(i)
                 continue
             try:
                 self._accept(live, step, i, arrivals)
             except Exception:
                 self._unreadable(live)
         self._observe(arrivals)
-        return searches
+        for live, places in searches.items():
+            self._found.read(live, step, places, now)
 
     def _observe(self, arrivals: Arrivals) -> None:
         self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps, arrivals.prefills)

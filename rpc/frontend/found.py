@@ -18,11 +18,13 @@ class Found:
         step: Tokens of the step that ended the search, others' among them.
         places: Where those of the search stand in it, in order.
         ends: Of its sequences, which count once all tokens are read.
+        task: Reads it.
     """
 
     step: StepTokens
-    places: list[int] = field(default_factory=list)
+    places: list[int]
     ends: list[End] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
 
 
 class FoundReader:
@@ -39,21 +41,37 @@ class FoundReader:
         what a result raised.
         """
         self._pacer, self._arrived, self._ended, self._unreadable = pacer, arrived, ended, unreadable
+        self._unread: dict[Live, Found] = {}
 
-    def read(self, live: Live, found: Found, now: float) -> None:
-        """Starts a task, `live.reading`; to be cancelled where the result is no longer wanted."""
-        live.reading = asyncio.get_running_loop().create_task(self._read(live, found, now))
+    def read(self, live: Live, step: StepTokens, places: list[int], now: float) -> None:
+        """Starts to read; the search has no result that is still being read."""
+        found = self._unread[live] = Found(step, places)
+        found.task = asyncio.get_running_loop().create_task(self._read(live, found, now))
+
+    def keeps(self, live: Live, end: End) -> bool:
+        """Whether the end waits for a result that is being read."""
+        if live in self._unread:
+            self._unread[live].ends.append(end)
+        return live in self._unread
+
+    def forget(self, live: Live) -> None:
+        """Its result, if it has one, is not wanted any more."""
+        found = self._unread.pop(live, None)
+        if found is not None and found.task is not None:
+            found.task.cancel()
 
     async def _read(self, live: Live, found: Found, now: float) -> None:
         try:
             await self._pacer.run(self._accept(live, found, now))
+            del self._unread[live]
             for end in found.ends:
                 live.stream.end(end)
         except Exception:
-            live.reading = None  # this task, which ends by itself
+            self._unread.pop(live, None)
             self._unreadable(live)
             return
-        self._ended(live)
+        if live.stream.ended:
+            self._ended(live)
 
     def _accept(self, live: Live, found: Found, now: float) -> Work[None]:
         arrivals = Arrivals(now)

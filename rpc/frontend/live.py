@@ -35,8 +35,6 @@ class Live:
     first_tokens: dict[int, float] = field(default_factory=dict)
     last_tokens: dict[int, float] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
-    reading: asyncio.Task[None] | None = None
-    """Reads what a beam search found, which comes at once and may be large."""
     _news: bool = False
     _wanted: int = 1  # tokens that wake the reader
     _reader: asyncio.Future[None] | None = None

@@ -4,7 +4,7 @@ Knows nothing of threads, time or gRPC. Tokens past a stop string are neither se
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from model.inputs.detokenizer import Detokenizer
@@ -14,7 +14,7 @@ from scheduler.events import Logprobs, StepOutputs
 from scheduler.request import Request, Spec
 
 
-class FinishReason(Enum):
+class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORTED = "aborted"
@@ -28,6 +28,9 @@ class Finish:
     reason: FinishReason
     stop_token_id: int | None = None
     stop_string: str | None = None
+
+    def __str__(self) -> str:
+        return self.reason.value
 
 
 class TokenLogprob(NamedTuple):

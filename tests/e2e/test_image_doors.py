@@ -122,6 +122,10 @@ def test_llm_takes_bytes_and_paths(seen: Seen, folder: Path, answered: list[int]
         (one,) = llm.generate(PROMPTS[0][0], GREEDY, STOPPING, images=[folder / "0.png"])
         assert one.token_ids == seen.expected[0]
         assert one.cached_tokens > 0
+        (same,) = llm.generate(
+            {"prompt": PROMPTS[0][0], "multi_modal_data": {"image": folder / "0.png"}}, GREEDY, STOPPING
+        )
+        assert same.token_ids == one.token_ids
         pair = llm.chat(
             [conversation(folder / "1.png"), conversation((folder / "1.png").read_bytes())], GREEDY, STOPPING
         )

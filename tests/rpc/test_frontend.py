@@ -3,7 +3,9 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cache_manager.page_names import Scope
@@ -11,10 +13,13 @@ from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
+from rpc.frontend.prepare import Preparer
 from rpc.frontend.stream import FinishReason
+from rpc.observe.records import RequestRecord
 from rpc.services import convert
-from scheduler.events import EndReason, Question
-from scheduler.request import Beam, Sampling, Spec, Stopping
+from scheduler.events import End, EndReason, Question
+from scheduler.limits import Limits
+from scheduler.request import Beam, Request, Sampling, Spec, Stopping
 from tests.support.frontends import make_frontend, outputs
 
 
@@ -245,6 +250,7 @@ async def test_a_search_s_result_is_no_backlog(tokenizer: Tokenizer) -> None:
         (attempt,) = engine.submitted()
         engine.deliver(outputs([(attempt, position, 70) for position in range(11)], starts=[attempt]))
         engine.deliver(outputs(ends=[(attempt, EndReason.LENGTH)]))
+        await live.wait()
         assert live.stream.failure is None
         assert live.stream.ended
         assert sum(len(delta.token_ids) for delta in live.stream.take()) == 11
@@ -292,6 +298,52 @@ async def test_max_time_ends_with_what_there_is(tokenizer: Tokenizer) -> None:
         assert delta.finish is not None
         assert delta.finish.reason is FinishReason.DEADLINE
     assert engine.finished() == engine.submitted()
+
+
+async def test_preparation_is_taken_off_the_time_of_a_request(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend, _, _ = make_frontend(tokenizer)
+    prepare, submit = Preparer.prepare, frontend._dispatch.submit
+    spent, given = list[float](), list[float]()
+
+    def slow(self: Preparer, spec: Spec, limits: Limits) -> Request:
+        began = time.monotonic()
+        made = prepare(self, spec, limits)
+        spent.append(time.monotonic() - began)
+        return made
+
+    def spy(live: Live, seconds: float) -> None:
+        given.append(seconds)
+        submit(live, seconds)
+
+    monkeypatch.setattr(Preparer, "prepare", slow)
+    monkeypatch.setattr(frontend._dispatch, "submit", spy)
+    for asked, most in ((5.0, 5.0), (None, frontend.settings.request_time)):
+        async with frontend.open(Spec("cat", max_time=asked), "a", None):
+            assert given.pop() <= most - spent.pop()
+
+
+async def test_the_first_token_of_a_request_is_that_of_its_first_sequence_to_have_one(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    records = list[RequestRecord]()
+    frontend.watching.watchers.append(records.append)
+    spec = Spec("cat", sampling=Sampling(temperature=1.0, sequence_count=2))
+    async with frontend.open(spec, "a", None) as live:
+        (attempt,) = engine.submitted()
+        for position, index in ((0, 1), (1, 1), (0, 0)):
+            step = outputs([(attempt, position, 70)])
+            engine.deliver(replace(step, indices=np.array([index], np.int32)))
+        ends = (End(attempt, EndReason.LENGTH, more=True), End(attempt, EndReason.LENGTH, index=1))
+        engine.deliver(replace(outputs(), ends=ends))
+        assert live.stream.ended
+        second, first = live.first_tokens[0], live.first_tokens[1]
+    (record,) = records
+    assert first < live.last_tokens[1] < second
+    assert record.moments is not None
+    assert record.moments.first is not None
+    assert record.moments.last is not None
+    assert record.moments.last - record.moments.first == pytest.approx(second - first, abs=1e-9)
 
 
 async def test_health_is_progress(tokenizer: Tokenizer) -> None:

@@ -92,3 +92,19 @@ async def test_no_tenant_has_more_than_half_of_the_memory_of_images(tokenizer: T
     with pytest.raises(RequestFailed, match="at most 384 bytes"):
         async with frontend.open(replace(spec(3), tenant="ann"), "c", None):
             pass
+
+
+async def test_what_is_kept_of_an_image_is_shared_within_a_tenant_and_salt_alone(tokenizer: Tokenizer) -> None:
+    """Its digest names pages of KV and encoded features: a hit would tell that somebody else sent the same picture."""
+    frontend, engine = seeing(tokenizer, [])
+    scopes = [("ann", ""), ("bob", ""), ("ann", "s"), ("ann", "t"), ("ann", "s" * 64), ("a" * 64, "s" * 64)]
+    digests = {}
+    for tenant, salt in [*scopes, *scopes]:
+        engine.sent.clear()
+        async with frontend.open(replace(spec(1), tenant=tenant, cache_salt=salt), "a", None):
+            event = engine.sent[0]
+            assert isinstance(event, Submit)
+            (image,) = event.request.images
+            assert digests.setdefault((tenant, salt), image.digest) == image.digest
+            assert event.request.scope.images == (image.span,)
+    assert len(set(digests.values())) == len(scopes)

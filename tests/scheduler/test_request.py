@@ -304,3 +304,14 @@ def test_an_output_prefix_is_checked_like_the_prompt(prefix):
 def test_an_output_prefix_takes_nothing_from_what_the_output_may_be():
     request = resolved(Spec("x", output_prefix=(7,) * 59), prompt=(1, 2, 3, 4, 5))
     assert request.max_tokens == 59
+
+
+# Ends that have to wait for min_tokens
+
+
+def test_no_end_token_is_drawn_before_min_tokens():
+    adjustments = resolved(Spec("x", stopping=Stopping(min_tokens=4, stop_token_ids=(7, 9)))).controls.adjustments
+    assert (adjustments.not_yet, adjustments.min_tokens) == ((2, 3, 7, 9), 4)
+    without = resolved(Spec("x", stopping=Stopping(min_tokens=4, ignore_eos=True))).controls.adjustments
+    assert (without.not_yet, without.min_tokens) == ((), 0)
+    assert resolved(Spec("x")).controls.adjustments.not_yet == ()

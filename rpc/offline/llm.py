@@ -1,0 +1,298 @@
+"""`LLM`: a model and its engine in the caller's process."""
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from cache_manager.settings import CacheSettings
+from model.settings import ModelSettings
+from rpc.assembly import assemble
+from rpc.frontend.errors import RequestFailed, invalid
+from rpc.frontend.output import StepTokens
+from rpc.frontend.prepare import load_preparer
+from rpc.frontend.stream import RequestStream
+from rpc.offline.forks import ORIGIN
+from rpc.offline.keywords import CHAT_KEYWORDS, CONSTRUCTOR_KEYWORDS, GENERATE_KEYWORDS
+from rpc.offline.progress import Advance, progress_bar
+from rpc.offline.prompts import (
+    Given,
+    Images,
+    Prompt,
+    is_one_conversation,
+    is_one_prompt,
+    read_conversation,
+    read_prompt,
+)
+from rpc.offline.results import Completion, PromptsFailed, completion_of
+from rpc.offline.tokenizer import TextTokenizer
+from rpc.settings import EngineConfig
+from scheduler.events import Finish as FinishAttempt
+from scheduler.events import StepOutputs, Submit
+from scheduler.keywords import explain_keywords
+from scheduler.request import InvalidRequest, Output, Sampling, Spec, Stopping
+from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
+
+T = TypeVar("T", Sampling, Stopping, Output)
+Reader = Callable[[], Given]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, its KV pool and its engine. Close it, or use it as a context manager.
+
+    Does not survive `fork`: what is called in a child raises RuntimeError.
+
+    Args:
+        model: A directory, a hub name, or "demo".
+        kv_cache_memory: Bytes of the KV pool; None takes half of the free memory.
+
+    Raises:
+        CheckpointError, ValueError: For a model or a value that cannot be served.
+        TypeError: For an unknown argument; one of vLLM's is named with what to write here.
+    """
+
+    @explain_keywords("LLM()", CONSTRUCTOR_KEYWORDS)
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        page_size: int = 16,
+        kv_cache_memory: int | None = None,
+        max_batched_tokens: int = 512,
+        max_sequences: int = 256,
+        prefix_cache: bool = True,
+        kv_cache_dtype: str = "auto",
+        host_cache_memory: int | None = None,
+        recompute: bool = False,
+        quantization: str | None = None,
+        backend: str = "auto",
+        tensor_parallel: int = 1,
+    ) -> None:
+        ORIGIN.claim()
+        config = EngineConfig(
+            model=ModelSettings(
+                model,
+                None,
+                dtype,
+                device,
+                page_size,
+                kv_cache_memory,
+                kv_cache_dtype=kv_cache_dtype,
+                host_cache_memory=host_cache_memory,
+                quantization=quantization,
+                backend=backend,
+                tensor_parallel=tensor_parallel,
+            ),
+            scheduler=SchedulerSettings(max_batched_tokens, max_sequences, recompute=recompute),
+            queue=NO_QUEUE_LIMITS,
+            cache=CacheSettings(prefix_cache),
+        )
+        parts = assemble(config)
+        self._preparer = load_preparer(config.model)
+        self._outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
+        self._attempts = itertools.count(1)
+        self._engine = parts.engine(self._outputs.put)
+        self._one_at_a_time = threading.Lock()
+        self._closed = False
+        self._engine.start()
+
+    @explain_keywords("LLM.generate()", GENERATE_KEYWORDS)
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        stopping: Stopping | Sequence[Stopping] | None = None,
+        output: Output | Sequence[Output] | None = None,
+        images: Images | Sequence[Images] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+    ) -> list[Completion]:
+        """Runs the prompts together; results stand in their order. Other threads' calls wait.
+
+        All prompts are checked before any is run, as vLLM does while it adds them: a job of hours does not end with
+        the first typing mistake, and one error names all bad prompts. If a prompt fails while it runs, the others run
+        to their end, and the error has their results.
+
+        Args:
+            prompts: One prompt or a list. A prompt is text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}
+                with "multi_modal_data": {"image": file or files} and "cache_salt".
+            sampling: For all prompts, or a list with one for each; stopping and output too.
+            images: PNG or JPEG files, as bytes or paths: a list for each prompt, or one for the only prompt.
+            use_tqdm: Shows a progress bar on standard error. None shows one if that is a terminal.
+
+        Raises:
+            RequestFailed: For the only prompt, if it is not in a list.
+            PromptsFailed: For prompts of a list: which ones, why, and the others' results.
+            OSError, ValueError: For the only prompt's image files.
+            ValueError: For a list of another length than that of the prompts.
+            RuntimeError: After `close`, or in a process that was forked.
+        """
+        one = is_one_prompt(prompts)
+        listed: list[Any] = [prompts] if one else list(prompts)
+        files: list[Any] = [images or ()] if one else [()] * len(listed) if images is None else list(images)
+        if len(files) != len(listed):
+            raise ValueError(f"{len(files)} lists of images for {len(listed)} prompts")
+        readers = [lambda p=p, f=f: read_prompt(p, f) for p, f in zip(listed, files, strict=True)]
+        return self._run("prompts", one, readers, sampling, stopping, output, use_tqdm)
+
+    @explain_keywords("LLM.chat()", CHAT_KEYWORDS)
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        stopping: Stopping | Sequence[Stopping] | None = None,
+        output: Output | Sequence[Output] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+    ) -> list[Completion]:
+        """Generates the next message of each conversation; else as `generate`.
+
+        Args:
+            conversations: One or a list. A conversation is a list of {"role": ..., "content": ...}. A content is a text
+                or a list of {"type": "text", "text": ...} and {"type": "image", "image": bytes or path}.
+            template_arguments: For the model's chat template.
+        """
+        listed, arguments = list[Any](conversations), template_arguments or {}
+        one = is_one_conversation(listed)
+        listed = [listed] if one else listed
+        readers = [lambda c=c: read_conversation(c, arguments) for c in listed]
+        return self._run("conversations", one, readers, sampling, stopping, output, use_tqdm)
+
+    def get_tokenizer(self) -> TextTokenizer:
+        """The model's tokenizer: `encode` and `decode`."""
+        return TextTokenizer(self._preparer.tokenizer)
+
+    def _run(
+        self,
+        kind: str,
+        one: bool,
+        readers: Sequence[Reader],
+        sampling: Sampling | Sequence[Sampling] | None,
+        stopping: Stopping | Sequence[Stopping] | None,
+        output: Output | Sequence[Output] | None,
+        use_tqdm: bool | None,
+    ) -> list[Completion]:
+        """kind: of what the readers read, for errors. one: it stands in no list."""
+        ORIGIN.check()  # before the lock, which another thread may have held at the fork
+        count = len(readers)
+        asked = zip(
+            readers,
+            _for_each(sampling, Sampling, "sampling", count),
+            _for_each(stopping, Stopping, "stopping", count),
+            _for_each(output, Output, "output", count),
+            strict=True,
+        )
+        with self._one_at_a_time:
+            if self._closed:
+                raise RuntimeError("this LLM is closed")
+            streams, failures = list[RequestStream](), dict[int, Exception]()
+            for place, (read, how, until, what) in enumerate(asked):
+                try:
+                    streams.append(self._stream(read, how, until, what))
+                except (RequestFailed, OSError, ValueError) as failure:
+                    failures[place] = failure
+            if failures:
+                raise failures[0] if one else PromptsFailed(kind, count, failures, {})
+            with progress_bar(count, use_tqdm) as advance:
+                self._generate(streams, advance)
+        return _results(kind, one, streams)
+
+    def _stream(self, read: Reader, sampling: Sampling, stopping: Stopping, output: Output) -> RequestStream:
+        """Raises RequestFailed; OSError, ValueError for an image file."""
+        try:
+            given = read()
+            spec = Spec(
+                given.prompt,
+                given.images,
+                sampling=sampling,
+                stopping=stopping,
+                output=output,
+                cache_salt=given.cache_salt,
+            )
+        except InvalidRequest as error:
+            raise invalid(error) from None
+        return RequestStream(spec, self._preparer.prepare(spec, self._engine.info.limits), self._preparer.tokenizer)
+
+    def _generate(self, streams: Sequence[RequestStream], advance: Advance) -> None:
+        """Runs requests until all have ended."""
+        running = {next(self._attempts): stream for stream in streams}
+        self._engine.send([Submit(attempt, stream.request) for attempt, stream in running.items()])
+        try:
+            while running:
+                new = self._take(self._outputs.get(), running)
+                advance(len(streams) - len(running), new)
+        finally:
+            self._engine.send([FinishAttempt(attempt) for attempt in running])
+
+    def _take(self, outputs: StepOutputs, running: dict[int, RequestStream]) -> int:
+        """Gives a step's outputs to their requests and drops those that ended. Returns how many tokens there are."""
+        for start in outputs.starts:
+            if start.attempt in running:
+                running[start.attempt].cached_tokens = start.cached
+        for part in outputs.prompt_parts:
+            if part.attempt in running:
+                running[part.attempt].accept_prompt(part)
+        step = StepTokens.of(outputs)
+        for i, attempt in enumerate(step.attempts):
+            stream = running.get(attempt)
+            if stream is not None and stream.accept(step, i):
+                self._engine.send([FinishAttempt(attempt, step.indices[i])])
+                if stream.ended:
+                    del running[attempt]
+        for end in outputs.ends:
+            stream = running.get(end.attempt)
+            if stream is not None:
+                stream.end(end)
+                if stream.ended:
+                    del running[end.attempt]
+        return len(step.attempts)
+
+    def close(self) -> None:
+        """Stops the engine, after a call that is running. A second call does nothing, nor does one after a fork."""
+        if ORIGIN.is_forked:  # the engine's thread and the template's process are the parent's
+            return
+        with self._one_at_a_time:
+            self._closed = True
+            self._engine.stop()
+            self._preparer.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _for_each(value: T | Sequence[T] | None, kind: type[T], name: str, count: int) -> list[T]:
+    """A setting for each of `count` prompts. Raises TypeError, ValueError."""
+    if value is None or isinstance(value, kind):
+        return [kind() if value is None else value] * count
+    values: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+    for one in values:
+        if not isinstance(one, kind):
+            found, wanted = type(one).__name__, kind.__name__
+            raise TypeError(f"{name} is a {found}, must be a {wanted} or a list with one for each prompt")
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} {kind.__name__} for {count} prompts")
+    return values
+
+
+def _results(kind: str, one: bool, streams: Sequence[RequestStream]) -> list[Completion]:
+    """Raises the failure of the only prompt, or PromptsFailed with what the others brought."""
+    completions, failures = dict[int, Completion](), dict[int, Exception]()
+    for place, stream in enumerate(streams):
+        try:
+            completions[place] = completion_of(stream)
+        except RequestFailed as failure:
+            failures[place] = failure
+    if failures:
+        raise failures[0] if one else PromptsFailed(kind, len(streams), failures, completions)
+    return list(completions.values())

@@ -1,0 +1,134 @@
+"""Reads what a caller of `LLM` passes: prompts in all their forms, conversations, images.
+
+A value that is no prompt is refused with its field. The values of a prompt are checked where a `Request` is made of it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from os import PathLike
+from typing import Any
+
+from rpc.image_files import ImageFile, read_image
+from scheduler.request import Chat, ChatMessage, ImageHere, InvalidRequest
+
+PromptDict = Mapping[str, Any]
+Prompt = str | Sequence[int] | PromptDict
+Images = Sequence[ImageFile]
+
+KEYS = ("prompt", "prompt_token_ids", "multi_modal_data", "cache_salt")
+FORMS = "must be text, token ids, {'prompt': ...} or {'prompt_token_ids': ...}"
+MESSAGE_KEYS = ("role", "content", "name")  # no template is given the name, as at the gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A prompt as `Spec` has it."""
+
+    prompt: str | tuple[int, ...] | Chat
+    images: tuple[bytes, ...] = ()
+    cache_salt: str = ""
+
+
+def is_one_prompt(prompts: object) -> bool:
+    """Whether these are a single prompt: text, a dict or token ids that stand in no other list."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(p, Integral) for p in prompts)
+
+
+def is_one_conversation(conversations: Sequence[Any]) -> bool:
+    return len(conversations) > 0 and isinstance(conversations[0], Mapping)
+
+
+def read_prompt(prompt: object, images: object = ()) -> Given:
+    """Reads one prompt. Raises InvalidRequest; OSError, ValueError for an image file that cannot be read.
+
+    Args:
+        prompt: Text, token ids, or a dict as vLLM has it.
+        images: Files of its images; a dict may have them instead.
+    """
+    salt = ""
+    if isinstance(prompt, Mapping):
+        unknown = [key for key in prompt if key not in KEYS and prompt[key] is not None]
+        if unknown:
+            raise InvalidRequest(f"prompt[{unknown[0]!r}]", prompt[unknown[0]], f"a prompt has {', '.join(KEYS)} alone")
+        salt = prompt.get("cache_salt") or ""
+        images = images or _images_of(prompt.get("multi_modal_data") or {})
+        texts = [prompt[key] for key in KEYS[:2] if prompt.get(key) is not None]
+        if len(texts) != 1:
+            raise InvalidRequest("prompt", list(prompt), "must have either 'prompt' or 'prompt_token_ids'")
+        prompt = texts[0]
+    return Given(_text_or_ids(prompt), tuple(map(read_image, _image_files(images))), salt)
+
+
+def _text_or_ids(prompt: object) -> str | tuple[int, ...]:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Iterable) and not isinstance(prompt, bytes):
+        ids = tuple(prompt)
+        wrong = next((i for i, token in enumerate(ids) if not isinstance(token, Integral)), None)
+        if wrong is not None:
+            raise InvalidRequest(f"token_ids[{wrong}]", ids[wrong], "must be a token id")
+        return tuple(map(int, ids))
+    raise InvalidRequest("prompt", prompt, FORMS)
+
+
+def _images_of(data: object) -> object:
+    """Images of vLLM's `multi_modal_data`: one, or a list."""
+    if not isinstance(data, Mapping) or any(key != "image" for key in data):
+        raise InvalidRequest("multi_modal_data", data, "must be {'image': ...}: Quire reads text and images")
+    images = data.get("image", ())
+    return images if isinstance(images, list | tuple) else (images,)
+
+
+def _image_files(images: object) -> list[ImageFile]:
+    files = []
+    for i, image in enumerate(images if isinstance(images, Iterable) else (images,)):
+        if not isinstance(image, bytes | str | PathLike):
+            kind = type(image).__name__
+            raise InvalidRequest(f"images[{i}]", kind, "must be the bytes of a PNG or JPEG file, or its path")
+        files.append(image)
+    return files
+
+
+def read_conversation(messages: object, template_arguments: Mapping[str, Any]) -> Given:
+    """Reads one conversation. Raises as `read_prompt`.
+
+    Args:
+        messages: {"role": ..., "content": ...} each. A content is a text or a list of {"type": "text", "text": ...}
+            and {"type": "image", "image": bytes or path}.
+        template_arguments: For the model's chat template.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise InvalidRequest("chat.messages", messages, "must be a list of {'role': ..., 'content': ...}")
+    images = list[object]()
+    read = tuple(_message(f"chat.messages[{i}]", message, images) for i, message in enumerate(messages))
+    arguments = tuple((name, json.dumps(value)) for name, value in template_arguments.items())
+    return Given(Chat(read, arguments), tuple(map(read_image, _image_files(images))))
+
+
+def _message(name: str, message: object, images: list[object]) -> ChatMessage:
+    """Its images go to `images`."""
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(name, message, "must be {'role': ..., 'content': ...}")
+    for key in message:
+        if key not in MESSAGE_KEYS and message[key] is not None:
+            raise InvalidRequest(f"{name}.{key}", message[key], f"a message has {', '.join(MESSAGE_KEYS)} alone")
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        content = tuple(_part(f"{name}.content[{i}]", part, images) for i, part in enumerate(content))
+    return ChatMessage(message.get("role", ""), content)  # type: ignore[arg-type]  # `Chat` refuses what is no content
+
+
+def _part(name: str, part: object, images: list[object]) -> str | ImageHere:
+    kind = part.get("type") if isinstance(part, Mapping) else part
+    if isinstance(part, Mapping) and kind == "image" and "image" in part:
+        images.append(part["image"])
+        return ImageHere()
+    if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise InvalidRequest(
+        name, kind, "must be {'type': 'text', 'text': ...} or {'type': 'image', 'image': bytes or path of the file}"
+    )

@@ -1,0 +1,116 @@
+"""Results of prompts that ran in the caller's process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.output import Finish, SequenceOutput, TokenLogprob
+from rpc.frontend.stream import RequestStream
+
+MOST_PLACES = 10  # in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One output.
+
+    Attributes:
+        finish: Why it ended. `str` of it is the reason: "stop", "length" or "aborted".
+        logprobs: By token, if asked for: the chosen token first, then alternatives by rank.
+        score: Sum of the tokens' logprobs; for a beam search over length ^ penalty, by which results are ordered.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish: Finish
+    logprobs: list[list[TokenLogprob]]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Result of one prompt. Text, token ids, finish, logprobs and score are those of the first sequence.
+
+    Attributes:
+        sequences: As many as `Sampling.sequence_count`.
+        prompt: Text of the prompt; None if the caller gave token ids or a conversation.
+        prompt_token_ids: Token ids of the prompt, placeholders of images among them.
+        cached_tokens: Prompt tokens whose KV an earlier prompt left.
+        prompt_logprobs: As logprobs, by token of the prompt; [] for its first token.
+    """
+
+    sequences: tuple[Generated, ...]
+    prompt: str | None
+    prompt_token_ids: list[int]
+    cached_tokens: int
+    prompt_logprobs: list[list[TokenLogprob]]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def text(self) -> str:
+        return self.sequences[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.sequences[0].token_ids
+
+    @property
+    def finish(self) -> Finish:
+        return self.sequences[0].finish
+
+    @property
+    def logprobs(self) -> list[list[TokenLogprob]]:
+        return self.sequences[0].logprobs
+
+    @property
+    def score(self) -> float:
+        return self.sequences[0].score
+
+
+class PromptsFailed(RequestFailed):
+    """Some prompts of a list failed. Code, reason and field are those of the first one.
+
+    Attributes:
+        failures: By a prompt's place in the list, what was wrong with it.
+        completions: Results of the others by place; empty if the check before the run found the failures.
+    """
+
+    def __init__(
+        self, kind: str, count: int, failures: Mapping[int, Exception], completions: Mapping[int, Completion]
+    ) -> None:
+        first = next((f for f in failures.values() if isinstance(f, RequestFailed)), None)
+        shown = [f"{kind}[{place}]: {failure}" for place, failure in list(failures.items())[:MOST_PLACES]]
+        if len(failures) > MOST_PLACES:
+            shown.append(f"and {len(failures) - MOST_PLACES} more, see `failures`")
+        rest = "`completions` has the others" if completions else "none was run"
+        super().__init__(
+            first.code if first else "INVALID_ARGUMENT",
+            first.reason if first else "INVALID_FIELD",
+            f"{len(failures)} of {count} {kind} failed, {rest}: " + "; ".join(shown),
+            first.field if first else "",
+        )
+        self.failures, self.completions = dict(failures), dict(completions)
+
+
+def completion_of(stream: RequestStream) -> Completion:
+    """The result of a request that has ended. Raises RequestFailed."""
+    if stream.failure is not None:
+        raise stream.failure
+    asked = stream.spec.prompt
+    return Completion(
+        tuple(_generated(sequence) for sequence in stream.sequences),
+        asked if isinstance(asked, str) else None,
+        stream.request.prompt.tolist(),
+        stream.cached_tokens,
+        stream.prompt_logprobs,
+    )
+
+
+def _generated(sequence: SequenceOutput) -> Generated:
+    if sequence.finish is None:
+        raise RequestFailed("INTERNAL", "NOT_ENDED", "the engine sent no end")
+    delta = sequence.take()
+    return Generated(delta.text, delta.token_ids, sequence.finish, delta.logprobs, sequence.score)

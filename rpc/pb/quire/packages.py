@@ -1,0 +1,36 @@
+"""Checks that Quire's top-level packages are the ones that Python finds.
+
+Their names are common ones. A `model.py` beside a user's script comes before Quire's `model` on Python's path.
+"""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = {"cache_manager": "allocator.py", "scheduler": "slices.py", "model": "kv_pool.py", "rpc": "assembly.py"}
+"""A file of each, by which it is told from another package of the same name."""
+
+
+def check_packages(*names: str) -> None:
+    """Raises ImportError, which names the file, if another module stands where a package of Quire should."""
+    for name in names:
+        place = _place_of(name)
+        if place is not None and not (place / PACKAGES[name]).is_file():
+            raise ImportError(
+                f"{place} hides Quire's package {name!r}: Python looks there first. Rename it, move the script "
+                "elsewhere, or, if the script does not import it, run `python -P`, which does not look beside scripts",
+                name=name,
+                path=str(place),
+            )
+
+
+def _place_of(name: str) -> Path | None:
+    """The package's folder, or the file of what is no package; None if nothing is found."""
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__spec__ is None:  # made by hand
+        return Path(getattr(loaded, "__file__", None) or name)
+    spec = find_spec(name)
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    return Path(folders[0] if folders else spec.origin or name)

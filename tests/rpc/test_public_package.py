@@ -1,0 +1,93 @@
+"""`quire`, the public package: what it exports, and what it says where another module hides a package of Quire."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import quire
+
+from tests.support.server import clean_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(directory: Path, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], cwd=directory, capture_output=True, text=True, timeout=60,
+        env=clean_environment() | environment,
+    )  # fmt: skip
+
+
+def run_script(directory: Path, text: str) -> subprocess.CompletedProcess[str]:
+    script = directory / "script.py"
+    script.write_text(text)
+    return run(directory, sys.executable, script)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("model.py", "LLM"),
+        ("model/__init__.py", "LLM"),
+        ("scheduler.py", "Sampling"),
+        ("cache_manager.py", "InvalidRequest"),
+        ("rpc.py", "RequestFailed"),
+        ("rpc.py", "Client"),
+    ],
+)
+def test_a_module_that_hides_a_package_is_named(file: str, name: str, tmp_path: Path) -> None:
+    hiding = tmp_path / file
+    hiding.parent.mkdir(exist_ok=True)
+    hiding.write_text("print('imported')")
+    done = run_script(tmp_path, f"from quire import {name}")
+    shown = hiding.parent if hiding.name == "__init__.py" else hiding
+    package = file.split("/")[0].removesuffix(".py")
+    assert f"ImportError: {shown} hides Quire's package '{package}'" in done.stderr
+    assert "Rename it" in done.stderr
+    assert "imported" not in done.stdout, "a user's module runs only where the user imports it"
+
+
+def test_a_module_that_was_imported_before_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("weights = 1")
+    done = run_script(tmp_path, "import model\nimport quire\nquire.LLM")
+    assert f"ImportError: {tmp_path / 'model.py'} hides" in done.stderr
+    done = run_script(
+        tmp_path, "import sys, types\nsys.modules['rpc'] = types.ModuleType('rpc')\nfrom quire import Stopping"
+    )
+    assert "ImportError: " in done.stderr
+    assert "hides Quire's package" in done.stderr
+
+
+def test_messages_and_clients_need_no_engine(tmp_path: Path) -> None:
+    """A program that uses a server may have a `model.py`."""
+    (tmp_path / "model.py").write_text("weights = 1")
+    done = run_script(
+        tmp_path,
+        "import model, quire.v1.generation_service_pb2, sys\nfrom quire import AsyncClient, Client\n"
+        "assert model.weights == 1 and 'torch' not in sys.modules",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["-m", "quire"], [Path(sys.executable).with_name("quire")]])
+def test_the_command_names_it_in_one_line(command: list[str | Path], tmp_path: Path) -> None:
+    found = run(tmp_path, sys.executable, *command, "--version")
+    assert (found.returncode, found.stdout) == (0, f"quire {quire.__version__}\n"), found.stderr
+    (tmp_path / "rpc.py").write_text("")
+    hidden = run(tmp_path, sys.executable, *command, "--version", PYTHONPATH=str(tmp_path))
+    assert hidden.returncode == 1
+    assert hidden.stderr.startswith(f"quire: {tmp_path / 'rpc.py'} hides Quire's package 'rpc'")
+    assert hidden.stderr.count("\n") == 1
+
+
+def test_all_that_is_exported_is_there() -> None:
+    for name in quire.__all__:
+        assert getattr(quire, name) is not None
+    assert quire.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        getattr(quire, "Nothing")  # noqa: B009
+    with pytest.raises(ValueError, match="temperature") as refused:
+        quire.Sampling(temperature=9)
+    assert isinstance(refused.value, quire.InvalidRequest)
