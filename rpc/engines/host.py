@@ -17,6 +17,9 @@ NVIDIA = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Windows' subsystem for it
 class EngineHost(Protocol):
     """Runs one engine at a time."""
 
+    async def prepare(self) -> None:
+        """Loads the libraries that an engine in this process needs. Due once, before the first `launch`."""
+
     async def launch(self, sink: Sink) -> EngineClient:
         """Starts an engine; returns once it takes requests. Raises EngineStartError, CheckpointError, ValueError."""
 
