@@ -11,6 +11,7 @@ from model.architectures.registry import load_model
 from model.config import ModelConfig, read_config, read_defaults
 from model.errors import CheckpointError
 from model.fields import Fields, read_json
+from model.footprint import weight_bytes
 from model.inputs.tokenizer import Tokenizer
 from model.rope import frequencies, read_rope
 from scheduler.limits import ModelDefaults
@@ -228,6 +229,83 @@ def test_numbers_that_mean_nothing(tmp_path: Path, key: str, value: float) -> No
     assert key in refusal(write(tmp_path, CLASSIC | {key: value}))
 
 
+COUNTS = [
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**63, 2**64, 10**400, -(2**63)])
+@pytest.mark.parametrize("key", COUNTS)
+def test_counts_are_bounded_before_anything_is_made_of_them(tmp_path: Path, key: str, value: int) -> None:
+    """A loop over 2^31 heads or layers would not end; what does not fit 64 bits raised OverflowError."""
+    message = refusal(write(tmp_path, CLASSIC | {"num_key_value_heads": 1} | {key: value}))
+    assert key in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e-320, 1e300, -1e300])
+@pytest.mark.parametrize("key", ["rope_theta", "rms_norm_eps", "partial_rotary_factor"])
+def test_numbers_whose_quotients_are_none(tmp_path: Path, key: str, value: float) -> None:
+    assert key in refusal(write(tmp_path, CLASSIC | {key: value}))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"type": "yarn", "factor": 1e-320},
+        {"type": "yarn", "factor": 4.0, "beta_fast": 1e-320},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10**400},
+        {"type": "linear", "factor": 10**400},
+        {"type": "longrope", "short_factor": [10**400] * 64},
+        {"type": "longrope", "short_factor": [float("inf")] * 64},
+        {"type": "longrope", "short_factor": [True] * 64},
+        {"type": "longrope", "short_factor": [[1.0]] * 64},
+    ],
+)
+def test_extreme_ropes(tmp_path: Path, rope: dict[str, Any]) -> None:
+    refusal(write(tmp_path, CLASSIC | {"rope_scaling": rope}))
+
+
+def test_longrope_that_was_trained_for_one_token(tmp_path: Path) -> None:
+    """The logarithm of 1 divides nothing."""
+    rope = {"type": "longrope", "short_factor": [1.0] * 64, "original_max_position_embeddings": 1}
+    assert read_model(write(tmp_path, CLASSIC | {"rope_scaling": rope})).context == 1
+
+
+def test_tables_of_positions_have_a_bound(tmp_path: Path) -> None:
+    """Each number is allowed, their product would take 12 GiB."""
+    changes = {"max_position_embeddings": 2**22, "head_dim": 4096, "num_attention_heads": 1, "num_key_value_heads": 1}
+    with pytest.raises(CheckpointError, match="max_position_embeddings"):
+        read_model(write(tmp_path, CLASSIC | changes))
+
+
+def test_models_of_too_many_parts_are_refused_before_their_weights_are_looked_at(tmp_path: Path) -> None:
+    """Each number is allowed; a million experts took minutes and gigabytes, without a tensor in any file."""
+    changes = {"architectures": ["MixtralForCausalLM"], "num_hidden_layers": 1024, "num_local_experts": 1024}
+    config = read_config(write(tmp_path, CLASSIC | changes | {"hidden_size": 64, "intermediate_size": 64}))
+    with pytest.raises(CheckpointError, match="more than 100000 tensors"):
+        weight_bytes(config, "float32")
+
+
+@pytest.mark.parametrize("layers", [["0"], [[]], 7, [-1], [10**400]])
+def test_layers_without_experts(tmp_path: Path, layers: object) -> None:
+    changes = {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": layers, "num_experts": 8}
+    assert "mlp_only_layers" in refusal(write(tmp_path, CLASSIC | changes))
+
+
+@pytest.mark.parametrize("key", ["dtype", "rope_scaling", "layer_types", "hidden_act", "eos_token_id"])
+@pytest.mark.parametrize("value", ["x" * 3_000_000, ["x" * 1_000_000] * 3, {"x" * 3_000_000: [["y"]]}])
+def test_long_values_are_cut(tmp_path: Path, key: str, value: object) -> None:
+    changes = {"architectures": ["MinistralForCausalLM"], key: value, "rope_parameters": {"rope_type": value}}
+    message = refusal(write(tmp_path, CLASSIC | changes))
+    assert len(message) < 1000
+
+
+def test_too_many_end_tokens(tmp_path: Path) -> None:
+    assert "'eos_token_id' has 257 ids, may have 256" in refusal(write(tmp_path, CLASSIC | {"eos_token_id": [1] * 257}))
+
+
 def test_end_token_that_is_no_token(tmp_path: Path) -> None:
     """Ids that do not fit an int32 would raise in the scheduler, which ends the engine at the first request."""
     assert "eos_token_id" in refusal(write(tmp_path, CLASSIC | {"eos_token_id": 2**31}))
@@ -365,6 +443,14 @@ def test_generation_defaults(tmp_path: Path, generation: dict[str, Any], expecte
         ({"top_k": 1.5}, "top_k"),
         ({"min_p": 2.0}, "min_p"),
         ({"do_sample": "no"}, "do_sample"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 10**400}, "top_p"),
+        ({"top_p": float("inf")}, "top_p"),
+        ({"min_p": -(10**400)}, "min_p"),
+        ({"top_k": 2**64}, "top_k"),
+        ({"repetition_penalty": 10**400}, "repetition_penalty"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty"),
+        ({"eos_token_id": 2**64}, "eos_token_id"),
         ({"eos_token_id": "7"}, "eos_token_id"),
         ([], "JSON"),
     ],
