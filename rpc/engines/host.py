@@ -1,6 +1,8 @@
 """What a server knows of the place where its engine runs."""
 
+import os
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +14,7 @@ from rpc.settings import ServerSettings
 from scheduler.engine import Sink
 
 NVIDIA = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Windows' subsystem for it
+DEVICES = Path("/dev")
 
 
 class EngineHost(Protocol):
@@ -38,6 +41,11 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
             config = replace(config, engines_here=1)  # until the driver knows its node
         cluster = RayCluster(engine, most * settings.model.tensor_parallel, settings.observe.log_format)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
+    if most > 1 and _may_use_cuda(settings.model.device) and (gpus := visible_gpus()) > 1:
+        raise ValueError(
+            f"{settings.replicas_flag} is {most}: without --ray all engines would share the first of {gpus} GPUs. Give "
+            "--ray, which places each on a GPU of its own, name one GPU in CUDA_VISIBLE_DEVICES, or take --device cpu"
+        )
     shared = settings.sharing.address is not None
     if most > 1 and engine.engine == "thread":
         raise ValueError(f"--max-replicas is {most}: only one engine fits in a thread of the server's process")
@@ -59,3 +67,15 @@ def _chooses_process(settings: ServerSettings) -> bool:
 def _may_use_cuda(device: str) -> bool:
     """Asked without torch, which a frontend does not import."""
     return device == "cuda" or (device == "auto" and any(Path(node).exists() for node in NVIDIA))
+
+
+def visible_gpus() -> int:
+    """NVIDIA GPUs that an engine's process sees; counted without torch."""
+    nodes = len(list(DEVICES.glob("nvidia[0-9]*")))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return nodes
+    # CUDA stops reading at the first entry that is no device.
+    return min(
+        nodes, len(list(takewhile(lambda one: one and not one.startswith("-"), map(str.strip, named.split(",")))))
+    )
