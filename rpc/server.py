@@ -204,7 +204,10 @@ class Server:
     async def drain(self) -> None:
         """Health says NOT_SERVING, running requests end, new ones are refused."""
         self._frontend.draining = True
-        log.info("draining: %d requests are live", self._frontend.live_requests)
+        live = self._frontend.live_requests
+        log.info(
+            "draining: %d requests are live%s", live, ", SIGTERM or Ctrl-C once more cuts them off" if live else ""
+        )
         waits = [asyncio.create_task(wait) for wait in (self._frontend.wait_idle(), self._hurry.wait())]
         await asyncio.wait(waits, timeout=self._frontend.settings.drain, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

@@ -76,6 +76,5 @@ def visible_gpus() -> int:
     if named is None:
         return nodes
     # CUDA stops reading at the first entry that is no device.
-    return min(
-        nodes, len(list(takewhile(lambda one: one and not one.startswith("-"), map(str.strip, named.split(",")))))
-    )
+    listed = takewhile(lambda one: one and not one.startswith("-"), (one.strip() for one in named.split(",")))
+    return min(nodes, len(list(listed)))

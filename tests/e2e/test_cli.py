@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,10 @@ def quire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 def test_version_and_help_import_no_torch() -> None:
     assert quire("--version").stdout.startswith("quire 0.")
-    for command in ([], ["serve"], ["generate"], ["estimate"]):
+    for command in ([], ["serve"], ["generate"], ["estimate"], ["admin", "cancel"]):
         script = (
             "import sys; from rpc.cli.main import app\n"
-            f"try: app({[*command, '--help']!r})\n"
+            f"try: app({[*command, '-h']!r})\n"
             "except SystemExit as end: assert end.code == 0\n"
             "assert not {'torch', 'grpc', 'ray', 'triton'} & sys.modules.keys(), sys.modules.keys()"
         )
@@ -82,7 +83,11 @@ def test_estimate_needs_no_weights(tmp_path: Path) -> None:
     smaller = estimate("--model", str(tmp_path), "--json", QUIRE_QUANTIZATION="int8")
     assert json.loads(smaller.stdout)["weight_bytes"] == pytest.approx(6.74e9 + 0.13e9, rel=1e-2)
     table = estimate("--model", str(tmp_path), "--kv-cache-memory", "64GiB", "--length", "100")
-    assert "524,288" in table.stdout
+    shown = dict(re.findall(r"│ (\S[^│]*?) +│ +(\S[^│]*?) │", table.stdout))
+    assert shown["Model"] == values["model"] == tmp_path.name
+    assert shown["KV of a token"] == "524,288 bytes, 512.0 KiB"
+    assert shown["Memory for KV"] == "68,719,476,736 bytes, 64.0 GiB"
+    assert "quire-demo" in estimate().stdout
     assert "--length is 40000" in estimate("--model", str(tmp_path), "--length", "40000").stderr
 
 

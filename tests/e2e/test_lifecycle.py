@@ -131,7 +131,7 @@ def test_drain_is_bounded_and_a_second_signal_ends_it() -> None:
             while next(watch).status == health_pb2.HealthCheckResponse.SERVING:
                 pass
             if signals == 2:  # sent once the first was seen: equal signals that are pending count as one
-                server.process.send_signal(signal.SIGTERM)
+                server.process.send_signal(signal.SIGINT)
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 codes = set(pool.map(_end_of, streams))
             assert codes == {grpc.StatusCode.UNAVAILABLE}

@@ -29,6 +29,7 @@ from rpc.observe.metrics import Metrics
 from rpc.server import Server
 from rpc.settings import ListenSettings
 from scheduler.limits import ModelDefaults
+from scheduler.request import Spec
 from scheduler.settings import ImageLimits
 from tests.support.frontends import PuppetEngine
 from tests.support.links import eventually
@@ -45,16 +46,16 @@ class SlowFleet:
     summary = ""
 
     def __init__(self, frontend: Frontend) -> None:
-        self._frontend, self.goes_on, self.asked = frontend, asyncio.Event(), False
+        self.frontend, self.goes_on, self.asked = frontend, asyncio.Event(), False
 
     async def start(self) -> None:
         self.asked = True
-        self._frontend.attach(PuppetEngine(), 0)
+        self.frontend.attach(PuppetEngine(), 0)
         await self.goes_on.wait()
-        self._frontend.attach(PuppetEngine(), 1)
+        self.frontend.attach(PuppetEngine(), 1)
 
     async def stop(self) -> None:
-        self._frontend.close()
+        self.frontend.close()
 
 
 @asynccontextmanager
@@ -150,3 +151,21 @@ async def test_an_address_of_another_machine_is_reported_as_such(tokenizer: Toke
     with pytest.raises(OSError, match=r"^--port 0 on 192\.0\.2\.1 cannot be opened: Cannot assign requested address$"):
         await server.start()
     await server.close()
+
+
+async def test_a_drain_tells_how_to_cut_off_and_a_second_signal_does(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "quire.server")
+    async with started(tokenizer) as (server, fleet):
+        fleet.goes_on.set()
+        await server.start()
+        async with fleet.frontend.open(Spec("cat"), "r", None):
+            server.stop()
+            draining = asyncio.create_task(server.drain())
+            await eventually(lambda: caplog.messages)
+            assert caplog.messages == ["draining: 1 requests are live, SIGTERM or Ctrl-C once more cuts them off"]
+            assert not draining.done()
+            server.stop()
+            await draining
+        assert caplog.messages[1:] == ["cutting off 1 requests that did not end in time"]
