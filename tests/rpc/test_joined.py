@@ -27,6 +27,7 @@ from scheduler.events import EndReason, Finish, Submit
 from scheduler.limits import ModelDefaults
 from scheduler.request import Spec
 from scheduler.settings import RequestLimits
+from tests.support.distance import far_away
 from tests.support.frontends import outputs
 from tests.support.links import MortalEngine, eventually, serving
 
@@ -277,3 +278,10 @@ async def test_a_table_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Pat
         second = TableService(owner.frontend.replicas, owner.address, "", MODEL)
         with pytest.raises(OSError, match="is another server's"):
             await second.open()
+
+
+async def test_a_server_whose_answers_come_late_is_joined(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer, engines=1) as owner, far_away(owner.address, tmp_path, 0.4) as address:
+        owner.address = address
+        async with joined(owner, tokenizer) as guest:
+            assert guest.states() == {0: (1, True)}
