@@ -29,7 +29,7 @@ from scheduler.request import Spec
 from scheduler.settings import RequestLimits
 from tests.support.distance import far_away
 from tests.support.frontends import outputs
-from tests.support.links import MortalEngine, eventually, serving
+from tests.support.links import DEADLINE, MortalEngine, eventually, serving
 
 MODEL = b"m" * 32
 TOKEN = "right"  # noqa: S105 - of these tests
@@ -223,6 +223,20 @@ async def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
         began = loop.time()
         await owner.table.settled()
         assert loop.time() - began >= 0.04, "it waits for them"
+
+
+async def test_a_frontend_that_has_left_holds_up_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each restart of an engine waits in vain for all who were ever there."""
+    monkeypatch.setattr("rpc.link.table.SETTLE_SECONDS", 1e6)
+
+    async with owned(tmp_path, tokenizer, engines=1) as owner:
+        async with joined(owner, tokenizer):
+            await owner.table.settled()
+        owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
+        async with asyncio.timeout(DEADLINE):
+            await owner.table.settled()
 
 
 @pytest.mark.parametrize(
