@@ -8,7 +8,9 @@ TORCH_INDEX ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Runs what follows without the lines that say what is there already; its exit status stays that of what follows.
+NEWS_OF := bash -o pipefail -c '"$$0" "$$@" | grep --line-buffered -v "^Requirement already satisfied"'
 PROTOS := $(shell find proto/quire -name "*.proto")
 DESCRIBE = mkdir -p build && $(BIN)/python -m grpc_tools.protoc -Iproto --include_source_info --include_imports \
 	--descriptor_set_out=build/api.binpb $(wildcard proto/quire/v1/*.proto)
@@ -30,17 +32,17 @@ $(VENV)/bin/python:
 
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	@echo "installing torch (the largest part) ..."
-	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@touch $@
 
 $(VENV)/.quire: pyproject.toml $(VENV)/.torch
 	@echo "installing Quire and what it needs ..."
-	$(PIP) -e .
+	@$(NEWS_OF) $(PIP) -e .
 	@touch $@
 
 $(VENV)/.quire-dev: pyproject.toml $(VENV)/.torch
 	@echo "installing Quire, what it needs and the test tools ..."
-	$(PIP) -e '.[dev]'
+	@$(NEWS_OF) $(PIP) -e '.[dev]'
 	@touch $(VENV)/.quire $@
 
 serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")

@@ -1,4 +1,4 @@
-"""The life of a server process: load, open ports, serve, drain on SIGTERM, exit 0."""
+"""The life of a server process: open ports, load, serve, drain on SIGTERM, exit 0."""
 
 import asyncio
 import logging
@@ -44,6 +44,7 @@ from rpc.observe.settings import ObserveSettings
 from rpc.observe.targets import TargetsFile
 from rpc.observe.tracing import open_traces
 from rpc.paths import inputs_digest, model_directory
+from rpc.ports import bracketed, check_free, open_port
 from rpc.private_files import read_token
 from rpc.services.admin import AdminService
 from rpc.services.generation import GenerationService
@@ -71,6 +72,7 @@ SERVICES = (
 )
 
 
+LOOPBACK = "127.0.0.1"
 PAGE_LIBRARIES = ("starlette", "uvicorn", "h11")
 
 
@@ -90,11 +92,6 @@ def channel_options(settings: ListenSettings, context: int, images: int = 0) -> 
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),  # else clients that ping while a long prompt is computed are cut off
     ]
-
-
-def bracketed(host: str) -> str:
-    """As it stands before a port."""
-    return f"[{host}]" if ":" in host else host
 
 
 def make_page(frontend: Frontend, door: Door) -> "Page":
@@ -142,7 +139,7 @@ class Server:
     def _services(self) -> aio.Server:
         listen = self._listen
         images = 4 * self._images.image_bytes if self._frontend.preparer.images is not None else 0
-        options = channel_options(listen, self._frontend.info.limits.context, images)
+        options = channel_options(listen, self._frontend.preparer.context, images)
         server = aio.server(interceptors=[self._door], options=options)
         pb_grpc.add_GenerationServiceServicer_to_server(GenerationService(self._frontend, self._door), server)
         tokenization_pb_grpc.add_TokenizationServiceServicer_to_server(
@@ -157,57 +154,45 @@ class Server:
             reflection.enable_server_reflection(names, server, ReflectedPool())  # type: ignore[arg-type]
         return server
 
-    def _open_port(self, server: aio.Server) -> str:
-        """Of all that clients use; its address. Raises OSError."""
-        listen, host = self._listen, bracketed(self._listen.host)
-        wanted, credentials = f"{host}:{listen.port}", self._credentials
-        try:
-            if credentials is None:
-                return f"{host}:{server.add_insecure_port(wanted)}"
-            return f"{host}:{server.add_secure_port(wanted, credentials)}"
-        except RuntimeError as error:
-            raise OSError(f"--port {listen.port} on {listen.host} cannot be opened: {error}") from None
-
-    def _admin_server(self) -> tuple[aio.Server, int]:
-        """Not started; and its port. Raises OSError where that cannot be had."""
-        listen = self._listen
+    def _admin_services(self) -> aio.Server:
         server = aio.server(interceptors=[self._door], options=[("grpc.so_reuseport", 0)])
         admin_pb_grpc.add_AdminServiceServicer_to_server(AdminService(self._frontend, self._fleet), server)
-        try:
-            return server, server.add_insecure_port(f"127.0.0.1:{listen.admin_port}")
-        except RuntimeError as error:
-            raise OSError(f"--admin-port {listen.admin_port} cannot be opened: {error}") from None
+        return server
 
     async def start(self) -> str:
-        """Starts the engine, then opens the ports; returns the line that names every address. Raises OSError where a
-        port cannot be had, and what a host's `launch` does.
+        """Opens the ports, then starts the engines; returns the line that names every address.
+
+        Until it returns, health says NOT_SERVING and requests end with STARTING. Raises OSError where a port cannot be
+        had, and what a host's `launch` does.
         """
-        listen = self._listen
+        self._frontend.starting = True
+        addresses = await self._open_ports()
+        if self._targets is not None:
+            self._targets.write()  # a file that cannot be written is reported before the model is loaded
         await self._fleet.start()
         if self._targets is not None:
-            self._targets.write()  # whoever cannot write it says so now
+            self._targets.write()
             self._follower = asyncio.create_task(self._targets.follow())
-        self._grpc = self._services()
-        address = self._open_port(self._grpc)
-        try:
-            self._http = start_page(listen.metrics_port, self._metrics.registry, listen.metrics_host)
-        except OSError as error:
-            raise OSError(
-                f"--metrics-port {listen.metrics_port} on {listen.metrics_host} cannot be opened: {error}"
-            ) from None
+        self._frontend.starting = False
+        engine = self._frontend.info
+        said = filter(None, (engine.dtype, engine.device, self._fleet.summary))
+        return f"ready: model {self._frontend.preparer.name} ({', '.join(said)}), {addresses}"
+
+    async def _open_ports(self) -> str:
+        """Their addresses, as the ready line has them. Raises OSError."""
+        listen = self._listen
+        self._grpc, self._admin = self._services(), self._admin_services()
+        address = open_port(self._grpc, "--port", listen.host, listen.port, self._credentials)
+        admin = open_port(self._admin, "--admin-port", LOOPBACK, listen.admin_port)
+        check_free("--metrics-port", listen.metrics_host, listen.metrics_port)
+        self._http = start_page(listen.metrics_port, self._metrics.registry, listen.metrics_host)
         if listen.lacks:
             log.warning("%s can be reached from other machines, and %s", listen.host, listen.lacks)
-        self._admin, admin_port = self._admin_server()
         await self._grpc.start()
         await self._admin.start()
         page = "" if self._page is None else f", page {await self._page.open(listen.page_port or 0)}"
-        engine = self._frontend.info
-        said = filter(None, (engine.dtype, engine.device, self._fleet.summary))
-        return (
-            f"ready: model {self._frontend.preparer.name} ({', '.join(said)}), "
-            f"gRPC {address}, metrics http://{bracketed(listen.metrics_host)}:{self._http.server_port}/metrics, "
-            f"admin 127.0.0.1:{admin_port}{page}"
-        )
+        metrics = f"http://{bracketed(listen.metrics_host)}:{self._http.server_port}/metrics"
+        return f"gRPC {address}, metrics {metrics}, admin {admin}{page}"
 
     def stop(self) -> None:
         """Asks for a drain; a second time, to end at once."""
@@ -220,7 +205,10 @@ class Server:
     async def drain(self) -> None:
         """Health says NOT_SERVING, running requests end, new ones are refused."""
         self._frontend.draining = True
-        log.info("draining: %d requests are live", self._frontend.live_requests)
+        live = self._frontend.live_requests
+        log.info(
+            "draining: %d requests are live%s", live, ", SIGTERM or Ctrl-C once more cuts them off" if live else ""
+        )
         waits = [asyncio.create_task(wait) for wait in (self._frontend.wait_idle(), self._hurry.wait())]
         await asyncio.wait(waits, timeout=self._frontend.settings.drain, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

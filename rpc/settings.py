@@ -126,7 +126,7 @@ class EngineSettings:
         default=1,
         metadata={
             "help": "Engines, each with a copy of the model in a process of its own. Requests go to the one that has "
-            "the least to compute for them; those of one that dies go on with another."
+            "the least to compute for them; those of one that dies go on with another. On several GPUs they need --ray."
         },
     )
     ray: bool = field(
@@ -353,6 +353,11 @@ class ServerSettings:
     @property
     def most_replicas(self) -> int:
         return self.scaling.replicas or self.engine.replicas
+
+    @property
+    def replicas_flag(self) -> str:
+        """The one that `most_replicas` comes from."""
+        return "--replicas" if self.scaling.replicas is None else "--max-replicas"
 
     @property
     def engine_config(self) -> EngineConfig:

@@ -2,23 +2,27 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from rpc.cli.connection import TokenFile, said, token_in
+from rpc.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from quire.v1 import admin_service_pb2
 
 admin = typer.Typer(help="Look into a running server, on its admin port.", no_args_is_help=True)
 
 Server = Annotated[str, typer.Option(help="HOST:PORT of AdminService: the admin port of `quire serve`.")]
 Replica = Annotated[int, typer.Option(min=0, help="Which engine, where there are several.")]
-SHOWN = {"FREE": ".", "HELD": "#", "CACHED": "o", "SET_ASIDE": "!"}
 Number = Annotated[int, typer.Argument(min=0, help="Its number, as `quire cluster status` shows it.")]
 RESTART_SECONDS = 3600
-WIDTH = 64  # pages in a line
+MAP_WIDTH, MAP_LINES = 64, 16  # characters of the page map
+MOST_LISTED = 1000  # requests in an answer
+MOST_NAMED = 5  # requests in an error
 
 
 @admin.command("page-map")
@@ -28,7 +32,7 @@ def page_map(
     replica: Replica = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Show what each KV page is used for, and who holds how many."""
+    """Show what the KV pages are used for, as a picture of the pool, and who holds how many."""
     from google.protobuf.json_format import MessageToDict
     from quire.v1 import admin_service_pb2 as pb
 
@@ -36,18 +40,34 @@ def page_map(
     if as_json:
         print(json.dumps(MessageToDict(answer, preserving_proto_field_name=True)))
         return
-    states = [pb.PageState.Name(state).removeprefix("PAGE_STATE_") for state in answer.states]
-    for start in range(0, len(states), WIDTH):
-        print(f"{start:>8} {''.join(SHOWN[state] for state in states[start : start + WIDTH])}")
-    counts = Counter(states)
-    legend = ", ".join(f"{SHOWN[state]} {state.lower().replace('_', ' ')} {counts[state]}" for state in SHOWN)
-    print(f"{len(states)} pages of {answer.page_size} tokens: {legend}")
+    print("\n".join(_picture(answer)))
     if answer.holders:
-        table = Table("held by", "pages")
-        for holder in answer.holders:
-            name = f"step {holder.step}" if holder.HasField("step") else holder.request_id or "another server's request"
-            table.add_row(name, str(len(holder.pages)))
-        Console(markup=False).print(table)
+        rows = ((_holder(holder), str(len(holder.pages))) for holder in answer.holders)
+        print_table(("held by", "pages"), rows, elastic=("held by",), right=("pages",))
+
+
+def _picture(answer: "admin_service_pb2.GetPageMapResponse") -> Iterator[str]:
+    """Lines: the pool, each character a page or several that are beside each other, and a legend."""
+    import numpy as np
+    from quire.v1 import admin_service_pb2 as pb
+
+    from rpc.terminal.cells import CACHED, FREE, HELD, SET_ASIDE, folded
+
+    each, cells = folded(np.array(answer.states, np.uint8), MAP_WIDTH * MAP_LINES)
+    for start in range(0, len(cells), MAP_WIDTH):
+        yield f"{start * each:>8} {''.join(cell.glyph for cell in cells[start : start + MAP_WIDTH])}"
+    counts = Counter(answer.states)
+    yield f"{len(answer.states)} pages of {answer.page_size} tokens, {each} in a character:"
+    yield (
+        f"{FREE} free {counts[pb.PAGE_STATE_FREE]}, {HELD} held {counts[pb.PAGE_STATE_HELD]}, "
+        f"{CACHED} cached {counts[pb.PAGE_STATE_CACHED]}, {SET_ASIDE} set aside {counts[pb.PAGE_STATE_SET_ASIDE]}"
+    )
+
+
+def _holder(holder: "admin_service_pb2.PageHolder") -> str:
+    if holder.HasField("step"):
+        return f"step {holder.step}"
+    return holder.request_id or "another server's request"
 
 
 @admin.command("reset-prefix-cache")
@@ -90,7 +110,7 @@ def restart(replica: Number, server: Server = "127.0.0.1:50052", token_file: Tok
 def list_requests(
     server: Server = "127.0.0.1:50052",
     token_file: TokenFile = None,
-    most: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, the oldest ones.")] = 100,
+    most: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="At most so many, the oldest ones.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Show live requests: whose they are, what is done with them, how many tokens they have."""
@@ -101,29 +121,67 @@ def list_requests(
     if as_json:
         print(json.dumps(MessageToDict(answer, preserving_proto_field_name=True)))
         return
-    table = Table("request", "tenant", "state", "replica", "age", "prompt", "output")
-    for one in answer.requests:
-        state = pb.RequestState.Name(one.state).removeprefix("REQUEST_STATE_").lower()
-        replica = str(one.replica) if one.HasField("replica") else "-"
-        age = f"{one.age.ToMilliseconds() / 1000:.1f} s"
-        tokens = (str(one.prompt_tokens), str(one.completion_tokens))
-        table.add_row(one.request_id, one.tenant, state, replica, age, *tokens)
-    Console(markup=False).print(table)
+    figures = ("replica", "age", "prompt", "output")
+    rows = [
+        (
+            one.request_id,
+            one.tenant,
+            pb.RequestState.Name(one.state).removeprefix("REQUEST_STATE_").lower(),
+            str(one.replica) if one.HasField("replica") else "-",
+            f"{one.age.ToMilliseconds() / 1000:.1f} s",
+            str(one.prompt_tokens),
+            str(one.completion_tokens),
+        )
+        for one in answer.requests
+    ]
+    print_table(("request", "tenant", "state", *figures), rows, elastic=("request", "tenant"), right=figures)
     print(f"{len(answer.requests)} of {answer.total_count} live requests")
 
 
 @admin.command()
 def cancel(
-    request_id: Annotated[str, typer.Argument(help="As `quire admin requests` shows it.")],
-    tenant: Annotated[str, typer.Option(help="Whose it is, where there are tokens.")] = "default",
+    request_id: Annotated[
+        str, typer.Argument(help="As `quire admin requests` shows it, or how only one of them begins.")
+    ],
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Whose it is. Unset: that of the only one that has such a request.", show_default=False),
+    ] = None,
     server: Server = "127.0.0.1:50052",
     token_file: TokenFile = None,
 ) -> None:
     """End a live request. Its client gets what there is of it, and that it was aborted."""
     from quire.v1 import admin_service_pb2 as pb
 
-    call(server, token_file, "CancelRequest", pb.CancelRequestRequest(request_id=request_id, tenant=tenant))
-    print(f"request {request_id} has ended")
+    listed = call(server, token_file, "ListRequests", pb.ListRequestsRequest(max_count=MOST_LISTED))
+    try:
+        meant = _meant(listed, request_id, tenant)
+    except ValueError as error:
+        stop(error)
+    call(server, token_file, "CancelRequest", meant)
+    print(f"request {meant.request_id} has ended")
+
+
+def _meant(
+    listed: "admin_service_pb2.ListRequestsResponse", given: str, tenant: str | None
+) -> "admin_service_pb2.CancelRequestRequest":
+    """The live request with this id or prefix. Raises ValueError where several have it."""
+    from quire.v1 import admin_service_pb2 as pb
+
+    found = [one for one in listed.requests if one.request_id.startswith(given) and tenant in (None, one.tenant)]
+    exact = [one for one in found if one.request_id == given]
+    if len(found) > 1 and len(exact) != 1:
+        which = ", ".join(f"{one.request_id} ({one.tenant})" for one in found[:MOST_NAMED])
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        raise ValueError(f"{given!r} may be {which}{more}: give more of its id, or a --tenant")
+    if found and not exact and listed.total_count > len(listed.requests):
+        raise ValueError(
+            f"only {len(listed.requests)} of {listed.total_count} live requests were looked at: give the whole id"
+        )
+    if not found:  # the server answers that there is none, or it is among those that were not listed
+        return pb.CancelRequestRequest(request_id=given, tenant=tenant or "")
+    (one,) = exact or found
+    return pb.CancelRequestRequest(request_id=one.request_id, tenant=one.tenant)
 
 
 def call(server: str, token_file: Path | None, method: str, request: Any, seconds: float = 15) -> Any:
@@ -140,6 +198,9 @@ def call(server: str, token_file: Path | None, method: str, request: Any, second
             answering = getattr(pb_grpc.AdminServiceStub(channel), method)
             return answering(request, timeout=seconds, metadata=security.metadata)
     except (grpc.RpcError, ValueError, OSError) as error:
-        shown = error_of(error, server) if isinstance(error, grpc.RpcError) else error
-        typer.echo(f"quire: {said(shown, of_operators=True)}", err=True)
-        raise typer.Exit(1) from None
+        stop(error_of(error, server) if isinstance(error, grpc.RpcError) else error)
+
+
+def stop(error: Exception) -> NoReturn:
+    typer.echo(f"quire: {said(error, of_operators=True)}", err=True)
+    raise typer.Exit(1) from None

@@ -4,11 +4,10 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from rpc.cli.admin import Server, call
 from rpc.cli.connection import TokenFile
+from rpc.cli.tables import print_table
 
 cluster = typer.Typer(help="The engines of a running server.", no_args_is_help=True)
 
@@ -33,13 +32,13 @@ def status(
         fields = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         print(json.dumps(fields))
         return
-    table = Table(
-        "replica", "state", "epoch", "requests", "running", "waiting (tokens)", "pages held, cached, all", "place"
-    )
+    columns = ("\nreplica", "\nstate", "\nepoch", "\nrequests", "\nrunning", "waiting\n(tokens)")
+    pages, place = "pages held,\ncached, all", "\nplace"
+    rows = []
     for one in answer.replicas:
         state = pb.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower()
-        pages = f"{one.pages_used}, {one.pages_cached}, {one.pages_total}"
+        used = f"{one.pages_used}, {one.pages_cached}, {one.pages_total}"
         waiting = f"{one.waiting} ({one.waiting_tokens})"
-        row = (one.number, state, one.epoch, one.request_count, one.running, waiting, pages, one.place)
-        table.add_row(*map(str, row))
-    Console().print(table)
+        row = (one.number, state, one.epoch, one.request_count, one.running, waiting, used, one.place)
+        rows.append(tuple(map(str, row)))
+    print_table((*columns, pages, place), rows, elastic=(place,))

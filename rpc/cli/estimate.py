@@ -10,6 +10,8 @@ from model.config import read_config
 from model.footprint import weight_bytes
 from model.memory import HOST_FRACTION, free_host_bytes
 from model.settings import ModelSettings
+from rpc.cli.options import UNITS
+from rpc.paths import model_name
 
 
 def estimate(directory: Path, settings: ModelSettings, length: int | None = None) -> dict[str, int | str | None]:
@@ -26,6 +28,7 @@ def estimate(directory: Path, settings: ModelSettings, length: int | None = None
     pages = memory // layout.page_bytes
     a_sequence = layout.pages_for(length, ahead=1)  # as it is decoded
     return {
+        "model": model_name(settings.model, directory),
         "architecture": config.architecture,
         "quantization": settings.quantization,
         "weight_bytes": weights,
@@ -44,19 +47,20 @@ def estimate(directory: Path, settings: ModelSettings, length: int | None = None
 
 
 LABELS = {
+    "model": "Model",
     "architecture": "Architecture",
     "quantization": "Quantization",
-    "weight_bytes": "Weights (bytes)",
+    "weight_bytes": "Weights",
     "dtype": "KV dtype",
     "page_size": "Page size (tokens)",
-    "bytes_a_token": "KV bytes a token",
-    "bytes_a_page": "KV bytes a page",
-    "memory_bytes": "Memory for KV (bytes)",
+    "bytes_a_token": "KV of a token",
+    "bytes_a_page": "KV of a page",
+    "memory_bytes": "Memory for KV",
     "pages": "Pages",
     "tokens": "Tokens in all",
     "sequence_tokens": "Sequence length (tokens)",
     "sequence_pages": "Pages a sequence",
-    "sequence_bytes": "Bytes a sequence",
+    "sequence_bytes": "KV of a sequence",
     "sequences": "Such sequences that fit",
 }
 
@@ -66,10 +70,21 @@ def show(directory: Path, settings: ModelSettings, length: int | None, as_json: 
     if as_json:
         print(json.dumps(values))
         return
-    table = Table(title=f"KV cache of {directory.name}", show_header=False)
+    table = Table(title=f"Memory of {values['model']}", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for key, label in LABELS.items():
-        value = values[key]
-        table.add_row(label, f"{value:,}" if isinstance(value, int) else value or "none")
+        table.add_row(label, _shown(key, values[key]))
     Console().print(table)
+
+
+def _shown(key: str, value: int | str | None) -> str:
+    if not isinstance(value, int):
+        return value or "none"
+    return f"{value:,} bytes, {binary(value)}" if "bytes" in key else f"{value:,}"
+
+
+def binary(size: int) -> str:
+    """A number of bytes in the largest unit of which there is one: "16.0 GiB"."""
+    unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if size >= UNITS[unit[0]]), None)
+    return f"{size} B" if unit is None else f"{size / UNITS[unit[0]]:.1f} {unit}"

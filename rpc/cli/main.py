@@ -35,6 +35,7 @@ app = typer.Typer(
     help="Quire serves language models from a paged KV cache, with continuous batching, over gRPC.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands below take it from here
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     epilog="The flags of serve, frontend, batch and estimate can also stand in a TOML file (--config) or, weaker, in "

@@ -1,9 +1,7 @@
-"""Command-line flags from settings dataclasses, and the order of their sources: command line > file > environment."""
+"""Command-line flags from settings dataclasses."""
 
 import inspect
-import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
@@ -11,11 +9,11 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from rpc.cli.defaults import load_defaults
+
 S = TypeVar("S")
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-ENVIRONMENT = "QUIRE_"
-NOT_SETTINGS = {"config", "help"}
 
 
 def parse_size(value: str | int) -> int:
@@ -82,49 +80,11 @@ def build(kind: type[S], values: Mapping[str, Any]) -> S:
     return kind(**{setting.name: values[parameter_of(setting)] for setting in fields(kind)})  # type: ignore[arg-type]
 
 
-def load_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Callback of --config: the environment's values, under the file's, become the command's defaults."""
-    ours = {p.name: p for p in context.command.params if p.name and p.name not in NOT_SETTINGS}
-    commands: dict[str, Any] = getattr(context.find_root().command, "commands", {})
-    known = {p.name for command in commands.values() for p in command.params if p.name} - NOT_SETTINGS
-    values: dict[str, Any] = {}
-    for variable, value in os.environ.items():
-        if variable.startswith(ENVIRONMENT):
-            name = variable.removeprefix(ENVIRONMENT).lower()
-            if name not in known:
-                typer.echo(f"quire: {variable} in the environment is no setting of Quire's and is ignored", err=True)
-            values[name] = value
-    if path is not None:
-        values |= _read(path, known, ours)
-    # One file, one environment serve all commands: each takes the settings that it has.
-    context.default_map = {**(context.default_map or {}), **{k: v for k, v in values.items() if k in ours}}
-    return path
-
-
-def _read(path: Path, known: set[str], ours: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error}") from None
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        name = key.replace("-", "_")
-        if name not in known:
-            flags = ", ".join(sorted(k.replace("_", "-") for k in known))
-            raise typer.BadParameter(f"{path}: unknown key {key!r}. Known: {flags}")
-        if name in values:
-            raise typer.BadParameter(f"{path}: {key!r} is given twice")
-        switch = name in ours and bool(getattr(ours[name], "is_flag", False))
-        if not isinstance(value, str | int | float) or (name in ours and isinstance(value, bool) != switch):
-            raise typer.BadParameter(f"{path}: {key} = {value!r} is of the wrong type")
-        values[name] = value
-    return values
-
-
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file of flags: `port = 50051`, `max-batched-tokens = 512`. The command line is stronger.",
+        help="TOML file of this command's flags: `port = 50051`, `max-batched-tokens = 512`. A table such as `[serve]` "
+        "is for one command alone. The command line is stronger.",
         callback=load_defaults,
         is_eager=True,
         show_default=False,

@@ -173,6 +173,9 @@ class RayHost:
         self._name, self._launches = "", 0
         self._client: LinkClient | None = None
 
+    async def prepare(self) -> None:
+        """An engine's libraries are loaded in its own process."""
+
     async def launch(self, sink: Sink) -> EngineClient:
         self._launches += 1
         name = self._name = f"{self._number}-{self._launches}"

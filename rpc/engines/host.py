@@ -1,6 +1,8 @@
 """What a server knows of the place where its engine runs."""
 
+import os
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -14,10 +16,14 @@ from rpc.settings import ServerSettings
 from scheduler.engine import Sink
 
 NVIDIA = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Windows' subsystem for it
+DEVICES = Path("/dev")
 
 
 class EngineHost(Protocol):
     """Runs one engine at a time."""
+
+    async def prepare(self) -> None:
+        """Loads the libraries that an engine in this process needs. Due once, before the first `launch`."""
 
     async def launch(self, sink: Sink) -> EngineClient:
         """Starts an engine; returns once it takes requests. Raises EngineStartError, CheckpointError, ValueError."""
@@ -38,6 +44,11 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
         processes = most * settings.model.tensor_parallel
         cluster = RayCluster(engine, processes, _name_of(settings.model), settings.observe.log_format)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
+    if most > 1 and _may_use_cuda(settings.model.device) and (gpus := visible_gpus()) > 1:
+        raise ValueError(
+            f"{settings.replicas_flag} is {most}: without --ray all engines would share the first of {gpus} GPUs. Give "
+            "--ray, which places each on a GPU of its own, name one GPU in CUDA_VISIBLE_DEVICES, or take --device cpu"
+        )
     shared = settings.sharing.address is not None
     if most > 1 and engine.engine == "thread":
         raise ValueError(f"--max-replicas is {most}: only one engine fits in a thread of the server's process")
@@ -64,3 +75,14 @@ def _chooses_process(settings: ServerSettings) -> bool:
 def _may_use_cuda(device: str) -> bool:
     """Asked without torch, which a frontend does not import."""
     return device == "cuda" or (device == "auto" and any(Path(node).exists() for node in NVIDIA))
+
+
+def visible_gpus() -> int:
+    """NVIDIA GPUs that an engine's process sees; counted without torch."""
+    nodes = len(list(DEVICES.glob("nvidia[0-9]*")))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return nodes
+    # CUDA stops reading at the first entry that is no device.
+    listed = takewhile(lambda one: one and not one.startswith("-"), (one.strip() for one in named.split(",")))
+    return min(nodes, len(list(listed)))

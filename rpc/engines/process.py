@@ -40,6 +40,9 @@ class ProcessHost:
         self._client: LinkClient | None = None
         self._directory: Path | None = None
 
+    async def prepare(self) -> None:
+        """An engine's libraries are loaded in its own process."""
+
     async def launch(self, sink: Sink) -> EngineClient:
         reach = Reach(self._new_address(), secrets.token_urlsafe(32))
         process = self._process = await asyncio.create_subprocess_exec(

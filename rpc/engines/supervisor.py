@@ -48,7 +48,14 @@ class Supervisor:
         return f"{least} to {most} replicas" if least < most else f"{most} replicas" if most > 1 else ""
 
     async def start(self) -> None:
-        """Until all of them serve. Raises what the first `launch` that fails does; `stop` is due all the same."""
+        """Until all of them serve. `stop` is due whatever it raises.
+
+        Raises OSError where the table's address cannot be had, and what the first `launch` that fails does.
+        """
+        if self._table is not None:
+            await self._table.open()
+        for keeper in self._keepers:
+            await keeper.prepare()
         launches = [asyncio.create_task(keeper.launch()) for keeper in self._keepers[: self._least]]
         try:
             await asyncio.gather(*launches)
@@ -58,8 +65,6 @@ class Supervisor:
             await asyncio.gather(*launches, return_exceptions=True)
         for number in range(self._least):
             self._watch(number, self._keepers[number].keep())
-        if self._table is not None:
-            await self._table.open()
         if self._scaling is not None:
             self._scaler = asyncio.create_task(self._scaling.run(self))
             self._scaler.add_done_callback(say_why)
@@ -180,6 +185,10 @@ class Keeper:
         except TimeoutError:
             message = f"engine {self._number} is not there again after {RESTART_SECONDS:g} s: the server's log says why"
             raise RequestFailed("UNAVAILABLE", "NOT_RESTARTED", message) from None
+
+    async def prepare(self) -> None:
+        """Once, before anything else."""
+        await self._host.prepare()
 
     async def stop(self) -> None:
         """Raises TimeoutError."""

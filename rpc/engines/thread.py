@@ -1,8 +1,10 @@
 """An engine on a thread of the server's own process: the default where there is no GPU."""
 
 import asyncio
+from importlib import import_module
 
 from rpc.frontend.engine_client import EngineClient
+from rpc.heap import settle
 from rpc.settings import EngineConfig
 from scheduler.engine import Engine, Sink
 
@@ -11,13 +13,19 @@ class ThreadHost:
     """`EngineHost` of an engine in this process."""
 
     def __init__(self, config: EngineConfig) -> None:
-        from rpc.assembly import assemble  # here, since it imports torch, which a server of other hosts does without
-
-        self._assemble, self._config = assemble, config
+        self._config = config
         self._engine: Engine | None = None
 
+    async def prepare(self) -> None:
+        # Not at the top of this file, since a server of other hosts does without torch. On a thread, since the import
+        # takes seconds and the server answers already.
+        await asyncio.to_thread(import_module, "rpc.assembly")
+        settle()
+
     async def launch(self, sink: Sink) -> EngineClient:
-        parts = await asyncio.to_thread(self._assemble, self._config)
+        from rpc.assembly import assemble
+
+        parts = await asyncio.to_thread(assemble, self._config)
         self._engine = engine = parts.engine(sink)
         engine.start()
         return engine

@@ -55,6 +55,10 @@ class Frontend:
     """Requests of one served model. `attach` an engine's client before the first request, further ones under numbers of
     their own, and a new one's under the number of one that was lost. secret: what all engines name their pages with.
     promises: how late answers come.
+
+    Attributes:
+        starting: The server is not ready: health says so, and requests are refused, whichever engines there are.
+        draining: The same, as the server is about to end.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class Frontend:
         self.preparer, self.settings, self._metrics = preparer, settings, metrics
         self.promises = promises or Promises()
         self.watching = Watching(preparer.name)
-        self.draining = False
+        self.starting = self.draining = False
         self.replicas = Replicas(secret)
         self.pacer = Pacer()
         self._dispatch = Dispatch(self.replicas, settings, metrics, self.promises, self.pacer)
@@ -197,7 +201,7 @@ class Frontend:
 
     def health(self) -> bool:
         """Whether new requests can be expected to be served: an engine lives and, if it has work, makes progress."""
-        if self.draining:
+        if self.starting or self.draining:
             return False
         takes = (replica.client for replica in self.replicas.open)
         return any(client is not None and client.stalled_for() < self.settings.stall_timeout for client in takes)
@@ -370,10 +374,13 @@ class Frontend:
         """What takes a while, in a thread beside the loop; it gets what a request may ask for. Of several tenants none
         has more than half of the places.
 
-        Raises what `task` does, and RequestFailed where no engine is attached, the server drains or too much waits.
+        Raises what `task` does, and RequestFailed where no engine is attached, the server starts or drains, or too much
+        waits.
         """
         if self.draining:
             raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
+        if self.starting:
+            raise RequestFailed("UNAVAILABLE", "STARTING", "the server loads its model", retry_after=1.0)
         limits = self.info.limits
         with self._preparing.held(tenant):
             return await self._loop.run_in_executor(self._workers[work], task, limits)

@@ -30,7 +30,7 @@ class Preparer:
     """name: of the served model. public: token ids of the prefixes that the operator has declared public. chat: None
     where the model has no chat template; `close` ends it. contents: what that template reads of a message. images: None
     for a model of text alone. prefix_lm: tokens of its prompts see each other in both directions. architecture: as
-    config.json names it.
+    config.json names it. context: the model's, in tokens.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Preparer:
     prefix_lm: bool = False
     contents: Contents = Contents.EITHER
     architecture: str = ""
+    context: int = 0
 
     def prepare(self, spec: Spec, limits: Limits) -> Request:
         """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
@@ -222,6 +223,7 @@ def load_preparer(
         config.vision is not None and config.vision.prefix_lm,
         contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
         architecture=config.architecture,
+        context=config.context,
     )
 
 

@@ -26,9 +26,12 @@ Sink = Callable[[StepOutputs], None]
 OPTIONS = [
     *CHANNEL_OPTIONS,
     ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # the engine's process may not have opened its socket yet
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Between two attempts: the engine's process may not have opened its socket yet.
+    ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
+    # For one attempt, whatever the name says: until the peer's first frame, which takes two round trips of TCP, and
+    # longer under load. A refused attempt ends at once.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
 ]
 LATE = 4 * HEARTBEAT  # seconds of silence that begin to count as a stall
 

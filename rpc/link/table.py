@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,9 @@ from quire.engine.v1 import table_service_pb2_grpc as pb_grpc
 from rpc.frontend.replicas import Replica, Replicas
 from rpc.link import LISTENING
 from rpc.link.proof import answer_to
+from rpc.ports import check_free, check_path_free
+
+FLAG = "--join-address"
 
 PINGS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -37,26 +39,27 @@ class TableService(pb_grpc.TableServiceServicer):
 
     async def open(self) -> None:
         """Raises OSError where it cannot listen."""
-        if self._is_taken():
-            raise OSError(f"--join-address {self._address} is another server's")
-        self._server = aio.server(options=[*LISTENING, *PINGS])
-        pb_grpc.add_TableServiceServicer_to_server(self, self._server)
-        mask = os.umask(0o177)
+        server = aio.server(options=[*LISTENING, *PINGS])
+        pb_grpc.add_TableServiceServicer_to_server(self, server)
+        mask = os.umask(0o177)  # of a socket's file
         try:
-            self._server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise OSError(f"--join-address {self._address} cannot be opened: {error}") from None
+            self._listen(server)
         finally:
             os.umask(mask)
-        await self._server.start()
+        self._server = server
+        await server.start()
 
-    def _is_taken(self) -> bool:
-        """gRPC would take a socket's path from a server that lives, which would remove it when it ends."""
-        path = Path(self._address.removeprefix("unix:"))
-        if not self._address.startswith("unix:") or not path.is_socket():
-            return False
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(str(path)) == 0
+    def _listen(self, server: aio.Server) -> None:
+        """Raises OSError."""
+        if self._address.startswith("unix:"):
+            check_path_free(FLAG, Path(self._address.removeprefix("unix:")))
+        else:
+            host, _, port = self._address.rpartition(":")
+            check_free(FLAG, host.strip("[]"), int(port))
+        try:
+            server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise OSError(f"{FLAG} {self._address} cannot be opened: {error}") from None
 
     async def close(self) -> None:
         if self._server is not None:

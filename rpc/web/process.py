@@ -11,6 +11,7 @@ import uvicorn
 from rpc.access.door import Door
 from rpc.frontend.frontend import Frontend
 from rpc.gateway.protocol import bounded_config
+from rpc.ports import check_free
 from rpc.web.app import make_app
 from rpc.web.history import History
 
@@ -46,10 +47,8 @@ class Page:
 
     async def open(self, port: int) -> str:
         """Its address. port: 0 is a free one. Raises OSError where it cannot be had."""
-        try:
-            self._listener = socket.create_server((HOST, port), backlog=128)
-        except OSError as error:
-            raise OSError(f"--page-port {port} cannot be opened: {error}") from None
+        check_free("--page-port", HOST, port)
+        self._listener = socket.create_server((HOST, port), backlog=128)
         serving = asyncio.create_task(self._server.serve([self._listener]))
         self._tasks = [serving, asyncio.create_task(self._history.follow())]
         while not self._server.started:

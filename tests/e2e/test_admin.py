@@ -166,7 +166,7 @@ def test_command_line_lists_and_ends_requests(server: RunningServer) -> None:
             ("a-long-one", "REQUEST_STATE_RUNNING")
         ]
         assert "1 of 1 live requests" in at_once(server, "requests")
-        assert at_once(server, "cancel", "a-long-one") == "request a-long-one has ended\n"
+        assert at_once(server, "cancel", "a-long") == "request a-long-one has ended\n"
         *_, last = call
         assert last.deltas[0].finish_reason == generation_pb.FINISH_REASON_ABORTED
 
@@ -189,10 +189,10 @@ def test_command_line_shows_the_map_and_resets(server: RunningServer) -> None:
 
     shown, counted = admin(server, "page-map"), Counter(json.loads(admin(server, "page-map", "--json"))["states"])
     cached = counted["PAGE_STATE_CACHED"]
-    assert f"o cached {cached}" in shown
-    assert shown.splitlines()[0].split()[1].count("o") == min(cached, 64) > 0
+    assert f"⠿ cached {cached}" in shown
+    assert shown.splitlines()[0].split()[1].count("⠿") == min(cached, 64) > 0
     assert admin(server, "reset-prefix-cache") == f"{cached} pages were forgotten\n"
-    assert "o cached 0" in admin(server, "page-map")
+    assert "⠿ cached 0" in admin(server, "page-map")
 
 
 def test_admin_port_is_on_loopback_and_no_other_service_is_there(server: RunningServer) -> None:

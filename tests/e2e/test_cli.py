@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,10 @@ def quire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 def test_version_and_help_import_no_torch() -> None:
     assert quire("--version").stdout.startswith("quire 0.")
-    for command in ([], ["serve"], ["generate"], ["estimate"]):
+    for command in ([], ["serve"], ["generate"], ["estimate"], ["admin", "cancel"]):
         script = (
             "import sys; from rpc.cli.main import app\n"
-            f"try: app({[*command, '--help']!r})\n"
+            f"try: app({[*command, '-h']!r})\n"
             "except SystemExit as end: assert end.code == 0\n"
             "assert not {'torch', 'grpc', 'ray', 'triton'} & sys.modules.keys(), sys.modules.keys()"
         )
@@ -83,7 +84,11 @@ def test_estimate_needs_no_weights(tmp_path: Path) -> None:
     smaller = estimate("--model", str(tmp_path), "--json", QUIRE_QUANTIZATION="int8")
     assert json.loads(smaller.stdout)["weight_bytes"] == pytest.approx(6.74e9 + 0.13e9, rel=1e-2)
     table = estimate("--model", str(tmp_path), "--kv-cache-memory", "64GiB", "--length", "100")
-    assert "524,288" in table.stdout
+    shown = dict(re.findall(r"│ (\S[^│]*?) +│ +(\S[^│]*?) │", table.stdout))
+    assert shown["Model"] == values["model"] == tmp_path.name
+    assert shown["KV of a token"] == "524,288 bytes, 512.0 KiB"
+    assert shown["Memory for KV"] == "68,719,476,736 bytes, 64.0 GiB"
+    assert "quire-demo" in estimate().stdout
     assert "--length is 40000" in estimate("--model", str(tmp_path), "--length", "40000").stderr
 
 
@@ -100,10 +105,15 @@ def test_command_line_beats_file_beats_environment(tmp_path: Path) -> None:
     assert page_size(QUIRE_PAGE_SIZE="8") == 8
     assert page_size("--config", str(file), QUIRE_PAGE_SIZE="8") == 32
     assert page_size("--page-size", "4", "--config", str(file), QUIRE_PAGE_SIZE="8") == 4
-    file.write_text("page-size = 32\nport = 7\n")
-    assert page_size("--config", str(file)) == 32, "serve's flags may stand in the same file"
+    file.write_text("page-size = 32\n[serve]\nport = 7\n[estimate]\npage-size = 64\n")
+    assert page_size("--config", str(file)) == 64, (
+        "a command's own table beats the top, and others' are not its concern"
+    )
     for content, complaint in (
-        ("page-sise = 32", "unknown key 'page-sise'"),
+        ("page-sise = 32", "'page-sise' is no flag of quire estimate: did you mean page-size?"),
+        ("[estimate]\npage-sise = 32", "'page-sise' is no flag of quire estimate: did you mean page-size?"),
+        ("port = 7", "'port' is no flag of quire estimate: it is a flag of serve, frontend, gateway"),
+        ("[generate]\nseed = 1", "[generate] is no command that reads a file"),
         ("page-size = true", "page-size = True is of the wrong type"),
         ("model = ['demo']", "is of the wrong type"),
         ("page-size = 1\npage_size = 2", "is given twice"),
@@ -112,4 +122,38 @@ def test_command_line_beats_file_beats_environment(tmp_path: Path) -> None:
         refused = estimate("--config", str(file), COLUMNS="300")
         assert refused.exit_code == 2
         assert complaint in refused.stderr
-    assert "QUIRE_PAGE_SZE in the environment is no setting" in estimate(QUIRE_PAGE_SZE="8").stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("tls = true", "did you mean tls-cert or tls-key or tls-client-ca? it is a flag of generate, chat, "),
+        ('policy = "lru"', "did you mean eviction-policy? it is a flag of cache-sim"),
+        ("temperature = 0.5", "it is a flag of generate, chat"),
+        ("max-tokens = 5", "it is a flag of generate, chat"),
+        ("colour = 1", "`quire serve --help` lists its flags"),
+    ],
+)
+def test_a_key_that_would_do_nothing_is_refused(tmp_path: Path, key: str, hint: str) -> None:
+    (tmp_path / "quire.toml").write_text(key + "\n")
+    done = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "quire.toml")], env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert f"{key.partition(' =')[0]!r} is no flag of quire serve: " in done.stderr
+    assert hint in done.stderr
+
+
+def test_a_variable_that_resembles_a_flag_is_reported_and_others_are_not() -> None:
+    said = estimate(
+        QUIRE_PAGE_SZE="8",
+        QUIRE_QUANTISATION="int8",
+        QUIRE_TEMPERATURE="1",
+        QUIRE_PORT="7",  # serve's
+        QUIRE_SERVICE_HOST="10.0.0.1",  # Kubernetes' for a Service of this name, as the next
+        QUIRE_PORT_50051_TCP="tcp://10.0.0.1:50051",
+        QUIRE_HOME="/opt",
+    ).stderr
+    assert sorted(said.splitlines()) == [
+        "quire: QUIRE_PAGE_SZE in the environment is ignored: did you mean page-size?",
+        "quire: QUIRE_QUANTISATION in the environment is ignored: did you mean quantization?",
+        "quire: QUIRE_TEMPERATURE in the environment is ignored: it is a flag of generate, chat",
+    ]

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.paths import demo_directory
+from tests.support.secrets import write
 from tests.support.server import QUIRE, clean_environment, running_server, stream_request
 
 SERVICE = "quire.v1.GenerationService"
@@ -80,13 +81,19 @@ def test_flags_that_cannot_be_met_are_named(flags: list[str], message: str) -> N
     assert message in serve_and_fail(*flags)
 
 
-def test_port_in_use_is_an_error_not_a_shared_port() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+@pytest.mark.parametrize("flag", ["--port", "--join-address"])
+def test_a_port_in_use_is_reported_in_one_line_before_the_model_is_loaded(broken: Path, flag: str) -> None:
+    (broken / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9908624\n"
+    )
+    token = write(broken / "token", b"t" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"--port {port}" in serve_and_fail("--port", port)
-        assert f"--metrics-port {port}" in serve_and_fail("--metrics-port", port)
+        join = flag == "--join-address"
+        flags = (f"127.0.0.1:{port}", "--join-token-file", token) if join else (port,)
+        said = serve_and_fail("--model", str(broken), flag, *flags)
+    assert said.startswith(f"quire: {flag} {port} on 127.0.0.1 cannot be opened: Address already in use")
+    assert said.count("\n") == 1
 
 
 def check(channel: grpc.Channel, service: str = "") -> int:
@@ -124,7 +131,7 @@ def test_drain_is_bounded_and_a_second_signal_ends_it() -> None:
             while next(watch).status == health_pb2.HealthCheckResponse.SERVING:
                 pass
             if signals == 2:  # sent once the first was seen: equal signals that are pending count as one
-                server.process.send_signal(signal.SIGTERM)
+                server.process.send_signal(signal.SIGINT)
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 codes = set(pool.map(_end_of, streams))
             assert codes == {grpc.StatusCode.UNAVAILABLE}

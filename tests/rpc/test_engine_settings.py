@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -23,7 +24,7 @@ from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.observe.settings import FORMATS
 from rpc.settings import EngineConfig, EngineSettings, ServerSettings
-from scheduler.settings import MOST_SEQUENCES, QueueLimits, RequestLimits, SchedulerSettings
+from scheduler.settings import MOST_SEQUENCES, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
 
 COUNT = st.integers(1, 2**62)
 POSITIVE = st.floats(min_value=0.0, exclude_min=True, allow_infinity=True, allow_nan=False)
@@ -242,6 +243,44 @@ def test_replicas_are_processes_that_share_the_machine_and_the_secret(engine: st
         assert chosen._module == PROCESS
         assert (chosen._config.engines_here, chosen._config.secret) == (3, b"secret".hex())
         assert chosen._config.tells_names
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shown", "replicas", "most", "device", "ray", "refused"),
+    [
+        (2, None, 2, None, "auto", False, "--replicas is 2: without --ray all engines would share the first of 2 GPUs"),
+        (4, "0,2, 3", 2, None, "cuda", False, "the first of 3 GPUs"),
+        (2, None, 1, 3, "auto", False, "--max-replicas is 3: without --ray"),
+        (2, None, 1, None, "auto", False, ""),
+        (2, None, 2, None, "cpu", False, ""),
+        (2, None, 2, None, "cuda", True, ""),
+        (1, None, 2, None, "cuda", False, ""),
+        (2, "1", 2, None, "cuda", False, ""),
+        (2, "0,-1,1", 2, None, "cuda", False, ""),
+        (2, "", 2, None, "auto", False, ""),
+    ],
+)
+def test_replicas_beside_several_gpus_need_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, shown: str | None, replicas: int, most: int | None,
+    device: str, ray: bool, refused: str,
+) -> None:  # fmt: skip
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(host, "NVIDIA", (str(tmp_path / "nvidiactl"),))
+    monkeypatch.setattr(host, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    server = ServerSettings(
+        model=ModelSettings(device=device),
+        engine=EngineSettings(replicas=replicas, ray=ray),
+        scaling=ScalingSettings(replicas=most),
+    )
+    if not refused:
+        assert len(host.choose_hosts(server, b"")) == (most or replicas)
+        return
+    with pytest.raises(ValueError, match=re.escape(refused)):
+        host.choose_hosts(server, b"")
 
 
 def test_modules_that_hosts_run_exist() -> None:

@@ -27,8 +27,9 @@ from scheduler.events import EndReason, Finish, Submit
 from scheduler.limits import ModelDefaults
 from scheduler.request import Spec
 from scheduler.settings import RequestLimits
+from tests.support.distance import far_away
 from tests.support.frontends import outputs
-from tests.support.links import MortalEngine, eventually, serving
+from tests.support.links import DEADLINE, MortalEngine, eventually, serving
 
 MODEL = b"m" * 32
 TOKEN = "right"  # noqa: S105 - of these tests
@@ -224,6 +225,20 @@ async def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
         assert loop.time() - began >= 0.04, "it waits for them"
 
 
+async def test_a_frontend_that_has_left_holds_up_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each restart of an engine waits in vain for all who were ever there."""
+    monkeypatch.setattr("rpc.link.table.SETTLE_SECONDS", 1e6)
+
+    async with owned(tmp_path, tokenizer, engines=1) as owner:
+        async with joined(owner, tokenizer):
+            await owner.table.settled()
+        owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
+        async with asyncio.timeout(DEADLINE):
+            await owner.table.settled()
+
+
 @pytest.mark.parametrize(
     ("address", "token", "message"),
     [
@@ -277,3 +292,10 @@ async def test_a_table_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Pat
         second = TableService(owner.frontend.replicas, owner.address, "", MODEL)
         with pytest.raises(OSError, match="is another server's"):
             await second.open()
+
+
+async def test_a_server_whose_answers_come_late_is_joined(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer, engines=1) as owner, far_away(owner.address, tmp_path, 0.4) as address:
+        owner.address = address
+        async with joined(owner, tokenizer) as guest:
+            assert guest.states() == {0: (1, True)}

@@ -11,7 +11,19 @@ from quire.engine.v1 import engine_service_pb2 as pb
 from rpc.link import codec
 from rpc.link.coalesce import LOCAL
 from rpc.link.server import LinkService
-from scheduler.events import SHORT_NAME, End, EndReason, EngineStats, Finish, NameChanges, Submit, short_names
+from scheduler.events import (
+    SHORT_NAME,
+    Answer,
+    Ask,
+    End,
+    EndReason,
+    EngineStats,
+    Finish,
+    NameChanges,
+    Question,
+    Submit,
+    short_names,
+)
 from tests.scheduler.engine_rig import Rig
 from tests.scheduler.executor import alone
 from tests.scheduler.workloads import make_request
@@ -68,6 +80,19 @@ async def test_two_frontends_use_the_same_numbers_and_hear_only_their_own(tmp_pa
         assert to_b.tokens == {1: [21], 2: [22]}
         assert (to_a.reasons(), to_b.reasons()) == ({1: [EndReason.STOP]}, {2: [EndReason.LENGTH]})
         assert not any(step.starts for step in to_a.steps)
+
+
+async def test_an_answer_goes_to_who_has_asked_whatever_number_the_question_had(tmp_path: Path) -> None:
+    """A frontend that puts another one's number into its own ticket does not reach that one."""
+    async with linked(tmp_path) as (target, _, engine), raw_call(target) as hostile, connected(target) as (_, other):
+        forged = [at(2, 7), at(3, 8), -1]
+        await hostile.write(codec.encode_events([Ask(ticket, Question.PAGE_MAP) for ticket in forged]))
+        await eventually(lambda: len(engine.sent) == len(forged))
+        asked = [event.ticket for event in engine.sent]
+        assert asked == [at(1, 7), at(1, 8), at(1, LOCAL)]
+        engine.tell(replace(outputs([(at(2, 1), 0, 70)]), answers=tuple(Answer(ticket) for ticket in asked)))
+        await eventually(lambda: other.tokens)
+        assert not any(step.answers for step in other.steps)
 
 
 async def test_a_frontend_that_comes_later_is_told_of_all_pages_that_have_names(tmp_path: Path) -> None:

@@ -18,8 +18,20 @@ from rpc.link.server import LinkService
 from scheduler.events import EndReason, EngineStats, Finish, Submit
 from scheduler.settings import RequestLimits
 from tests.scheduler.workloads import make_request
+from tests.support.distance import far_away
 from tests.support.frontends import PuppetEngine, outputs
-from tests.support.links import Heard, MortalEngine, Scripted, at, connected, eventually, linked, serving, submit
+from tests.support.links import (
+    DEADLINE,
+    Heard,
+    MortalEngine,
+    Scripted,
+    at,
+    connected,
+    eventually,
+    linked,
+    serving,
+    submit,
+)
 
 Requests = AsyncIterator[pb.ConnectRequest]
 INFO = PuppetEngine().info
@@ -228,3 +240,18 @@ async def test_an_engine_whose_step_hangs_is_lost(tmp_path: Path, fast_heartbeat
         await eventually(lambda: client.failure)
         assert client.failure == "a step has run for 9 s"
         assert heard.reasons() == {1: GONE}
+
+
+async def test_an_engine_whose_answers_come_late_is_connected_to(tmp_path: Path) -> None:
+    """Later than the pause between two attempts to connect, which are short for an engine that is not there yet."""
+    async with (
+        asyncio.timeout(DEADLINE),
+        linked(tmp_path) as (target, _, engine),
+        far_away(target, tmp_path, 0.4) as address,
+        connected(address) as (client, heard),
+    ):
+        client.send([submit(1)])
+        await eventually(lambda: engine.sent)
+        engine.tell(outputs([(at(1, 1), 0, 70)], [(at(1, 1), EndReason.STOP)]))
+        await eventually(lambda: heard.ends)
+        assert heard.tokens == {1: [70]}

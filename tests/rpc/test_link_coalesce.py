@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rpc.link import coalesce
 from rpc.link.coalesce import LOCAL, LOCAL_BITS
 from scheduler import events
-from scheduler.events import End, EndReason, EngineStats, Logprobs, Start, StepOutputs
+from scheduler.events import End, EndReason, EngineStats, Logprobs, PromptPart, Start, StepOutputs
 from tests.support.links import step_outputs, unlike
 
 FRONTENDS = (1, 2, 3)
@@ -72,9 +72,10 @@ def check_shares(steps: Sequence[StepOutputs]) -> None:
         assert len(share.attempts) == len(tokens)
         assert tokens_of(share, widths) == tokens
         check_padding(share.logprobs, widths)
-        ends = [end for step in steps for end in step.ends if end.attempt >> LOCAL_BITS == frontend]
-        local = tuple(replace(end, attempt=end.attempt - (frontend << LOCAL_BITS)) for end in ends)
-        assert unlike(local, share.ends) == []
+        for name in ("ends", "prompt_parts"):
+            mine = [item for s in steps for item in getattr(s, name) if item.attempt >> LOCAL_BITS == frontend]
+            local = tuple(replace(item, attempt=item.attempt - (frontend << LOCAL_BITS)) for item in mine)
+            assert unlike(local, getattr(share, name)) == []
         starts = expected_starts(steps, frontend)
         assert [(s.attempt, s.cached) for s in share.starts] == [(s.attempt, s.cached) for s in starts]
         assert [s.age for s in share.starts] == pytest.approx([s.age for s in starts], nan_ok=True)
@@ -136,8 +137,15 @@ def planted_step(k: int, number: int, *owners: int) -> StepOutputs:
         tuple(End(attempt, EndReason.STOP) for attempt in attempts.tolist()[::2]),
         EngineStats(steps=number),
         (float(number),),
+        prompt_parts=tuple(PromptPart(attempt, number, prompt_logprobs(number)) for attempt in attempts.tolist()[1::2]),
         overheads=(number / 100,),
     )
+
+
+def prompt_logprobs(number: int) -> Logprobs:
+    """Of two tokens of a prompt, with an alternative each."""
+    ids = np.full((2, 1), number, np.int32)
+    return Logprobs(np.zeros(2, np.float32), np.ones(2, np.int32), ids, ids.astype(np.float32))
 
 
 EXAMPLE = [planted_step(1, 1, 1, 2), planted_step(3, 2, 2, 1), planted_step(0, 3, 3, 1)]
@@ -158,6 +166,11 @@ FAULTS: dict[str, tuple[str, object]] = {
     "attempts keep the engine's numbers": ("LOCAL", -1),
     "everybody gets the first frontend's share": ("owned_by", lambda step, _: real_owned(step, 1)),
     "everybody gets every end": ("_local", lambda items, _: items),
+    "prompts' logprobs are lost": ("owned_by", lambda step, n: replace(real_owned(step, n), prompt_parts=())),
+    "everybody gets all prompts' logprobs": (
+        "owned_by",
+        lambda step, n: replace(real_owned(step, n), prompt_parts=step.prompt_parts),
+    ),
     "steps come in reverse": ("merged", lambda steps: real_merged(steps[::-1])),
     "indices are lost": ("merged", lambda steps: replace(real_merged(steps), indices=real_merged(steps).positions * 0)),
     "only the last step is sent": ("merged", lambda steps: steps[-1]),

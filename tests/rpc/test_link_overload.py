@@ -10,7 +10,7 @@ import pytest
 
 from rpc.link import codec
 from rpc.link.server import Connection, LinkService
-from scheduler.events import EndReason, Logprobs, StepOutputs
+from scheduler.events import EndReason, EngineStats, Logprobs, StepOutputs
 from tests.support.frontends import outputs
 from tests.support.links import MortalEngine, at, connected, eventually, linked, raw_call, read_to_end, submit
 
@@ -128,3 +128,14 @@ async def test_steps_without_a_token_do_not_wait_without_end(monkeypatch: pytest
     for _ in range(5000):
         connection.add(outputs())
     assert connection.overrun or len(connection._pending) <= 1000
+
+
+async def test_what_was_taken_does_not_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each link would be cut in the end, however quickly its frontend reads."""
+    monkeypatch.setattr("rpc.link.server.MOST_PENDING", 1000)
+
+    connection = Connection(1)
+    for position in range(5):
+        connection.add(bulk(1, position, 1))
+        connection.take(EngineStats())
+    assert not connection.overrun

@@ -427,6 +427,25 @@ async def test_pages_that_wait_with_their_requests_are_bounded(
         await eventually(lambda: not service._pulls._held)
 
 
+async def test_a_pull_that_brought_nothing_holds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request may wait for long before it starts, and there are no pages of it."""
+    monkeypatch.setattr(module, "MOST_HELD", 12 * 2 * BYTES)
+
+    place = tmp_path / "liar"
+    place.mkdir()
+    async with (
+        serving(Liar(), place) as (empty, _),
+        source_of(tmp_path, Port(NAMES)) as (address, _),
+        target_of(tmp_path, Port()) as (client, _, engine, _),
+    ):
+        client.send([moved(1, empty)])
+        await eventually(engine.submitted)
+        client.send([moved(2, address)])
+        await eventually(lambda: len(engine.submitted()) == 2)
+        check_brought(engine.sent[0], [])
+        check_brought(engine.sent[1], NAMES)
+
+
 async def test_a_request_brings_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_HELD", 7 * 2 * BYTES)
 

@@ -14,7 +14,6 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import load_preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import RequestStream
-from rpc.heap import settle
 from rpc.observe.metrics import Metrics
 from rpc.settings import EngineConfig
 from scheduler.request import Sampling, Spec, Stopping
@@ -45,9 +44,8 @@ async def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyP
     preparer = load_preparer(config.model)
     frontend = Frontend(preparer, FrontendSettings(), Metrics("m"))
     supervisor = Supervisor([ThreadHost(config)], frontend)
-    settle()
-    assert gc.get_freeze_count() > 100_000, "torch is there, and stops nobody for a full collection"
     await supervisor.start()
+    assert gc.get_freeze_count() > 100_000, "torch is there, and stops nobody for a full collection"
     first = weakref.ref(frontend.replicas.get(0).client)
     (before,) = (await run_to_its_end(frontend, "a")).take()
     monkeypatch.setattr(Runner, "launch", fail_once)

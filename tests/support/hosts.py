@@ -27,6 +27,9 @@ class FakeHost:
         self.gate.set()
         self.trouble: list[str] = []
 
+    async def prepare(self) -> None:
+        """A puppet needs no libraries."""
+
     async def launch(self, sink: Sink) -> MortalEngine:
         if self.running:
             self.trouble.append("an engine was launched beside another")

@@ -131,17 +131,11 @@ class Registered:
         for handler in handlers:
             self.paths |= {path if isinstance(path, str) else path.decode() for path in handler._method_handlers}
 
-    def add_insecure_port(self, _address: str) -> int:
-        return 1
-
 
 def test_each_rpc_that_is_served_has_a_policy_and_none_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.server.aio.server", Registered)
-    limits = SimpleNamespace(context=100)
-    frontend = SimpleNamespace(
-        health=lambda: True, preparer=SimpleNamespace(images=None, name="m"), info=SimpleNamespace(limits=limits)
-    )
+    frontend = SimpleNamespace(health=lambda: True, preparer=SimpleNamespace(images=None, name="m", context=100))
     server = Server(ListenSettings(reflection=True), ImageLimits(), frontend, Metrics("m"), SimpleNamespace())
-    served = [server._services(), server._admin_server()[0]]
+    served = [server._services(), server._admin_services()]
     assert set.union(*(one.paths for one in served)) == POLICIES.keys()
     assert all(isinstance(one.interceptors[0], Door) for one in served)

@@ -1,0 +1,30 @@
+"""Tables of the command line, narrow enough for 80 columns."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], elastic: Sequence[str], right: Sequence[str] = ()
+) -> None:
+    """Prints columns without a frame. Every value is shown whole.
+
+    Args:
+        elastic: Columns whose values go on in the next line where they do not fit.
+        right: Columns of figures.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name in right else "left",
+            no_wrap=name not in elastic,
+            overflow="fold",
+            vertical="top",
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))  # as Text: a client chose its request's id, and brackets in it are no markup
+    Console().print(table)
