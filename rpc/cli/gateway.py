@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from rpc.cli.options import Config, build, with_settings
-from rpc.gateway.settings import GatewaySettings
+from rpc.gateway.settings import GatewaySettings, check_origin
 from rpc.settings import check_server
 
 LIBRARIES = ("pydantic", "pydantic_core", "starlette", "uvicorn", "h11")
@@ -20,6 +20,10 @@ def gateway(
             "on where one is lost. To share the load put `quire frontend` between."
         ),
     ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
+    allow_origin: Annotated[
+        list[str],
+        typer.Option(help="Origin (https://HOST) whose pages may use it from a browser, or *; again and again."),
+    ] = [],  # noqa: B006 - as above
     config: Config = None,
     **values: Any,
 ) -> None:
@@ -41,7 +45,10 @@ def gateway(
     try:
         for address in server:
             check_server("--server", address)
-        asyncio.run(serve(build(GatewaySettings, values), server, lambda line: print(f"quire: {line}", flush=True)))
+        for origin in allow_origin:
+            check_origin("--allow-origin", origin)
+        settings = build(GatewaySettings, values)
+        asyncio.run(serve(settings, server, lambda line: print(f"quire: {line}", flush=True), allow_origin))
     except (ValueError, OSError) as error:
         typer.echo(f"quire: {error}", err=True)
         raise typer.Exit(1) from None

@@ -1,11 +1,13 @@
 """The gateway's paths, as an ASGI application."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rpc.gateway.bodies import Bodies
 from rpc.gateway.chat import ChatCompletion
@@ -36,6 +38,7 @@ class Gateway:
             Route("/v1/models", Answered(questions.models), methods=["GET"]),
             Route("/v1/models/{name:path}", Answered(questions.model), methods=["GET"]),
             Route("/health", Answered(questions.health), methods=["GET"]),
+            Route("/version", Answered(questions.version), methods=["GET"]),
         ]
         self._router = Router(routes, redirect_slashes=False)
 
@@ -50,8 +53,21 @@ class Gateway:
                 raise _no_path(scope, error) from None
 
 
+def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Lets pages of these origins ("*": of all) use it from a browser."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+
 class Questions:
-    """What is answered at once, with a status and JSON."""
+    """What is answered at once, with a status and JSON, or nothing."""
 
     def __init__(self, upstream: Upstream, served: Served) -> None:
         self._upstream, self._served = upstream, served
@@ -82,11 +98,15 @@ class Questions:
             for name, model in models.items()
         }
 
-    async def health(self, exchange: Exchange) -> tuple[int, Any]:
-        """200 where a server serves."""
+    async def health(self, exchange: Exchange) -> tuple[int, None]:
+        """200 where a server serves, without a body, as vLLM says it."""
         del exchange
-        serving = await self._upstream.healthy()
-        return (200, {"status": "SERVING"}) if serving else (503, {"status": "NOT_SERVING"})
+        return (200 if await self._upstream.healthy() else 503), None
+
+    async def version(self, exchange: Exchange) -> tuple[int, Any]:
+        """The gateway's own."""
+        del exchange
+        return 200, {"version": version("quire")}
 
 
 class Answered:
@@ -99,7 +119,10 @@ class Answered:
         """Raises what the question raises."""
         exchange: Exchange = scope["exchange"]
         status, value = await self._question(exchange)
-        await exchange.reply(status, as_json(value))
+        if value is None:
+            await exchange.reply(status, b"", [])
+        else:
+            await exchange.reply(status, as_json(value))
 
 
 def _no_path(scope: Scope, error: HTTPException) -> ApiError:

@@ -16,11 +16,13 @@ from rpc.client.security import Metadata
 from rpc.gateway.bodies import ClientGone
 from rpc.gateway.errors import SERVER, ApiError, of_call
 from rpc.gateway.parameters import metadata_of
+from rpc.gateway.schema import REQUEST_ID
 from rpc.gateway.settings import LARGEST_HEADERS
 
-REQUEST_ID = re.compile(r"[!-~]{1,96}")  # visible ASCII; with what is added to it, a server takes it
 VISIBLE = re.compile(r"[ -~]+")
 MOST_PASSED_ON = 2**12  # bytes of headers; gRPC takes 8 KiB of metadata, its own too
+
+JSON = [(b"content-type", b"application/json")]
 
 log = logging.getLogger("quire.gateway")
 
@@ -46,7 +48,7 @@ class Exchange:
         """Whatever is asked. Raises ApiError."""
         # Nobody knows where a request behind it would begin: RFC 9112, 6.1.
         self._is_last = "transfer-encoding" in self.headers and "content-length" in self.headers
-        if not REQUEST_ID.fullmatch(self.request_id):
+        if not re.fullmatch(REQUEST_ID, self.request_id):
             self.request_id = secrets.token_hex(16)
             raise ApiError(400, "x-request-id must be 1 to 96 visible ASCII characters", "x-request-id")
         if self._is_last:
@@ -55,6 +57,11 @@ class Exchange:
         size += sum(len(name) + len(value) + len(": \r\n") for name, value in self._scope["headers"])
         if size > LARGEST_HEADERS:
             raise ApiError(431, f"the request's headers have {size} bytes, at most {LARGEST_HEADERS}")
+
+    def adopt(self, request_id: str) -> None:
+        """Takes the id that the body gives; one in the headers is stronger."""
+        if "x-request-id" not in self.headers:
+            self.request_id = request_id
 
     def metadata(self) -> Metadata:
         """For the servers. Raises ApiError for headers that gRPC cannot carry."""
@@ -74,7 +81,7 @@ class Exchange:
     async def reply(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """The whole answer."""
         length = (b"content-length", str(len(body)).encode())
-        await self._start(status, [*(headers or [(b"content-type", b"application/json")]), length])
+        await self._start(status, [*(JSON if headers is None else headers), length])
         await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: ApiError) -> None:

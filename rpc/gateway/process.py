@@ -15,7 +15,7 @@ from quire.v1 import model_service_pb2 as model_pb
 from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 from rpc.addresses import is_loopback
-from rpc.gateway.app import Gateway
+from rpc.gateway.app import Gateway, with_origins
 from rpc.gateway.protocol import bounded_config
 from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.tls import own_context, security_of
@@ -43,10 +43,20 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Callable[[str], None]) -> None:
-    """Runs a gateway to these servers until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken.
-    Raises OSError where the port cannot be had or a certificate cannot be read, ValueError where it is none, others can
-    use its key, or the servers may not be asked.
+async def serve(
+    settings: GatewaySettings, servers: Sequence[str], announce: Callable[[str], None], origins: Sequence[str] = ()
+) -> None:
+    """Runs a gateway to these servers until SIGTERM or SIGINT.
+
+    Args:
+        settings: The gateway's.
+        servers: HOST:PORT of each.
+        announce: Gets the ready line once requests are taken.
+        origins: Whose pages may use it from a browser.
+
+    Raises:
+        OSError: The port cannot be had, or a certificate cannot be read.
+        ValueError: A certificate is none, others can use its key, or the servers may not be asked.
     """
     settings.check_way_to(servers)
     context, security = own_context(settings), security_of(settings)
@@ -57,7 +67,7 @@ async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Cal
         log.warning("%s can be reached from other machines, without TLS (--allow-insecure-bind)", shown)
     url = f"{'http' if context is None else 'https'}://{shown}:{port}"
     upstream = Upstream(servers, settings.request_time, security)
-    config = _config(settings, Gateway(upstream, settings), context)
+    config = _config(settings, with_origins(Gateway(upstream, settings), origins), context)
     settle()
     try:
         if not is_loopback(settings.host) and not settings.allow_insecure_bind:

@@ -1,10 +1,12 @@
 """Settings of `quire gateway`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rpc.addresses import is_loopback
 
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 LARGEST_HEADERS = 2**14  # bytes of a request's line and headers
 
 
@@ -106,3 +108,9 @@ class GatewaySettings:
                     "answers could be read on their way. Give --server-tls or --server-ca, or insist with "
                     "--plaintext-token"
                 )
+
+
+def check_origin(flag: str, origin: str) -> None:
+    """Raises ValueError for a text that no browser sends as its Origin."""
+    if not ORIGIN.fullmatch(origin):
+        raise ValueError(f"{flag} is {origin!r}, must be *, or as https://HOST or http://HOST:PORT")

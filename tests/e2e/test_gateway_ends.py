@@ -56,6 +56,7 @@ def test_too_long_and_no_template(gateway: RunningGateway) -> None:
             with pytest.raises(openai.BadRequestError) as long:
                 client.completions.create(**LONG | more)
             assert (long.value.code, long.value.param) == ("context_length_exceeded", next(iter(more)))
+            assert "This model's maximum context length is 1024 tokens. However, you" in long.value.message
         with pytest.raises(openai.BadRequestError, match="use /v1/completions") as raw:
             client.chat.completions.create(model="quire-demo", messages=[{"role": "user", "content": "A"}])
         assert raw.value.param == "messages"
