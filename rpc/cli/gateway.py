@@ -8,8 +8,6 @@ from rpc.cli.options import Config, build, with_settings
 from rpc.gateway.settings import GatewaySettings, check_origin
 from rpc.settings import check_server
 
-LIBRARIES = ("pydantic", "pydantic_core", "starlette", "uvicorn", "h11")
-
 
 @with_settings({GatewaySettings: None})
 def gateway(
@@ -33,15 +31,8 @@ def gateway(
     import sys
 
     logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
-    try:
-        from rpc.gateway.process import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in LIBRARIES:
-            raise
-        typer.echo(
-            f"quire: the gateway needs {error.name}, which is not installed: pip install 'quire[gateway]'", err=True
-        )
-        raise typer.Exit(1) from None
+    from rpc.gateway.process import serve
+
     try:
         for address in server:
             check_server("--server", address)

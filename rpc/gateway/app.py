@@ -1,7 +1,6 @@
 """The gateway's paths, as an ASGI application."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -9,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rpc.distribution import own_version
 from rpc.gateway.bodies import Bodies
 from rpc.gateway.chat import ChatCompletion
 from rpc.gateway.chat_schema import ChatRequest
@@ -106,7 +106,7 @@ class Questions:
     async def version(self, exchange: Exchange) -> tuple[int, Any]:
         """The gateway's own."""
         del exchange
-        return 200, {"version": version("quire")}
+        return 200, {"version": own_version()}
 
 
 class Answered:

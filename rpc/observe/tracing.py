@@ -7,6 +7,7 @@ that it came to: queue, prefill, decode.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rpc.distribution import how_to_install
 from rpc.observe.records import FIRST, LAST, ROW, RequestRecord
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def open_traces(endpoint: str) -> Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ValueError(
-            f"--otlp-traces-endpoint needs OpenTelemetry, which is not there ({error}): pip install 'quire[tracing]'"
+            f"--otlp-traces-endpoint needs OpenTelemetry, which is not there ({error}): {how_to_install('tracing')}"
         ) from None
     limits = SpanLimits(max_attribute_length=LONGEST)
     provider = TracerProvider(resource=Resource.create({"service.name": "quire"}), span_limits=limits)

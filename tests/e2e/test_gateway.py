@@ -3,7 +3,6 @@
 import asyncio
 import base64
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from openai import OpenAI
 from quire.v1 import generation_service_pb2 as pb
 
+from rpc.distribution import own_version
 from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded, picture
@@ -303,7 +303,7 @@ def test_pages_of_known_origins_may_ask(gateway: RunningGateway, chats: RunningG
 
 def test_its_version(gateway: RunningGateway) -> None:
     status, _, said = gateway.ask("GET", "/version")
-    assert (status, said) == (200, {"version": version("quire")})
+    assert (status, said) == (200, {"version": own_version()})
 
 
 def test_a_conversation_with_an_image(chat_client: OpenAI, seeing: RunningServer) -> None:
