@@ -6,10 +6,12 @@ import typer
 
 from rpc.cli.options import Config, build, with_settings
 from rpc.gateway.settings import GatewaySettings, check_origin
+from rpc.observe.logs import set_up_logging
+from rpc.observe.settings import ObserveSettings
 from rpc.settings import check_server
 
 
-@with_settings({GatewaySettings: None})
+@with_settings({GatewaySettings: None, ObserveSettings: "Logs and traces"})
 def gateway(
     server: Annotated[
         list[str],
@@ -27,19 +29,18 @@ def gateway(
 ) -> None:
     """Serve OpenAI's HTTP API from running servers, until SIGTERM, which drains."""
     import asyncio
-    import logging
-    import sys
 
-    logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
     from rpc.gateway.process import serve
 
     try:
+        observe = build(ObserveSettings, values)
+        set_up_logging(observe.log_format, "gateway")
         for address in server:
             check_server("--server", address)
         for origin in allow_origin:
             check_origin("--allow-origin", origin)
         settings = build(GatewaySettings, values)
-        asyncio.run(serve(settings, server, lambda line: print(f"quire: {line}", flush=True), allow_origin))
+        asyncio.run(serve(settings, server, lambda line: print(f"quire: {line}", flush=True), allow_origin, observe))
     except (ValueError, OSError) as error:
         typer.echo(f"quire: {error}", err=True)
         raise typer.Exit(1) from None

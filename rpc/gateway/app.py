@@ -18,9 +18,11 @@ from rpc.gateway.endpoint import Endpoint
 from rpc.gateway.errors import ApiError
 from rpc.gateway.exchange import Exchange, failures_to
 from rpc.gateway.logprobs import as_json
+from rpc.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from rpc.gateway.served import Served
 from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.upstream import Upstream
+from rpc.gateway.watching import Watching
 
 OWNER = "quire"
 
@@ -28,7 +30,8 @@ OWNER = "quire"
 class Gateway:
     """An ASGI application in front of these servers. What it runs finds its exchange in the scope."""
 
-    def __init__(self, upstream: Upstream, settings: GatewaySettings) -> None:
+    def __init__(self, upstream: Upstream, settings: GatewaySettings, watching: Watching) -> None:
+        self._watching = watching
         served = Served(upstream)
         parts = upstream, served, Bodies(settings)
         questions = Questions(upstream, served)
@@ -40,17 +43,20 @@ class Gateway:
             Route("/health", Answered(questions.health), methods=["GET"]),
             Route("/version", Answered(questions.version), methods=["GET"]),
         ]
+        if settings.shows_metrics:
+            routes.append(Route("/metrics", MetricsText(watching.metrics), methods=["GET"]))
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         scope.update(exchange=exchange, app=self)  # with an "app" the router raises what it does not find
-        async with failures_to(exchange):
-            exchange.check()
-            try:
-                await self._router(scope, receive, send)
-            except HTTPException as error:
-                raise _no_path(scope, error) from None
+        with self._watching.watched(exchange):
+            async with failures_to(exchange):
+                exchange.check()
+                try:
+                    await self._router(scope, receive, send)
+                except HTTPException as error:
+                    raise _no_path(scope, error) from None
 
 
 def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
@@ -123,6 +129,17 @@ class Answered:
             await exchange.reply(status, b"", [])
         else:
             await exchange.reply(status, as_json(value))
+
+
+class MetricsText:
+    """The metrics as an ASGI application."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, *_: object) -> None:
+        exchange: Exchange = scope["exchange"]
+        await exchange.reply(200, self._metrics.page(), [(b"content-type", CONTENT_TYPE)])
 
 
 def _no_path(scope: Scope, error: HTTPException) -> ApiError:

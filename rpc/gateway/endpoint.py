@@ -61,6 +61,7 @@ class Endpoint:
         """Raises ApiError."""
         try:
             requests = await answer.begin()
+            exchange.stats.model = answer.model
             streams = [
                 self._stream(exchange, answer.asked, position, request, metadata)
                 for position, request in enumerate(requests)
@@ -81,6 +82,7 @@ class Endpoint:
         try:
             async with aclosing(self._upstream.stream(request, metadata)) as messages:
                 async for message in messages:
+                    exchange.stats.take(position, message)
                     yield message
         except grpc.RpcError as error:
             raise _told(error, asked, position) from None
@@ -120,6 +122,7 @@ class Endpoint:
                 if isinstance(error, ApiError)
                 else of_call(failure_of(error), names_of(answer.asked), answer.asked.longest)
             )
+            exchange.stats.error = told.code or told.kind
             await exchange.write(error_event(told.body), more=False)
 
 

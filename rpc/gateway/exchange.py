@@ -18,6 +18,7 @@ from rpc.gateway.errors import SERVER, ApiError, of_call
 from rpc.gateway.parameters import metadata_of
 from rpc.gateway.schema import REQUEST_ID
 from rpc.gateway.settings import LARGEST_HEADERS
+from rpc.gateway.stats import RequestStats
 
 VISIBLE = re.compile(r"[ -~]+")
 MOST_PASSED_ON = 2**12  # bytes of headers; gRPC takes 8 KiB of metadata, its own too
@@ -29,8 +30,10 @@ log = logging.getLogger("quire.gateway")
 
 class Exchange:
     """headers: of the request; of those that are there twice the first one. request_id: the client's, or a new one.
-    begun: the answer's status has been sent.
+    begun: the answer's status has been sent. stats: what is told of it in the end, set before it is answered.
     """
+
+    stats: RequestStats
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self.receive, self._send = scope, receive, send
@@ -39,6 +42,14 @@ class Exchange:
             self.headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.request_id = self.headers.get("x-request-id") or secrets.token_hex(16)
         self.begun = self._is_last = False
+
+    @property
+    def method(self) -> str:
+        return str(self._scope["method"])[:20]
+
+    @property
+    def path(self) -> str:
+        return str(self._scope["path"])
 
     @property
     def path_parameters(self) -> dict[str, str]:
@@ -85,6 +96,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: ApiError) -> None:
+        self.stats.error = error.code or error.kind
         await self.reply(error.status, error.body, error.headers)
 
     async def open(self) -> None:
@@ -101,7 +113,7 @@ class Exchange:
         self._scope["state"]["cut"]()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.begun = True
+        self.begun, self.stats.status = True, status
         headers.append((b"x-request-id", self.request_id.encode("latin-1")))
         if self._is_last:
             headers.append((b"connection", b"close"))
@@ -131,7 +143,7 @@ async def failures_to(exchange: Exchange) -> AsyncIterator[None]:
     try:
         yield
     except ClientGone:
-        pass
+        exchange.stats.error = "client_left"
     except ApiError as error:
         await exchange.fail(error)
     except grpc.RpcError as error:
@@ -148,5 +160,6 @@ async def _give_up(exchange: Exchange, error: ApiError) -> None:
     if not exchange.begun:
         await exchange.fail(error)
     else:
+        exchange.stats.error = error.kind
         exchange.cut()
         await asyncio.sleep(0)  # until uvicorn has seen it

@@ -100,8 +100,19 @@ def _fits(value: object) -> bool:
 
 
 def open_traces(endpoint: str) -> Traces:
-    """endpoint: http://HOST:PORT or https://HOST:PORT of a collector, which takes OTLP over gRPC. Raises ValueError
-    where OpenTelemetry is not installed.
+    """As `open_provider`."""
+    return Traces(open_provider(endpoint))
+
+
+def open_provider(endpoint: str, service: str = "quire") -> "TracerProvider":
+    """Returns what sends spans to a collector, which takes OTLP over gRPC.
+
+    Args:
+        endpoint: http://HOST:PORT or https://HOST:PORT of the collector.
+        service: Name of the process in its traces.
+
+    Raises:
+        ValueError: OpenTelemetry is not installed.
     """
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -113,6 +124,6 @@ def open_traces(endpoint: str) -> Traces:
             f"--otlp-traces-endpoint needs OpenTelemetry, which is not there ({error}): {how_to_install('tracing')}"
         ) from None
     limits = SpanLimits(max_attribute_length=LONGEST)
-    provider = TracerProvider(resource=Resource.create({"service.name": "quire"}), span_limits=limits)
+    provider = TracerProvider(resource=Resource.create({"service.name": service}), span_limits=limits)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
-    return Traces(provider)
+    return provider

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.support.server import QUIRE, STOP_SECONDS, clean_environment
 
-READY = re.compile(r"quire: ready: gateway (https?)://(\S+):(\d+)/v1 to (.*)")
+READY = re.compile(r"quire: ready: gateway (https?)://(\S+):(\d+)/v1 to ([^ ]+(?:, [^ ]+:\d+)*)(?:, metrics (\S+))?")
 
 
 @dataclass
@@ -22,6 +22,7 @@ class RunningGateway:
     scheme: str
     host: str
     port: int
+    metrics_url: str = ""
 
     @property
     def url(self) -> str:
@@ -88,7 +89,7 @@ def running_gateway(servers: list[str], *flags: str, stderr: IO[str] | None = No
         said = process.stdout.readline()
         found = READY.fullmatch(said.rstrip("\n"))
         assert found, f"the gateway said {said!r} and ended with {process.poll()}"
-        gateway = RunningGateway(process, found[1], found[2], int(found[3]))
+        gateway = RunningGateway(process, found[1], found[2], int(found[3]), found[5] or "")
         yield gateway
         if process.poll() is None:
             assert gateway.stop() == 0
