@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Where pip finds torch, if not in its usual index: the address of PyTorch's CPU wheels, or of another CUDA version's.
 TORCH_INDEX ?=
+# What else `make setup` and `make serve` install: bench, plots, tracing, or several as bench,plots.
+EXTRAS ?=
 # More flags for `make serve`: make serve ARGS="--port 0 --model DIR"
 ARGS ?=
 
@@ -11,6 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Runs what follows without the lines that say what is there already; its exit status stays that of what follows.
 NEWS_OF := bash -o pipefail -c '"$$0" "$$@" | grep --line-buffered -v "^Requirement already satisfied"'
+QUIRE := $(VENV)/.quire$(addprefix -with-,$(EXTRAS))
 PROTOS := $(shell find proto/quire -name "*.proto")
 DESCRIBE = mkdir -p build && $(BIN)/python -m grpc_tools.protoc -Iproto --include_source_info --include_imports \
 	--descriptor_set_out=build/api.binpb $(wildcard proto/quire/v1/*.proto)
@@ -22,7 +25,7 @@ INFERENCE := rpc/services/inference/pb
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(VENV)/.quire ## Make .venv and install Quire into it
+setup: $(QUIRE) ## Make .venv and install Quire into it (EXTRAS=tracing: and what that needs)
 setup-dev: $(VENV)/.quire-dev ## The same with the test tools
 
 $(VENV)/bin/python:
@@ -35,9 +38,9 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	@$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@touch $@
 
-$(VENV)/.quire: pyproject.toml $(VENV)/.torch
+$(QUIRE): pyproject.toml $(VENV)/.torch
 	@echo "installing Quire and what it needs ..."
-	@$(NEWS_OF) $(PIP) -e .
+	@$(NEWS_OF) $(PIP) -e '.$(if $(EXTRAS),[$(EXTRAS)])'
 	@touch $@
 
 $(VENV)/.quire-dev: pyproject.toml $(VENV)/.torch

@@ -73,7 +73,6 @@ SERVICES = (
 
 
 LOOPBACK = "127.0.0.1"
-PAGE_LIBRARIES = ("starlette", "uvicorn", "h11")
 
 
 def channel_options(settings: ListenSettings, context: int, images: int = 0) -> list[tuple[str, int]]:
@@ -95,22 +94,13 @@ def channel_options(settings: ListenSettings, context: int, images: int = 0) -> 
 
 
 def make_page(frontend: Frontend, door: Door) -> "Page":
-    """Raises ValueError where its libraries are not installed."""
-    try:
-        from rpc.web.process import Page
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in PAGE_LIBRARIES:
-            raise
-        raise ValueError(
-            f"--page-port needs {error.name}, which is not installed: pip install 'quire[gateway]'"
-        ) from None
+    from rpc.web.process import Page  # starlette and uvicorn, which a server without a page does not load
+
     return Page(frontend, door)
 
 
 class Server:
-    """The frontend of this process over a fleet of engines: `start`, on `stop` `drain`, always `close`. Raises
-    ValueError where what its settings ask for is not installed.
-    """
+    """The frontend of this process over a fleet of engines: `start`, on `stop` `drain`, always `close`."""
 
     def __init__(
         self,

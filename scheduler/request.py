@@ -148,6 +148,7 @@ class Output:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     skip_special_tokens: bool = True
+    prompt_token_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +172,18 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation, oldest message first. arguments: of the model's template, pairs of name and JSON."""
+    """A conversation, oldest message first.
+
+    Attributes:
+        arguments: Of the model's template, pairs of name and JSON.
+        add_generation_prompt: The template is told to begin the model's next message.
+        continue_final_message: The prompt ends with the text of the last message.
+    """
 
     messages: tuple[ChatMessage, ...]
     arguments: tuple[tuple[str, str], ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         check_message_count(len(self.messages))
@@ -184,6 +193,11 @@ class Chat:
             name, known = f"chat.messages[{i}].content", isinstance(content, str | tuple)
             known = known and all(isinstance(part, str | ImageHere) for part in message.parts)
             _require(known, name, content, "must be text, or texts and images")
+        if self.continue_final_message:
+            name = "chat.continue_final_message"
+            _require(not self.add_generation_prompt, name, True, "goes without chat.add_generation_prompt")
+            texts = any(isinstance(part, str) for part in self.messages[-1].parts)
+            _require(texts, name, True, "the last message has no text")
 
     @property
     def image_fields(self) -> tuple[str, ...]:
@@ -199,6 +213,31 @@ class Chat:
 def check_message_count(count: int) -> None:
     """For whoever makes a `Chat`, before the work. Raises InvalidRequest."""
     _require(1 <= count <= MOST_MESSAGES, "chat.messages", f"{count} messages", f"must be 1 to {MOST_MESSAGES}")
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How a prompt that is too long is cut.
+
+    Attributes:
+        tokens: Tokens that are kept; None for as many as leave room for the output.
+        keep_first: Keeps the first tokens; else the last ones, behind the special tokens that begin a text.
+    """
+
+    tokens: int | None = None
+    keep_first: bool = False
+
+    def __post_init__(self) -> None:
+        known = self.tokens is None or self.tokens > 0
+        _require(known, "prompt_truncation.tokens", self.tokens, "must be at least 1; unset it for what fits")
+
+    def cut(self, prompt: Sequence[int], beginning: int, stopping: Stopping, limits: Limits) -> list[int]:
+        """Returns the tokens of the prompt that are kept. beginning: so many special tokens begin it."""
+        keep = self.tokens if self.tokens is not None else max(1, limits.longest - (stopping.max_tokens or 1))
+        if len(prompt) <= keep or self.keep_first:
+            return list(prompt[:keep])
+        beginning = min(beginning, keep)
+        return [*prompt[:beginning], *prompt[len(prompt) - keep + beginning :]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +265,7 @@ class Spec:
     cache_salt: str = ""
     priority: int = 0
     tenant: str = DEFAULT_TENANT
+    truncation: Truncation | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("max_time", self.max_time), ("max_queue_time", self.max_queue_time)):
@@ -237,6 +277,8 @@ class Spec:
         if isinstance(self.prompt, Chat):
             parts, given = len(self.prompt.image_fields), f"{len(self.images)} images"
             _require(len(self.images) == parts, "images", given, f"the messages of the conversation have {parts}")
+        whole = self.truncation is None or not self.images
+        _require(whole, "prompt_truncation", f"with {len(self.images)} images", "goes with prompts without images")
 
     @property
     def image_fields(self) -> tuple[str, ...]:

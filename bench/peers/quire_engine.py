@@ -3,7 +3,6 @@
 python -m bench.peers.quire_engine MODEL KV_TOKENS [QUANTIZATION]
 """
 
-import importlib.metadata
 import queue
 import sys
 import time
@@ -17,6 +16,7 @@ from bench.peers.workloads import Workload
 from model.config import read_config
 from model.settings import ModelSettings
 from rpc.assembly import assemble
+from rpc.distribution import own_version
 from rpc.settings import EngineConfig
 from scheduler.controls import Controls
 from scheduler.events import StepOutputs, Submit
@@ -32,7 +32,7 @@ def kv_memory(model: str, tokens: int) -> int:
 
 class Quire:
     def __init__(self, model: str, kv_tokens: str, quantization: str | None = None) -> None:
-        self.version = importlib.metadata.version("quire")
+        self.version = own_version()
         self._outputs = queue.SimpleQueue[tuple[float, StepOutputs]]()
         config = EngineConfig(
             model=ModelSettings(model, quantization=quantization, kv_cache_memory=kv_memory(model, int(kv_tokens))),

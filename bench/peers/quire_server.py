@@ -4,7 +4,6 @@ python -m bench.peers.quire_server MODEL KV_TOKENS
 """
 
 import asyncio
-import importlib.metadata
 import sys
 import time
 from collections.abc import Sequence
@@ -18,11 +17,12 @@ from bench.peers.quire_engine import kv_memory
 from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Asked, Workload
 from bench.serving import started
+from rpc.distribution import own_version
 
 
 class QuireServer:
     def __init__(self, model: str, kv_tokens: str) -> None:
-        self.version = importlib.metadata.version("quire")
+        self.version = own_version()
         self._life = ExitStack()
         memory = str(kv_memory(model, int(kv_tokens)))
         flags = (

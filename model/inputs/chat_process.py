@@ -3,7 +3,8 @@
 Lines of JSON come in on standard input, each is answered by a line on standard output. The first has `source` and
 `tokens` of a `ChatTemplate` and the limits (`memory`: bytes of address space, `start_seconds` and `render_seconds` of
 processor time to compile it and for each conversation); its answer is {} once the template is compiled. Each other has
-`messages`, `arguments` of the template and `most`, the characters that the text may have; its answer has `text`. Where
+`messages`, `arguments` of the template, `most`, the characters that the text may have, `add_generation_prompt` and
+`continue_final_message`; its answer has `text`. Where
 there is none, `failed` says why (refused, error, memory, length) and `message` more of it. A template that computes for
 too long ends the process with SIGPROF, the end of the input ends it as well. Imports little, so that it starts soon.
 
@@ -24,6 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MESSAGE = 500  # characters
+END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: it finds the end of what the model continues
 
 
 class Refused(jinja2.TemplateError):
@@ -32,6 +34,10 @@ class Refused(jinja2.TemplateError):
 
 class TooLong(Exception):
     """The text has more characters than it may have."""
+
+
+class CutOff(Exception):
+    """The template writes less than the text that the model is to continue."""
 
 
 class Generation(Extension):
@@ -112,8 +118,37 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def rendered(template: jinja2.Template, tokens: dict[str, str], request: dict[str, Any]) -> str:
-    """Raises Refused, TooLong, and whatever a template can raise."""
-    given = {"messages": request["messages"], "tools": None, "documents": None, "add_generation_prompt": True}
+    """Raises Refused, TooLong, CutOff, and whatever a template can raise."""
+    if not request["continue_final_message"]:
+        return _generated(template, tokens, request)
+    final = _mark_end(request["messages"][-1])
+    text = _generated(template, tokens, request)
+    mark = END_MARK.strip()
+    if final.strip() not in text or mark not in text:
+        raise CutOff("it leaves out text of the last message, which the model is to continue")
+    text, _, behind = text.rpartition(mark)
+    return text if behind.startswith(" ") else text.rstrip()  # a template that trims content trims what is continued
+
+
+def _mark_end(message: dict[str, Any]) -> str:
+    """Puts END_MARK behind the last text of a message. Returns that text."""
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + END_MARK
+        return content
+    part: dict[str, str] = next(part for part in reversed(content) if "text" in part)
+    text = part["text"]
+    part["text"] += END_MARK
+    return text
+
+
+def _generated(template: jinja2.Template, tokens: dict[str, str], request: dict[str, Any]) -> str:
+    given = {
+        "messages": request["messages"],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": request["add_generation_prompt"],
+    }
     parts, size = [], 0
     for part in template.generate(**(tokens | request["arguments"] | given)):
         size += len(part)
@@ -133,6 +168,8 @@ def failure_of(error: Exception) -> dict[str, str]:
         return {"failed": "memory", "message": ""}
     if isinstance(error, jinja2.TemplateSyntaxError):
         return {"failed": "error", "message": f"line {error.lineno}: {error.message}"[:MESSAGE]}
+    if isinstance(error, CutOff):
+        return {"failed": "error", "message": str(error)}
     return {"failed": "error", "message": f"{type(error).__name__}: {error}"[:MESSAGE]}
 
 

@@ -47,14 +47,37 @@ class ChatRenderer:
         """The token that begins a text, where the tokenizer's config names one."""
         return self._template.tokens.get("bos_token")
 
-    def render(self, messages: Sequence[Mapping[str, object]], arguments: Mapping[str, object], most: int) -> str:
-        """The prompt that asks for the next message. arguments: of the template, as JSON can say them. most:
-        characters that it may have.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        arguments: Mapping[str, object],
+        most: int,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Returns the prompt that asks for the next message.
 
-        Raises ChatFailed, RuntimeError after `close`.
+        Args:
+            messages: The conversation, as the template reads it.
+            arguments: Of the template, as JSON can say them.
+            most: Characters that the prompt may have.
+            add_generation_prompt: What the template is told under this name.
+            continue_final_message: The prompt ends with the text of the last message, which has some.
+
+        Raises:
+            ChatFailed: The template gives no text.
+            RuntimeError: After `close`.
         """
+        request = {
+            "messages": messages,
+            "arguments": arguments,
+            "most": most,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
         try:
-            line = json.dumps({"messages": messages, "arguments": arguments, "most": most})
+            line = json.dumps(request)
         except RecursionError:
             raise ChatFailed("CHAT_ERROR", "the arguments of the chat template are nested too deeply") from None
         with self._lock:

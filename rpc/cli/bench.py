@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rpc.cli.connection import ConnectionOptions, security_of
 from rpc.cli.options import build, with_settings
+from rpc.distribution import how_to_install
 from rpc.loadgen.settings import INPUT, OUTPUT, PROTOCOLS, SERVERS, LoadSettings
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _openai(
 def _need(library: str, what: str, extra: str) -> None:
     """Raises ValueError where it is not installed."""
     if find_spec(library) is None:
-        raise ValueError(f"{what} needs {library}, which is not installed: pip install 'quire[{extra}]'")
+        raise ValueError(f"{what} needs {library}, which is not installed: {how_to_install(extra)}")
 
 
 def _check_plot(path: Path | None) -> None:

@@ -6,12 +6,12 @@ import typer
 
 from rpc.addresses import check_server
 from rpc.cli.options import Config, build, with_settings
-from rpc.gateway.settings import GatewaySettings
+from rpc.gateway.settings import GatewaySettings, check_origin
+from rpc.observe.logs import set_up_logging
+from rpc.observe.settings import ObserveSettings
 
-LIBRARIES = ("pydantic", "pydantic_core", "starlette", "uvicorn", "h11")
 
-
-@with_settings({GatewaySettings: None})
+@with_settings({GatewaySettings: None, ObserveSettings: "Logs and traces"})
 def gateway(
     server: Annotated[
         list[str],
@@ -20,28 +20,27 @@ def gateway(
             "on where one is lost. To share the load put `quire frontend` between."
         ),
     ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
+    allow_origin: Annotated[
+        list[str],
+        typer.Option(help="Origin (https://HOST) whose pages may use it from a browser, or *; again and again."),
+    ] = [],  # noqa: B006 - as above
     config: Config = None,
     **values: Any,
 ) -> None:
     """Serve OpenAI's HTTP API from running servers, until SIGTERM, which drains."""
     import asyncio
-    import logging
-    import sys
 
-    logging.basicConfig(level=logging.INFO, format="quire: %(message)s", stream=sys.stderr)
+    from rpc.gateway.process import serve
+
     try:
-        from rpc.gateway.process import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in LIBRARIES:
-            raise
-        typer.echo(
-            f"quire: the gateway needs {error.name}, which is not installed: pip install 'quire[gateway]'", err=True
-        )
-        raise typer.Exit(1) from None
-    try:
+        observe = build(ObserveSettings, values)
+        set_up_logging(observe.log_format, "gateway")
         for address in server:
             check_server(address)
-        asyncio.run(serve(build(GatewaySettings, values), server, lambda line: print(f"quire: {line}", flush=True)))
+        for origin in allow_origin:
+            check_origin("--allow-origin", origin)
+        settings = build(GatewaySettings, values)
+        asyncio.run(serve(settings, server, lambda line: print(f"quire: {line}", flush=True), allow_origin, observe))
     except (ValueError, OSError) as error:
         typer.echo(f"quire: {error}", err=True)
         raise typer.Exit(1) from None

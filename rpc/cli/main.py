@@ -1,7 +1,6 @@
 """The `quire` command. Imports torch only where a command needs it."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +18,7 @@ from rpc.cli.generate import generate
 from rpc.cli.models import models
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.cli.top import top
+from rpc.distribution import own_version
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.settings import ObserveSettings
 from rpc.settings import (
@@ -45,7 +45,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"quire {version('quire')}")
+        typer.echo(f"quire {own_version()}")
         raise typer.Exit
 
 

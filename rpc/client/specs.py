@@ -12,7 +12,7 @@ Turn = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Turn]
 
 GROUPS = ("sampling", "stopping", "output")
-OWN = ("model", "add_special_tokens", "priority", "cache_salt", "max_time", "max_queue_time")
+OWN = ("model", "add_special_tokens", "priority", "cache_salt", "max_time", "max_queue_time", "prompt_truncation")
 
 
 def spec_of(prompt: Prompt, images: Sequence[bytes] = (), **options: Any) -> pb.GenerationSpec:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 from model.errors import RankLost
 from model.parallel.sockets import host_port, new_local
+from rpc.distribution import own_version
 from rpc.engines.engine_process import exporter_of, make_engine, run_and_report, run_engine
 from rpc.engines.reaping import die_with_parent
 from rpc.observe.logs import set_up_logging
@@ -135,10 +135,6 @@ class FollowerActors:
 
     def close(self, grace: float) -> None:
         """Whoever placed them ends what does not end with rank 0."""
-
-
-def own_version() -> str:
-    return metadata.version("quire")
 
 
 def check_version(version: str) -> None:

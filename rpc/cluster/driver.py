@@ -27,10 +27,11 @@ from typing import Any
 
 import psutil
 
-from rpc.cluster.actor import EngineActor, FollowerActor, last_line, own_version
+from rpc.cluster.actor import EngineActor, FollowerActor, last_line
 from rpc.cluster.config import ClusterConfig
 from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, needs_gpu, nodes_of, place, sharing
 from rpc.cluster.token import check_cluster, find_token
+from rpc.distribution import own_version
 from rpc.engines.engine_process import ignore_signals, run_and_report, take_standard_output
 from rpc.engines.reaping import PATIENCE, adopt_orphans, kill_session, reap
 from rpc.observe.logs import all_lines_as_json, set_up_logging

@@ -21,7 +21,7 @@ from rpc.frontend.errors import RequestFailed, invalid
 from rpc.paths import model_directory, model_name
 from scheduler.bounds import check_bad_words, check_chat, check_text, check_token_ids, most_bytes
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import Chat, InvalidRequest, PromptImage, Request, Spec, resolve
+from scheduler.request import Chat, InvalidRequest, PromptImage, Request, Spec, Truncation, resolve
 from scheduler.settings import ImageLimits
 
 
@@ -93,13 +93,19 @@ class Preparer:
         match spec.prompt:
             case str(text):
                 check_text(text, limits)
-                return self._encoded("text", text, images, spec.add_special_tokens)
+                ids = self._encoded("text", text, images, spec.add_special_tokens)
             case Chat() as chat:
                 text = self._rendered(chat, limits)
-                return self._encoded("chat", text, images, self._adds_special_tokens(text))
-            case ids:
-                self._check_placeholders("token_ids", ids, images)
-                return list(ids)
+                ids = self._encoded("chat", text, images, self._adds_special_tokens(text))
+            case given:
+                self._check_placeholders("token_ids", given, images)
+                ids = list(given)
+        return ids if spec.truncation is None else self._cut(spec, spec.truncation, ids, limits)
+
+    def _cut(self, spec: Spec, truncation: Truncation, ids: list[int], limits: Limits) -> list[int]:
+        adds = isinstance(spec.prompt, str) and spec.add_special_tokens
+        beginning = _common(self.tokenizer.encode("", add_special_tokens=True), ids) if adds else 0
+        return truncation.cut(ids, beginning, spec.stopping, limits)
 
     def _adds_special_tokens(self, text: str) -> bool:
         """To the text of a conversation. As in transformers, whose processors of models that see add those that the
@@ -136,7 +142,13 @@ class Preparer:
         marker = "" if self.images is None else self.images.marker
         messages = template_messages(chat.messages, self.contents, marker)
         try:
-            text = self.chat.render(messages, arguments, most_bytes(limits))
+            text = self.chat.render(
+                messages,
+                arguments,
+                most_bytes(limits),
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+            )
         except ChatFailed as failure:
             raise RequestFailed("INVALID_ARGUMENT", failure.reason, str(failure), field="chat") from None
         check_text(text, limits, "chat")

@@ -10,6 +10,7 @@ from typing import Any
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.security import Metadata
+from rpc.gateway.logprobs import PromptLogprobs, ids_in, prompt_logprobs
 from rpc.gateway.schema import Asked
 from rpc.gateway.served import Served
 
@@ -25,6 +26,21 @@ GROUP = 64  # tokens of a message where nobody reads them as they come
 
 
 @dataclass(frozen=True, slots=True)
+class Extra:
+    """What vLLM adds to a piece for those who ask.
+
+    Attributes:
+        token_ids: New ones; None where they are not asked for.
+        prompt_ids: Of the prompt, in the first piece of a choice.
+        counts: Tokens of the prompt, and of the choice so far; None where they are not asked for.
+    """
+
+    token_ids: list[int] | None
+    prompt_ids: list[int] | None
+    counts: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """What came for a choice. logprobs: in the endpoint's form. stop: as vLLM has it, the stop string or the stop token
     that was asked for and ended it, or what cut it short.
@@ -35,17 +51,20 @@ class Piece:
     logprobs: Any = None
     finish: str | None = None
     stop: str | int | None = None
+    extra: Extra | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text or self.logprobs or self.finish)
+        return not (self.text or self.logprobs or self.finish or (self.extra and self.extra.token_ids))
 
 
 class Answer(ABC):
     """Choices are counted over all prompts: those of a prompt stand together. kind, chunk_kind: of its objects, whole
-    and in parts. part: what a part's text is in, before and after.
+    and in parts. part: what a part's text is in, before and after. prompt_in_choices: vLLM's fields about the prompt
+    stand in its choices, else beside them.
     """
 
+    prompt_in_choices: bool
     kind: str
     chunk_kind: str
     prefix: str
@@ -55,9 +74,13 @@ class Answer(ABC):
         self.asked, self._served, self._metadata = asked, served, metadata
         self.model = asked.model or ""
         self.fingerprint: str | None = None
-        self._id, self._created = self.prefix + secrets.token_hex(12), int(time.time())
+        self._id, self._created = self.prefix + (asked.request_id or secrets.token_hex(12)), int(time.time())
         self._stop_ids = frozenset(asked.stop_token_ids or ())
         self._usages: dict[int, pb.Usage] = {}
+        self._prompts: dict[int, pb.PromptInfo] = {}
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self._counts: dict[int, int] = {}
+        self._has_extras = bool(asked.return_token_ids) or asked.counts_continuously
 
     @property
     def calls(self) -> int:
@@ -67,13 +90,13 @@ class Answer(ABC):
     async def begin(self) -> list[pb.StreamGenerateRequest]:
         """What the servers are asked, for each prompt. Raises grpc.RpcError."""
         self.model, self.fingerprint = await self._served.model(self.asked.model, self._metadata)
-        group = 1 if self.asked.stream else GROUP
+        group = self.asked.stream_interval or 1 if self.asked.stream else GROUP
         options = pb.StreamOptions(min_tokens_per_message=group)
-        return [pb.StreamGenerateRequest(spec=spec, stream_options=options) for spec in await self._specs()]
+        return [pb.StreamGenerateRequest(spec=spec, stream_options=options) for spec in self._specs()]
 
     @abstractmethod
-    async def _specs(self) -> list[pb.GenerationSpec]:
-        """Of each prompt. Raises grpc.RpcError."""
+    def _specs(self) -> list[pb.GenerationSpec]:
+        """Of each prompt."""
 
     def heading(self, kind: str) -> dict[str, Any]:
         """What each object of this answer begins with."""
@@ -89,20 +112,48 @@ class Answer(ABC):
         """What a message of this prompt's stream brings. Raises grpc.RpcError."""
         if message.HasField("usage"):
             self._usages[position] = message.usage
+        if message.HasField("prompt_info"):
+            await self._begin(position, message.prompt_info)
         return [await self._piece(position, delta) for delta in message.deltas]
+
+    async def _begin(self, position: int, prompt: pb.PromptInfo) -> None:
+        """Takes what a server says of this prompt; a server that goes on from another says it again."""
+        if self._has_extras:
+            self._prompts[position] = prompt
+        if self.asked.prompt_logprobs is not None:
+            texts = await self._served.texts(
+                ids_in(prompt.logprobs), self.asked.model, self.fingerprint, self._metadata
+            )
+            self._prompt_logprobs[position] = prompt_logprobs(prompt.logprobs, self.asked.prompt_logprobs, texts)
 
     async def _piece(self, position: int, delta: pb.SequenceDelta) -> Piece:
         choice = position * self.asked.sequences + delta.index
         logprobs = await self._logprobs(choice, delta.logprobs) if delta.logprobs else None
+        extra = None
+        if self._has_extras:
+            extra = self._extra(self._prompts[position], choice, delta.token_ids, delta.token_count)
         if not delta.finish_reason:
-            return Piece(choice, delta.text, logprobs)
-        return Piece(choice, delta.text, logprobs, FINISH_REASONS[delta.finish_reason], self._stop(delta))
+            return Piece(choice, delta.text, logprobs, extra=extra)
+        return Piece(choice, delta.text, logprobs, FINISH_REASONS[delta.finish_reason], self._stop(delta), extra)
+
+    def _extra(self, prompt: pb.PromptInfo, choice: int, token_ids: Sequence[int], count: int) -> Extra | None:
+        """Returns what a piece has beside its text. count: of its new tokens."""
+        if not self._has_extras:
+            return None
+        is_first, before = choice not in self._counts, self._counts.get(choice, 0)
+        self._counts[choice] = before + count
+        counts = (prompt.token_count, before + count) if self.asked.counts_continuously else None
+        if not self.asked.return_token_ids:
+            return Extra(None, None, counts)
+        return Extra(list(token_ids), list(prompt.token_ids) if is_first else None, counts)
 
     @abstractmethod
     async def _logprobs(self, choice: int, positions: Sequence[pb.TokenLogprobs]) -> Any:
         """Of some tokens, in the endpoint's form. Raises grpc.RpcError."""
 
     async def _texts(self, ids: Iterable[int]) -> dict[int, str]:
+        if self.asked.return_tokens_as_token_ids:
+            return {token: f"token_id:{token}" for token in ids}
         return await self._served.texts(ids, self.asked.model, self.fingerprint, self._metadata)
 
     def _stop(self, delta: pb.SequenceDelta) -> str | int | None:
@@ -129,8 +180,27 @@ class Answer(ABC):
         choices: dict[int, list[Piece]] = {}
         for piece in pieces:
             choices.setdefault(piece.choice, []).append(piece)
-        made = [self._choice(parts) | _end(number, parts[-1]) for number, parts in sorted(choices.items())]
-        return self.heading(self.kind) | {"choices": made, "usage": self.usage()}
+        made = [
+            self._choice(parts) | _end(number, parts[-1]) | self._more(number, parts)
+            for number, parts in sorted(choices.items())
+        ]
+        beside = {} if self.prompt_in_choices else self._about_prompt(0, choices[0])
+        return self.heading(self.kind) | {"choices": made, "usage": self.usage()} | beside
+
+    def _more(self, number: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Returns vLLM's fields of a choice."""
+        about = self._about_prompt(number // self.asked.sequences, pieces) if self.prompt_in_choices else {}
+        if not self.asked.return_token_ids:
+            return about
+        return about | {"token_ids": [token for p in pieces if p.extra for token in p.extra.token_ids or ()]}
+
+    def _about_prompt(self, position: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        about: dict[str, Any] = {}
+        if self.asked.return_token_ids and pieces[0].extra:
+            about["prompt_token_ids"] = pieces[0].extra.prompt_ids
+        if self.asked.prompt_logprobs is not None:
+            about["prompt_logprobs"] = self._prompt_logprobs[position]
+        return about
 
     @abstractmethod
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """The gateway's paths, as an ASGI application."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rpc.distribution import own_version
 from rpc.gateway.bodies import Bodies
 from rpc.gateway.chat import ChatCompletion
 from rpc.gateway.chat_schema import ChatRequest
@@ -16,9 +18,11 @@ from rpc.gateway.endpoint import Endpoint
 from rpc.gateway.errors import ApiError
 from rpc.gateway.exchange import Exchange, failures_to
 from rpc.gateway.logprobs import as_json
+from rpc.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from rpc.gateway.served import Served
 from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.upstream import Upstream
+from rpc.gateway.watching import Watching
 
 OWNER = "quire"
 
@@ -26,7 +30,8 @@ OWNER = "quire"
 class Gateway:
     """An ASGI application in front of these servers. What it runs finds its exchange in the scope."""
 
-    def __init__(self, upstream: Upstream, settings: GatewaySettings) -> None:
+    def __init__(self, upstream: Upstream, settings: GatewaySettings, watching: Watching) -> None:
+        self._watching = watching
         served = Served(upstream)
         parts = upstream, served, Bodies(settings)
         questions = Questions(upstream, served)
@@ -36,22 +41,39 @@ class Gateway:
             Route("/v1/models", Answered(questions.models), methods=["GET"]),
             Route("/v1/models/{name:path}", Answered(questions.model), methods=["GET"]),
             Route("/health", Answered(questions.health), methods=["GET"]),
+            Route("/version", Answered(questions.version), methods=["GET"]),
         ]
+        if settings.shows_metrics:
+            routes.append(Route("/metrics", MetricsText(watching.metrics), methods=["GET"]))
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         scope.update(exchange=exchange, app=self)  # with an "app" the router raises what it does not find
-        async with failures_to(exchange):
-            exchange.check()
-            try:
-                await self._router(scope, receive, send)
-            except HTTPException as error:
-                raise _no_path(scope, error) from None
+        with self._watching.watched(exchange):
+            async with failures_to(exchange):
+                exchange.check()
+                try:
+                    await self._router(scope, receive, send)
+                except HTTPException as error:
+                    raise _no_path(scope, error) from None
+
+
+def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Lets pages of these origins ("*": of all) use it from a browser."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
 
 
 class Questions:
-    """What is answered at once, with a status and JSON."""
+    """What is answered at once, with a status and JSON, or nothing."""
 
     def __init__(self, upstream: Upstream, served: Served) -> None:
         self._upstream, self._served = upstream, served
@@ -82,11 +104,15 @@ class Questions:
             for name, model in models.items()
         }
 
-    async def health(self, exchange: Exchange) -> tuple[int, Any]:
-        """200 where a server serves."""
+    async def health(self, exchange: Exchange) -> tuple[int, None]:
+        """200 where a server serves, without a body, as vLLM says it."""
         del exchange
-        serving = await self._upstream.healthy()
-        return (200, {"status": "SERVING"}) if serving else (503, {"status": "NOT_SERVING"})
+        return (200 if await self._upstream.healthy() else 503), None
+
+    async def version(self, exchange: Exchange) -> tuple[int, Any]:
+        """The gateway's own."""
+        del exchange
+        return 200, {"version": own_version()}
 
 
 class Answered:
@@ -99,7 +125,21 @@ class Answered:
         """Raises what the question raises."""
         exchange: Exchange = scope["exchange"]
         status, value = await self._question(exchange)
-        await exchange.reply(status, as_json(value))
+        if value is None:
+            await exchange.reply(status, b"", [])
+        else:
+            await exchange.reply(status, as_json(value))
+
+
+class MetricsText:
+    """The metrics as an ASGI application."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, *_: object) -> None:
+        exchange: Exchange = scope["exchange"]
+        await exchange.reply(200, self._metrics.page(), [(b"content-type", CONTENT_TYPE)])
 
 
 def _no_path(scope: Scope, error: HTTPException) -> ApiError:

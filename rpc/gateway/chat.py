@@ -17,13 +17,16 @@ class ChatCompletion(Answer):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl-"
     part = (b'"delta":{"content":', b"}")
+    prompt_in_choices = False
     asked: ChatRequest
 
-    async def _specs(self) -> list[pb.GenerationSpec]:
+    def _specs(self) -> list[pb.GenerationSpec]:
         return [chat_spec(self.asked)]
 
-    async def _logprobs(self, choice: int, positions: Sequence[pb.TokenLogprobs]) -> dict[str, Any]:
+    async def _logprobs(self, choice: int, positions: Sequence[pb.TokenLogprobs]) -> dict[str, Any] | None:
         del choice
+        if not self.asked.logprobs:  # of the prompt alone
+            return None
         texts = await self._texts(ids_in(positions))
         return {"content": chat_entries(positions, self.asked.top_logprobs or 0, texts), "refusal": None}
 

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from rpc.gateway.errors import ApiError
+from rpc.gateway.extras import NotServedInChats
 from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
 from rpc.gateway.images import image_bytes
 from rpc.gateway.schema import Asked
@@ -18,7 +19,8 @@ class ImageUrl(Strict):
     """url: a data URL, of which the image's bytes are kept."""
 
     url: Annotated[bytes, BeforeValidator(image_bytes)]
-    detail: Annotated[Any, only("auto")] = None
+    detail: Any = None  # a hint: a model here has one resolution
+    uuid: Any = None  # vLLM's name for a cached image; here its pixels name it
 
 
 class Part(Strict):
@@ -27,6 +29,7 @@ class Part(Strict):
     type: Annotated[str, among("text", "image_url")]
     text: str | None = None
     image_url: ImageUrl | None = None
+    cache_control: Any = None  # Anthropic's hint
 
     @field_validator("image_url", mode="before")
     @classmethod
@@ -64,7 +67,8 @@ class Message(Strict):
 
     role: str
     content: Annotated[list[Part] | None, Field(fail_fast=True, validate_default=True), BeforeValidator(_parts)] = None
-    name: Annotated[Any, only()] = None
+    name: Any = None  # a hint, as the next one
+    cache_control: Any = None
     refusal: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
@@ -72,6 +76,8 @@ class Message(Strict):
     tool_calls: Annotated[Any, only([])] = None
     tool_call_id: Annotated[Any, only()] = None
     reasoning_content: Annotated[Any, only("")] = None
+    reasoning: Annotated[Any, only("")] = None
+    parsed: Annotated[Any, only()] = None
 
     @field_validator("content")
     @classmethod
@@ -81,8 +87,8 @@ class Message(Strict):
         return value
 
 
-class ChatRequest(Asked):
-    """The fields that only ask for what is not there may hold what asks for nothing."""
+class ChatRequest(Asked, NotServedInChats):
+    """A conversation, and how to go on with it."""
 
     messages: Annotated[list[Message], Field(fail_fast=True), BeforeValidator(_bounded)]
     max_completion_tokens: Uint32 | None = None
@@ -90,25 +96,9 @@ class ChatRequest(Asked):
     top_logprobs: Uint32 | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=MOST_KEYS)
 
-    metadata: Annotated[dict[str, Any] | None, Field(max_length=MOST_KEYS)] = None
-    """Of no consequence here."""
-
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, only(True, False)] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    audio: Annotated[Any, only()] = None
-    prediction: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only()] = None
-    verbosity: Annotated[Any, only()] = None
-    web_search_options: Annotated[Any, only()] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    store: Annotated[Any, only(False)] = None
-    safety_identifier: Annotated[Any, only()] = None
-    prompt_cache_key: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[str, among("none", "minimal", "low", "medium", "high", "xhigh", "max")] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _of_chats(self) -> "ChatRequest":
@@ -117,4 +107,11 @@ class ChatRequest(Asked):
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same: give one", "max_tokens")
+        if self.continue_final_message and self.add_generation_prompt:
+            name = "continue_final_message"
+            raise ApiError(400, f"{name} goes without add_generation_prompt alone", name)
         return self
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

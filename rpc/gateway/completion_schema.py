@@ -48,6 +48,7 @@ class CompletionRequest(Asked):
     add_special_tokens: bool | None = None
     best_of: Uint32 | None = None
     suffix: Annotated[Any, only("")] = None
+    prompt_embeds: Annotated[Any, only([])] = None
 
     @model_validator(mode="after")
     def _of_completions(self) -> "CompletionRequest":
@@ -59,3 +60,9 @@ class CompletionRequest(Asked):
     def scores_alone(self) -> bool:
         """The prompt is to come back, and nothing after it."""
         return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def longest(self) -> int | None:
+        if self.scores_alone:
+            return 1  # the least that a server gives
+        return MAX_TOKENS if self.max_tokens is None else self.max_tokens

@@ -1,87 +1,74 @@
 """Answers of POST /v1/completions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.security import Metadata
-from rpc.gateway.answers import Answer, Piece
-from rpc.gateway.completion_schema import CompletionRequest, Prompt
+from rpc.gateway.answers import Answer, Extra, Piece
+from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.logprobs import CompletionLogprobs, ids_in, joined
 from rpc.gateway.parameters import completion_spec
 from rpc.gateway.served import Served
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt's text, that its choices begin with. first: its first token, where logprobs are wanted too."""
-
-    text: str
-    first: int | None
-
-
 class Completion(Answer):
-    """A prompt of text whose logprobs are to be echoed is sent as its token ids: the server says nothing of the first
-    one.
-    """
+    """One choice for each sequence of each prompt; an echo is what its choices begin with."""
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
     part = (b'"text":', b"")
+    prompt_in_choices = True
     asked: CompletionRequest
 
     def __init__(self, asked: CompletionRequest, served: Served, metadata: Metadata) -> None:
         super().__init__(asked, served, metadata)
-        self._echoes: dict[int, Echo] = {}
+        self._echoes = set(range(len(asked.prompt))) if asked.echo else set[int]()
         self._forms: dict[int, CompletionLogprobs] = {}
 
     @property
     def calls(self) -> int:
         return len(self.asked.prompt)
 
-    async def _specs(self) -> list[pb.GenerationSpec]:
-        return [completion_spec(self.asked, await self._prompt(i, one)) for i, one in enumerate(self.asked.prompt)]
-
-    async def _prompt(self, position: int, prompt: Prompt) -> Prompt:
-        """As it is sent."""
-        asked, text, first = self.asked, prompt, None
-        if asked.echo and asked.logprobs is not None:
-            if isinstance(prompt, str):
-                prompt = await self._served.tokenize(prompt, asked.model, self._metadata, asked.add_special_tokens)
-            first = prompt[0] if prompt else None
-        if asked.echo:
-            if not isinstance(text, str):
-                skip = asked.skip_special_tokens is not False
-                text = await self._served.detokenize(text, asked.model, self._metadata, skip)
-            self._echoes[position] = Echo(text, first)
-        return prompt
+    def _specs(self) -> list[pb.GenerationSpec]:
+        return [completion_spec(self.asked, prompt) for prompt in self.asked.prompt]
 
     async def take(self, position: int, message: pb.StreamGenerateResponse) -> list[Piece]:
-        echo = self._echoes.pop(position, None)
-        before = [] if echo is None else await self._echoed(position, echo, message.prompt_info)
+        echoes = position in self._echoes
+        self._echoes.discard(position)
+        before = await self._echoed(position, message.prompt_info) if echoes else []
         pieces = await super().take(position, message)
         if self.asked.scores_alone:
-            pieces = [Piece(piece.choice, "", finish=piece.finish and "length") for piece in pieces]
+            pieces = [replace(piece, text="", finish=piece.finish and "length", stop=None) for piece in pieces]
         return before + pieces
 
-    async def _echoed(self, position: int, echo: Echo, prompt: pb.PromptInfo) -> list[Piece]:
-        """What the choices of a prompt begin with."""
-        first, pieces = position * self.asked.sequences, []
-        for choice in range(first, first + self.asked.sequences):
-            logprobs = None
-            if echo.first is not None:
-                texts = await self._texts({echo.first, *ids_in(prompt.logprobs)})
-                logprobs = self._form(choice).add(prompt.logprobs[1:], texts, echo.first)
-            pieces.append(Piece(choice, echo.text, logprobs))
+    async def _echoed(self, position: int, prompt: pb.PromptInfo) -> list[Piece]:
+        """Returns what the choices of a prompt begin with. Raises grpc.RpcError."""
+        asked, text = self.asked, self.asked.prompt[position]
+        if not isinstance(text, str) or asked.truncate_prompt_tokens is not None:
+            skip = asked.skip_special_tokens is not False
+            text = await self._served.detokenize(list(prompt.token_ids), asked.model, self._metadata, skip)
+        scores, texts = asked.logprobs is not None, dict[int, str]()
+        if scores:
+            texts = await self._texts({prompt.token_ids[0], *ids_in(prompt.logprobs)})
+        first, pieces = position * asked.sequences, []
+        for choice in range(first, first + asked.sequences):
+            logprobs = self._form(choice).add(prompt.logprobs[1:], texts, prompt.token_ids[0]) if scores else None
+            pieces.append(Piece(choice, text, logprobs, extra=self._extra(prompt, choice, (), 0)))
         return pieces
+
+    def _extra(self, prompt: pb.PromptInfo, choice: int, token_ids: Sequence[int], count: int) -> Extra | None:
+        if self.asked.scores_alone:
+            token_ids, count = (), 0
+        return super()._extra(prompt, choice, token_ids, count)
 
     def _form(self, choice: int) -> CompletionLogprobs:
         return self._forms.setdefault(choice, CompletionLogprobs(self.asked.logprobs or 0))
 
     async def _logprobs(self, choice: int, positions: Sequence[pb.TokenLogprobs]) -> dict[str, Any] | None:
-        if self.asked.scores_alone:
+        if self.asked.scores_alone or self.asked.logprobs is None:
             return None
         return self._form(choice).add(positions, await self._texts(ids_in(positions)))
 

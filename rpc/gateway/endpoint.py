@@ -42,6 +42,8 @@ class Endpoint:
         with self._bodies.held() as body:
             metadata = exchange.metadata()
             asked = self._asked(await self._bodies.read(body, exchange.headers, exchange.receive))
+            if asked.request_id is not None:
+                exchange.adopt(asked.request_id)
             answer = self._make_answer(asked, self._served, metadata)
             self._bodies.admit(body, answer.calls)
             await exchange.while_there(self._answer(exchange, answer, metadata))
@@ -59,6 +61,7 @@ class Endpoint:
         """Raises ApiError."""
         try:
             requests = await answer.begin()
+            exchange.stats.model = answer.model
             streams = [
                 self._stream(exchange, answer.asked, position, request, metadata)
                 for position, request in enumerate(requests)
@@ -69,7 +72,7 @@ class Endpoint:
                 else:
                     await self._whole(exchange, answer, messages)
         except grpc.RpcError as error:
-            raise of_call(failure_of(error), names_of(answer.asked)) from None
+            raise _told(error, answer.asked) from None
 
     async def _stream(
         self, exchange: Exchange, asked: Asked, position: int, request: pb.StreamGenerateRequest, metadata: Metadata
@@ -79,9 +82,10 @@ class Endpoint:
         try:
             async with aclosing(self._upstream.stream(request, metadata)) as messages:
                 async for message in messages:
+                    exchange.stats.take(position, message)
                     yield message
         except grpc.RpcError as error:
-            raise of_call(failure_of(error), names_of(asked, position)) from None
+            raise _told(error, asked, position) from None
 
     async def _whole(
         self,
@@ -113,5 +117,15 @@ class Endpoint:
         except (ApiError, grpc.RpcError) as error:
             if not exchange.begun:
                 raise
-            told = error if isinstance(error, ApiError) else of_call(failure_of(error), names_of(answer.asked))
+            told = (
+                error
+                if isinstance(error, ApiError)
+                else of_call(failure_of(error), names_of(answer.asked), answer.asked.longest)
+            )
+            exchange.stats.error = told.code or told.kind
             await exchange.write(error_event(told.body), more=False)
+
+
+def _told(error: grpc.RpcError, asked: Asked, position: int = 0) -> ApiError:
+    """Returns what a client is told of a failed call for its prompt at this position."""
+    return of_call(failure_of(error), names_of(asked, position), asked.longest)

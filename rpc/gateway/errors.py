@@ -10,6 +10,8 @@ import grpc
 from pydantic import ValidationError
 
 from rpc.client.failures import Failure
+from rpc.gateway.overlong import CODE as OVERLONG
+from rpc.gateway.overlong import openais_words as overlong_words
 
 LONGEST = 1000  # characters of a message
 INVALID, SERVER = "invalid_request_error", "server_error"
@@ -44,13 +46,6 @@ UNSAID = {
 
 INSTEAD = {"NO_CHAT_TEMPLATE": "the model has no chat template: use /v1/completions"}
 """What is said to clients of HTTP, by reason."""
-
-TOO_LONG_CODE = "context_length_exceeded"
-TOO_LONG = re.compile(
-    r"[\w.]+ is ('\d+ tokens': prompt and output must fit in"
-    r"|'\d+ bytes': at most \d+ bytes for|\d+: at most \d+ fit after)"
-)
-"""Servers' words for what does not fit in a model's context. What is in quotes there is the server's, too."""
 
 LONGEST_VALUE = 60  # characters that a server shows of a value, with "..." where it had more
 QUOTED = (r"'(?:[^'\\]|\\.)*'", r'"(?:[^"\\]|\\.)*"')
@@ -98,8 +93,14 @@ def overloaded(message: str) -> ApiError:
     return ApiError(503, message, kind=SERVER, code="overloaded", retry_after=1.0)
 
 
-def of_call(failure: Failure, names: Mapping[str, str]) -> ApiError:
-    """names: of fields, from quire.v1's, as paths from the spec, to the client's."""
+def of_call(failure: Failure, names: Mapping[str, str], output: int | None = None) -> ApiError:
+    """Returns what a client is told of a call that failed.
+
+    Args:
+        failure: The call's.
+        names: Of fields, from quire.v1's, as paths from the spec, to the client's.
+        output: Tokens of output that were asked for.
+    """
     status, kind = STATUSES.get(failure.code, (500, SERVER))
     if not failure.reason:
         if TOO_LARGE in failure.message:
@@ -111,7 +112,9 @@ def of_call(failure: Failure, names: Mapping[str, str]) -> ApiError:
     field = failure.field.removeprefix("spec.")
     param = "model" if failure.reason == "MODEL_NOT_FOUND" else translated(field, names) if field else None
     message = INSTEAD.get(failure.reason) or in_words_of(names, failure.message, field, param)
-    code = TOO_LONG_CODE if TOO_LONG.match(failure.message) else failure.reason.lower()
+    code, overlong = failure.reason.lower(), overlong_words(failure.message, output)
+    if overlong is not None:
+        code, message = OVERLONG, f"{overlong} {message}"
     return ApiError(status, message, param, kind, code, failure.retry_after)
 
 

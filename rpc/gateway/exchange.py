@@ -16,19 +16,24 @@ from rpc.client.security import Metadata
 from rpc.gateway.bodies import ClientGone
 from rpc.gateway.errors import SERVER, ApiError, of_call
 from rpc.gateway.parameters import metadata_of
+from rpc.gateway.schema import REQUEST_ID
 from rpc.gateway.settings import LARGEST_HEADERS
+from rpc.gateway.stats import RequestStats
 
-REQUEST_ID = re.compile(r"[!-~]{1,96}")  # visible ASCII; with what is added to it, a server takes it
 VISIBLE = re.compile(r"[ -~]+")
 MOST_PASSED_ON = 2**12  # bytes of headers; gRPC takes 8 KiB of metadata, its own too
+
+JSON = [(b"content-type", b"application/json")]
 
 log = logging.getLogger("quire.gateway")
 
 
 class Exchange:
     """headers: of the request; of those that are there twice the first one. request_id: the client's, or a new one.
-    begun: the answer's status has been sent.
+    begun: the answer's status has been sent. stats: what is told of it in the end, set before it is answered.
     """
+
+    stats: RequestStats
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self.receive, self._send = scope, receive, send
@@ -39,6 +44,14 @@ class Exchange:
         self.begun = self._is_last = False
 
     @property
+    def method(self) -> str:
+        return str(self._scope["method"])[:20]
+
+    @property
+    def path(self) -> str:
+        return str(self._scope["path"])
+
+    @property
     def path_parameters(self) -> dict[str, str]:
         return dict(self._scope["path_params"])
 
@@ -46,7 +59,7 @@ class Exchange:
         """Whatever is asked. Raises ApiError."""
         # Nobody knows where a request behind it would begin: RFC 9112, 6.1.
         self._is_last = "transfer-encoding" in self.headers and "content-length" in self.headers
-        if not REQUEST_ID.fullmatch(self.request_id):
+        if not re.fullmatch(REQUEST_ID, self.request_id):
             self.request_id = secrets.token_hex(16)
             raise ApiError(400, "x-request-id must be 1 to 96 visible ASCII characters", "x-request-id")
         if self._is_last:
@@ -55,6 +68,11 @@ class Exchange:
         size += sum(len(name) + len(value) + len(": \r\n") for name, value in self._scope["headers"])
         if size > LARGEST_HEADERS:
             raise ApiError(431, f"the request's headers have {size} bytes, at most {LARGEST_HEADERS}")
+
+    def adopt(self, request_id: str) -> None:
+        """Takes the id that the body gives; one in the headers is stronger."""
+        if "x-request-id" not in self.headers:
+            self.request_id = request_id
 
     def metadata(self) -> Metadata:
         """For the servers. Raises ApiError for headers that gRPC cannot carry."""
@@ -74,10 +92,11 @@ class Exchange:
     async def reply(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """The whole answer."""
         length = (b"content-length", str(len(body)).encode())
-        await self._start(status, [*(headers or [(b"content-type", b"application/json")]), length])
+        await self._start(status, [*(JSON if headers is None else headers), length])
         await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: ApiError) -> None:
+        self.stats.error = error.code or error.kind
         await self.reply(error.status, error.body, error.headers)
 
     async def open(self) -> None:
@@ -94,7 +113,7 @@ class Exchange:
         self._scope["state"]["cut"]()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.begun = True
+        self.begun, self.stats.status = True, status
         headers.append((b"x-request-id", self.request_id.encode("latin-1")))
         if self._is_last:
             headers.append((b"connection", b"close"))
@@ -124,7 +143,7 @@ async def failures_to(exchange: Exchange) -> AsyncIterator[None]:
     try:
         yield
     except ClientGone:
-        pass
+        exchange.stats.error = "client_left"
     except ApiError as error:
         await exchange.fail(error)
     except grpc.RpcError as error:
@@ -141,5 +160,6 @@ async def _give_up(exchange: Exchange, error: ApiError) -> None:
     if not exchange.begun:
         await exchange.fail(error)
     else:
+        exchange.stats.error = error.kind
         exchange.cut()
         await asyncio.sleep(0)  # until uvicorn has seen it

@@ -11,6 +11,7 @@ from rpc.gateway.served import BROKEN
 LEAST = -9999.0  # what OpenAI says for minus infinity, which JSON has not
 
 Texts = Mapping[int, str]
+PromptLogprobs = list[dict[int, dict[str, Any]] | None]
 
 
 def ids_in(positions: Iterable[pb.TokenLogprobs]) -> Iterator[int]:
@@ -67,6 +68,23 @@ class CompletionLogprobs:
         made["top_logprobs"].append(tops)
         made["text_offset"].append(self._offset)
         self._offset += len(text)
+
+
+def prompt_logprobs(positions: Iterable[pb.TokenLogprobs], wanted: int, texts: Texts) -> PromptLogprobs:
+    """Returns vLLM's form: by position, by token id; None for the first token. wanted: alternatives."""
+    return [
+        {
+            token.token_id: {
+                "logprob": max(LEAST, token.logprob),
+                "rank": token.rank,
+                "decoded_token": texts[token.token_id],
+            }
+            for token in (position.tokens[0], *likeliest(position, wanted))
+        }
+        if position.tokens
+        else None
+        for position in positions
+    ]
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

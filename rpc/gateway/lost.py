@@ -1,6 +1,7 @@
 """What the log says of servers that do not answer: who runs a gateway learns why, its clients only that none does."""
 
 import logging
+from collections.abc import Callable
 
 from rpc.client.failures import Failure
 from rpc.client.tries import LOST, Tries
@@ -11,13 +12,15 @@ log = logging.getLogger("quire.gateway")
 
 
 class LostServers:
-    """Each reason is told once for a server, until it answers again."""
+    """Each reason is told once for a server, until it answers again. counted: gets each failure."""
 
-    def __init__(self) -> None:
+    def __init__(self, counted: Callable[[Failure], None] = lambda _: None) -> None:
         self._told: dict[str, set[str]] = {}
+        self._counted = counted
 
     def failed(self, server: str, failure: Failure) -> None:
         """A call to it ended with this. What Quire itself says is an answer."""
+        self._counted(failure)
         if failure.code not in LOST or failure.reason:
             return
         told = self._told.setdefault(server, set())

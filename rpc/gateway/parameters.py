@@ -7,7 +7,7 @@ from typing import Any
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.gateway.chat_schema import ChatRequest
-from rpc.gateway.completion_schema import MAX_TOKENS, CompletionRequest, Prompt
+from rpc.gateway.completion_schema import CompletionRequest, Prompt
 from rpc.gateway.schema import Asked
 
 SAME = {
@@ -40,6 +40,11 @@ OTHERS = {
     "sampling.beam_search.width": "n",
     "sampling.beam_search.length_penalty": "length_penalty",
     "sampling.beam_search": "use_beam_search",
+    "prompt_truncation": "truncate_prompt_tokens",
+    "prompt_truncation.tokens": "truncate_prompt_tokens",
+    "output.prompt_logprobs": "prompt_logprobs",
+    "chat.continue_final_message": "continue_final_message",
+    "chat.add_generation_prompt": "add_generation_prompt",
     "chat.template_arguments": "chat_template_kwargs",
     "chat.messages": "messages",
     "chat": "messages",
@@ -56,6 +61,8 @@ def names_of(asked: Asked, position: int = 0) -> dict[str, str]:
         "stopping.max_tokens": "max_completion_tokens" if newer else "max_tokens",
         "output.top_logprobs": "top_logprobs" if isinstance(asked, ChatRequest) else "logprobs",
     }
+    if (asked.prompt_logprobs or 0) > _alternatives(asked):
+        own["output.top_logprobs"] = "prompt_logprobs"
     if isinstance(asked, CompletionRequest) and len(asked.prompt) > 1:
         own["text"] = own["token_ids"] = f"prompt[{position}]"
     return {theirs: ours for ours, theirs in SAME.items()} | OTHERS | own
@@ -71,33 +78,47 @@ def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
                 turn.parts.add().image.data = part.image_url.url
             else:
                 turn.parts.add(text=part.text or "")
-    for name, value in (asked.chat_template_kwargs or {}).items():
+    for name, value in _template_arguments(asked).items():
         spec.chat.template_arguments[name] = json.dumps(value)
-    most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-    _common(asked, most, spec)
-    if asked.logprobs:
-        spec.output.logprobs, spec.output.top_logprobs = True, asked.top_logprobs or 0
+    spec.chat.continue_final_message = bool(asked.continue_final_message)
+    if asked.add_generation_prompt is not None:
+        spec.chat.add_generation_prompt = asked.add_generation_prompt
+    _common(asked, spec)
+    spec.output.logprobs = bool(asked.logprobs)
     return spec
 
 
+def _template_arguments(asked: ChatRequest) -> dict[str, Any]:
+    """Returns the arguments of the model's template; reasoning_effort is one, as in vLLM."""
+    own = asked.chat_template_kwargs or {}
+    if asked.reasoning_effort is None:
+        return own
+    thinks = {"enable_thinking": asked.reasoning_effort != "none"}
+    return thinks | own | {"reasoning_effort": asked.reasoning_effort}
+
+
 def completion_spec(asked: CompletionRequest, prompt: Prompt) -> pb.GenerationSpec:
-    """One of its prompts and how to go on with it. What only scores its prompt asks for the least that there is: one
-    token.
-    """
+    """One of its prompts and how to go on with it."""
     spec = pb.GenerationSpec()
     if isinstance(prompt, str):
         spec.text = prompt
     else:
         spec.token_ids.ids.extend(prompt)
-    _common(asked, 1 if asked.scores_alone else MAX_TOKENS if asked.max_tokens is None else asked.max_tokens, spec)
-    if asked.logprobs is not None:
-        spec.output.logprobs, spec.output.top_logprobs = True, asked.logprobs
-        spec.output.prompt_logprobs = bool(asked.echo)
+    _common(asked, spec)
+    spec.output.logprobs = asked.logprobs is not None
+    if asked.echo:
+        spec.output.prompt_logprobs |= asked.logprobs is not None
+        spec.output.prompt_token_ids = True
     return spec
 
 
-def _common(asked: Asked, most: int | None, spec: pb.GenerationSpec) -> None:
-    """most: tokens, None for what fits."""
+def _alternatives(asked: Asked) -> int:
+    """Returns how many logprobs of other tokens each output token has."""
+    wanted = asked.top_logprobs if isinstance(asked, ChatRequest) else getattr(asked, "logprobs", None)
+    return wanted or 0
+
+
+def _common(asked: Asked, spec: pb.GenerationSpec) -> None:
     for ours, theirs in SAME.items():
         if (value := getattr(asked, ours, None)) is not None:
             _set(spec, theirs, value)
@@ -112,8 +133,16 @@ def _common(asked: Asked, most: int | None, spec: pb.GenerationSpec) -> None:
         sampling.beam_search.width = asked.sequences
         if asked.length_penalty is not None:
             sampling.beam_search.length_penalty = asked.length_penalty
-    if most is not None:
-        spec.stopping.max_tokens = most
+    if (longest := asked.longest) is not None:
+        spec.stopping.max_tokens = longest
+    output = spec.output
+    output.top_logprobs = max(_alternatives(asked), asked.prompt_logprobs or 0)
+    output.prompt_logprobs = asked.prompt_logprobs is not None
+    output.token_ids = output.prompt_token_ids = bool(asked.return_token_ids)
+    if asked.truncate_prompt_tokens is not None:
+        spec.prompt_truncation.keep_first = asked.truncation_side == "right"
+        if asked.truncate_prompt_tokens >= 0:
+            spec.prompt_truncation.tokens = asked.truncate_prompt_tokens
 
 
 def _set(spec: pb.GenerationSpec, path: str, value: Any) -> None:

@@ -11,16 +11,24 @@ from typing import Any
 
 import grpc
 import uvicorn
+from prometheus_client import CollectorRegistry
 from quire.v1 import model_service_pb2 as model_pb
 from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 from rpc.addresses import is_loopback
-from rpc.gateway.app import Gateway
+from rpc.gateway.app import Gateway, with_origins
+from rpc.gateway.metrics import GatewayMetrics
 from rpc.gateway.protocol import bounded_config
 from rpc.gateway.settings import GatewaySettings
+from rpc.gateway.spans import GatewaySpans, open_spans
 from rpc.gateway.tls import own_context, security_of
 from rpc.gateway.upstream import Upstream
+from rpc.gateway.watching import Watching
 from rpc.heap import settle
+from rpc.observe.page import start_page
+from rpc.observe.settings import ObserveSettings
+
+DEFAULTS = ObserveSettings()
 
 log = logging.getLogger("quire.gateway")
 
@@ -43,10 +51,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Callable[[str], None]) -> None:
-    """Runs a gateway to these servers until SIGTERM or SIGINT. `announce` gets the ready line once requests are taken.
-    Raises OSError where the port cannot be had or a certificate cannot be read, ValueError where it is none, others can
-    use its key, or the servers may not be asked.
+async def serve(
+    settings: GatewaySettings,
+    servers: Sequence[str],
+    announce: Callable[[str], None],
+    origins: Sequence[str] = (),
+    observe: ObserveSettings = DEFAULTS,
+) -> None:
+    """Runs a gateway to these servers until SIGTERM or SIGINT.
+
+    Args:
+        settings: The gateway's.
+        servers: HOST:PORT of each.
+        announce: Gets the ready line once requests are taken.
+        origins: Whose pages may use it from a browser.
+        observe: What it tells of its requests.
+
+    Raises:
+        OSError: A port cannot be had, or a certificate cannot be read.
+        ValueError: A certificate is none, others can use its key, the servers may not be asked, or a package that
+            traces need is not installed.
     """
     settings.check_way_to(servers)
     context, security = own_context(settings), security_of(settings)
@@ -56,16 +80,51 @@ async def serve(settings: GatewaySettings, servers: Sequence[str], announce: Cal
     if not is_loopback(settings.host) and context is None:
         log.warning("%s can be reached from other machines, without TLS (--allow-insecure-bind)", shown)
     url = f"{'http' if context is None else 'https'}://{shown}:{port}"
-    upstream = Upstream(servers, settings.request_time, security)
-    config = _config(settings, Gateway(upstream, settings), context)
-    settle()
+    metrics = GatewayMetrics()
+    upstream = Upstream(servers, settings.request_time, security, metrics.call_failed)
+    with listener, _spans(observe) as spans, _metrics_page(settings, metrics.registry) as page:
+        watching = Watching(metrics, observe.log_requests, spans)
+        config = _config(settings, with_origins(Gateway(upstream, settings, watching), origins), context)
+        settle()
+        ready = f"ready: gateway {url}/v1 to {', '.join(servers)}{page}"
+        try:
+            if not is_loopback(settings.host) and not settings.allow_insecure_bind:
+                await check_door(upstream, settings.host)
+            server = _Server(config, lambda: announce(ready))
+            metrics.watch_connections(lambda: len(server.server_state.connections))
+            await server.serve([listener])
+        finally:
+            await upstream.close()
+
+
+@contextmanager
+def _spans(observe: ObserveSettings) -> Iterator[GatewaySpans | None]:
+    """Raises ValueError where a package that they need is not installed."""
+    spans = None if observe.otlp_traces_endpoint is None else open_spans(observe.otlp_traces_endpoint)
     try:
-        if not is_loopback(settings.host) and not settings.allow_insecure_bind:
-            await check_door(upstream, settings.host)
-        await _Server(config, lambda: announce(f"ready: gateway {url}/v1 to {', '.join(servers)}")).serve([listener])
+        yield spans
     finally:
-        listener.close()
-        await upstream.close()
+        if spans is not None:
+            spans.close()
+
+
+@contextmanager
+def _metrics_page(settings: GatewaySettings, registry: CollectorRegistry) -> Iterator[str]:
+    """Serves the metrics on a port of their own, if they have one; what the ready line says of it. Raises OSError."""
+    if settings.metrics_port is None:
+        yield ""
+        return
+    try:
+        page = start_page(settings.metrics_port, registry, settings.metrics_host)
+    except OSError as error:
+        place = f"--metrics-port {settings.metrics_port} on {settings.metrics_host}"
+        raise OSError(f"{place} cannot be opened: {error}") from None
+    host = f"[{settings.metrics_host}]" if ":" in settings.metrics_host else settings.metrics_host
+    try:
+        yield f", metrics http://{host}:{page.server_port}/metrics"
+    finally:
+        page.shutdown()
+        page.server_close()
 
 
 async def check_door(upstream: Upstream, host: str) -> None:

@@ -5,7 +5,9 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from rpc.gateway.errors import ApiError
+from rpc.gateway.extras import Hints, NotServed
 from rpc.gateway.fields import (
+    UINT32,
     Biases,
     Int32,
     OneOrMore,
@@ -15,18 +17,28 @@ from rpc.gateway.fields import (
     TokenIds,
     TopK,
     Uint32,
+    among,
     only,
 )
 
+NO_PENALTY = 1.0  # vLLM's default for length_penalty, which its clients send with any request
+REQUEST_ID = r"^[!-~]{1,96}$"  # visible ASCII; a server takes it with what is added to it
+
 
 class StreamOptions(Strict):
-    """include_usage: a chunk of its own at the end has the counts of tokens."""
+    """What a stream has beside text.
+
+    Attributes:
+        include_usage: A chunk of its own at the end has the counts of tokens.
+        continuous_usage_stats: With include_usage each chunk has its choice's counts so far.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Annotated[Any, only(False)] = None
 
 
-class Asked(Strict):
+class Asked(Hints, NotServed):
     """A request of either endpoint. None is unset, as null is. Raises ApiError for fields that do not go together."""
 
     model: str | None = None
@@ -41,8 +53,6 @@ class Asked(Strict):
     max_tokens: Uint32 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    """Of no consequence here."""
 
     # vLLM's
     top_k: TopK | None = None
@@ -59,12 +69,21 @@ class Asked(Strict):
     cache_salt: str | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+    prompt_logprobs: Uint32 | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=UINT32)] | None = None
+    truncation_side: Annotated[str, among("left", "right")] | None = None
+    stream_interval: Annotated[int, Field(ge=1, le=UINT32)] | None = None
+    request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None
 
     @model_validator(mode="after")
     def _together(self) -> "Asked":
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options goes with stream alone", "stream_options")
-        if self.length_penalty is not None and not self.use_beam_search:
+        if self.prompt_logprobs and self.stream:
+            raise ApiError(400, "prompt_logprobs is not available with stream", "prompt_logprobs")
+        if self.length_penalty not in (None, NO_PENALTY) and not self.use_beam_search:
             raise ApiError(400, "length_penalty goes with use_beam_search alone", "length_penalty")
         return self
 
@@ -74,5 +93,15 @@ class Asked(Strict):
         return 1 if self.n is None else self.n
 
     @property
+    def longest(self) -> int | None:
+        """Tokens that each sequence may have; None for those that fit."""
+        return self.max_tokens
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_continuously(self) -> bool:
+        options = self.stream_options
+        return self.includes_usage and options is not None and bool(options.continuous_usage_stats)

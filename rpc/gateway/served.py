@@ -92,11 +92,3 @@ class Served:
         request = pb.DetokenizeRequest(model=name or "", token_ids=ids, skip_special_tokens=skip_special_tokens)
         answer = await self._upstream.ask(pb_grpc.TokenizationServiceStub, "Detokenize", request, metadata)
         return str(answer.text)
-
-    async def tokenize(
-        self, text: str, name: str | None, metadata: Metadata, add_special_tokens: bool | None
-    ) -> list[int]:
-        """Raises grpc.RpcError."""
-        request = pb.TokenizeRequest(model=name or "", text=text, add_special_tokens=add_special_tokens)
-        answer = await self._upstream.ask(pb_grpc.TokenizationServiceStub, "Tokenize", request, metadata)
-        return list(answer.token_ids)

@@ -1,10 +1,12 @@
 """Settings of `quire gateway`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rpc.addresses import is_loopback
 
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 LARGEST_HEADERS = 2**14  # bytes of a request's line and headers
 
 
@@ -14,6 +16,14 @@ class GatewaySettings:
 
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=8000, metadata={"help": "HTTP port; 0 picks a free one."})
+    metrics_port: int | None = field(
+        default=None,
+        metadata={
+            "help": "HTTP port of /metrics; 0 picks a free one. Unset: /metrics of --port, where --host is of this "
+            "machine alone."
+        },
+    )
+    metrics_host: str = field(default="127.0.0.1", metadata={"help": "Address that --metrics-port listens on."})
     allow_insecure_bind: bool = field(
         default=False, metadata={"help": "Listen on a --host that other machines reach, without TLS."}
     )
@@ -65,8 +75,9 @@ class GatewaySettings:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ValueError(f"--port is {self.port}, must be in [0, 65536)")
+        for flag, port in (("--port", self.port), ("--metrics-port", self.metrics_port or 0)):
+            if not 0 <= port < 65536:
+                raise ValueError(f"{flag} is {port}, must be in [0, 65536)")
         if (self.server_cert is None) != (self.server_key is None):
             raise ValueError("--server-cert and --server-key go together")
         if self.tls_key is not None and self.tls_cert is None:
@@ -95,6 +106,11 @@ class GatewaySettings:
             if not value > 0:
                 raise ValueError(f"{flag} is {value}, must be above 0")
 
+    @property
+    def shows_metrics(self) -> bool:
+        """Beside the API; with a port of their own, or where others reach the API, they are not there."""
+        return self.metrics_port is None and is_loopback(self.host)
+
     def check_way_to(self, servers: Sequence[str]) -> None:
         """servers: HOST:PORT of each. Raises ValueError where tokens and prompts could be read on their way."""
         if self.server_tls or self.server_ca or self.server_cert or self.plaintext_token:
@@ -106,3 +122,9 @@ class GatewaySettings:
                     "answers could be read on their way. Give --server-tls or --server-ca, or insist with "
                     "--plaintext-token"
                 )
+
+
+def check_origin(flag: str, origin: str) -> None:
+    """Raises ValueError for a text that no browser sends as its Origin."""
+    if not ORIGIN.fullmatch(origin):
+        raise ValueError(f"{flag} is {origin!r}, must be *, or as https://HOST or http://HOST:PORT")

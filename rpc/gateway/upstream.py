@@ -1,7 +1,7 @@
 """The servers behind a gateway: calls that go on with the next one where one is lost."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.client.failures import failure_of
+from rpc.client.failures import Failure, failure_of
 from rpc.client.resuming_async import AsyncResuming, Channels
 from rpc.client.security import OPEN, Metadata, Security
 from rpc.client.tries import LOST
@@ -27,11 +27,18 @@ class Upstream:
     is gone costs a try only now and then. Lives on one asyncio loop.
     """
 
-    def __init__(self, servers: Sequence[str], request_time: float, security: Security = OPEN) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        request_time: float,
+        security: Security = OPEN,
+        failed: Callable[[Failure], None] = lambda _: None,
+    ) -> None:
+        """failed: gets what each failed call says."""
         self._servers, self._request_time = list(servers), request_time
         self._channels = Channels(security)
         self._questions = asyncio.Semaphore(MOST_QUESTIONS)
-        self._lost = LostServers()
+        self._lost = LostServers(failed)
 
     def _served(self, server: str) -> None:
         first = self._servers.index(server)

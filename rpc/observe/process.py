@@ -1,8 +1,8 @@
 """What a process is and takes: version, CPU time, memory, open files."""
 
-from importlib.metadata import version
-
 from prometheus_client import CollectorRegistry, Info, ProcessCollector
+
+from rpc.distribution import own_version
 
 
 def show_process(registry: CollectorRegistry, model_name: str) -> None:
@@ -11,4 +11,4 @@ def show_process(registry: CollectorRegistry, model_name: str) -> None:
     """
     ProcessCollector(registry=registry)
     build = Info("quire_build", "Version of Quire that serves this model.", ["model_name"], registry=registry)
-    build.labels(model_name).info({"version": version("quire")})
+    build.labels(model_name).info({"version": own_version()})

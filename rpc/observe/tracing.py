@@ -7,6 +7,7 @@ that it came to: queue, prefill, decode.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rpc.distribution import how_to_install
 from rpc.observe.records import RequestRecord
 
 if TYPE_CHECKING:
@@ -96,8 +97,19 @@ def _fits(value: object) -> bool:
 
 
 def open_traces(endpoint: str) -> Traces:
-    """endpoint: http://HOST:PORT or https://HOST:PORT of a collector, which takes OTLP over gRPC. Raises ValueError
-    where OpenTelemetry is not installed.
+    """As `open_provider`."""
+    return Traces(open_provider(endpoint))
+
+
+def open_provider(endpoint: str, service: str = "quire") -> "TracerProvider":
+    """Returns what sends spans to a collector, which takes OTLP over gRPC.
+
+    Args:
+        endpoint: http://HOST:PORT or https://HOST:PORT of the collector.
+        service: Name of the process in its traces.
+
+    Raises:
+        ValueError: OpenTelemetry is not installed.
     """
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -106,9 +118,9 @@ def open_traces(endpoint: str) -> Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ValueError(
-            f"--otlp-traces-endpoint needs OpenTelemetry, which is not there ({error}): pip install 'quire[tracing]'"
+            f"--otlp-traces-endpoint needs OpenTelemetry, which is not there ({error}): {how_to_install('tracing')}"
         ) from None
     limits = SpanLimits(max_attribute_length=LONGEST)
-    provider = TracerProvider(resource=Resource.create({"service.name": "quire"}), span_limits=limits)
+    provider = TracerProvider(resource=Resource.create({"service.name": service}), span_limits=limits)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
-    return Traces(provider)
+    return provider

@@ -22,6 +22,7 @@ from scheduler.request import (
     Sampling,
     Spec,
     Stopping,
+    Truncation,
     check_message_count,
 )
 
@@ -55,6 +56,7 @@ def spec_from(message: pb.GenerationSpec, tenant: str = DEFAULT_TENANT) -> Spec:
             cache_salt=message.cache_salt,
             priority=message.priority,
             tenant=tenant,
+            truncation=_truncation(message.prompt_truncation) if message.HasField("prompt_truncation") else None,
         )
     except InvalidRequest as error:
         raise invalid(error) from None
@@ -116,7 +118,13 @@ def _chat(message: pb.Chat) -> Chat:
     return Chat(
         messages=tuple(ChatMessage(turn.role, _content(turn, i)) for i, turn in enumerate(message.messages)),
         arguments=tuple(sorted(message.template_arguments.items())),
+        add_generation_prompt=_given(message, "add_generation_prompt", not message.continue_final_message),
+        continue_final_message=message.continue_final_message,
     )
+
+
+def _truncation(message: pb.PromptTruncation) -> Truncation:
+    return Truncation(_given(message, "tokens", None), message.keep_first)
 
 
 def _content(message: pb.ChatMessage, number: int) -> str | tuple[str | ImageHere, ...]:
@@ -179,6 +187,7 @@ def _output(message: pb.OutputOptions) -> Output:
         top_logprobs=message.top_logprobs,
         prompt_logprobs=message.prompt_logprobs,
         skip_special_tokens=_given(message, "skip_special_tokens", True),
+        prompt_token_ids=message.prompt_token_ids,
     )
 
 
@@ -231,6 +240,7 @@ def prompt_info(stream: RequestStream) -> pb.PromptInfo:
         cached_token_count=stream.cached_tokens,
         image_token_count=sum(len(image.places) for image in stream.request.images),
         seed=stream.request.controls.seed,
+        token_ids=stream.request.prompt.tolist() if stream.spec.output.prompt_token_ids else (),
     )
 
 

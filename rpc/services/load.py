@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 
 from google.protobuf.duration_pb2 import Duration
 from quire.v1 import admin_service_pb2 as pb
 
 from cache_manager.ledger import PageMap
+from rpc.distribution import own_version
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
@@ -25,7 +25,7 @@ def server_info(frontend: Frontend) -> pb.GetServerInfoResponse:
     """Raises RequestFailed where there was no engine yet."""
     engine = frontend.info
     return pb.GetServerInfoResponse(
-        version=version("quire"),
+        version=own_version(),
         model=frontend.preparer.name,
         architecture=frontend.preparer.architecture,
         dtype=engine.dtype,

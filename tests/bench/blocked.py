@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
+from rpc.distribution import NAME
+
 
 def wanted_by(names: Sequence[str]) -> set[str]:
     """These distributions, all that they need here, without extras, and Quire, but not what it needs; by normalised
     name.
     """
-    found = {"quire"}
+    found = {NAME}
     left = list(names)
     while left:
         name = normalised(left.pop())

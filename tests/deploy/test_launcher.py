@@ -79,7 +79,7 @@ def test_the_token_is_where_quire_looks_for_it(tmp_path: Path, monkeypatch: pyte
 
 def test_the_wheel_is_of_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wheels = set(re.findall(r"quire-[\w.]+-py3-none-any\.whl", (DEPLOY / "ray/cluster.yaml").read_text()))
-    assert wheels == {f"quire-{project['version']}-py3-none-any.whl"}
+    wheels = set(re.findall(r"quire\w*-[\w.]+-py3-none-any\.whl", (DEPLOY / "ray/cluster.yaml").read_text()))
+    assert wheels == {f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"}
     mounted = [source for source in launcher()["file_mounts"].values() if not source.startswith(("~", "dist/"))]
     assert all((ROOT / source).is_file() for source in mounted)

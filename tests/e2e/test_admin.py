@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 from collections import Counter
-from importlib.metadata import version
 
 import grpc
 import pytest
@@ -16,6 +15,7 @@ from quire.v1 import generation_service_pb2_grpc as generation_grpc
 from typer.testing import CliRunner
 
 from rpc.cli.main import app
+from rpc.distribution import own_version
 from tests.support.server import QUIRE, RunningServer, clean_environment, running_server, stream_request
 
 PROMPT = "First Citizen: we are accounted poor citizens, the patricians good. " * 6
@@ -89,7 +89,7 @@ def test_a_server_says_what_it_is(server: RunningServer) -> None:
     with grpc.insecure_channel(server.admin) as channel:
         info = pb_grpc.AdminServiceStub(channel).GetServerInfo(pb.GetServerInfoRequest(), timeout=30)
     assert (info.model, info.architecture, info.device) == (server.model, "LlamaForCausalLM", "cpu")
-    assert info.version == version("quire")
+    assert info.version == own_version()
     assert (info.page_size, info.max_sequences, info.max_model_length) == (16, 256, 1024)
     assert info.dtype
 

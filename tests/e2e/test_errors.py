@@ -102,6 +102,16 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
         ),
         ("priority", lambda s: setattr(s, "priority", -101)),
         ("priority", lambda s: setattr(s, "priority", 101)),
+        ("prompt_truncation.tokens", lambda s: setattr(s.prompt_truncation, "tokens", 0)),
+        ("prompt_truncation", lambda s: (s.prompt_truncation.SetInParent(), s.images.add(data=b"x"))),
+        (
+            "chat.continue_final_message",
+            lambda s: (
+                chat(s),
+                setattr(s.chat, "continue_final_message", True),
+                setattr(s.chat, "add_generation_prompt", True),
+            ),
+        ),
         ("chat.template_arguments[a]", lambda s: chat(s, a="{")),
         ("chat.template_arguments[messages]", lambda s: chat(s, messages="[]")),
         ("chat.template_arguments[a b]", lambda s: chat(s, **{"a b": "1"})),
@@ -120,15 +130,16 @@ def test_every_field_of_the_contract_is_read() -> None:
     """A field that is added to the proto must be converted: this list is what convert.py reads."""
     read = {
         "GenerationSpec": "model text token_ids chat images add_special_tokens output_prefix sampling stopping output "
-        "max_time max_queue_time cache_salt priority",
-        "Chat": "messages template_arguments",
+        "max_time max_queue_time cache_salt priority prompt_truncation",
+        "PromptTruncation": "tokens keep_first",
+        "Chat": "messages template_arguments add_generation_prompt continue_final_message",
         "ChatMessage": "role parts",
         "ContentPart": "text image",
         "SamplingParameters": "temperature top_p top_k min_p seed repetition_penalty frequency_penalty "
         "presence_penalty logit_bias allowed_token_ids bad_words sequence_count beam_search",
         "BeamSearch": "width length_penalty",
         "StoppingCriteria": "max_tokens min_tokens stop stop_token_ids include_stop ignore_eos",
-        "OutputOptions": "text token_ids logprobs top_logprobs prompt_logprobs skip_special_tokens",
+        "OutputOptions": "text token_ids logprobs top_logprobs prompt_logprobs skip_special_tokens prompt_token_ids",
     }
     for message, fields in read.items():
         assert {f.name for f in pb.DESCRIPTOR.message_types_by_name[message].fields} == set(fields.split())

@@ -12,6 +12,7 @@ import pytest
 from openai import OpenAI
 from quire.v1 import generation_service_pb2 as pb
 
+from rpc.distribution import own_version
 from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded, picture
@@ -20,6 +21,7 @@ from tests.support.image_chats import CAPITALS
 from tests.support.server import RunningServer, running_server
 
 MODEL = "quire-demo"
+PAGE = "https://page.example"
 SAMPLED = {"temperature": 0.9, "seed": 5, "top_p": 0.9}
 
 
@@ -41,7 +43,9 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def gateway(server: RunningServer) -> Iterator[RunningGateway]:
-    with running_gateway([server.address]) as running:
+    with running_gateway(
+        [server.address], "--allow-origin", PAGE, "--allow-origin", "http://localhost:3000"
+    ) as running:
         yield running
 
 
@@ -211,6 +215,95 @@ def test_stops_penalties_and_what_vllm_calls_it(client: OpenAI, server: RunningS
         model=MODEL, prompt="ROMEO:", max_tokens=8, n=3, extra_body={"use_beam_search": True}
     )
     assert [choice.text for choice in searched.choices] == [sequence.text for sequence in found.sequences]
+
+
+def test_what_vllms_clients_ask_for(client: OpenAI, server: RunningServer) -> None:
+    spec = asked("ROMEO: But soft, what light", 8, temperature=0)
+    spec.output.prompt_logprobs = spec.output.prompt_token_ids = True
+    expected = native(server, spec)
+    prompt, ids = list(expected.prompt_info.token_ids), list(expected.sequences[0].token_ids)
+    more = {"model": MODEL, "prompt": spec.text, "max_tokens": 8, "temperature": 0}
+    extras = {"return_token_ids": True, "prompt_logprobs": 2, "request_id": "mine"}
+    answer = client.completions.create(**more, extra_body=extras)
+    assert answer.id == "cmpl-mine"
+    (choice,) = answer.choices
+    assert (choice.prompt_token_ids, choice.token_ids, choice.logprobs) == (prompt, ids, None)
+    assert choice.prompt_logprobs[0] is None
+    for token, told, known in zip(
+        prompt[1:], choice.prompt_logprobs[1:], expected.prompt_info.logprobs[1:], strict=True
+    ):
+        first = known.tokens[0]
+        assert (token, told[str(token)]["rank"]) == (first.token_id, first.rank)
+        assert told[str(token)]["logprob"] == pytest.approx(first.logprob, abs=1e-5)
+        assert len(told) == 2 + (first.rank > 2)
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    options = {"stream": True, "stream_options": usage, "extra_body": {"return_token_ids": True, "stream_interval": 3}}
+    *chunks, last = client.completions.create(**more, **options)
+    assert [token for chunk in chunks for token in chunk.choices[0].token_ids] == ids
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(set(counts))
+    assert len(counts) < 8
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {len(prompt)}
+    assert (counts[-1], last.choices, last.usage.completion_tokens) == (8, [], 8)
+    (cut,) = client.completions.create(**more, echo=True, extra_body={"truncate_prompt_tokens": 3}).choices
+    (alone,) = client.completions.create(**more | {"prompt": prompt[-3:]}, echo=True).choices
+    assert cut.text == alone.text
+    fits = client.completions.create(**more | {"prompt": "w " * 1500}, extra_body={"truncate_prompt_tokens": -1})
+    assert (fits.usage.prompt_tokens, fits.usage.completion_tokens) == (1024 - 8, 8)
+
+
+def test_a_conversation_is_continued(chat_client: OpenAI, seeing: RunningServer) -> None:
+    turns = {"user": "the cat", "assistant": "and the"}
+    spec = pb.GenerationSpec(stopping=pb.StoppingCriteria(max_tokens=6, ignore_eos=True))
+    spec.sampling.temperature, spec.output.prompt_token_ids = 0, True
+    for role, content in turns.items():
+        spec.chat.messages.add(role=role, parts=[pb.ContentPart(text=content)])
+    new = native(seeing, spec)
+    spec.chat.continue_final_message = True
+    continued = native(seeing, spec)
+    ids = [list(one.prompt_info.token_ids) for one in (new, continued)]
+    assert len(ids[0]) > len(ids[1])
+    assert ids[0][: len(ids[1])] == ids[1]
+    messages = [{"role": role, "content": content} for role, content in turns.items()]
+    more = {"model": "org/seer", "messages": messages, "temperature": 0, "max_tokens": 6}
+    extras = {"ignore_eos": True, "return_token_ids": True}
+    for flags, expected in (
+        ({}, new),
+        ({"continue_final_message": True, "add_generation_prompt": False}, continued),
+        ({"add_generation_prompt": False}, None),
+    ):
+        answer = chat_client.chat.completions.create(**more, extra_body=extras | flags)
+        if expected is not None:
+            assert answer.prompt_token_ids == list(expected.prompt_info.token_ids)
+            assert answer.choices[0].message.content == expected.sequences[0].text
+        else:
+            assert len(ids[1]) < len(answer.prompt_token_ids) < len(ids[0])
+
+
+def test_hints_change_nothing(client: OpenAI) -> None:
+    more = {"model": MODEL, "prompt": "ROMEO:", "max_tokens": 6, "seed": 3}
+    plain = client.completions.create(**more)
+    hints = {"safety_identifier": "a", "prompt_cache_key": "b", "service_tier": "flex", "metadata": {"a": "b"}}
+    hinted = client.completions.create(**more, user="me", extra_body=hints | {"store": False, "session_id": "c"})
+    assert hinted.choices == plain.choices
+
+
+def test_pages_of_known_origins_may_ask(gateway: RunningGateway, chats: RunningGateway) -> None:
+    ask = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,content-type"}
+    for origin, allowed in ((PAGE, True), ("http://localhost:3000", True), ("https://other.example", False)):
+        status, headers, _ = gateway.ask("OPTIONS", "/v1/completions", origin=origin, **ask)
+        assert (status, headers.get("access-control-allow-origin") == origin) == (200 if allowed else 400, allowed)
+        status, headers, _ = gateway.ask("GET", "/v1/models", origin=origin)
+        assert (status, headers.get("access-control-allow-origin") == origin) == (200, allowed)
+        wrong = gateway.answer("/v1/completions", {"wat": 1}, origin=origin)
+        assert (wrong[0], wrong[1].get("access-control-allow-origin") == origin) == (400, allowed)
+    status, headers, _ = chats.ask("GET", "/v1/models", origin=PAGE)
+    assert (status, "access-control-allow-origin" in headers) == (200, False)
+
+
+def test_its_version(gateway: RunningGateway) -> None:
+    status, _, said = gateway.ask("GET", "/version")
+    assert (status, said) == (200, {"version": own_version()})
 
 
 def test_a_conversation_with_an_image(chat_client: OpenAI, seeing: RunningServer) -> None:

@@ -32,11 +32,16 @@ def gateway(server: RunningServer) -> Iterator[RunningGateway]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_out_of_time(server: RunningServer, stream: bool) -> None:
     with running_gateway([server.address], "--max-request-time", "0.2") as gateway, gateway.client() as client:
-        answer = client.completions.create(n=8, stream=stream, **LONG)
-        choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        extras = LONG["extra_body"] | {"return_token_ids": True}
+        answer = client.completions.create(n=8, stream=stream, **options, **LONG | {"extra_body": extras})
+        parts = list(answer) if stream else [answer]
+        choices = [choice for part in parts for choice in part.choices]
         ended = [(c.finish_reason, c.stop_reason) for c in choices if c.finish_reason]
         assert ended == [("length", "deadline")] * 8
-        assert answer.usage.completion_tokens < 8 * 900 if not stream else True
+        tokens = sum(len(choice.token_ids) for choice in choices)
+        assert parts[-1].usage.completion_tokens == tokens, "what came is what is counted"
+        assert tokens < 8 * 900
 
 
 def test_ended_by_an_operator(server: RunningServer, gateway: RunningGateway) -> None:
@@ -56,6 +61,7 @@ def test_too_long_and_no_template(gateway: RunningGateway) -> None:
             with pytest.raises(openai.BadRequestError) as long:
                 client.completions.create(**LONG | more)
             assert (long.value.code, long.value.param) == ("context_length_exceeded", next(iter(more)))
+            assert "This model's maximum context length is 1024 tokens. However, you" in long.value.message
         with pytest.raises(openai.BadRequestError, match="use /v1/completions") as raw:
             client.chat.completions.create(model="quire-demo", messages=[{"role": "user", "content": "A"}])
         assert raw.value.param == "messages"

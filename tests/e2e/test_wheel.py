@@ -14,7 +14,7 @@ def test_wheel_serves_outside_the_tree(tmp_path: Path) -> None:
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path / "dist"), str(ROOT)],
         check=True, timeout=300,
     )  # fmt: skip
-    (wheel,) = (tmp_path / "dist").glob("quire-*.whl")
+    (wheel,) = (tmp_path / "dist").glob("quire_serving-*.whl")
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"

@@ -32,9 +32,6 @@ class Words:
     async def texts(self, ids: Iterable[int], *rest: object) -> dict[int, str]:
         return {token: WORDS[token] for token in ids}
 
-    async def tokenize(self, text: str, *rest: object) -> list[int]:
-        return [2, 1]
-
     async def detokenize(self, ids: list[int], *rest: object) -> str:
         return "".join(WORDS[token] for token in ids)
 
@@ -174,6 +171,7 @@ def test_an_echo_comes_first_and_once() -> None:
     made = completion(echo=True, logprobs=1, n=2)
     begun = message(pb.SequenceDelta(text="c"), pb.SequenceDelta(index=1, text="d"))
     begun.prompt_info.logprobs.extend([pb.TokenLogprobs(), position((1, -1), (2, -0.5))])
+    begun.prompt_info.token_ids.extend([2, 1])
     ends = [pb.SequenceDelta(index=i, finish_reason=END) for i in range(2)]
     choices = made.whole(taken(made, (0, begun), (0, begun), (0, message(*ends))))["choices"]
     assert [choice["text"] for choice in choices] == ["Acc", "Add"]
@@ -188,14 +186,116 @@ def test_each_prompt_is_the_echo_of_its_own_choices() -> None:
         (i, message(*(pb.SequenceDelta(index=k, text=f"{i}{k}", finish_reason=END) for k in range(2))))
         for i in (2, 0, 1)
     ]
+    messages[2][1].prompt_info.token_ids.append(1)
     choices = made.whole(taken(made, *messages))["choices"]
     assert [choice["text"] for choice in choices] == ["A00", "A01", "one10", "one11", "C20", "C21"]
+
+
+def test_an_echo_of_a_prompt_that_was_cut_is_what_is_left() -> None:
+    made = completion(echo=True, truncate_prompt_tokens=2)
+    begun = message(pb.SequenceDelta(text="c", finish_reason=END))
+    begun.prompt_info.token_ids.extend([1, 2])
+    assert made.whole(taken(made, (0, begun)))["choices"][0]["text"] == "one twoc"
+
+
+def prompted(*deltas: pb.SequenceDelta, ids: tuple[int, ...] = (1, 2)) -> pb.StreamGenerateResponse:
+    """The first message of a prompt's stream."""
+    made = message(*deltas)
+    made.prompt_info.CopyFrom(pb.PromptInfo(token_count=len(ids), token_ids=ids))
+    return made
+
+
+CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+def usages(events: list[dict[str, Any]]) -> list[tuple[int, int, int, int]]:
+    """Returns choice, tokens of its prompt, of it, and of both, by event."""
+    return [(e["choices"][0]["index"], *(e["usage"][name] for name in COUNTS)) for e in events]
+
+
+COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+def test_each_chunk_has_its_choices_counts_so_far() -> None:
+    made = completion(prompt=["A", "B"], n=2, echo=True, **CONTINUOUS)
+    pieces = taken(
+        made,
+        (1, prompted(pb.SequenceDelta(text="a", token_count=1), ids=(1, 2, 3))),
+        (0, prompted(pb.SequenceDelta(index=1, text="b", token_count=2))),
+        (1, message(pb.SequenceDelta(token_count=1))),
+        (1, prompted(pb.SequenceDelta(text="c", token_count=3, finish_reason=END), ids=(1, 2, 3))),
+    )
+    assert usages(parsed(Events(made).of(pieces))) == [
+        (2, 3, 0, 3), (3, 3, 0, 3), (2, 3, 1, 4), (0, 2, 0, 2), (1, 2, 0, 2), (1, 2, 2, 4), (2, 3, 5, 8),
+    ]  # fmt: skip
+    made = chat(**CONTINUOUS)
+    pieces = taken(made, (0, prompted(pb.SequenceDelta(text="a", token_count=1))))
+    assert usages(parsed(Events(made).of(pieces))) == [(0, 2, 0, 2), (0, 2, 1, 3)]
+    for options in ({"include_usage": True}, {"continuous_usage_stats": True}):
+        made = chat(stream=True, stream_options=options)
+        (_, event) = parsed(Events(made).of(taken(made, (0, prompted(pb.SequenceDelta(text="a", token_count=1))))))
+        assert event.get("usage") is None
+        assert ("usage" in event) == ("include_usage" in options)
+
+
+def test_ids_stand_where_vllm_has_them() -> None:
+    deltas = [
+        (0, prompted(pb.SequenceDelta(text="a", token_ids=[4], token_count=1))),
+        (0, message(pb.SequenceDelta(token_ids=[5, 1], token_count=2))),
+        (0, message(pb.SequenceDelta(text="c", token_ids=[2], token_count=1, finish_reason=END))),
+    ]
+    made = chat(return_token_ids=True)
+    whole = made.whole(taken(made, *deltas))
+    OpenAIChat.model_validate(whole)
+    assert (whole["prompt_token_ids"], whole["choices"][0]["token_ids"]) == ([1, 2], [4, 5, 1, 2])
+    made = completion(return_token_ids=True)
+    (choice,) = made.whole(taken(made, *deltas))["choices"]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [4, 5, 1, 2])
+    made = chat(return_token_ids=True, stream=True)
+    role, *events = parsed(Events(made).of(taken(made, *deltas)))
+    assert role["prompt_token_ids"] == [1, 2]
+    assert [event["choices"][0]["token_ids"] for event in events] == [[4], [5, 1], [2]]
+    assert not any("prompt_token_ids" in event for event in events)
+    made = completion(return_token_ids=True, stream=True)
+    choices = [event["choices"][0] for event in parsed(Events(made).of(taken(made, *deltas)))]
+    assert [choice["token_ids"] for choice in choices] == [[4], [5, 1], [2]]
+    assert [choice.get("prompt_token_ids") for choice in choices] == [[1, 2], None, None]
+    for plain in (chat(), completion()):
+        assert "token_ids" not in json.dumps(plain.whole(taken(plain, *deltas)))
+
+
+def test_logprobs_of_the_prompt_in_vllms_form() -> None:
+    begun = message(pb.SequenceDelta(text="c", logprobs=[position((1, -1), (2, -2))], finish_reason=END))
+    begun.prompt_info.logprobs.extend([pb.TokenLogprobs(), position((1, -3), (2, -float("inf")), (3, -0.5))])
+    begun.prompt_info.logprobs[1].tokens[0].rank = 2
+    expected = [
+        None,
+        {
+            1: {"logprob": -3, "rank": 2, "decoded_token": "one"},
+            3: {"logprob": -0.5, "rank": 0, "decoded_token": "\ufffd"},
+        },
+    ]
+    made = completion(prompt_logprobs=1, n=2)
+    (choice,) = made.whole(taken(made, (0, begun)))["choices"]
+    assert (choice["prompt_logprobs"], choice["logprobs"]) == (expected, None)
+    made = chat(prompt_logprobs=1)
+    whole = made.whole(taken(made, (0, begun)))
+    assert (whole["prompt_logprobs"], whole["choices"][0]["logprobs"]) == (expected, None)
+    made = completion(prompt_logprobs=5, return_tokens_as_token_ids=True, logprobs=1)
+    (choice,) = made.whole(taken(made, (0, begun)))["choices"]
+    assert choice["prompt_logprobs"][1][2]["logprob"] == LEAST
+    assert (choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"]) == (["token_id:1"], [{"token_id:1": -1}])
+
+
+def test_the_id_is_the_clients_where_it_gives_one() -> None:
+    assert chat(request_id="a-b").whole([Piece(0, "x", finish="stop")])["id"] == "chatcmpl-a-b"
 
 
 def test_a_prompt_alone_is_scored() -> None:
     made = completion(prompt=[2, 1], echo=True, logprobs=0, max_tokens=0)
     begun = message(pb.SequenceDelta(text="c", finish_reason=END, logprobs=[position((1, -9))]), prompt=2, out=1)
     begun.prompt_info.logprobs.extend([pb.TokenLogprobs(), position((1, -1))])
+    begun.prompt_info.token_ids.extend([2, 1])
     whole = made.whole(taken(made, (0, begun)))
     (choice,) = whole["choices"]
     assert (choice["text"], choice["finish_reason"]) == (" twoone", "length")

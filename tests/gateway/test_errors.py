@@ -21,11 +21,11 @@ LIMITS = Limits(vocabulary=100, context=128, pool_tokens=256, sequences=8)
 NAMES = names_of(ChatRequest.model_validate({"messages": [{"role": "user", "content": "A"}]}))
 
 
-def told(failure: RequestFailed) -> ApiError:
-    """What is said of what a server says."""
+def told(failure: RequestFailed, output: int | None = None) -> ApiError:
+    """What is said of what a server says. output: tokens that were asked for."""
     status = rpc_status.to_status(status_of(failure))
     metadata = aio.Metadata(*((key, value) for key, value in status.trailing_metadata))
-    return of_call(failure_of(aio.AioRpcError(status.code, aio.Metadata(), metadata, status.details)), NAMES)
+    return of_call(failure_of(aio.AioRpcError(status.code, aio.Metadata(), metadata, status.details)), NAMES, output)
 
 
 def test_a_refused_value() -> None:
@@ -61,15 +61,47 @@ def check(text: str, tokens: int, most: int | None) -> None:
     resolve(Spec(text, stopping=Stopping(max_tokens=most)), [1] * tokens, LIMITS, ModelDefaults(), 0)
 
 
+CONTEXT = "This model's maximum context length is 128 tokens. However, you"
+
+
 @pytest.mark.parametrize(
-    ("prompt", "tokens", "most", "param"),
-    [("a", 200, None, "prompt"), ("a" * 10**6, 1, None, "prompt"), ("a", 50, 100, "max_tokens")],
+    ("prompt", "tokens", "most", "param", "says"),
+    [
+        (
+            "a",
+            200,
+            None,
+            "prompt",
+            f"{CONTEXT} requested 201 tokens (200 in the prompt, 1 in the completion). prom",
+        ),
+        ("a", 200, 16, "prompt", f"{CONTEXT} requested 216 tokens (200 in the prompt, 16 in the completion). "),
+        (
+            "a",
+            50,
+            100,
+            "max_tokens",
+            f"{CONTEXT} requested 150 tokens (50 in the prompt, 100 in the completion). m",
+        ),
+        ("a" * 10**6, 1, None, "prompt", f"{CONTEXT}r prompt has 1000000 bytes, and at most 65536 are read for that. "),
+    ],
 )
-def test_what_is_too_long_has_openais_code(prompt: str, tokens: int, most: int | None, param: str) -> None:
+def test_what_is_too_long_is_told_in_openais_words(
+    prompt: str, tokens: int, most: int | None, param: str, says: str
+) -> None:
     with pytest.raises(InvalidRequest) as refused:
         check(prompt, tokens, most)
-    error = told(invalid(refused.value))
+    error = told(invalid(refused.value), most)
     assert (error.status, error.param, error.code) == (400, param, "context_length_exceeded")
+    assert error.message.startswith(says)
+    assert error.message.endswith(refused.value.reason)
+
+
+def test_so_are_images() -> None:
+    field = "chat.messages[0].parts[1].image"
+    refused = InvalidRequest(field, "token 300 of the images", "prompt and output must fit in 128 tokens")
+    error = told(invalid(refused))
+    assert (error.param, error.code) == ("messages[0].content[1].image_url", "context_length_exceeded")
+    assert error.message.startswith(f"{CONTEXT} requested 301 tokens")
 
 
 @pytest.mark.parametrize(

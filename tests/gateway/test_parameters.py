@@ -15,7 +15,7 @@ from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.errors import of_call
 from rpc.gateway.parameters import SAME, chat_spec, completion_spec, metadata_of, names_of
 from rpc.services.convert import spec_from
-from scheduler.request import ChatMessage, ImageHere, Spec
+from scheduler.request import Chat, ChatMessage, ImageHere, Spec, Truncation
 
 UINT32 = st.integers(0, 2**32 - 1)
 WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -92,7 +92,8 @@ def test_what_is_spelt_otherwise() -> None:
     asked = ChatRequest.model_validate({
         "messages": [{"role": "developer", "content": "b"}, message], "chat_template_kwargs": kwargs, "top_k": -1,
         "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 3, "n": 2, "use_beam_search": True,
-        "length_penalty": 0.5, "stop": "x", "user": "me",
+        "length_penalty": 0.5, "stop": "x", "user": "me", "continue_final_message": True,
+        "return_token_ids": True, "prompt_logprobs": 5,
     })  # fmt: skip
     made = chat_spec(asked)
     spec = spec_from(made)
@@ -101,8 +102,47 @@ def test_what_is_spelt_otherwise() -> None:
     assert dict(spec.prompt.arguments) == {"enable_thinking": "false", "mood": '"\\u00fc"', "list": "[1, null]"}
     assert made.sampling.HasField("top_k")
     assert (spec.sampling.top_k, spec.stopping.max_tokens, spec.stopping.stop) == (0, 5, ("x",))
-    assert (spec.output.logprobs, spec.output.top_logprobs, spec.output.prompt_logprobs) == (True, 3, False)
+    assert (spec.output.logprobs, spec.output.top_logprobs, spec.output.prompt_logprobs) == (True, 5, True)
+    assert (spec.output.token_ids, spec.output.prompt_token_ids, spec.truncation) == (True, True, None)
+    assert (spec.prompt.continue_final_message, spec.prompt.add_generation_prompt) == (True, False)
+    assert names_of(asked)["output.top_logprobs"] == "prompt_logprobs"
     assert (spec.sampling.beam.width, spec.sampling.beam.length_penalty, spec.sampling.sequence_count) == (2, 0.5, 2)
+
+
+def test_how_a_conversation_goes_on() -> None:
+    def chat(**more: Any) -> Chat:
+        asked = ChatRequest.model_validate({"messages": [{"role": "user", "content": "A"}]} | more)
+        prompt = spec_from(chat_spec(asked)).prompt
+        assert isinstance(prompt, Chat)
+        return prompt
+
+    flags = [(None, None), (None, False), (True, None), (False, None), (False, True)]
+    made = [chat(add_generation_prompt=add, continue_final_message=go_on) for add, go_on in flags]
+    told = [(one.add_generation_prompt, one.continue_final_message) for one in made]
+    assert told == [(True, False), (True, False), (True, False), (False, False), (False, True)]
+    for more, expected in (
+        ({}, {}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": '"none"', "enable_thinking": "false"}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": '"low"', "enable_thinking": "true"}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "x"}},
+            {"reasoning_effort": '"low"', "enable_thinking": "false"},
+        ),
+    ):
+        assert dict(chat(**more).arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, None), ({"truncate_prompt_tokens": -1}, Truncation()), ({"truncation_side": "right"}, None),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, Truncation(3)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, Truncation(3, keep_first=True)),
+    ],
+)  # fmt: skip
+def test_what_a_prompt_is_cut_to(asked: dict[str, Any], expected: Truncation | None) -> None:
+    request = CompletionRequest.model_validate(asked | {"prompt": "A"})
+    assert spec_from(completion_spec(request, "A")).truncation == expected
 
 
 def test_prompts_and_echo() -> None:
@@ -110,6 +150,7 @@ def test_prompts_and_echo() -> None:
     text, ids = (spec_from(completion_spec(asked, prompt)) for prompt in asked.prompt)
     assert (text.prompt, ids.prompt) == ("a", (1, 2))
     assert (ids.output.prompt_logprobs, ids.output.logprobs, ids.output.top_logprobs) == (True, True, 0)
+    assert (ids.output.prompt_token_ids, ids.output.token_ids) == (True, False)
     assert ids.stopping.max_tokens == 1
     assert CompletionRequest.model_validate({"prompt": [3, 4]}).prompt == [[3, 4]]
     plain = CompletionRequest.model_validate({"prompt": [[3]], "max_tokens": None})
@@ -123,6 +164,7 @@ BAD = [
     ({"repetition_penalty": 0}, "repetition_penalty"), ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
     ({"bad_words": ["a", " "]}, "bad_words[1]"), ({"stop": ["a", ""]}, "stop[1]"), ({"priority": 101}, "priority"),
     ({"cache_salt": "ü"}, "cache_salt"), ({"min_tokens": 99, "max_tokens": 9}, "min_tokens"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"use_beam_search": True, "n": 0}, "n"), ({"use_beam_search": True, "length_penalty": 99}, "length_penalty"),
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from rpc.gateway.protocol import BoundedProtocol
+from rpc.gateway.protocol import MOST_DROPPED, BoundedProtocol
 from rpc.gateway.settings import LARGEST_HEADERS
 
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -205,3 +205,26 @@ async def test_so_many_connections_and_no_more(state: ServerState, app: Applicat
     first.protocol.connection_lost(None)
     third.protocol.connection_lost(None)
     assert not Connection(state, app, most=2).transport.closed
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(GET, id="behind a request"),
+        pytest.param(POST + b"content-length: 1000000000\r\n\r\n", id="of a body whose request is answered"),
+        pytest.param(b"nonsense\r\n\r\n", id="behind what is no request"),
+    ],
+)
+async def test_what_is_dropped_has_a_bound(first: bytes, state: ServerState, app: Application) -> None:
+    opened = Connection(state, app)
+    opened.send(first)
+    if first.startswith(b"POST"):
+        app.may.set()
+        await opened.answered()
+    part = bytes(2**20)
+    for _ in range(MOST_DROPPED // len(part)):
+        opened.send(part)
+    assert not opened.transport.cut.is_set()
+    opened.send(b"x")
+    assert opened.transport.cut.is_set()
+    opened.protocol.connection_lost(None)

@@ -1,5 +1,6 @@
 """What requests are refused before any server is asked, and how it is said."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from pydantic import ValidationError
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.errors import ApiError, of_validation
-from rpc.gateway.parameters import chat_spec
+from rpc.gateway.parameters import chat_spec, completion_spec
 from rpc.gateway.schema import Asked
+from rpc.services.convert import spec_from
 
 PROMPT = {"prompt": "A"}
 CHAT = {"messages": [{"role": "user", "content": "A"}]}
@@ -48,7 +50,14 @@ def refusal(schema: type[Asked], asked: dict[str, Any]) -> ApiError:
         ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value", "at least 1"),
         ({"stream_options": {"include_usage": True}}, "stream_options", None, "goes with stream"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter", "Unknown"),
-        ({"length_penalty": 1.0}, "length_penalty", None, "use_beam_search"),
+        ({"length_penalty": 1.5}, "length_penalty", None, "use_beam_search"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value", "greater than or equal to -1"),
+        ({"truncation_side": "middle"}, "truncation_side", "unsupported_value", "'left', 'right'"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", None, "not available with stream"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "invalid_value", "greater than or equal to 0"),
+        ({"stream_interval": 0}, "stream_interval", "invalid_value", "greater than or equal to 1"),
+        ({"request_id": "a b"}, "request_id", "invalid_value", "pattern"),
+        ({"guided_json": {}}, "guided_json", "unknown_parameter", "Unknown parameter: 'guided_json'."),
         ({f"k{i}": 1 for i in range(300)}, None, "invalid_value", "too many keys"),
     ],
 )
@@ -85,14 +94,33 @@ def test_of_completions(asked: dict[str, Any], param: str, says: str) -> None:
 
 UNSUPPORTED = {
     "tools": [{"type": "function"}], "tool_choice": "required", "functions": [{}], "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"}, "audio": {}, "modalities": ["text", "audio"], "prediction": {},
-    "reasoning_effort": "low", "store": True, "service_tier": "flex", "web_search_options": {},
-    "verbosity": "low", "prompt_cache_key": "a", "safety_identifier": "a",
+    "response_format": {"type": "json_object"}, "audio": {}, "modalities": ["text", "audio"], "store": True,
+    "web_search_options": {}, "echo": True, "add_special_tokens": True, "include_reasoning": False,
+    "documents": [{"text": "a"}], "chat_template": "{{ x }}", "media_io_kwargs": {"a": {}},
+    "mm_processor_kwargs": {"a": 1},
+}  # fmt: skip
+UNSUPPORTED_IN_BOTH = {
+    "structured_outputs": {"json": "{}"}, "response_format": {"type": "json_object"}, "logprob_token_ids": [1],
+    "thinking_token_budget": 5, "repetition_detection": {}, "watermarking": True, "return_weight_versions": True,
+    "routed_experts_prompt_start": 1, "return_prompt_text": True, "kv_transfer_params": {"a": 1},
+    "ec_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "store": True,
+}  # fmt: skip
+HINTS = {
+    "user": "me", "safety_identifier": "a", "metadata": {"a": "b"}, "service_tier": "flex", "prompt_cache_key": "a",
+    "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "a"}, "verbosity": "low",
+    "session_id": "a", "spaces_between_special_tokens": False, "return_token_offsets": True, "mm_payload": "none",
+    "return_mm_kwargs": False,
+}  # fmt: skip
+VLLMS_DEFAULTS = {
+    "store": False, "length_penalty": 1.0, "logprob_token_ids": [], "thinking_token_budget": -1, "watermarking": False,
+    "structured_outputs": None, "routed_experts_prompt_start": 0, "vllm_xargs": {}, "use_beam_search": False,
+    "stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "ignore_eos": False, "top_k": 0, "priority": 0,
+    "spaces_between_special_tokens": True, "return_token_ids": None, "prompt_logprobs": None,
 }  # fmt: skip
 NEUTRAL = {
     "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"], "store": False,
-    "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True, "functions": None, "audio": None,
-    "top_logprobs": 0,
+    "parallel_tool_calls": True, "functions": None, "audio": None, "top_logprobs": 0, "echo": False,
+    "add_special_tokens": False, "include_reasoning": True, "documents": [], "media_io_kwargs": {},
 }  # fmt: skip
 
 
@@ -100,6 +128,44 @@ NEUTRAL = {
 def test_what_is_not_supported_is_named(name: str) -> None:
     error = refusal(ChatRequest, CHAT | {name: UNSUPPORTED[name]})
     assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_IN_BOTH)
+def test_what_neither_endpoint_has_is_named(name: str) -> None:
+    for schema, rest in ((CompletionRequest, PROMPT), (ChatRequest, CHAT)):
+        error = refusal(schema, rest | {name: UNSUPPORTED_IN_BOTH[name]})
+        assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("hints", [HINTS, VLLMS_DEFAULTS, dict.fromkeys(HINTS), dict.fromkeys(UNSUPPORTED_IN_BOTH)])
+def test_hints_and_defaults_change_nothing(hints: dict[str, Any]) -> None:
+    plain = CompletionRequest.model_validate(PROMPT)
+    hinted = CompletionRequest.model_validate(PROMPT | hints)
+    expected, made = (spec_from(completion_spec(one, "A")) for one in (plain, hinted))
+    if "top_k" in hints:  # unset is the model's own
+        expected = replace(expected, sampling=replace(expected.sampling, top_k=0))
+    assert made == expected
+    message = {"role": "user", "content": [{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}]}
+    named = message | {"name": "bob", "cache_control": {"type": "ephemeral"}}
+    chats = ({"messages": [message]}, {"messages": [named]} | hints)
+    expected, made = (spec_from(chat_spec(ChatRequest.model_validate(one))) for one in chats)
+    if "top_k" in hints:
+        expected = replace(expected, sampling=replace(expected.sampling, top_k=0))
+    assert made == expected
+
+
+def test_the_detail_of_an_image_is_a_hint() -> None:
+    url = "data:image/png;base64,aGVsbG8="
+    images = ({"url": url}, {"url": url, "detail": "high", "uuid": "a"})
+    made = [
+        chat_spec(
+            ChatRequest.model_validate(
+                {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": i}]}]}
+            )
+        )
+        for i in images
+    ]
+    assert made[0] == made[1]
 
 
 def test_what_asks_for_nothing_is_taken() -> None:
@@ -133,8 +199,6 @@ def test_what_asks_for_nothing_is_taken() -> None:
          "must begin with"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}],
          "messages[0].content[0].image_url.url", "no base64"),
-        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk=", "detail": "high"}}],
-         "messages[0].content[0].image_url.detail", "not supported"),
     ],
 )  # fmt: skip
 def test_contents(content: Any, param: str, says: str) -> None:
@@ -151,9 +215,11 @@ def test_contents(content: Any, param: str, says: str) -> None:
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"metadata": {str(i): "" for i in range(257)}}, "metadata"),
-        ({"messages": [{"role": "user", "content": "a", "name": "bob"}]}, "messages[0].name"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"reasoning_effort": "lots"}, "reasoning_effort"),
+        ({"messages": [{"role": "user", "content": "a", "reasoning": "b"}]}, "messages[0].reasoning"),
         ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-        ({"add_special_tokens": False}, "add_special_tokens"),
+        ({"prompt_embeds": []}, "prompt_embeds"),
         ({"echo": True}, "echo"),
         ({"prompt": "a"}, "prompt"),
     ],

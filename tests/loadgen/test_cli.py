@@ -55,8 +55,14 @@ def test_a_port_of_another_service_is_said_to_be_one(protocol: str, service: str
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--protocol", "openai"), "needs httpx, which is not installed: pip install 'quire[bench]'"),
-        (("--plot", "a.png"), "needs matplotlib, which is not installed: pip install 'quire[plots]'"),
+        (
+            ("--protocol", "openai"),
+            "needs httpx, which is not installed: in Quire's checkout `make setup EXTRAS=bench`",
+        ),
+        (
+            ("--plot", "a.png"),
+            "needs matplotlib, which is not installed: in Quire's checkout `make setup EXTRAS=plots`",
+        ),
     ],
 )
 def test_libraries_that_lack_are_named(flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ MOST = 100_000
 
 def transformers_text(directory: Path, messages: list[dict[str, str]], **arguments: Any) -> str:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
+    given = {"tokenize": False, "add_generation_prompt": True} | arguments
+    text: str = tokenizer.apply_chat_template(messages, **given)
     return text
 
 
@@ -63,6 +64,33 @@ def test_text_is_transformers(directory: Path, renderer: ChatRenderer, name: str
         assert refused.value.reason == "CHAT_REFUSED"
     else:
         assert renderer.render(messages, {}, MOST) == expected
+
+
+@pytest.mark.parametrize("name", sorted(CONVERSATIONS))
+def test_the_last_message_is_continued_as_in_transformers(directory: Path, renderer: ChatRenderer, name: str) -> None:
+    for last in ({}, {"role": "assistant", "content": "So  \n"}):
+        messages = [*CONVERSATIONS[name], last] if last else CONVERSATIONS[name]
+        for continues in (True, False):
+            flags = {"add_generation_prompt": False, "continue_final_message": continues}
+            try:
+                expected = transformers_text(directory, messages, **flags)
+            except (jinja2.TemplateError, ValueError) as error:
+                left_out = isinstance(error, ValueError)
+                with pytest.raises(ChatFailed, match="leaves out text" if left_out else re.escape(str(error))):
+                    renderer.render(messages, {}, MOST, **flags)
+            else:
+                assert renderer.render(messages, {}, MOST, **flags) == expected
+
+
+def test_parts_are_continued_at_their_last_text() -> None:
+    source = "{% for m in messages %}[{% for p in m.content %}{{ p.text or '*' }}{% endfor %}]{% endfor %}"
+    renderer = ChatRenderer(ChatTemplate(source, Path("chat_template.jinja"), {}))
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}, {"type": "image"}]
+    flags = {"add_generation_prompt": False, "continue_final_message": True}
+    try:
+        assert renderer.render([{"role": "user", "content": parts}], {}, MOST, **flags) == "[ab "
+    finally:
+        renderer.close()
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))

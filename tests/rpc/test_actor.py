@@ -7,6 +7,7 @@ import pytest
 import ray
 
 from rpc.cluster import actor
+from rpc.distribution import own_version
 from rpc.settings import EngineConfig
 
 
@@ -32,7 +33,7 @@ def test_another_version_is_named_with_the_node() -> None:
 def test_a_model_that_a_node_lacks_is_named_with_the_node() -> None:
     config = EngineConfig().to_json().replace('"model": "demo"', '"model": "/models/of-another-machine"')
     engine = actor.EngineActor()
-    assert engine.start(actor.own_version(), config, "", "token", None, (), apart=False).startswith("127.0.0.1:")
+    assert engine.start(own_version(), config, "", "token", None, (), apart=False).startswith("127.0.0.1:")
     assert engine.wait() == "on node 127.0.0.1: --model /models/of-another-machine: no such directory"
 
 

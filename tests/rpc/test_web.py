@@ -1,15 +1,12 @@
 """What the page's server refuses, and what it makes of a body; without a browser."""
 
-import sys
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.access.door import OPEN_DOOR
 from rpc.frontend.errors import RequestFailed
-from rpc.server import make_page
 from rpc.web.guard import refusal
 from rpc.web.prompts import spec_in
 
@@ -89,11 +86,3 @@ def test_what_is_no_request_is_refused_as_one(body: bytes) -> None:
 def test_any_bytes_are_a_spec_or_refused(body: bytes) -> None:
     with suppress(RequestFailed):
         spec_in(body)
-
-
-def test_without_its_libraries_the_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "starlette" or name.startswith("rpc.web")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "starlette", None)
-    with pytest.raises(ValueError, match=r"--page-port needs starlette.*, which is not installed: pip install"):
-        make_page(None, OPEN_DOOR)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.support.server import QUIRE, STOP_SECONDS, clean_environment
 
-READY = re.compile(r"quire: ready: gateway (https?)://(\S+):(\d+)/v1 to (.*)")
+READY = re.compile(r"quire: ready: gateway (https?)://(\S+):(\d+)/v1 to ([^ ]+(?:, [^ ]+:\d+)*)(?:, metrics (\S+))?")
 
 
 @dataclass
@@ -22,6 +22,7 @@ class RunningGateway:
     scheme: str
     host: str
     port: int
+    metrics_url: str = ""
 
     @property
     def url(self) -> str:
@@ -52,10 +53,16 @@ class RunningGateway:
 
     def health(self) -> tuple[int, Any]:
         """Status and what the JSON says."""
+        status, _, said = self.ask("GET", "/health")
+        return status, said
+
+    def ask(self, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and what the JSON says, of a request without a body."""
+        lines = [f"{method} {path} HTTP/1.1", "host: a", "connection: close"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         with self.connect() as opened, opened.makefile("rb") as file:
-            opened.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-            status, _, said = read_answer(file.read())
-            return status, said
+            opened.sendall("\r\n".join(lines).encode() + b"\r\n\r\n")
+            return read_answer(file.read())
 
     def stop(self) -> int:
         self.process.terminate()
@@ -67,7 +74,8 @@ def read_answer(data: bytes) -> tuple[int, dict[str, str], Any]:
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    return int(first.split()[1]), headers, json.loads(body) if body else None
+    is_json = headers.get("content-type") == "application/json"
+    return int(first.split()[1]), headers, json.loads(body) if is_json else body.decode() or None
 
 
 @contextmanager
@@ -81,7 +89,7 @@ def running_gateway(servers: list[str], *flags: str, stderr: IO[str] | None = No
         said = process.stdout.readline()
         found = READY.fullmatch(said.rstrip("\n"))
         assert found, f"the gateway said {said!r} and ended with {process.poll()}"
-        gateway = RunningGateway(process, found[1], found[2], int(found[3]))
+        gateway = RunningGateway(process, found[1], found[2], int(found[3]), found[5] or "")
         yield gateway
         if process.poll() is None:
             assert gateway.stop() == 0

@@ -1,7 +1,6 @@
 """What a client can learn of the server and its model."""
 
-from importlib.metadata import version
-
+from rpc.distribution import own_version
 from rpc.services.inference import pb
 from rpc.services.inference.asking import VERSION
 from rpc.services.inference.tensors import IMAGE, INPUTS, OUTPUTS, TEXT, Tensor
@@ -12,7 +11,7 @@ TYPES = {"BYTES": pb.TYPE_STRING, "BOOL": pb.TYPE_BOOL, "FP32": pb.TYPE_FP32, "U
 
 
 def server_metadata() -> pb.ServerMetadataResponse:
-    return pb.ServerMetadataResponse(name=NAME, version=version("quire"), extensions=EXTENSIONS)
+    return pb.ServerMetadataResponse(name=NAME, version=own_version(), extensions=EXTENSIONS)
 
 
 def model_metadata(model: str, sees: bool) -> pb.ModelMetadataResponse:

@@ -103,7 +103,7 @@ class EntryError(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ...) -> None: ...
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "images", "add_special_tokens", "output_prefix", "max_time", "sampling", "stopping", "output", "priority", "cache_salt", "max_queue_time")
+    __slots__ = ("model", "text", "token_ids", "chat", "images", "add_special_tokens", "output_prefix", "max_time", "sampling", "stopping", "output", "priority", "cache_salt", "max_queue_time", "prompt_truncation")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class GenerationSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_TIME_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TRUNCATION_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -132,10 +133,19 @@ class GenerationSpec(_message.Message):
     priority: int
     cache_salt: str
     max_queue_time: _duration_pb2.Duration
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., add_special_tokens: _Optional[bool] = ..., output_prefix: _Optional[_Union[TokenIds, _Mapping]] = ..., max_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stopping: _Optional[_Union[StoppingCriteria, _Mapping]] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_queue_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    prompt_truncation: PromptTruncation
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., add_special_tokens: _Optional[bool] = ..., output_prefix: _Optional[_Union[TokenIds, _Mapping]] = ..., max_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stopping: _Optional[_Union[StoppingCriteria, _Mapping]] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_queue_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_truncation: _Optional[_Union[PromptTruncation, _Mapping]] = ...) -> None: ...
+
+class PromptTruncation(_message.Message):
+    __slots__ = ("tokens", "keep_first")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIRST_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    keep_first: bool
+    def __init__(self, tokens: _Optional[int] = ..., keep_first: _Optional[bool] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages", "template_arguments")
+    __slots__ = ("messages", "template_arguments", "add_generation_prompt", "continue_final_message")
     class TemplateArgumentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -145,9 +155,13 @@ class Chat(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     template_arguments: _containers.ScalarMap[str, str]
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template_arguments: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    add_generation_prompt: bool
+    continue_final_message: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template_arguments: _Optional[_Mapping[str, str]] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "parts")
@@ -239,34 +253,38 @@ class StoppingCriteria(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class OutputOptions(_message.Message):
-    __slots__ = ("text", "token_ids", "logprobs", "top_logprobs", "prompt_logprobs", "skip_special_tokens")
+    __slots__ = ("text", "token_ids", "logprobs", "top_logprobs", "prompt_logprobs", "skip_special_tokens", "prompt_token_ids")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     text: bool
     token_ids: bool
     logprobs: bool
     top_logprobs: int
     prompt_logprobs: bool
     skip_special_tokens: bool
-    def __init__(self, text: _Optional[bool] = ..., token_ids: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+    prompt_token_ids: bool
+    def __init__(self, text: _Optional[bool] = ..., token_ids: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., prompt_token_ids: _Optional[bool] = ...) -> None: ...
 
 class PromptInfo(_message.Message):
-    __slots__ = ("token_count", "cached_token_count", "image_token_count", "logprobs", "seed")
+    __slots__ = ("token_count", "cached_token_count", "image_token_count", "logprobs", "seed", "token_ids")
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_count: int
     cached_token_count: int
     image_token_count: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     seed: int
-    def __init__(self, token_count: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., image_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_count: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., image_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., seed: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceDelta(_message.Message):
     __slots__ = ("index", "text", "token_ids", "logprobs", "token_count", "first_position", "finish_reason", "stop_token_id", "stop_string")

@@ -1,0 +1,69 @@
+"""Fields of requests that do not reach a server: hints, which are ignored, and features that Quire does not have."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rpc.gateway.fields import MOST_KEYS, Strict, only
+
+
+class Hints(Strict):
+    """Fields of both endpoints that cannot change an answer. Any value is taken and ignored."""
+
+    user: Any = None
+    safety_identifier: Any = None
+    metadata: Annotated[dict[str, Any] | None, Field(max_length=MOST_KEYS)] = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+    verbosity: Any = None
+
+    # vLLM's
+    session_id: Any = None
+    spaces_between_special_tokens: Any = None  # changes nothing with the tokenizers library, in vLLM neither
+    return_token_offsets: Any = None  # of vLLM's render endpoints, as the next two
+    mm_payload: Any = None
+    return_mm_kwargs: Any = None
+
+
+class NotServed(Strict):
+    """Fields of both endpoints that would change an answer. Only values that ask for nothing are taken."""
+
+    store: Annotated[Any, only(False)] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+
+    # vLLM's
+    structured_outputs: Annotated[Any, only({})] = None
+    logprob_token_ids: Annotated[Any, only([])] = None
+    thinking_token_budget: Annotated[Any, only(-1)] = None
+    repetition_detection: Annotated[Any, only()] = None
+    watermarking: Annotated[Any, only(False)] = None
+    return_weight_versions: Annotated[Any, only(False)] = None
+    routed_experts_prompt_start: Annotated[Any, only(0)] = None
+    return_prompt_text: Annotated[Any, only(False)] = None
+    kv_transfer_params: Annotated[Any, only({})] = None
+    ec_transfer_params: Annotated[Any, only({})] = None
+    vllm_xargs: Annotated[Any, only({})] = None
+
+
+class NotServedInChats(Strict):
+    """The same for fields of chats."""
+
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, only(True, False)] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Annotated[Any, only()] = None
+    web_search_options: Annotated[Any, only()] = None
+
+    # vLLM's
+    echo: Annotated[Any, only(False)] = None
+    add_special_tokens: Annotated[Any, only(False)] = None
+    include_reasoning: Annotated[Any, only(True)] = None
+    documents: Annotated[Any, only([])] = None
+    chat_template: Annotated[Any, only()] = None  # a program, which nobody vouches for
+    media_io_kwargs: Annotated[Any, only({})] = None
+    mm_processor_kwargs: Annotated[Any, only({})] = None
