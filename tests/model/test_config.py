@@ -1,16 +1,19 @@
 """config.json, generation_config.json and tokenizer.json: what they say, and how they are refused when wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from model.architectures.registry import load_model
+from model.architectures.registry import ARCHITECTURES, load_model
 from model.config import ModelConfig, read_config, read_defaults
 from model.errors import CheckpointError
+from model.families import FAMILIES
 from model.fields import Fields, read_json
+from model.footprint import weight_bytes
 from model.inputs.tokenizer import Tokenizer
 from model.rope import frequencies, read_rope
 from scheduler.limits import ModelDefaults
@@ -179,6 +182,9 @@ def test_missing_key(tmp_path: Path, key: str) -> None:
         ("architectures", []),
         ("architectures", ["LlamaForCausalLM", "Other"]),
         ("architectures", [7]),
+        ("architectures", [None]),
+        ("architectures", {"LlamaForCausalLM": 1}),
+        ("architectures", [["LlamaForCausalLM"]]),
         ("eos_token_id", "2"),
         ("eos_token_id", [1, "2"]),
         ("eos_token_id", True),
@@ -226,6 +232,93 @@ def test_odd_head_dim(tmp_path: Path) -> None:
 def test_numbers_that_mean_nothing(tmp_path: Path, key: str, value: float) -> None:
     """Else logits are NaN or wrong, and the start says nothing of it. json.loads takes NaN and Infinity."""
     assert key in refusal(write(tmp_path, CLASSIC | {key: value}))
+
+
+COUNTS = [
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**63, 2**64, 10**400, -(2**63)])
+@pytest.mark.parametrize("key", COUNTS)
+def test_counts_are_bounded_before_anything_is_made_of_them(tmp_path: Path, key: str, value: int) -> None:
+    """A loop over 2^31 heads or layers would not end; what does not fit 64 bits raised OverflowError."""
+    message = refusal(write(tmp_path, CLASSIC | {"num_key_value_heads": 1} | {key: value}))
+    assert key in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e-320, 1e300, -1e300])
+@pytest.mark.parametrize("key", ["rope_theta", "rms_norm_eps", "partial_rotary_factor"])
+def test_numbers_whose_quotients_are_none(tmp_path: Path, key: str, value: float) -> None:
+    assert key in refusal(write(tmp_path, CLASSIC | {key: value}))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"type": "yarn", "factor": 1e-320},
+        {"type": "yarn", "factor": 4.0, "beta_fast": 1e-320},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10**400},
+        {"type": "linear", "factor": 10**400},
+        {"type": "longrope", "short_factor": [10**400] * 64},
+        {"type": "longrope", "short_factor": [float("inf")] * 64},
+        {"type": "longrope", "short_factor": [True] * 64},
+        {"type": "longrope", "short_factor": [[1.0]] * 64},
+    ],
+)
+def test_extreme_ropes(tmp_path: Path, rope: dict[str, Any]) -> None:
+    refusal(write(tmp_path, CLASSIC | {"rope_scaling": rope}))
+
+
+def test_longrope_that_was_trained_for_one_token(tmp_path: Path) -> None:
+    """The logarithm of 1 divides nothing."""
+    rope = {"type": "longrope", "short_factor": [1.0] * 64, "original_max_position_embeddings": 1}
+    assert read_model(write(tmp_path, CLASSIC | {"rope_scaling": rope})).context == 1
+
+
+def test_tables_of_positions_have_a_bound(tmp_path: Path) -> None:
+    """Each number is allowed, their product would take 12 GiB."""
+    changes = {"max_position_embeddings": 2**22, "head_dim": 4096, "num_attention_heads": 1, "num_key_value_heads": 1}
+    with pytest.raises(CheckpointError, match="max_position_embeddings"):
+        read_model(write(tmp_path, CLASSIC | changes))
+
+
+def test_models_of_too_many_parts_are_refused_before_their_weights_are_looked_at(tmp_path: Path) -> None:
+    """Each number is allowed; a million experts took minutes and gigabytes, without a tensor in any file."""
+    changes = {"architectures": ["MixtralForCausalLM"], "num_hidden_layers": 1024, "num_local_experts": 1024}
+    config = read_config(write(tmp_path, CLASSIC | changes | {"hidden_size": 64, "intermediate_size": 64}))
+    with pytest.raises(CheckpointError, match="1048576 of them, may be 32768"):
+        weight_bytes(config, "float32")
+
+
+def test_models_of_more_tensors_than_a_checkpoint_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.footprint.MOST_TENSORS", 21)
+    config = read_config(
+        write(tmp_path, CLASSIC | {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8})
+    )
+    assert weight_bytes(config, "float32") > 0
+    with pytest.raises(CheckpointError, match="more than 21 tensors"):
+        weight_bytes(replace(config, layers=3), "float32")
+
+
+@pytest.mark.parametrize("layers", [["0"], [[]], 7, [-1], [10**400]])
+def test_layers_without_experts(tmp_path: Path, layers: object) -> None:
+    changes = {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": layers, "num_experts": 8}
+    assert "mlp_only_layers" in refusal(write(tmp_path, CLASSIC | changes))
+
+
+@pytest.mark.parametrize("key", ["dtype", "rope_scaling", "layer_types", "hidden_act", "eos_token_id"])
+@pytest.mark.parametrize("value", ["x" * 3_000_000, ["x" * 1_000_000] * 3, {"x" * 3_000_000: [["y"]]}])
+def test_long_values_are_cut(tmp_path: Path, key: str, value: object) -> None:
+    changes = {"architectures": ["MinistralForCausalLM"], key: value, "rope_parameters": {"rope_type": value}}
+    message = refusal(write(tmp_path, CLASSIC | changes))
+    assert len(message) < 1000
+
+
+def test_too_many_end_tokens(tmp_path: Path) -> None:
+    assert "'eos_token_id' has 257 ids, may have 256" in refusal(write(tmp_path, CLASSIC | {"eos_token_id": [1] * 257}))
 
 
 def test_end_token_that_is_no_token(tmp_path: Path) -> None:
@@ -283,10 +376,31 @@ def test_code_that_a_checkpoint_brings_is_not_asked_for(tmp_path: Path) -> None:
     read_model(write(tmp_path, CLASSIC | {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}))
 
 
-def test_unknown_architecture(tmp_path: Path) -> None:
-    config = read_config(write(tmp_path, CLASSIC | {"architectures": ["MambaForCausalLM"]}))
-    with pytest.raises(CheckpointError, match=r"'MambaForCausalLM'.*LlamaForCausalLM"):
-        load_model(config, None, None, None)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "own", "near"),
+    [
+        ("BloomForCausalLM", {"n_embed": 64, "n_layer": 2, "num_attention_heads": 4}, "ForCausalLM"),
+        ("MambaForCausalLM", {"d_model": 64, "n_layer": 2, "state_size": 16}, "GemmaForCausalLM"),
+        ("Gemma3ForConditionalGeneration", {"text_config": {}}, "PaliGemmaForConditionalGeneration"),
+        ("LLaMAForCausalLM", {}, "LlamaForCausalLM"),
+        ("T5ForConditionalGeneration", {"d_model": 64}, "LlavaForConditionalGeneration"),
+        ("x" * 3_000_000, {}, "ForCausalLM"),
+        ("\x1b[2J\ud800", {}, "ForCausalLM"),
+        ("nanoVLM", {}, "ForCausalLM"),  # which no config.json names
+    ],
+    ids=["bloom", "mamba", "gemma 3 with images", "case", "t5", "3 MB", "escapes", "nanoVLM"],
+)
+def test_architecture_that_is_not_served(tmp_path: Path, name: str, own: dict[str, Any], near: str) -> None:
+    """It is named before a field is missed that it calls otherwise, with the nearest ones that are served."""
+    message = refusal(write(tmp_path, {"architectures": [name], "quantization_config": {}} | own))
+    assert "which is not served" in message
+    assert near in message
+    assert len(message) < 1000
+    assert message.isprintable()
+
+
+def test_architectures_are_known_before_torch_is() -> None:
+    assert FAMILIES.keys() == ARCHITECTURES.keys()
 
 
 def test_missing_config(tmp_path: Path) -> None:
@@ -365,6 +479,14 @@ def test_generation_defaults(tmp_path: Path, generation: dict[str, Any], expecte
         ({"top_k": 1.5}, "top_k"),
         ({"min_p": 2.0}, "min_p"),
         ({"do_sample": "no"}, "do_sample"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 10**400}, "top_p"),
+        ({"top_p": float("inf")}, "top_p"),
+        ({"min_p": -(10**400)}, "min_p"),
+        ({"top_k": 2**64}, "top_k"),
+        ({"repetition_penalty": 10**400}, "repetition_penalty"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty"),
+        ({"eos_token_id": 2**64}, "eos_token_id"),
         ({"eos_token_id": "7"}, "eos_token_id"),
         ([], "JSON"),
     ],
