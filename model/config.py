@@ -1,12 +1,13 @@
 """config.json and generation_config.json of a Hugging Face model directory. Imports no torch."""
 
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from cache_manager.layout import KVLayout, layer_groups
-from model.errors import CheckpointError
-from model.families import RENAMED, family_of
+from model.errors import MOST_SHOWN, CheckpointError, shown
+from model.families import FAMILIES, RENAMED, family_of
 from model.fields import Fields, read_json
 from model.multimodal import KINDS, NANO, Vision, read_text, read_vision
 from model.nano import is_nano, read_nano_text, read_nano_vision
@@ -16,6 +17,9 @@ from scheduler.request import InvalidRequest, Sampling
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8": (1, 4), "fp8": (1, 4)}
 """By dtype of the KV pool: bytes of an element, and of the scale of each token and head."""
+
+
+MOST_EOS = 256  # ids that end a sequence; each step compares what it draws with all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +61,39 @@ def read_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     values = read_json(path)
     fields = Fields(path, {RENAMED.get(key, key): value for key, value in values.items()})
+    architecture = NANO if is_nano(fields) else _architecture(fields)
     if "quantization_config" in fields:
         raise CheckpointError(f"{path}: 'quantization_config' is set; quantized checkpoints are not supported yet")
-    if is_nano(fields):
+    if architecture == NANO:
         text = _read(NANO, read_nano_text(fields, directory))
         return replace(text, vision=read_nano_vision(fields, directory))
-    architectures = fields.get("architectures", list)
-    if len(architectures) != 1 or not isinstance(architectures[0], str):
-        raise CheckpointError(f"{path}: 'architectures' is {architectures!r}, must name one architecture")
-    kind = KINDS.get(architectures[0])
+    kind = KINDS.get(architecture)
     if kind is None:
-        return _read(architectures[0], fields)
+        return _read(architecture, fields)
     name, text_fields = read_text(fields, kind)
     return replace(
         _read(name, text_fields),
-        architecture=architectures[0],
+        architecture=architecture,
         vision=read_vision(fields, kind, name),
         first_position=kind.first_position,
     )
+
+
+def _architecture(fields: Fields) -> str:
+    """The architecture that config.json names.
+
+    Comes before all other fields: those of an architecture that is not served have other names.
+
+    Raises CheckpointError unless it is one that is served.
+    """
+    names = fields.get("architectures", list)
+    if len(names) != 1 or not isinstance(names[0], str):
+        raise fields.refuse("architectures", "must name one architecture")
+    name, served = names[0], (*FAMILIES, *KINDS)
+    if name not in served:
+        near = ", ".join(get_close_matches(name[:MOST_SHOWN], served, cutoff=0.0))
+        raise fields.refuse("architectures", f"which is not served; the nearest that are: {near}")
+    return name
 
 
 def _read(architecture: str, fields: Fields) -> ModelConfig:
@@ -88,7 +107,7 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
     head_dim = fields.positive("head_dim", family.head_dim or max(1, hidden // heads))
     dtype = str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32")
     if dtype not in ELEMENT_BYTES:
-        raise CheckpointError(f"{path}: dtype {dtype!r} is not supported, use one of {', '.join(ELEMENT_BYTES)}")
+        raise CheckpointError(f"{path}: dtype {shown(dtype)} is not supported, use one of {', '.join(ELEMENT_BYTES)}")
     capped = family.soft_cap is not None and fields.values.get("attn_logit_softcapping", 1) is not None
     return ModelConfig(
         architecture=architecture,
@@ -125,8 +144,12 @@ def _eos(path: Path, values: dict[str, Any], vocabulary: int) -> tuple[int, ...]
     if eos is None:
         return None
     ids = eos if isinstance(eos, list) else [eos]
+    if len(ids) > MOST_EOS:
+        raise CheckpointError(f"{path}: 'eos_token_id' has {len(ids)} ids, may have {MOST_EOS}")
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocabulary for i in ids):
-        raise CheckpointError(f"{path}: 'eos_token_id' is {eos!r}, must be an id or a list of ids below {vocabulary}")
+        raise CheckpointError(
+            f"{path}: 'eos_token_id' is {shown(eos)}, must be an id or a list of ids below {vocabulary}"
+        )
     return tuple(ids)
 
 

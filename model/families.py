@@ -7,7 +7,7 @@ What else a family has is read where its layers are, in `model/architectures/`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from model.errors import CheckpointError
+from model.errors import CheckpointError, shown
 from model.fields import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -64,7 +64,8 @@ def layer_types(fields: Fields, layers: int, kinds: Callable[[Fields, int], list
     named = fields.get("layer_types", list, kinds(fields, layers))
     if len(named) != layers or not all(kind in (SLIDING, FULL) for kind in named):
         raise CheckpointError(
-            f"{fields.path}: 'layer_types' is {named!r}, must name {SLIDING!r} or {FULL!r} for each of {layers} layers"
+            f"{fields.path}: 'layer_types' is {shown(named)}, must name {SLIDING!r} or {FULL!r} for each of {layers} "
+            "layers"
         )
     return named
 
@@ -123,6 +124,7 @@ class Family:
 
 LIKE_LLAMA = Family()
 FAMILIES = {
+    "LlamaForCausalLM": LIKE_LLAMA,
     "MistralForCausalLM": Family(_everywhere(4096)),
     "MinistralForCausalLM": Family(_by_type(4096, all_sliding)),
     "MixtralForCausalLM": Family(_everywhere(None), norm_eps=1e-5),
@@ -136,11 +138,12 @@ FAMILIES = {
     "GPTNeoXForCausalLM": Family(kv_heads=_kv_heads_as_heads),
     "OPTForCausalLM": Family(kv_heads=_kv_heads_as_heads, tied=True),
     "Olmo2ForCausalLM": Family(norm_eps=1e-5),
+    "PhiForCausalLM": LIKE_LLAMA,
     "Phi3ForCausalLM": Family(_everywhere(None), norm_eps=1e-5),
     "Starcoder2ForCausalLM": Family(_everywhere(None), tied=True),
     "FalconForCausalLM": Family(kv_heads=_kv_heads_of_falcon, context=2048, tied=True),
 }
-"""Architectures that differ from Llama in any of this."""
+"""All text models that are served, by the name of their architecture."""
 
 
 def family_of(architecture: str) -> Family:

@@ -5,9 +5,54 @@ import math
 from pathlib import Path
 from typing import Any, TypeVar
 
-from model.errors import CheckpointError
+from model.errors import CheckpointError, shown
+from model.files import read_file
 
 T = TypeVar("T")
+
+LARGEST = 2**31 - 1
+"""Of all integers, so that each fits what it is put into (int32 of page tables, of token ids)."""
+
+MOST = 2**20
+"""Of what is counted (widths, experts, tokens), where `MOST_OF` says nothing else."""
+
+_VOCABULARY, _CONTEXT, _LAYERS, _HEADS, _SIDE = 2**22, 2**22, 2**10, 2**12, 2**13
+MOST_OF = {
+    "vocab_size": _VOCABULARY,
+    "lm_vocab_size": _VOCABULARY,
+    "lm_base_vocab_size": _VOCABULARY,
+    "max_position_embeddings": _CONTEXT,
+    "original_max_position_embeddings": _CONTEXT,
+    "lm_max_position_embeddings": _CONTEXT,
+    "sliding_window": LARGEST,  # one that is wider than the context is none
+    "num_hidden_layers": _LAYERS,
+    "lm_n_blocks": _LAYERS,
+    "vit_n_blocks": _LAYERS,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": _HEADS,
+    "num_kv_heads": _HEADS,
+    "lm_n_heads": _HEADS,
+    "lm_n_kv_heads": _HEADS,
+    "vit_n_heads": _HEADS,
+    "head_dim": _HEADS,
+    "num_experts": 2**10,
+    "num_local_experts": 2**10,
+    "image_size": _SIDE,
+    "vit_img_size": _SIDE,
+    "max_img_size": _SIDE,
+    "size": _SIDE,
+    "crop_size": _SIDE,
+    "height": _SIDE,
+    "width": _SIDE,
+    "shortest_edge": _SIDE,
+    "longest_edge": _SIDE,
+    "scale_factor": 2**6,
+    "mp_pixel_shuffle_factor": 2**6,
+}
+"""By key, about ten times what any model has today: what a loader loops over or makes is bounded before it begins."""
+
+LEAST_FLOAT, MOST_FLOAT = 1e-20, 1e20
+"""Of numbers above 0: quotients, products and logarithms of a few of them stay finite."""
 
 
 class Fields:
@@ -25,26 +70,42 @@ class Fields:
             if default is None:
                 raise CheckpointError(f"{self.path}: {key!r} is missing")
             return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            if abs(value) > LARGEST:
+                raise self.refuse(key, f"must be in [-{LARGEST}, {LARGEST}]")
+            if kind is float:
+                value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f"{self.path}: {key!r} is {value!r}, must be of type {kind.__name__}")
+            raise CheckpointError(f"{self.path}: {key!r} is {shown(value)}, must be of type {kind.__name__}")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         return self.get(key, bool, default)
 
     def positive_float(self, key: str, default: float | None = None) -> float:
+        """A number above 0, within bounds that keep what is computed of it finite."""
         value = self.get(key, float, default)
         if not 0 < value < math.inf:
             raise CheckpointError(f"{self.path}: {key!r} is {value}, must be a number above 0")
+        if not LEAST_FLOAT <= value <= MOST_FLOAT:
+            raise CheckpointError(f"{self.path}: {key!r} is {value}, must be in [{LEAST_FLOAT}, {MOST_FLOAT}]")
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, int, default)
+        """A count: at least 1, and no more than `MOST_OF` or `MOST` allow."""
+        value, most = self.get(key, int, default), MOST_OF.get(key, MOST)
         if value < 1:
             raise CheckpointError(f"{self.path}: {key!r} is {value}, must be at least 1")
+        if value > most:
+            raise CheckpointError(f"{self.path}: {key!r} is {value}, may be at most {most}")
         return value
+
+    def numbers(self, key: str, least: float, most: float, default: list[float] | None = None) -> list[float]:
+        """A list of numbers in [least, most]."""
+        values = self.get(key, list, default)
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) and least <= v <= most for v in values):
+            raise self.refuse(key, f"must be a list of numbers in [{least:g}, {most:g}]")
+        return [float(value) for value in values]
 
     def section(self, key: str) -> "Fields":
         """The object under this key, empty where there is none."""
@@ -56,16 +117,18 @@ class Fields:
 
     def refuse(self, key: str, why: str) -> CheckpointError:
         """What to raise for a value that is not supported."""
-        return CheckpointError(f"{self.path}: {key!r} is {self.values.get(key)!r}, {why}")
+        return CheckpointError(f"{self.path}: {key!r} is {shown(self.values.get(key))}, {why}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError where the file is missing or holds no JSON object."""
+    """Raises CheckpointError where the file is missing, is not to be read (`read_file`) or holds no JSON object."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        content = read_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: is this a Hugging Face model directory?") from None
-    except (OSError, ValueError, RecursionError) as error:
+    try:
+        values = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds no JSON object")

@@ -1,7 +1,10 @@
 """Which model a directory holds, as bytes that differ where its weights do."""
 
 import hashlib
+import os
 from pathlib import Path
+
+from model.files import open_regular
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
 HEADER_BYTES = 2**16
@@ -14,9 +17,9 @@ def checkpoint_identity(directory: Path) -> bytes:
     """
     digest = hashlib.blake2b(digest_size=32)
     for path in sorted((directory / "config.json", *directory.glob("*.safetensors"))):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{path.name} {size}\n".encode())
             digest.update(file.read(HEADER_BYTES))
             for i in range(SAMPLES):
                 file.seek(size * i // SAMPLES)

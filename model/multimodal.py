@@ -12,6 +12,9 @@ from model.errors import CheckpointError
 from model.families import family_of
 from model.fields import Fields
 
+MOST_PATCHES_ACROSS = 128
+"""In a row of a tile. The encoder's attention grows with the fourth power of this; 64 is the most of today's models."""
+
 NANO = "nanoVLM"
 """The architecture of checkpoints of github.com/huggingface/nanoVLM, whose config.json names none."""
 
@@ -176,8 +179,11 @@ def check_tower(where: str, tower: TowerShape) -> None:
     """Raises CheckpointError."""
     if tower.hidden % tower.heads:
         raise CheckpointError(f"{where}: a vision encoder {tower.hidden} wide cannot have {tower.heads} heads")
-    if tower.image < tower.patch:
-        raise CheckpointError(f"{where}: images of {tower.image} pixels hold no patch of {tower.patch}")
+    if not 1 <= tower.image // tower.patch <= MOST_PATCHES_ACROSS:
+        raise CheckpointError(
+            f"{where}: images of {tower.image} pixels hold {tower.image // tower.patch} patches of {tower.patch} in a "
+            f"row, must hold 1 to {MOST_PATCHES_ACROSS}"
+        )
 
 
 def read_vision(fields: Fields, kind: Kind, text: str) -> Vision:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import CheckpointError
-from model.fields import Fields, read_json
+from model.fields import LARGEST, Fields, read_json
 from model.multimodal import NANO, TowerShape, Vision, check_tower
 
 NO_PLACEHOLDER = 0
@@ -93,4 +93,4 @@ def _added(directory: Path, text: object) -> int | None:
     if not isinstance(added, list):
         raise CheckpointError(f"{path}: 'added_tokens' is no list")
     ids = [token.get("id") for token in added if isinstance(token, dict) and token.get("content") == text]
-    return ids[0] if ids and isinstance(ids[0], int) else None
+    return ids[0] if ids and isinstance(ids[0], int) and 0 <= ids[0] <= LARGEST else None

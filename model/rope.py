@@ -10,17 +10,18 @@ import math
 import torch
 from torch import Tensor
 
-from model.errors import CheckpointError
-from model.fields import Fields
+from model.errors import CheckpointError, shown
+from model.fields import LEAST_FLOAT, MOST_FLOAT, Fields
 
 Turn = tuple[Tensor, Tensor]
+MOST_ANGLES = 2**28  # of a table, 1 GiB in float32: 4 million positions of heads of 128
 
 
 class Rope:
     """Angles by position. frequencies: float32 [pairs], radians a position. scale: of both cos and sin. first: what the
     first position of a sequence counts as.
 
-    Only the first 2 x pairs elements of a head are rotated.
+    Only the first 2 x pairs elements of a head are rotated. Raises CheckpointError for a table that is too large.
     """
 
     def __init__(
@@ -32,6 +33,11 @@ class Rope:
         scale: float = 1.0,
         first: int = 0,
     ) -> None:
+        if context * len(frequencies) > MOST_ANGLES:
+            raise CheckpointError(
+                f"config.json: 'max_position_embeddings' is {context} with {len(frequencies)} rotated pairs in a head; "
+                f"their product may be at most {MOST_ANGLES}"
+            )
         angles = torch.outer(torch.arange(first, first + context, dtype=torch.float32), frequencies)
         self._cos = (angles.cos() * scale).to(device, dtype)
         self._sin = (angles.sin() * scale).to(device, dtype)
@@ -74,7 +80,7 @@ def read_rope(fields: Fields, head_dim: int, theta: float = 10000.0, partial: fl
     kind = rope.get("rope_type", str, rope.get("type", str, "default"))
     if kind not in KINDS:
         known = ", ".join(KINDS)
-        raise CheckpointError(f"{fields.path}: rope type {kind!r} is not supported; supported: {known}")
+        raise CheckpointError(f"{fields.path}: rope type {shown(kind)} is not supported; supported: {known}")
     return KINDS[kind](fields, rope, frequencies(dims, theta), theta)
 
 
@@ -129,14 +135,14 @@ def _warmth(factor: float, scale: float = 1.0) -> float:
 
 def _longrope(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:  # noqa: ARG001
     """Ding et al., LongRoPE, 2024: its short factors. `ModelConfig.context` ends where the long ones would begin."""
-    short = rope.get("short_factor", list)
-    if len(short) != len(plain) or not all(isinstance(f, int | float) and f > 0 for f in short):
+    short = rope.numbers("short_factor", LEAST_FLOAT, MOST_FLOAT)
+    if len(short) != len(plain):
         raise rope.refuse("short_factor", f"must be {len(plain)} numbers above 0")
     context = fields.positive("max_position_embeddings")
     holder = fields if "original_max_position_embeddings" in fields else rope
     trained = holder.positive("original_max_position_embeddings", context)
     factor = rope.positive_float("factor", context / trained)
-    warm = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    warm = math.sqrt(1 + math.log(factor) / math.log(max(trained, 2))) if factor > 1 else 1.0
     return plain / torch.tensor(short, dtype=torch.float32), rope.positive_float("attention_factor", warm)
 
 

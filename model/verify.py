@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from model.errors import CheckpointError
+from model.files import open_regular, read_text_file
 
 MANIFEST = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
@@ -39,11 +40,7 @@ def verify_files(directory: Path, needed: list[Path], progress: Callable[[int], 
 def _read(manifest: Path) -> dict[str, str]:
     """Sums by name of a file in the same directory."""
     sums: dict[str, str] = {}
-    try:
-        lines = manifest.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{manifest} cannot be read: {error}") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text_file(manifest).splitlines(), 1):
         found = LINE.fullmatch(line)
         name = found.group(2).removeprefix("./") if found else ""
         if found is None or "/" in name or name in (".", ".."):
@@ -54,7 +51,7 @@ def _read(manifest: Path) -> dict[str, str]:
 
 def _sum(path: Path, progress: Callable[[int], object] | None) -> str:
     total = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while part := file.read(2**22):
             total.update(part)
             if progress is not None:

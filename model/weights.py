@@ -3,6 +3,7 @@
 Only safetensors: nothing here can run code from a checkpoint.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model.errors import CheckpointError
+from model.errors import CheckpointError, named, shown
 from model.fields import read_json
+from model.files import open_regular
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MOST_TENSORS = 100_000
+MOST_FILES = 1000
+MOST_HEADER = 16 * 2**20  # bytes; names and shapes of 100,000 tensors
 
 
 class Checkpoint:
@@ -36,7 +40,7 @@ class Checkpoint:
             self._open[path] = handle
             for name in handle.keys():  # noqa: SIM118 - a safe_open handle is no dict
                 if name in self._files:
-                    raise CheckpointError(f"{name} stands in {self._files[name].name} and again in {path.name}")
+                    raise CheckpointError(f"{named(name)} stands in {self._files[name].name} and again in {path.name}")
                 self._files[name] = path
         if len(self._files) > MOST_TENSORS:
             raise CheckpointError(f"{directory} holds {len(self._files)} tensors, more than {MOST_TENSORS}")
@@ -58,7 +62,7 @@ class Checkpoint:
         try:
             tensor: Tensor = self._open[path].get_tensor(name)
         except SafetensorError as error:
-            raise CheckpointError(f"{name} in {path} cannot be read: {error}") from None
+            raise CheckpointError(f"{named(name)} in {path} cannot be read: {error}") from None
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{name} in {path.name} has shape {list(tensor.shape)}, config.json needs {list(shape)}. "
@@ -87,8 +91,8 @@ class Checkpoint:
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise CheckpointError(
-                f"{left[0]} in {self._files[left[0]].name}{more} is not part of the model that config.json describes. "
-                "Do config.json and the weights belong together?"
+                f"{named(left[0])} in {self._files[left[0]].name}{more} is not part of the model that config.json "
+                "describes. Do config.json and the weights belong together?"
             )
 
 
@@ -104,20 +108,28 @@ def weight_files(directory: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index}: 'weight_map' is missing or not a map of tensors to files")
+    names = sorted(set(weight_map.values()))
+    if len(names) > MOST_FILES:
+        raise CheckpointError(f"{index} names {len(names)} files, may name {MOST_FILES}")
     paths = []
-    for name in sorted(set(weight_map.values())):
+    for name in names:
         path = directory / name
-        if path.parent != directory or not path.is_file():
-            raise CheckpointError(f"{index} names {name!r}, which is no file in {directory}")
+        if path.parent != directory or not os.path.isfile(path):  # False too for a name that no file can have
+            raise CheckpointError(f"{index} names {shown(name)}, which is no file in {directory}")
         paths.append(path)
     return paths
 
 
 def _open(path: Path) -> safe_open:
-    with path.open("rb") as file:
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise CheckpointError(f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` in its repository")
+    with open_regular(path) as file:
+        beginning = file.read(len(LFS_POINTER))
+    if beginning == LFS_POINTER:
+        raise CheckpointError(f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` in its repository")
+    if (header := int.from_bytes(beginning[:8], "little")) > MOST_HEADER:
+        raise CheckpointError(
+            f"{path} has a header of {header} bytes, may have {MOST_HEADER}: is it a safetensors file?"
+        )
     try:
         return safe_open(path, framework="pt")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is no whole safetensors file ({error}): was the download cut off?") from None

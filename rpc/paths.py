@@ -5,11 +5,13 @@ from pathlib import Path
 
 import model.demo
 from model.errors import CheckpointError
+from model.files import read_file
 
 DEMO = "demo"
 INPUTS = ["*.json", "*.model", "*.jinja"]
 FILES = [*INPUTS, "*.safetensors"]
 WEIGHTS_INDEX = ".safetensors.index.json"
+MOST_INPUT = 64 * 2**20  # bytes of a file, also of one that is not read otherwise
 
 
 def demo_directory() -> Path:
@@ -41,11 +43,14 @@ def model_directory(name: str) -> Path:
 
 
 def inputs_digest(directory: Path) -> bytes:
-    """[32] of all that a frontend reads of a model: its configuration, tokenizer and chat template."""
+    """[32] of all that a frontend reads of a model: its configuration, tokenizer and chat template.
+
+    Raises CheckpointError for what is not to be read.
+    """
     digest = hashlib.blake2b(digest_size=32)
     files = (path for pattern in INPUTS for path in directory.glob(pattern) if not path.name.endswith(WEIGHTS_INDEX))
     for path in sorted(files):
-        content = path.read_bytes()
+        content = read_file(path, MOST_INPUT)
         digest.update(f"{path.name} {len(content)}\n".encode())
         digest.update(content)
     return digest.digest()

@@ -6,8 +6,12 @@ from model.architectures.llama import load_attention, load_decoder, load_mlp, lo
 from model.blocks import Experts, GatedMLP, Part, PreNorm
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.errors import CheckpointError
+from model.fields import MOST
 from model.layers import read_activation
 from model.tensors import Tensors
+
+MOST_EXPERTS = 2**15  # of all layers: each takes a tenth of a millisecond before a weight is looked at
 
 
 def load_mixtral(config: ModelConfig, tensors: Tensors) -> Decoder:
@@ -35,7 +39,7 @@ def load_qwen3_moe(config: ModelConfig, tensors: Tensors) -> Decoder:
     experts = c.fields.positive("num_experts" if "num_experts" in c.fields else "num_local_experts", 128)
     width = c.fields.positive("moe_intermediate_size", 768)
     bias, normalised = c.fields.flag("attention_bias"), c.fields.flag("norm_topk_prob")
-    every, without = c.fields.positive("decoder_sparse_step", 1), c.fields.get("mlp_only_layers", list, [])
+    every, without = c.fields.positive("decoder_sparse_step", 1), set(c.fields.numbers("mlp_only_layers", 0, MOST, []))
 
     def layer(number: int) -> PreNorm:
         at = tensors.under(f"model.layers.{number}.")
@@ -58,6 +62,11 @@ def _load_experts(
     config.json says nothing.
     """
     rows, columns = at.shard.gated(width), at.shard.part(width)
+    if experts * config.layers > MOST_EXPERTS:
+        raise CheckpointError(
+            f"{config.fields.path}: {config.layers} layers of {experts} experts are {config.layers * experts} of them, "
+            f"may be {MOST_EXPERTS}"
+        )
     used = config.fields.positive("num_experts_per_tok", used)
     if used > experts:
         raise config.fields.refuse("num_experts_per_tok", f"there are {experts} experts")

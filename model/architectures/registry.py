@@ -12,7 +12,6 @@ from model.architectures import falcon, gemma, gpt2, gpt_neox, llama, mixtral, n
 from model.attention.backend import AttentionBackend
 from model.config import ModelConfig
 from model.decoder import Decoder, ImageFeatures
-from model.errors import CheckpointError
 from model.multimodal import KINDS, NANO
 from model.parallel.collective import ALONE, Ranks
 from model.tensors import ProductMaker, Renamed, Tensors
@@ -62,7 +61,7 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Decoder]] = {
     "Qwen3MoeForCausalLM": mixtral.load_qwen3_moe,
     "Starcoder2ForCausalLM": starcoder2.load_starcoder2,
 }
-"""Models of text."""
+"""Models of text; `model.families.FAMILIES` has the same names."""
 
 INSIDE = {NANO: nano.load_nano}
 """Models of text that are found in no checkpoint of their own."""
@@ -76,12 +75,9 @@ TEXT_PREFIXES = (
 
 
 def build_model(config: ModelConfig, tensors: Tensors) -> Decoder:
-    """Raises CheckpointError for an architecture that is not there, or a checkpoint that does not fit."""
+    """Raises CheckpointError for a checkpoint that does not fit. config: of `read_config`, which refuses others."""
     architecture = config.architecture if config.vision is None else config.vision.text
-    load = ARCHITECTURES.get(architecture) or INSIDE.get(architecture)
-    if load is None:
-        known = ", ".join((*ARCHITECTURES, *KINDS, NANO))
-        raise CheckpointError(f"architecture {config.architecture!r} is not supported yet; supported: {known}")
+    load = (ARCHITECTURES | INSIDE)[architecture]
     text = _text_tensors(tensors) if config.architecture in KINDS else tensors
     decoder = load(replace(config, architecture=architecture), text)
     if config.vision is None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models
 
-from model.errors import CheckpointError
+from model.errors import CheckpointError, shown
 from model.fields import Fields, read_json
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+LARGEST_ID = 2**22  # of a token; no vocabulary has more
 FIRST_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA = ("extra_special_tokens", "additional_special_tokens")
 
@@ -41,7 +42,7 @@ def read_added_tokens(
         piece = find(token.content)
         if piece not in (None, i):
             raise CheckpointError(
-                f"{config.path.parent}: the added token {token.content!r} has id {i} there, but id {piece} in "
+                f"{config.path.parent}: the added token {shown(token.content)} has id {i} there, but id {piece} in "
                 "tokenizer.model. Do the files belong together?"
             )
         token.special |= token.content in special or (i in own and own[i].special)
@@ -58,14 +59,14 @@ def _listed(config: Fields) -> dict[int, AddedToken]:
     """Those that a file gives an id."""
     if "added_tokens_decoder" in config:
         section = config.section("added_tokens_decoder")
-        if not all(key.isdecimal() for key in section.values):
-            raise CheckpointError(f"{config.path}: 'added_tokens_decoder' must have ids as keys")
+        if not all(key.isdecimal() and len(key) <= len(str(LARGEST_ID)) for key in section.values):
+            raise CheckpointError(f"{config.path}: 'added_tokens_decoder' must have ids as keys, below {LARGEST_ID}")
         return {int(key): _token(value, section.path, special=False) for key, value in section.values.items()}
     path = config.path.parent / ADDED
     values = read_json(path) if path.exists() else {}
     for text, i in values.items():
-        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
-            raise CheckpointError(f"{path}: {text!r} is {i!r}, must be an id")
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < LARGEST_ID:
+            raise CheckpointError(f"{path}: {shown(text)} is {shown(i)}, must be an id below {LARGEST_ID}")
     return {i: _token(text, path, special=False) for text, i in values.items()}
 
 
@@ -84,7 +85,7 @@ def _special(config: Fields) -> Iterator[AddedToken]:
 def _token(value: Any, path: Path, special: bool) -> AddedToken:
     flags = value if isinstance(value, dict) else {"content": value}
     if not isinstance(flags.get("content"), str) or not flags["content"]:
-        raise CheckpointError(f"{path}: {str(value)[:60]!r} is no token: must be text, or an object with its 'content'")
+        raise CheckpointError(f"{path}: {shown(value)} is no token: must be text, or an object with its 'content'")
     special = special or flags.get("special") is True
     return AddedToken(
         flags["content"],

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.errors import CheckpointError
+from model.errors import CheckpointError, shown
 from model.fields import read_json
+from model.files import read_text_file
 
 FILE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 PROCESSOR, PROCESSORS_OWN = "processor_config.json", "chat_template.json"  # of models that see
@@ -43,27 +44,20 @@ def find_chat_template(directory: Path, sees: bool = False) -> ChatTemplate | No
 def _source(path: Path) -> str | None:
     """What a file has as template, None where it has none or is not there. Raises CheckpointError."""
     if path.name == FILE:
-        return _text(path) if path.exists() else None
+        return read_text_file(path) if path.exists() else None
     source = _json(path).get("chat_template")
     if isinstance(source, list):
         source = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
     if isinstance(source, dict):
         source = source.get("default")
     if source is not None and not isinstance(source, str):
-        raise CheckpointError(f"{path}: 'chat_template' is {str(source)[:60]!r}, must be text")
+        raise CheckpointError(f"{path}: 'chat_template' is {shown(source)}, must be text")
     return source
 
 
 def _json(path: Path) -> dict[str, Any]:
     """Nothing where there is no such file."""
     return read_json(path) if path.exists() else {}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read as text: {error}") from None
 
 
 def _bounded(source: str, path: Path) -> str:

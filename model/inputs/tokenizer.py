@@ -2,24 +2,59 @@
 model has no tokenizer.json.
 """
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from tokenizers import PreTokenizedString
 from tokenizers import Tokenizer as Library
 
-from model.errors import CheckpointError
+from model.errors import CheckpointError, named
+from model.files import read_file
+
+
+class TokenizerFailed(Exception):
+    """A text or ids that the model's tokenizer fails on; says why.
+
+    Attributes:
+        panicked: The library's own code gave up, where it should have reported an error.
+    """
+
+    def __init__(self, message: str, panicked: bool) -> None:
+        super().__init__(message)
+        self.panicked = panicked
+
+
+def failure_of(error: BaseException, action: str) -> BaseException:
+    """What to raise for an error of the library: TokenizerFailed, or the error itself where it is not the library's.
+
+    The library raises bare Exception, and for a panic of its Rust code a PanicException, which is no Exception: it
+    would pass every handler of a server and end the thread.
+    """
+    panicked = type(error).__name__ == "PanicException"
+    if panicked or isinstance(error, Exception):
+        return TokenizerFailed(f"the model's tokenizer cannot {action}: {named(str(error))}", panicked)
+    return error
 
 
 class Tokenizer:
-    """tokenizer.json of a model directory. Safe to use from several threads."""
+    """tokenizer.json of a model directory. Safe to use from several threads.
+
+    The file is a program: `model.inputs.trial` tries it before a server uses it.
+    """
 
     def __init__(self, library: Library) -> None:
+        """library: loses its padding and truncation, as in transformers: both are for training."""
+        library.no_padding()
+        library.no_truncation()
         self._library = library
         self._bytes = _byte_ids(library)
         self._special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
 
     @staticmethod
     def load(directory: Path) -> "Tokenizer":
-        """tokenizer.json if there is one, else tokenizer.model. Raises CheckpointError where neither can be read."""
+        """Reads tokenizer.json if there is one, else tokenizer.model. Raises CheckpointError."""
         path = directory / "tokenizer.json"
         if not path.exists():
             if not (directory / "tokenizer.model").exists():
@@ -27,10 +62,42 @@ class Tokenizer:
             from model.inputs.sentence_pieces import SentencePieceTokenizer  # of no use to most models
 
             return SentencePieceTokenizer.load(directory)
+        content = read_file(path)
         try:
-            return Tokenizer(Library.from_file(str(path)))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
+            return Tokenizer(Library.from_buffer(content))
+        except BaseException as error:
+            failure = failure_of(error, "be read")
+            if isinstance(failure, TokenizerFailed):
+                failure = CheckpointError(f"{path} cannot be read: {error}")
+            raise failure from None
+
+    def regular_expressions(self) -> set[str]:
+        """All that the tokenizer matches texts with."""
+        library = self._library
+        parts = (part for part in (library.normalizer, library.pre_tokenizer, library.decoder) if part is not None)
+        return {found for part in parts for found in _expressions(json.loads(part.__getstate__()))}
+
+    def split(self, text: str) -> int:
+        """Does to a text what comes before the model: normalizes and cuts it.
+
+        Returns:
+            Characters of the normalized text.
+
+        Raises:
+            TokenizerFailed: As `encode`.
+        """
+        try:
+            normalizer, cutter = self._library.normalizer, self._library.pre_tokenizer
+            text = text if normalizer is None else normalizer.normalize_str(text)
+            if cutter is not None:
+                cutter.pre_tokenize(PreTokenizedString(text))
+        except BaseException as error:
+            raise failure_of(error, "cut this text") from None
+        return len(text)
+
+    def longest_text(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self._library.get_vocab()), default=0)
 
     def stays_open(self, token: int, was_open: bool, skip_special_tokens: bool) -> bool:
         """Whether text that ends with this token can read otherwise once another follows: tokenizers that fall back to
@@ -42,24 +109,50 @@ class Tokenizer:
 
     def text_of(self, token: int) -> str | None:
         """The token that has this id, None where none has."""
+        if not 0 <= token < 2**32:  # which is more than the library can be asked for
+            return None
         text: str | None = self._library.id_to_token(token)
         return text
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # `encode` holds the interpreter lock all the while (8 s for 4 MB), the batch call lets it go.
-        ids: list[int] = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        """Raises TokenizerFailed, as for a character that a vocabulary without an unknown token has not."""
+        try:
+            # `encode` holds the interpreter lock all the while (8 s for 4 MB), the batch call lets it go.
+            ids: list[int] = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            raise failure_of(error, "encode this text") from None
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """Bytes that form no character become U+FFFD; ids that the tokenizer does not know are left out."""
-        text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
+        """Bytes that form no character become U+FFFD; ids that the tokenizer does not know are left out.
+
+        Raises TokenizerFailed.
+        """
+        try:
+            text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise failure_of(error, "decode these ids") from None
         return text
 
     def decode_all(self, ids: list[int], skip_special_tokens: bool) -> str:
         """The same for many ids: other threads run meanwhile."""
-        # 131,072 ids held the interpreter lock for 41 ms in `decode`, this for 1.4 ms.
-        text: str = self._library.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+        try:
+            # 131,072 ids held the interpreter lock for 41 ms in `decode`, this for 1.4 ms.
+            text: str = self._library.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+        except BaseException as error:
+            raise failure_of(error, "decode these ids") from None
         return text
+
+
+def _expressions(part: Any) -> Iterator[str]:
+    """Those of a part of a tokenizer.json, which holds parts."""
+    if isinstance(part, dict):
+        if isinstance(part.get("Regex"), str):
+            yield part["Regex"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            yield from _expressions(inner)
 
 
 def _byte_ids(library: Library) -> frozenset[int]:

@@ -154,7 +154,7 @@ def test_no_template(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for config, complaint in (
-        ({"chat_template": 7}, r"tokenizer_config.json: 'chat_template' is '7', must be text"),
+        ({"chat_template": 7}, r"tokenizer_config.json: 'chat_template' is 7, must be text"),
         ({"chat_template": "x" * (2**20 + 1)}, r"tokenizer_config.json: the chat template has 1048577 characters"),
     ):
         with pytest.raises(CheckpointError, match=complaint):

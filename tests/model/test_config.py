@@ -1,15 +1,17 @@
 """config.json, generation_config.json and tokenizer.json: what they say, and how they are refused when wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from model.architectures.registry import load_model
+from model.architectures.registry import ARCHITECTURES, load_model
 from model.config import ModelConfig, read_config, read_defaults
 from model.errors import CheckpointError
+from model.families import FAMILIES
 from model.fields import Fields, read_json
 from model.footprint import weight_bytes
 from model.inputs.tokenizer import Tokenizer
@@ -180,6 +182,9 @@ def test_missing_key(tmp_path: Path, key: str) -> None:
         ("architectures", []),
         ("architectures", ["LlamaForCausalLM", "Other"]),
         ("architectures", [7]),
+        ("architectures", [None]),
+        ("architectures", {"LlamaForCausalLM": 1}),
+        ("architectures", [["LlamaForCausalLM"]]),
         ("eos_token_id", "2"),
         ("eos_token_id", [1, "2"]),
         ("eos_token_id", True),
@@ -284,8 +289,18 @@ def test_models_of_too_many_parts_are_refused_before_their_weights_are_looked_at
     """Each number is allowed; a million experts took minutes and gigabytes, without a tensor in any file."""
     changes = {"architectures": ["MixtralForCausalLM"], "num_hidden_layers": 1024, "num_local_experts": 1024}
     config = read_config(write(tmp_path, CLASSIC | changes | {"hidden_size": 64, "intermediate_size": 64}))
-    with pytest.raises(CheckpointError, match="more than 100000 tensors"):
+    with pytest.raises(CheckpointError, match="1048576 of them, may be 32768"):
         weight_bytes(config, "float32")
+
+
+def test_models_of_more_tensors_than_a_checkpoint_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.footprint.MOST_TENSORS", 21)
+    config = read_config(
+        write(tmp_path, CLASSIC | {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8})
+    )
+    assert weight_bytes(config, "float32") > 0
+    with pytest.raises(CheckpointError, match="more than 21 tensors"):
+        weight_bytes(replace(config, layers=3), "float32")
 
 
 @pytest.mark.parametrize("layers", [["0"], [[]], 7, [-1], [10**400]])
@@ -361,10 +376,31 @@ def test_code_that_a_checkpoint_brings_is_not_asked_for(tmp_path: Path) -> None:
     read_model(write(tmp_path, CLASSIC | {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}))
 
 
-def test_unknown_architecture(tmp_path: Path) -> None:
-    config = read_config(write(tmp_path, CLASSIC | {"architectures": ["MambaForCausalLM"]}))
-    with pytest.raises(CheckpointError, match=r"'MambaForCausalLM'.*LlamaForCausalLM"):
-        load_model(config, None, None, None)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "own", "near"),
+    [
+        ("BloomForCausalLM", {"n_embed": 64, "n_layer": 2, "num_attention_heads": 4}, "ForCausalLM"),
+        ("MambaForCausalLM", {"d_model": 64, "n_layer": 2, "state_size": 16}, "GemmaForCausalLM"),
+        ("Gemma3ForConditionalGeneration", {"text_config": {}}, "PaliGemmaForConditionalGeneration"),
+        ("LLaMAForCausalLM", {}, "LlamaForCausalLM"),
+        ("T5ForConditionalGeneration", {"d_model": 64}, "LlavaForConditionalGeneration"),
+        ("x" * 3_000_000, {}, "ForCausalLM"),
+        ("\x1b[2J\ud800", {}, "ForCausalLM"),
+        ("nanoVLM", {}, "ForCausalLM"),  # which no config.json names
+    ],
+    ids=["bloom", "mamba", "gemma 3 with images", "case", "t5", "3 MB", "escapes", "nanoVLM"],
+)
+def test_architecture_that_is_not_served(tmp_path: Path, name: str, own: dict[str, Any], near: str) -> None:
+    """It is named before a field is missed that it calls otherwise, with the nearest ones that are served."""
+    message = refusal(write(tmp_path, {"architectures": [name], "quantization_config": {}} | own))
+    assert "which is not served" in message
+    assert near in message
+    assert len(message) < 1000
+    assert message.isprintable()
+
+
+def test_architectures_are_known_before_torch_is() -> None:
+    assert FAMILIES.keys() == ARCHITECTURES.keys()
 
 
 def test_missing_config(tmp_path: Path) -> None:

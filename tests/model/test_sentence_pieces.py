@@ -254,7 +254,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "of tiktoken": (lambda data: b"aGVsbG8= 0\nd29ybGQ= 1\n", "cannot be read as a SentencePiece model"),
     "a piece is no text": (lambda data: data.replace(b"</s>", b"<\xff\xff>"), "cannot be read as a SentencePiece"),
     "a pointer of git-lfs": (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "cannot be read"),
-    "huge": (lambda data: bytes(2**26 + 1), "has 67108865 bytes, may have 67108864"),
+    "huge": (lambda data: bytes(2**26 + 1), "has more than 67108864 bytes"),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from model.errors import CheckpointError
-from model.fields import Fields, read_json
+from model.fields import LEAST_FLOAT, MOST_FLOAT, Fields, read_json
 from model.inputs.vision.tiles import Normalisation
 
 NESTED, CLASSIC = "processor_config.json", "preprocessor_config.json"
@@ -33,18 +33,18 @@ def read_normalisation(fields: Fields, mean: list[float], std: list[float]) -> N
     if not fields.flag("do_normalize", True):
         return Normalisation(factor, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     return Normalisation(
-        factor, read_colour(fields, "image_mean", mean), read_colour(fields, "image_std", std, above=0.0)
+        factor, read_colour(fields, "image_mean", mean), read_colour(fields, "image_std", std, LEAST_FLOAT)
     )
 
 
 def read_colour(
-    fields: Fields, key: str, default: list[float], above: float = float("-inf")
+    fields: Fields, key: str, default: list[float], least: float = -MOST_FLOAT
 ) -> tuple[float, float, float]:
-    """A number for each channel, more than `above`. Raises CheckpointError."""
-    values = fields.get(key, list, default)
-    if len(values) != 3 or not all(isinstance(v, int | float) and above < v < float("inf") for v in values):
-        raise fields.refuse(key, "must be a number for each of 3 channels" + (" above 0" if above == 0 else ""))
-    return float(values[0]), float(values[1]), float(values[2])
+    """A number for each channel, none below `least`. Raises CheckpointError."""
+    values = fields.numbers(key, least, MOST_FLOAT, default)
+    if len(values) != 3:
+        raise fields.refuse(key, "must be a number for each of 3 channels")
+    return values[0], values[1], values[2]
 
 
 def read_filter(fields: Fields, default: Image.Resampling) -> Image.Resampling:

@@ -1,0 +1,77 @@
+"""Opens the files of a model directory: regular files alone, none read further than its bound. Imports no torch.
+
+A directory may come from anybody. A pipe in it would hang the start, a device would be read without end. Symbolic links
+are followed, since the cache of the Hugging Face hub consists of them.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from model.errors import CheckpointError
+
+MIB = 2**20
+MOST_BYTES = {
+    "tokenizer.json": 64 * MIB,
+    "tokenizer.model": 64 * MIB,
+    "model.safetensors.index.json": 16 * MIB,
+    "tokenizer_config.json": 16 * MIB,
+    "special_tokens_map.json": 16 * MIB,
+    "added_tokens.json": 16 * MIB,
+    "SHA256SUMS": 16 * MIB,
+}
+"""By name: bytes that a file may have. The largest tokenizer.json of the models that are served has 33 MiB."""
+
+MOST_OTHERS = 4 * MIB
+"""Of files with other names: config.json, chat_template.jinja and the like have some thousand."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file for reading, without a buffer.
+
+    Raises:
+        CheckpointError: The path is a pipe, a device, a directory or a socket, or cannot be opened.
+        FileNotFoundError: There is nothing at the path.
+    """
+    try:
+        # O_NONBLOCK: else opening a pipe waits for its writer. For regular files it means nothing.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise CheckpointError(f"{path} cannot be opened: {error}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is no regular file (but a pipe, a device or a directory): replace it by a file")
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def read_file(path: Path, most: int | None = None) -> bytes:
+    """Reads a file whole, if it has at most so many bytes; None: as its name allows (`MOST_BYTES`).
+
+    Raises:
+        CheckpointError: As `open_regular`, or the file is too large or cannot be read.
+        FileNotFoundError: There is nothing at the path.
+    """
+    most = MOST_BYTES.get(path.name, MOST_OTHERS) if most is None else most
+    parts, size = [], 0
+    with open_regular(path) as file:
+        try:
+            # The size that a file system tells is not believed: /proc says 0 of files without an end.
+            while size <= most and (part := os.read(file.fileno(), min(MIB, most + 1 - size))):
+                parts.append(part)
+                size += len(part)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if size > most:
+        raise CheckpointError(f"{path} has more than {most} bytes, which is the most that {path.name} may have")
+    return b"".join(parts)
+
+
+def read_text_file(path: Path) -> str:
+    """Reads a text in UTF-8. Raises as `read_file`, and CheckpointError for bytes that are no text."""
+    try:
+        return read_file(path).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} cannot be read as text: {error}") from None
