@@ -1,9 +1,10 @@
 """The host tier's books: which published pages have a copy in host memory, and in which of its slots.
 
 Pages that are evicted for their place are copied out; a prompt that starts alike has them copied back, into pages of
-its own. Copies are found by name and confirmed by content, like pages, and stay after they were used, so that what goes
-out again costs nothing. Least recently used ones go first. A copy is of use only to who has all before it: one whose
-predecessor is neither in the pool nor here is dropped.
+its own. Copies are found by name, and confirmed by the content of their page and the name before it. (The prefix index
+confirms all pages before it too.) They stay after they were used, so that what goes out again costs nothing. Least
+recently used ones go first. A copy is of use only to who has all before it: one whose predecessor is neither in the
+pool nor here is dropped.
 
 Slots are numbers: what is in them, and whether it is still right, is the page store's business (`model.page_store`). A
 tier below this one, on disk say, would be asked by the same names.

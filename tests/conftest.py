@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -26,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def anyio_backend() -> str:
     """Of tests that are coroutines, each of which gets an event loop of its own."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def base_of_tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes pytest's base directory before any test moves TMPDIR: pytest makes it at the first `tmp_path`."""
+    return tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture(scope="session", autouse=True)

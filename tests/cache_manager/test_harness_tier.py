@@ -1,6 +1,8 @@
-"""Bugs planted in the host tier's books: random play must notice each of them."""
+"""Bugs planted in the host tier's books: random play, or the test named with the bug, must notice each of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 
@@ -9,17 +11,24 @@ from cache_manager.changes import PageChanges
 from cache_manager.manager import CacheManager
 from cache_manager.tables import PageTables
 from cache_manager.tier import HostTier
-from tests.cache_manager.test_tier import episode
+from tests.cache_manager import test_tier
 
 EPISODES = 60
 CAUGHT = (AssertionError, LedgerError, IndexError, KeyError)
 Make = Callable[[Callable], Callable]
-FAULTS: dict[str, tuple[type, str, Make]] = {}
 
 
-def fault(target: type, name: str) -> Callable[[Make], Make]:
+def play() -> None:
+    for seed in range(EPISODES):
+        test_tier.episode(seed, operations=400, a_check=4)
+
+
+FAULTS: dict[str, tuple[type, str, Make, Callable[[], None]]] = {}
+
+
+def fault(target: type, name: str, catcher: Callable[[], None] = play) -> Callable[[Make], Make]:
     def register(make: Make) -> Make:
-        FAULTS[make.__name__] = (target, name, make)
+        FAULTS[make.__name__] = (target, name, make, catcher)
         return make
 
     return register
@@ -109,6 +118,31 @@ def copy_of_another_sequence_is_found(real):
     return find
 
 
+@fault(HostTier, "find", test_tier.test_a_copy_of_another_content_with_the_same_name_is_not_found)
+def copy_is_found_by_its_name_alone(real):
+    return lambda self, chain, start, most: list(takewhile(self.copies.__contains__, chain.names[start:most]))
+
+
+@fault(HostTier, "find", test_tier.test_a_copy_that_comes_after_another_page_is_not_found)
+def copy_is_found_whatever_comes_before_it(real):
+    def find(self, chain, start, most):
+        found = takewhile(self.copies.__contains__, chain.names[start:most])
+        return [name for i, name in enumerate(found, start) if self.copies[name].content == chain.contents[i]]
+
+    return find
+
+
+@fault(HostTier, "keep", test_tier.test_a_copy_makes_way_for_another_content_with_its_name)
+def copy_of_another_content_stays_for_what_goes_out(real):
+    def keep(self, index, run, new=True):
+        for node, name in zip(run, index.names(run), strict=True):
+            if name in self.copies:
+                self.copies[name] = replace(self.copies[name], content=index.content(node))
+        return real(self, index, run, new)
+
+    return keep
+
+
 @fault(CacheManager, "arrived")
 def row_goes_on_from_a_spoilt_copy(real):
     def arrived(self, step, lost):
@@ -138,18 +172,13 @@ def stale_entry_of_a_table_is_published(real):
     return lambda self, row, start, end: self.pages[:, row, start:end].copy()
 
 
-def play() -> None:
-    for seed in range(EPISODES):
-        episode(seed, operations=400, a_check=4)
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_harness_catches(name, monkeypatch):
-    target, attribute, make = FAULTS[name]
+    target, attribute, make, catcher = FAULTS[name]
     monkeypatch.setattr(target, attribute, make(getattr(target, attribute)))
     with pytest.raises(CAUGHT):
-        play()
+        catcher()
 
 
 def test_enough_is_planted():
-    assert len(FAULTS) >= 14
+    assert len(FAULTS) >= 17

@@ -1,5 +1,6 @@
 """The host tier's books: which copies there are, what goes out and comes back, and what is dropped."""
 
+from collections.abc import Iterable
 from random import Random
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from cache_manager.ledger import verify
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageNamer
+from cache_manager.page_names import NAME_BYTES, Name, PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.tier import HostTier
 from tests.cache_manager.play import PAGE_SIZES, Player
@@ -48,10 +49,10 @@ def test_random_play() -> None:
 class Small:
     """Pages of 2 tokens; sequences come and leave one after the other."""
 
-    def __init__(self, pages: int, slots: int) -> None:
+    def __init__(self, pages: int, slots: int, namer: PageNamer | None = None) -> None:
         self.tier = HostTier(slots)
         self.manager = CacheManager(make_layout(2), pages, 2, tier=self.tier)
-        self.namer = PageNamer(SECRET, b"model", 2)
+        self.namer = PageNamer(SECRET, b"model", 2) if namer is None else namer
 
     def serve(self, *tokens: int) -> tuple[int, list[list[int]], list[list[int]]]:
         """Tokens that were there, and what its plan copied: out, back."""
@@ -136,6 +137,42 @@ def test_a_spoilt_copy_is_dropped_and_its_row_told() -> None:
     assert small.manager.arrived(7, [page]) == [1]
     assert small.tier.lost == 1
     assert [1, 1] not in small.kept()
+
+
+class Collisions(PageNamer):
+    """Gives two pages one name where `alike` maps the first tokens of their contents to one number."""
+
+    def __init__(self, alike: dict[int, int]) -> None:
+        super().__init__(SECRET, b"model", 2)
+        self.alike = alike
+
+    def link(self, parent: Name, contents: Iterable[bytes]) -> list[Name]:
+        return [bytes([self.alike[content[0]]]) * NAME_BYTES for content in contents]
+
+
+def test_a_copy_of_another_content_with_the_same_name_is_not_found() -> None:
+    small = Small(2, 2, Collisions({1: 7, 2: 7, 3: 7}))
+    small.serve(1, 1, 9)
+    small.serve(2, 2, 9)
+    assert small.kept() == [[1, 1]]
+    assert small.serve(3, 3, 9)[0] == 0
+
+
+def test_a_copy_that_comes_after_another_page_is_not_found() -> None:
+    small = Small(3, 4, Collisions({1: 1, 2: 2, 5: 5, 6: 6}))
+    small.serve(1, 1, 5, 5, 9)
+    small.serve(2, 2, 6, 6, 9)
+    assert small.kept() == [[5, 5], [1, 1]]
+    assert small.serve(2, 2, 5, 5, 9)[0] == 2
+
+
+def test_a_copy_makes_way_for_another_content_with_its_name() -> None:
+    small = Small(2, 2, Collisions({1: 7, 2: 7, 3: 7}))
+    small.serve(1, 1, 9)
+    small.serve(2, 2, 9)
+    _, out, _ = small.serve(3, 3, 9)
+    assert (len(out), small.kept()) == (1, [[2, 2]])
+    assert small.serve(2, 2, 9)[0] == 2
 
 
 def test_a_tier_needs_room_for_a_page() -> None:
