@@ -16,8 +16,10 @@ from ray import serve
 from rpc.cluster.hosted import HostedGateway
 from rpc.cluster.sidecar import ServerSidecar
 from rpc.gateway.app import Gateway
+from rpc.gateway.metrics import GatewayMetrics
 from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.upstream import Upstream
+from rpc.gateway.watching import Watching
 
 DRAIN_SECONDS = 90.0  # for what is being answered when a replica is stopped
 
@@ -29,7 +31,8 @@ class QuireIngress:
         settings = GatewaySettings()
         self._server = await ServerSidecar.start(ray.get_runtime_context().gcs_address, flags)
         self._upstream = Upstream([self._server.address], settings.request_time)
-        self._gateway = Gateway(self._upstream, settings)
+        # Counted, and shown nowhere: Serve has metrics of its own for its ingress.
+        self._gateway = Gateway(self._upstream, settings, Watching(GatewayMetrics()))
 
     def __serve_build_asgi_app__(self) -> HostedGateway:
         """Called by Serve once the constructor has returned."""
