@@ -37,6 +37,7 @@ REQUEST_KEYWORDS = {
     "output_kind": NOT_HERE,
     "presence_penalty": "Sampling(presence_penalty=...)",
     "prompt_logprobs": "Output(prompt_logprobs=True), with alternatives Output(top_logprobs=...)",
+    "prompt_token_ids": "Output(prompt_token_ids=...)",
     "repetition_penalty": "Sampling(repetition_penalty=...)",
     "seed": "Sampling(seed=...)",
     "sequence_count": "Sampling(sequence_count=...)",

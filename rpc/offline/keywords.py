@@ -55,11 +55,9 @@ GENERATE_KEYWORDS = _CALL_KEYWORDS | {
     "prompt_token_ids": "generate(prompts=...) takes token ids",
 }
 CHAT_KEYWORDS = _CALL_KEYWORDS | {
-    "add_generation_prompt": "the model's chat template decides",
     "chat_template": "chat_template.jinja in the model's directory",
     "chat_template_content_format": "Quire reads it from the template: leave it out",
     "chat_template_kwargs": "chat(template_arguments=...)",
-    "continue_final_message": NOT_HERE,
     "messages": "chat(conversations=...)",
     "tools": NOT_HERE,
 }

@@ -149,6 +149,8 @@ class LLM:
         output: Output | Sequence[Output] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         use_tqdm: bool | None = None,
     ) -> list[Completion]:
         """Generates the next message of each conversation; else as `generate`.
@@ -157,11 +159,15 @@ class LLM:
             conversations: One or a list. A conversation is a list of {"role": ..., "content": ...}. A content is a text
                 or a list of {"type": "text", "text": ...} and {"type": "image", "image": bytes or path}.
             template_arguments: For the model's chat template.
+            add_generation_prompt: The template is told to begin the model's next message.
+            continue_final_message: The output goes on from the text of the last message. It goes without
+                add_generation_prompt.
         """
+        how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         listed, arguments = list[Any](conversations), template_arguments or {}
         one = is_one_conversation(listed)
         listed = [listed] if one else listed
-        readers = [lambda c=c: read_conversation(c, arguments) for c in listed]
+        readers = [lambda c=c: read_conversation(c, arguments, **how) for c in listed]
         return self._run("conversations", one, readers, sampling, stopping, output, use_tqdm)
 
     def get_tokenizer(self) -> TextTokenizer:

@@ -93,20 +93,21 @@ def _image_files(images: object) -> list[ImageFile]:
     return files
 
 
-def read_conversation(messages: object, template_arguments: Mapping[str, Any]) -> Given:
+def read_conversation(messages: object, template_arguments: Mapping[str, Any], **how: bool) -> Given:
     """Reads one conversation. Raises as `read_prompt`.
 
     Args:
         messages: {"role": ..., "content": ...} each. A content is a text or a list of {"type": "text", "text": ...}
             and {"type": "image", "image": bytes or path}.
         template_arguments: For the model's chat template.
+        how: Fields of `Chat` that say how its prompt ends.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise InvalidRequest("chat.messages", messages, "must be a list of {'role': ..., 'content': ...}")
     images = list[object]()
     read = tuple(_message(f"chat.messages[{i}]", message, images) for i, message in enumerate(messages))
     arguments = tuple((name, json.dumps(value)) for name, value in template_arguments.items())
-    return Given(Chat(read, arguments), tuple(map(read_image, _image_files(images))))
+    return Given(Chat(read, arguments, **how), tuple(map(read_image, _image_files(images))))
 
 
 def _message(name: str, message: object, images: list[object]) -> ChatMessage:

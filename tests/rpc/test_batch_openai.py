@@ -58,7 +58,8 @@ class FakeServer:
             )
             for i in range(max(1, spec.sampling.sequence_count))
         ]
-        prompt = pb.PromptInfo(logprobs=[pb.TokenLogprobs(), *logprobs[1:]])
+        ids = [ord(sign) for sign in text] if spec.output.prompt_token_ids else []
+        prompt = pb.PromptInfo(logprobs=[pb.TokenLogprobs(), *logprobs[1:]], token_ids=ids)
         return pb.GenerateResponse(request_id="r-1", sequences=sequences, usage=USAGE, prompt_info=prompt)
 
 

@@ -74,7 +74,7 @@ def test_a_switch_that_is_on_can_be_set_in_every_way(served: list[ServerSettings
     [
         ('prefix-cache = "yes"', "prefix-cache = 'yes' is of the wrong type"),
         ("prefix-cache = 0", "prefix-cache = 0 is of the wrong type"),
-        ("no-prefix-cache = true", "unknown key 'no-prefix-cache'"),
+        ("no-prefix-cache = true", "'no-prefix-cache' is no flag of quire serve: did you mean prefix-cache?"),
         ("eviction-policy = true", "eviction-policy = True is of the wrong type"),
     ],
 )

@@ -30,9 +30,8 @@ __all__ = ["__version__", *_CLIENTS, *_ENGINE]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("quire")
+        check_packages("rpc")
+        return _load("rpc.distribution", "own_version")()
     if name in _CLIENTS:
         check_packages("rpc")  # a client needs no other, and works beside a user's `model.py`
         return _load(_CLIENTS[name], name)
