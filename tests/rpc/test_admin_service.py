@@ -12,12 +12,14 @@ from rpc.services import admin
 
 
 class Unread:
-    """Enough of grpc.aio's ServicerContext: no message is ever taken."""
+    """Enough of grpc.aio's ServicerContext: takes no message before `reads` is set."""
 
-    ended: grpc.StatusCode | None = None
+    def __init__(self) -> None:
+        self.ended: grpc.StatusCode | None = None
+        self.reads = asyncio.Event()
 
     async def write(self, _message: object) -> None:
-        await asyncio.Event().wait()
+        await self.reads.wait()
 
     async def abort(self, code: grpc.StatusCode, *_: object) -> None:
         self.ended = code
@@ -27,10 +29,24 @@ class Unread:
         return lambda *_: None
 
 
-def test_who_does_not_read_the_load_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_who_does_not_read_the_load_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, leaves: bool
+) -> None:
     monkeypatch.setattr(admin, "load_of", lambda *_: pb.Load())
     frontend: Any = SimpleNamespace(settings=SimpleNamespace(write_stall=0.05))
-    context: Any = Unread()
-    with pytest.raises(grpc.RpcError):
-        asyncio.run(asyncio.wait_for(admin.AdminService(frontend, None).WatchLoad(pb.WatchLoadRequest(), context), 20))
-    assert context.ended is grpc.StatusCode.RESOURCE_EXHAUSTED
+    client = Unread()
+    context: Any = client
+    call = asyncio.create_task(admin.AdminService(frontend, None).WatchLoad(pb.WatchLoadRequest(), context))
+    async with asyncio.timeout(60):
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
+        assert client.ended is None, "gRPC takes no status before the message that waits is read"
+        if leaves:
+            call.cancel()
+        else:
+            client.reads.set()
+        with pytest.raises(asyncio.CancelledError if leaves else grpc.RpcError):
+            await call
+    assert client.ended is (None if leaves else grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert caplog.messages == ["a client read nothing for 0.05 s: its call ends"]
