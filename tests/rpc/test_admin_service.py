@@ -9,6 +9,7 @@ import pytest
 from quire.v1 import admin_service_pb2 as pb
 
 from rpc.services import admin
+from rpc.services.load import duration
 
 
 class Unread:
@@ -50,3 +51,34 @@ async def test_who_does_not_read_the_load_is_left(
             await call
     assert client.ended is (None if leaves else grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert caplog.messages == ["a client read nothing for 0.05 s: its call ends"]
+
+
+class Refused(Exception):
+    """What a call that is aborted raises."""
+
+
+class Aborting:
+    """Enough of a context to be refused."""
+
+    said = ""
+
+    async def abort(self, code: grpc.StatusCode, details: str, *_: object) -> None:
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        self.said = details
+        raise Refused
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "field"),
+    [
+        ("ListRequests", pb.ListRequestsRequest(max_count=admin.MOST_REQUESTS + 1), "max_count"),
+        ("WatchLoad", pb.WatchLoadRequest(interval=duration(0.9 * admin.LEAST_INTERVAL)), "interval"),
+    ],
+)
+async def test_what_would_be_too_much_is_refused(method: str, request_: Any, field: str) -> None:
+    context = Aborting()
+    frontend: Any = SimpleNamespace(settings=SimpleNamespace(write_stall=1.0))
+    service: Any = admin.AdminService(frontend, None)
+    with pytest.raises(Refused):
+        await getattr(service, method)(request_, context)
+    assert context.said.startswith(f"{field} is ")
