@@ -104,10 +104,14 @@ class AdminService(pb_grpc.AdminServiceServicer):
     ) -> None:
         async with failures_to(context, within=""):
             interval = _interval(request)
-            async with Writer(context, self._frontend.settings.write_stall) as writer:
-                while True:
-                    await writer.write(pb.WatchLoadResponse(load=load_of(self._frontend, self._started)))
-                    await asyncio.sleep(interval)
+            writer = Writer(context, self._frontend.settings.write_stall)
+            await writer.run(self._send_load(writer, interval))
+
+    async def _send_load(self, writer: Writer, interval: float) -> None:
+        """Writes the load every `interval` seconds."""
+        while True:
+            await writer.write(pb.WatchLoadResponse(load=load_of(self._frontend, self._started)))
+            await asyncio.sleep(interval)
 
     async def ListRequests(  # noqa: N802
         self, request: pb.ListRequestsRequest, context: aio.ServicerContext

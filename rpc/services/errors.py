@@ -1,5 +1,6 @@
 """Failures as google.rpc.Status: each carries an ErrorInfo with a stable reason, and what else helps a client."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from rpc.frontend.errors import RequestFailed, internal
+from rpc.services.writer import SlowReader
 
 log = logging.getLogger("quire.rpc")
 
@@ -47,8 +49,13 @@ def _packed(message: Message) -> any_pb2.Any:
 
 async def abort(context: aio.ServicerContext, failure: RequestFailed, within: str = "spec.") -> NoReturn:
     """Ends the call with the failure's status; does not return."""
+    if isinstance(failure, SlowReader):
+        await asyncio.wait({failure.writing})
     status = rpc_status.to_status(status_of(failure, within))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    try:
+        await context.abort(status.code, status.details, status.trailing_metadata)
+    except aio.InternalError:  # the client has left, and gRPC is about to cancel the call
+        raise asyncio.CancelledError from None
     raise failure  # `abort` has raised
 
 

@@ -49,11 +49,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 grouping = convert.grouping_from(request.stream_options, self._frontend.settings.backlog_tokens // 2)
             except RequestFailed as failure:
                 raise self._frontend.turned_away(failure, request_id, tenant, trace) from None
-            async with (
-                self._frontend.open(spec, request_id, context.time_remaining(), trace=trace) as live,
-                Writer(context, self._frontend.settings.write_stall) as writer,
-            ):
-                await _send(live, grouping, writer, self._frontend.pacer)
+            writer = Writer(context, self._frontend.settings.write_stall)
+            async with self._frontend.open(spec, request_id, context.time_remaining(), trace=trace) as live:
+                await writer.run(_send(live, grouping, writer, self._frontend.pacer))
 
     async def BatchGenerate(  # noqa: N802
         self, request: pb.BatchGenerateRequest, context: aio.ServicerContext
@@ -73,9 +71,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 for position, entry in enumerate(request.requests)
             ]
             try:
-                async with Writer(context, self._frontend.settings.write_stall) as writer:
-                    for done in asyncio.as_completed(entries):
-                        await writer.write(await done)
+                writer = Writer(context, self._frontend.settings.write_stall)
+                await writer.run(_send_entries(entries, writer))
             finally:
                 for entry in entries:
                     entry.cancel()
@@ -147,6 +144,12 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             yield
         finally:
             place.release()
+
+
+async def _send_entries(entries: list[asyncio.Task[pb.BatchGenerateResponse]], writer: Writer) -> None:
+    """Writes each entry when it is done."""
+    for done in asyncio.as_completed(entries):
+        await writer.write(await done)
 
 
 def _trace(context: aio.ServicerContext) -> dict[str, str]:

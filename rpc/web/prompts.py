@@ -18,7 +18,7 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
 from rpc.services import convert
 from rpc.services.errors import as_failure
-from rpc.services.writer import Writer
+from rpc.services.writer import SlowReader, Writer
 from rpc.web.errors import error_of, response_of
 
 MOST_BYTES = 2**20  # of a body
@@ -61,11 +61,13 @@ class Prompts:
     async def _answer(self, message: pb.GenerationSpec, tenant: str, lines: "Lines") -> None:
         """Raises RequestFailed."""
         spec = convert.spec_from(message, tenant)
-        async with (
-            self._frontend.open(spec, f"page-{secrets.token_hex(8)}", None) as live,
-            Writer(lines, self._frontend.settings.write_stall) as writer,
-        ):
-            await _stream(live, writer)
+        writer = Writer(lines, self._frontend.settings.write_stall)
+        async with self._frontend.open(spec, f"page-{secrets.token_hex(8)}", None) as live:
+            try:
+                await writer.run(_stream(live, writer))
+            except SlowReader as slow:
+                slow.writing.cancel()  # the line that says so comes instead
+                raise
         await lines.end()
 
 

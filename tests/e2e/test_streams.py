@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
@@ -18,7 +19,7 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 from rpc.offline import LLM
 from scheduler.request import Sampling, Stopping
 from tests.support.client_process import prompt_of
-from tests.support.server import RunningServer, running_server, stream_request
+from tests.support.server import RunningServer, details, running_server, stream_request
 
 STREAMS, TOKENS = 64, 48
 
@@ -240,3 +241,45 @@ def test_burst_of_short_requests_all_end_properly_and_none_is_refused(server: Ru
             return await asyncio.gather(*(one(stubs[i % 2], i) for i in range(200)))
 
     assert set(asyncio.run(burst())) == {(3, 3, pb.FINISH_REASON_LENGTH)}
+
+
+def test_a_client_that_reads_nothing_is_told_once_it_reads_and_the_log_has_a_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Its request ends at once, the call when the client reads, or leaves: gRPC has no status overtake a message."""
+    entry = stream_request("KING:", 300, temperature=1, seed=1).spec
+    entry.output.logprobs, entry.output.top_logprobs, entry.sampling.sequence_count = True, 20, 4
+    batch = pb.BatchGenerateRequest(requests=[pb.GenerateRequest(spec=entry)])
+    narrow = [("grpc.http2.bdp_probe", 0)]  # a message is larger than what may be sent to who reads nothing
+    flags = ("--engine", "thread", "--kv-cache-memory", "16MiB", "--write-stall", "0.5", "--max-backlog", "100000")
+    with running_server(*flags) as server:
+        with grpc.insecure_channel(server.address, options=narrow) as channel:
+            unread = [server.stub(channel).BatchGenerate(batch) for _ in range(2)]
+            streams = [server.stub(channel).StreamGenerate(pb.StreamGenerateRequest(spec=entry)) for _ in range(2)]
+            server.wait_for_metric("quire_requests_total{slow_reader}", len(streams))
+            server.wait_for_metric("quire_kv_pages_used", 0)
+            lines = wait_for_lines(capfd, "read nothing", len(unread) + len(streams))
+            for call in (unread[0], streams[0]):
+                with pytest.raises(grpc.RpcError) as told:
+                    for _ in call:
+                        pass
+                assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert told.value.details() == "the client read nothing for 0.5 s"
+                assert details(told.value)["ErrorInfo"].reason == "SLOW_READER"
+            for call in (unread[1], streams[1]):
+                call.cancel()
+        assert server.stop() == 0
+    said = lines + capfd.readouterr().err
+    assert said.count("a client read nothing for 0.5 s: its call ends") == len(unread) + len(streams)
+    assert "Traceback" not in said
+    assert "ExecuteBatchError" not in said
+
+
+def wait_for_lines(capfd: pytest.CaptureFixture[str], words: str, count: int) -> str:
+    """What the server said until so many lines had these words."""
+    said, deadline = "", time.monotonic() + 60
+    while said.count(words) < count:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+        said += capfd.readouterr().err
+    return said

@@ -151,6 +151,15 @@ def test_a_torn_waiting_line_is_cut_before_more_are_written(tmp_path: Path) -> N
     assert runner.asked.keys() == {"p1", "p2", "p3", "p5", "p6"}
 
 
+def test_a_result_is_on_disk_when_it_has_been_added(tmp_path: Path) -> None:
+    with Results(tmp_path / "out") as results:
+        results.add(1, '{"id": "n1"}')
+        assert (tmp_path / "out.waiting").read_text() == '1\t{"id": "n1"}\n'
+        results.add(0, '{"id": "n0"}')
+        assert (tmp_path / "out").read_text() == '{"id": "n0"}\n{"id": "n1"}\n'
+        assert (tmp_path / "out.waiting").read_text() == ""
+
+
 def test_blank_lines_are_passed_over_and_ids_default_to_line_numbers(tmp_path: Path) -> None:
     (tmp_path / "in").write_text('\n{"prompt": "a"}\n\n  \n{"prompt": "b"}')
     assert run(tmp_path / "in", tmp_path / "out", FakeRunner(0)).results == 2

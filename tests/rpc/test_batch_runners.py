@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,8 +18,9 @@ from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 import rpc.batch.runners as runners
 from rpc.batch.patience import JobStoppedError, Patience
-from rpc.batch.runners import CALL_BYTES, CALL_ENTRIES, ServerRunner, server_runner
+from rpc.batch.runners import CALL_BYTES, CALL_ENTRIES, LocalRunner, ServerRunner, server_runner
 from rpc.client.errors import QuireError, UnavailableError
+from rpc.client.security import OPEN, Security
 from rpc.frontend.errors import RequestFailed
 from rpc.services.errors import abort
 
@@ -32,16 +34,25 @@ class Service(pb_grpc.GenerationServiceServicer, model_pb_grpc.ModelServiceServi
     def __init__(self, *failures: RequestFailed) -> None:
         self.calls: list[pb.BatchGenerateRequest] = []
         self.failures = list(failures)
+        self.tokens: list[str] = []
+        self.left_out: set[str] = set()
 
     async def BatchGenerate(self, request: pb.BatchGenerateRequest, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.calls.append(request)
+        self._note(context)
         if self.failures:
             await abort(context, self.failures.pop(0))
         for position, one in enumerate(request.requests):
+            if one.spec.text in self.left_out:
+                continue
             result = pb.GenerateResponse(sequences=[pb.SequenceResult(text=one.spec.text)])
             yield pb.BatchGenerateResponse(position=position, response=result)
 
+    def _note(self, context: Any) -> None:
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization", ""))
+
     async def ListModels(self, request: Any, context: Any) -> model_pb.ListModelsResponse:  # noqa: N802
+        self._note(context)
         if self.failures:
             await abort(context, self.failures.pop(0))
         return model_pb.ListModelsResponse(models=[model_pb.Model(name="m")])
@@ -63,8 +74,8 @@ async def serving(service: Service | None) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def running(service: Service) -> AsyncIterator[ServerRunner]:
-    async with serving(service) as address, server_runner(address, Patience()) as runner:
+async def running(service: Service, security: Security = OPEN) -> AsyncIterator[ServerRunner]:
+    async with serving(service) as address, server_runner(address, Patience(), security) as runner:
         yield runner
 
 
@@ -121,6 +132,48 @@ async def test_a_refused_call_of_one_request_says_what_the_server_says() -> None
         with pytest.raises(RequestFailed) as failed:
             await runner.run(request("a"))
     assert (failed.value.code, failed.value.reason, failed.value.retry_after) == (FULL.code, FULL.reason, 0.25)
+
+
+async def test_an_entry_that_a_server_leaves_out_fails() -> None:
+    service = Service()
+    service.left_out = {"b"}
+    async with running(service) as runner:
+        answers = await asyncio.gather(*(runner.run(request(text)) for text in "abc"), return_exceptions=True)
+    assert [isinstance(answer, RequestFailed) for answer in answers] == [False, True, False]
+    assert isinstance(answers[1], RequestFailed)
+    assert answers[1].reason == "NOT_ANSWERED"
+
+
+async def test_every_call_has_the_token() -> None:
+    service = Service()
+    async with running(service, Security("a" * 20)) as runner:
+        await runner.run(request("a"))
+        await ask_models(runner)
+    assert service.tokens == ["Bearer " + "a" * 20] * 3
+
+
+async def test_an_engine_of_the_job_s_own_runs_no_more_requests_than_it_has_places_for() -> None:
+    """A line of several prompts has several requests."""
+    running_now = most = 0
+
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[Any]:
+        nonlocal running_now, most
+        running_now += 1
+        most = max(most, running_now)
+        try:
+            await asyncio.sleep(0)
+            raise FULL
+            yield
+        finally:
+            running_now -= 1
+
+    limits = SimpleNamespace(sequences=2)
+    frontend: Any = SimpleNamespace(info=SimpleNamespace(limits=limits), open=opened)
+    runner = LocalRunner(frontend)
+    ended = await asyncio.gather(*(runner.run(request("a")) for _ in range(50)), return_exceptions=True)
+    assert ended == [FULL] * 50
+    assert most == runner.in_flight == 4
 
 
 async def test_a_server_that_is_away_is_waited_for_and_one_that_is_full_is_said(

@@ -6,7 +6,7 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.batch.runners import failure_of
 from rpc.frontend.errors import RequestFailed, failed_end
-from rpc.services.errors import LONGEST, status_of
+from rpc.services.errors import LONGEST, as_failure, status_of
 from scheduler.events import End, EndReason
 
 
@@ -73,6 +73,15 @@ def test_a_long_message_is_cut_and_fits_the_metadata() -> None:
     assert status.ByteSize() < 4 * LONGEST
     whole = "x" * LONGEST
     assert status_of(RequestFailed("INTERNAL", "REQUEST_FAULT", whole)).message == whole
+
+
+def test_the_text_of_what_nobody_foresaw_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    failure = as_failure(KeyError("/etc/secret"))
+    assert (failure.code, failure.reason) == ("INTERNAL", "INTERNAL")
+    assert "secret" not in failure.message
+    assert "secret" in caplog.text
+    foreseen = RequestFailed("INTERNAL", "REQUEST_FAULT", "no")
+    assert as_failure(foreseen) is foreseen
 
 
 def test_a_model_that_is_not_served_is_the_resource() -> None:

@@ -2,13 +2,19 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from quire.v1 import tokenization_service_pb2 as pb
 from tokenizers.processors import TemplateProcessing
 
 from model.inputs.tokenizer import Tokenizer
+from rpc.access.tokens import Caller
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer
+from rpc.services.tokenization import TokenizationService
 from scheduler.limits import Limits, ModelDefaults
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.frontends import make_frontend
@@ -98,3 +104,26 @@ async def test_work_is_done_beside_the_loop_bounded_and_not_while_draining(token
     frontend.detach()
     assert await frontend.in_worker(lambda limits: limits) == engine.info.limits, "it takes no engine"
     frontend.shutdown()
+
+
+class AnnsDoor:
+    """Knows every caller as one tenant."""
+
+    def caller(self, _context: object) -> Caller:
+        return Caller("ann")
+
+
+@pytest.mark.parametrize("method", ["Tokenize", "Detokenize"])
+async def test_a_question_counts_as_its_caller_s(preparer: Preparer, method: str) -> None:
+    tenants = list[str]()
+
+    async def in_worker(task: Callable[[Limits], Any], tenant: str) -> Any:
+        tenants.append(tenant)
+        return task(LIMITS)
+
+    frontend: Any = SimpleNamespace(preparer=preparer, in_worker=in_worker)
+    door: Any = AnnsDoor()
+    service = TokenizationService(frontend, door)
+    request = pb.TokenizeRequest(text="cat") if method == "Tokenize" else pb.DetokenizeRequest(token_ids=[70])
+    await getattr(service, method)(request, None)
+    assert tenants == ["ann"]

@@ -28,10 +28,14 @@ class Client:
 
 
 async def write(client: Client, messages: int, pause: float = 0.0) -> None:
-    async with Writer(client, STALL) as writer:
+    writer = Writer(client, STALL)
+
+    async def send() -> None:
         for i in range(messages):
             await writer.write(i)
             await asyncio.sleep(pause)
+
+    await writer.run(send())
 
 
 def test_slow_messages_and_long_pauses_are_no_stall() -> None:

@@ -21,7 +21,7 @@ from rpc.services.inference.asking import Asked, check_version, read_request, re
 from rpc.services.inference.description import model_config, model_metadata, server_metadata
 from rpc.services.inference.room import Room
 from rpc.services.inference.statistics import Passage, Statistics
-from rpc.services.writer import Writer
+from rpc.services.writer import SlowReader, Writer
 
 Send = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 TEXTS = 2**14  # tokens whose text is remembered
@@ -109,23 +109,30 @@ class InferenceService:
         async with failures_to(context, within=""):
             # No more of a stream is held than can run at once, nor than fits; what comes after it is not read.
             room, turn = Room(self._frontend.limits(self._door.caller(context).tenant).sequences), asyncio.Lock()
-            async with Writer(context, self._frontend.settings.write_stall) as writer, asyncio.TaskGroup() as group:
+            writer = Writer(context, self._frontend.settings.write_stall)
 
-                async def send(response: pb.ModelStreamInferResponse) -> None:
-                    async with turn:
-                        await writer.write(response)
+            async def send(response: pb.ModelStreamInferResponse) -> None:
+                async with turn:
+                    await writer.run(writer.write(response))
 
-                async for request in requests:
-                    size = request.ByteSize()
-                    await room.enter(size)
-                    task = group.create_task(self._serve(request, context, send))
-                    task.add_done_callback(partial(room.leave, size))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    async for request in requests:
+                        size = request.ByteSize()
+                        await room.enter(size)
+                        task = group.create_task(self._serve(request, context, send))
+                        task.add_done_callback(partial(room.leave, size))
+            except BaseExceptionGroup as failed:
+                slow, _ = failed.split(SlowReader)
+                raise (failed if slow is None else slow.exceptions[0]) from None
 
     async def _serve(self, request: pb.ModelInferRequest, context: aio.ServicerContext, send: Send) -> None:
         """One request of a stream; its failure is an answer too."""
         try:
             with self._counted() as passage:
                 await self._stream(self._asked(request, context), context, send, passage)
+        except SlowReader:
+            raise
         except Exception as error:
             await send(failed_answer(request.id, self._model, as_failure(error)))
 

@@ -146,3 +146,15 @@ def test_who_cancels_while_it_waits_does_not_wait(monkeypatch: pytest.MonkeyPatc
     stream._cancelled.wait = lambda seconds: stream._cancelled.set()  # it comes while it waits
     assert list(stream.messages()) == []
     assert len(calls) == 2, "one call, and none after it"
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_ids_that_nobody_asked_for_are_left_out(calls: list, asked: list[pb.GenerationSpec], wanted: bool) -> None:
+    """They are asked of each server all the same, so that another one can go on."""
+    calls[0][1].extend([[message(1, 2), None], [message(3, end=True)]])
+    request = pb.StreamGenerateRequest(spec=pb.GenerationSpec(output=pb.OutputOptions(token_ids=wanted)))
+    messages = list(stream_of(request).messages())
+    ids = [list(delta.token_ids) for one in messages for delta in one.deltas]
+    assert ids == ([[1, 2], [3]] if wanted else [[], []])
+    assert [spec.output.token_ids for spec in asked] == [True, True]
+    assert [prefix for prefix, _ in calls[1:]] == [[], [1, 2]]

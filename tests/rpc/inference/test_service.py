@@ -126,12 +126,14 @@ def test_a_reader_who_stops_ends_the_call_and_all_that_it_has_in_the_engine(toke
         call = asyncio.create_task(service.ModelStreamInfer(messages, client))
         await until(lambda: len(engine.submitted()) == 3)
         engine.deliver(outputs([(attempt, 0, 70) for attempt in engine.submitted()]))
+        await until(lambda: not frontend.live_requests)
+        assert not call.done(), "gRPC takes no status before the message that waits is read"
+        client.reads.set()
         with pytest.raises(aio.AbortError):
             await call
         assert client.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "read nothing" in client.said
         assert sorted(engine.finished()) == sorted(engine.submitted())
-        assert frontend.live_requests == 0
         assert statistics(service) == (0, 3)
 
     play(tokenizer, scene, write_stall=0.2)
