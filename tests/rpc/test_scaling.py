@@ -138,6 +138,18 @@ async def test_requests_of_an_engine_that_is_ended_go_on_elsewhere(tokenizer: To
         assert not rig.frontend._dispatch._suspects._records, "nobody died"
 
 
+async def test_the_one_with_the_least_to_do_is_ended_and_what_waits_counts(tokenizer: Tokenizer) -> None:
+    async with started(Rig(tokenizer)) as rig:
+        assert rig.supervisor.grow()
+        await rig.until_serving(0, 1)
+        first, second = (host.engines[0] for host in rig.hosts[:2])
+        first.tell(nothing(EngineStats(running=2)))
+        second.tell(nothing(EngineStats(running=1, waiting=5)))
+        await asyncio.sleep(0)
+        assert await rig.supervisor.shrink()
+        assert rig.serving() == [1]
+
+
 async def test_one_that_finds_no_room_waits_and_can_be_called_off(tokenizer: Tokenizer) -> None:
     rig = Rig(tokenizer)
     async with started(rig):
