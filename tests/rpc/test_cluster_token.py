@@ -66,6 +66,28 @@ def test_where_no_cluster_is_that_is_said(host: str, tmp_path: Path) -> None:
         check_cluster(address, str(file), 2.0)
 
 
+def test_a_server_that_is_no_ray_cluster_is_said_to_be_none(tmp_path: Path) -> None:
+    (file := tmp_path / "token").write_text("secret\n")
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = host_port("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+    server.start()
+    try:
+        with pytest.raises(ValueError, match=r"no Ray cluster answers there \(unimplemented\)"):
+            check_cluster(address, str(file))
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_proxy_of_the_environment_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token would go there."""
+    (file := tmp_path / "token").write_text("secret\n")
+    for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with control("127.0.0.1", "secret") as address:
+        check_cluster(address, str(file), 5.0)
+
+
 @pytest.mark.parametrize("address", ["::1:6379", "::1", "[::1]", "host", "http://host:1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="must be HOST:PORT"):

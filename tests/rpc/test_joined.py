@@ -4,12 +4,14 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from quire.engine.v1 import table_service_pb2 as pb
 
 from model.inputs.tokenizer import Tokenizer
+from rpc.engines import joined as module
 from rpc.engines.joined import JoinedEngines, JoinError
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.engine_client import Reach
@@ -18,6 +20,7 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
+from rpc.link.client import LinkClient
 from rpc.link.server import LinkService
 from rpc.link.table import TableService
 from rpc.observe.metrics import Metrics
@@ -299,3 +302,70 @@ async def test_a_server_whose_answers_come_late_is_joined(tmp_path: Path, tokeni
         owner.address = address
         async with joined(owner, tokenizer) as guest:
             assert guest.states() == {0: (1, True)}
+
+
+async def test_an_engine_that_leaves_the_table_is_shown_no_more(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer) as owner, joined(owner, tokenizer) as guest:
+        await eventually(lambda: len(guest.states()) == 2)
+        owner.frontend.detach(1)
+        owner.frontend.replicas.retire(1)
+        await eventually(lambda: [replica.number for replica in guest.frontend.replicas.newest] == [0])
+
+
+async def test_a_link_that_is_never_made_is_given_up_and_tried_again(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, tries = LinkClient.connect, list[LinkClient]()
+
+    async def slow(self: LinkClient) -> None:
+        tries.append(self)
+        monkeypatch.setattr(module, "CONNECT_SECONDS", 10.0)
+        if len(tries) == 1:
+            await asyncio.Event().wait()
+        await connect(self)
+
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(LinkClient, "connect", slow)
+    async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+        assert guest.states() == {0: (1, True)}
+        assert len(tries) == 2
+
+
+async def test_a_start_without_any_engine_says_so_in_time(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with owned(tmp_path, tokenizer, engines=0) as owner:
+        guest = Guest(owner, tokenizer)
+        guest.fleet._settings = replace(guest.fleet._settings, start=0.05)
+        with pytest.raises(OSError, match=r"no engine of the server at .* could be reached within 0\.05 s"):
+            await guest.fleet.start()
+        await guest.fleet.stop()
+
+
+async def test_an_engine_that_is_leaving_when_its_link_is_made_gets_no_requests(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    async with owned(tmp_path, tokenizer) as owner:
+        owner.frontend.mark(owner.frontend.serving(1), drained=False, leaving=True)
+        async with joined(owner, tokenizer) as guest:
+            await eventually(lambda: guest.states() == {0: (1, True), 1: (1, False)})
+
+
+async def test_a_table_is_acted_upon_once_requests_have_left_the_engine(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner ends the engine then."""
+    waiting, moved = asyncio.Event(), asyncio.Event()
+
+    async def until_moved() -> None:
+        waiting.set()
+        await moved.wait()
+
+    async with owned(tmp_path, tokenizer) as owner, joined(owner, tokenizer) as guest:
+        await eventually(lambda: len(guest.states()) == 2)
+        monkeypatch.setattr(guest.frontend, "until_moved", until_moved)
+        owner.frontend.replicas.mark(owner.frontend.serving(1), drained=False, leaving=True)
+        settled = asyncio.create_task(owner.table.settled())
+        await eventually(waiting.is_set)
+        assert not settled.done()
+        moved.set()
+        await settled

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from rpc.frontend.promises import Promises
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
 from rpc.settings import EngineSettings, ServerSettings
-from scheduler.autoscaling import Autoscaler
+from scheduler.autoscaling import Autoscaler, Decision, Load
 from scheduler.events import EngineStats, nothing
 from scheduler.limits import ModelDefaults
 from scheduler.request import Spec
@@ -52,8 +53,8 @@ class Rig:
     async def until_serving(self, *numbers: int) -> None:
         await eventually(lambda: self.serving() == list(numbers))
 
-    def value(self, name: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, {"model_name": "m"})
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, {"model_name": "m"} | labels)
 
 
 @asynccontextmanager
@@ -81,10 +82,44 @@ async def test_engines_come_with_the_work_and_go_after_it(tokenizer: Tokenizer) 
         await rig.look()
         await rig.look()
         assert rig.serving() == [0], "the least"
+        assert [rig.value("quire_replica_scalings_total", direction=way) for way in ("up", "down")] == [2, 2]
         assert [replica.number for replica in rig.frontend.replicas.newest] == [0], "the others are not shown"
         await rig.look(backlog=3.0)
         await rig.until_serving(0, 1)
         assert [replica.epoch for replica in rig.frontend.replicas.newest] == [1, 2]
+
+
+class Seen:
+    """An autoscaler that notes the loads it is given, and wants as many replicas as there are."""
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+
+    def decide(self, load: Load) -> Decision:
+        self.loads.append(load)
+        return Decision(load.serving + load.starting)
+
+
+async def test_a_load_is_what_engines_say_and_promises_came_to(tokenizer: Tokenizer) -> None:
+    async with started(Rig(tokenizer, replace(AT_ONCE, ttft=0.5))) as rig:
+        assert rig.supervisor.grow()
+        await rig.until_serving(0, 1)
+        rig.hosts[2].gate.clear()
+        assert rig.supervisor.grow()
+        await eventually(lambda: rig.hosts[2].launches == 1)
+        first, second = (host.engines[0] for host in rig.hosts[:2])
+        assert (first.info.pages, first.info.limits.sequences) == (100, 8)
+        first.tell(nothing(EngineStats(waiting_seconds=1.5, pages_used=50, running=2)))
+        second.tell(nothing(EngineStats(waiting_seconds=0.25, pages_used=10, running=6)))
+        await asyncio.sleep(0)
+        rig.frontend.promises.observe([0.4, 0.4, 0.4, 0.6], {})
+        seen = rig.scaling._autoscaler = Seen()  # type: ignore[assignment]
+        await rig.scaling.look(rig.supervisor)
+        (load,) = seen.loads
+        assert (load.serving, load.starting) == (2, 1)
+        assert load.backlog == 1.75
+        assert load.use == (50 / 100 + 6 / 8) / 2, "of pages or of rows, whichever is fuller"
+        assert load.late == 0.25
 
 
 async def test_requests_of_an_engine_that_is_ended_go_on_elsewhere(tokenizer: Tokenizer) -> None:
@@ -101,6 +136,18 @@ async def test_requests_of_an_engine_that_is_ended_go_on_elsewhere(tokenizer: To
         assert rig.serving() == [0], "the one that had the least to do is gone"
         assert first.live == {live.attempt for live in lives}
         assert not rig.frontend._dispatch._suspects._records, "nobody died"
+
+
+async def test_the_one_with_the_least_to_do_is_ended_and_what_waits_counts(tokenizer: Tokenizer) -> None:
+    async with started(Rig(tokenizer)) as rig:
+        assert rig.supervisor.grow()
+        await rig.until_serving(0, 1)
+        first, second = (host.engines[0] for host in rig.hosts[:2])
+        first.tell(nothing(EngineStats(running=2)))
+        second.tell(nothing(EngineStats(running=1, waiting=5)))
+        await asyncio.sleep(0)
+        assert await rig.supervisor.shrink()
+        assert rig.serving() == [1]
 
 
 async def test_one_that_finds_no_room_waits_and_can_be_called_off(tokenizer: Tokenizer) -> None:

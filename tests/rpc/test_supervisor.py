@@ -313,6 +313,21 @@ async def test_a_restart_that_nobody_waits_for_any_more_goes_on(tokenizer: Token
     await rig.end()
 
 
+async def test_a_restart_goes_on_though_its_asker_left_while_requests_were_moved(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, moved = Rig(tokenizer), asyncio.Event()
+    monkeypatch.setattr(rig.frontend, "until_moved", moved.wait)
+    await rig.supervisor.start()
+    restart = asyncio.create_task(rig.supervisor.restart(0))
+    await eventually(lambda: not rig.frontend.replicas.open)
+    restart.cancel()
+    await asyncio.gather(restart, return_exceptions=True)
+    moved.set()
+    await rig.engine(2)
+    await rig.end()
+
+
 async def test_an_engine_that_dies_while_a_restart_empties_it_is_replaced_once(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,3 +343,100 @@ async def test_an_engine_that_dies_while_a_restart_empties_it_is_replaced_once(
     await restart
     assert rig.host.launches == 2
     await rig.end()
+
+
+async def test_two_who_ask_for_a_restart_get_one_and_the_same_answer(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    await rig.engine(1)
+    async with rig.frontend.open(Spec("cat"), "a", None):
+        rig.host.gate.clear()
+        restarts = [asyncio.create_task(rig.supervisor.restart(0)) for _ in range(2)]
+        await eventually(lambda: rig.host.launches == 2)
+        rig.host.gate.set()
+        assert await asyncio.gather(*restarts) == [1, 1], "requests that were moved"
+        assert rig.host.launches == 2
+    await rig.end()
+
+
+async def test_a_restart_is_no_death_after_which_the_next_one_waits(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time(monkeypatch, module)
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    for number in (1, 2, 3):
+        await rig.engine(number)
+        await rig.supervisor.restart(0)
+    assert time.delays == [0, 0, 0]
+    await rig.end()
+
+
+async def test_a_restart_that_takes_too_long_says_so_and_goes_on(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTART_SECONDS", 0.01)
+
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    rig.host.gate.clear()
+    with pytest.raises(RequestFailed, match=r"not there again after 0\.01 s") as failed:
+        await rig.supervisor.restart(0)
+    assert (failed.value.code, failed.value.reason) == ("UNAVAILABLE", "NOT_RESTARTED")
+    rig.host.gate.set()
+    await rig.engine(2)
+    await rig.end()
+
+
+async def test_an_engine_that_does_not_end_is_the_callers_to_hear(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    stop = rig.host.stop
+
+    async def stubborn() -> None:
+        raise TimeoutError("it does not go")
+
+    rig.host.stop = stubborn  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError, match="it does not go"):
+        await rig.supervisor.stop()
+    rig.host.stop = stop  # type: ignore[method-assign]
+    await rig.end()
+
+
+async def test_a_start_that_fails_leaves_no_launch_under_way(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    failing, slow = FakeHost([EngineStartError("no memory")]), FakeHost()
+    slow.gate.clear()
+    supervisor = Supervisor([failing, slow], rig.frontend)
+    with pytest.raises(EngineStartError):
+        await supervisor.start()
+    assert slow.cancelled == 1
+    await supervisor.stop()
+
+
+class FakeTable:
+    """Other frontends, which have let go of an engine once `settled` has returned. launches: of the host by then."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self._host, self.launches = host, list[int]()
+
+    async def open(self) -> None:
+        pass
+
+    async def settled(self) -> None:
+        await asyncio.sleep(0)
+        self.launches.append(self._host.launches)
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_other_frontends_let_go_of_an_engine_before_it_is_replaced(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    table = FakeTable(rig.host)
+    supervisor = Supervisor([rig.host], rig.frontend, table=table)  # type: ignore[arg-type]
+    await supervisor.start()
+    await supervisor.restart(0)
+    assert table.launches == [1]
+    await supervisor.stop()
+    assert table.launches == [1, 2]

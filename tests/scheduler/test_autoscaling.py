@@ -113,6 +113,30 @@ def test_each_goal_counts_and_says_so(load: Load, why: str) -> None:
     assert Autoscaler(ScalingSettings(), 2).decide(load) == Decision(2), "without --max-replicas"
 
 
+def decided(load: Load, **goals: float) -> int:
+    """Replicas that the first look at this asks for."""
+    return Autoscaler(ScalingSettings(replicas=8, up=0.0, **goals), 1).decide(load).replicas  # type: ignore[arg-type]
+
+
+def test_a_load_that_meets_its_goal_starts_none_though_floats_are_rounded() -> None:
+    each = 0.1
+    backlog = each + each + each
+    assert backlog / 3 / each > 1, "by one unit in the last place"
+    assert decided(Load(0.0, 3, backlog=backlog), queue=each) == 3
+    assert decided(Load(0.0, 3, backlog=1.01 * backlog), queue=each) == 4
+
+
+def test_however_much_there_is_to_do_one_look_doubles_them_at_most() -> None:
+    for serving in (1, 2, 3):
+        assert decided(Load(0.0, serving, backlog=1e6)) == 2 * serving
+
+
+def test_none_that_serves_counts_as_one() -> None:
+    """The first one is on its way: what waits for it is no reason for two."""
+    assert decided(Load(0.0, 0, starting=1, late=0.09)) == 1
+    assert decided(Load(0.0, 0, starting=1, late=0.5)) == 2
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 50), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=150),
