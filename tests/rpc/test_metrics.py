@@ -167,6 +167,16 @@ def test_gauges_of_the_cache_are_the_engines_last() -> None:
     assert [value(metrics, name) for name in names] == [6, 4, 12, 10, 3, 9]
 
 
+def test_a_value_on_a_bound_is_in_the_bucket_of_that_bound() -> None:
+    """Prometheus's `le`. 0.1 s is what is promised of a token."""
+    metrics = Metrics("demo")
+    metrics.tokens(3, [], {0.1: 2, 0.1001: 1})
+    buckets = {
+        bound: value(metrics, "inter_token_latency_seconds_bucket", le=bound) for bound in ("0.075", "0.1", "0.15")
+    }
+    assert buckets == {"0.075": 0, "0.1": 2, "0.15": 3}
+
+
 def test_gauges_are_of_the_engines_that_there_are() -> None:
     metrics = Metrics("demo")
     for engine in (0, 1):
