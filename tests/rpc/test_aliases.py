@@ -89,6 +89,20 @@ def test_values_are_those_of_the_metrics() -> None:
         assert samples[f"vllm:{name}_bucket{{le=+Inf}}"] == samples[f"vllm:{name}_count"]
 
 
+def test_prompt_tokens_that_were_computed_never_shrink() -> None:
+    """The page is read while requests start: the cached ones may be newer than the others. A counter that shrinks is a
+    restart to Prometheus.
+    """
+    metrics = filled()
+    show_aliases(metrics, with_engines=True)
+    computed = "vllm:prompt_tokens_by_source_total{source=local_compute}"
+    assert page(metrics)[computed] == 14
+    metrics._cached_tokens.inc(10)
+    assert page(metrics)[computed] == 14
+    metrics._prompt_tokens.inc(12)
+    assert page(metrics)[computed] == 16
+
+
 def test_requests_that_were_taken_are_counted_by_vllms_reasons() -> None:
     assert set(FINISHED) <= set(OUTCOMES)
     metrics = filled()

@@ -20,6 +20,7 @@ OURS = {"level": "INFO", "logger": "quire.model", "message": "Weights", "process
             f"\x1b[36m(FollowerActor pid=9, ip=10.0.0.2)\x1b[0m {json.dumps(OURS)} [repeated 2x across cluster]\n",
             {"actor": "FollowerActor", "pid": "9", "node": "10.0.0.2"},
         ),
+        (f"(EngineActor pid=91) {json.dumps(OURS | {'pid': 'its own word'})}", {"actor": "EngineActor", "pid": "91"}),
     ],
 )
 def test_an_object_stays_one(line: str, more: dict[str, str]) -> None:

@@ -167,6 +167,29 @@ def test_gauges_of_the_cache_are_the_engines_last() -> None:
     assert [value(metrics, name) for name in names] == [6, 4, 12, 10, 3, 9]
 
 
+def test_a_value_on_a_bound_is_in_the_bucket_of_that_bound() -> None:
+    """Prometheus's `le`. 0.1 s is what is promised of a token."""
+    metrics = Metrics("demo")
+    metrics.tokens(3, [], {0.1: 2, 0.1001: 1})
+    buckets = {
+        bound: value(metrics, "inter_token_latency_seconds_bucket", le=bound) for bound in ("0.075", "0.1", "0.15")
+    }
+    assert buckets == {"0.075": 0, "0.1": 2, "0.15": 3}
+
+
+def test_gauges_are_of_the_engines_that_there_are() -> None:
+    metrics = Metrics("demo")
+    for engine in (0, 1):
+        metrics.engine_attached(20, engine)
+        metrics.engines.stats(EngineStats(running=3, pages_used=5, pages_total=20, page_bytes=4096), engine)
+    names = ("num_requests_running", "kv_pages_used", "kv_pages", "kv_page_bytes", "kv_cache_usage_ratio")
+    assert [value(metrics, name) for name in names] == [6, 10, 40, 4096, 0.25], "a page of all is of one size"
+    metrics.engine_gone(0)
+    assert [value(metrics, name) for name in names] == [3, 5, 20, 4096, 0.25]
+    metrics.engine_gone(1)
+    assert [value(metrics, name) for name in names] == [0, 0, 0, 0, 0]
+
+
 def test_use_of_the_pool_in_pages_at_most_and_in_bytes() -> None:
     metrics = Metrics("demo")
     metrics.engines.stats(EngineStats(pages_used=7, pages_peak=12, pages_total=20, page_bytes=49152))

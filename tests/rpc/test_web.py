@@ -1,14 +1,17 @@
 """What the page's server refuses, and what it makes of a body; without a browser."""
 
+import json
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.frontend.errors import RequestFailed
+from rpc.web.errors import response_of
 from rpc.web.guard import refusal
-from rpc.web.prompts import spec_in
+from rpc.web.prompts import MOST_BYTES, Prompts, spec_in
 
 OWN = [("host", "127.0.0.1:9465")]
 
@@ -80,6 +83,45 @@ def test_what_is_no_request_is_refused_as_one(body: bytes) -> None:
     with pytest.raises(RequestFailed) as refused:
         spec_in(body)
     assert refused.value.code == "INVALID_ARGUMENT"
+
+
+async def sent(parts: int) -> tuple[int, bytes, int]:
+    """A body of so many parts of 64 KiB, without an end; the answer's status and body, and how many parts were read."""
+    read, answers = 0, list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal read
+        read += 1
+        return {"type": "http.request", "body": b" " * 2**16, "more_body": read < parts}
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/api/generate", "query_string": b"", "headers": headers}
+    await Prompts(None, OPEN_DOOR)(scope, receive, send)  # type: ignore[arg-type]
+    return answers[0]["status"], answers[1]["body"], read
+
+
+async def test_a_body_that_does_not_end_is_read_no_further_than_its_limit() -> None:
+    status, body, read = await sent(parts=1000)
+    assert (status, json.loads(body)["error"]["reason"]) == (400, "BODY_TOO_LARGE")
+    assert read == MOST_BYTES // 2**16 + 1
+    status, body, read = await sent(parts=MOST_BYTES // 2**16)
+    assert (status, json.loads(body)["error"]["reason"], read) == (400, "NOT_JSON", MOST_BYTES // 2**16)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("INVALID_ARGUMENT", 400), ("UNAUTHENTICATED", 401), ("PERMISSION_DENIED", 403), ("NOT_FOUND", 404),
+        ("ALREADY_EXISTS", 409), ("FAILED_PRECONDITION", 409), ("RESOURCE_EXHAUSTED", 429), ("UNAVAILABLE", 503),
+        ("DEADLINE_EXCEEDED", 504), ("INTERNAL", 500), ("UNKNOWN", 500),
+    ],
+)  # fmt: skip
+def test_a_failure_has_http_s_status(code: str, status: int) -> None:
+    answer = response_of(RequestFailed(code, "REASON", "why"))
+    assert (answer.status_code, json.loads(answer.body)) == (status, {"error": {"reason": "REASON", "message": "why"}})
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: b'{"prompt": ' + text.encode("utf-8", "replace")))

@@ -166,6 +166,34 @@ def test_a_step_larger_than_any_before_is_expected_to_take_no_longer_than_in_pro
     assert cost.expected(100) == pytest.approx(5.0)
 
 
+def test_of_steps_of_the_largest_size_the_newest_says_what_a_larger_one_takes() -> None:
+    """The first step of a size compiles or warms up; it would stand for ever."""
+    cost = StepCost()
+    cost.observe(10, 60.0)
+    for _ in range(1000):
+        cost.observe(10, 0.5)
+    assert cost.expected(100) == pytest.approx(5.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.5])
+def test_a_step_without_a_time_is_no_step(seconds: float) -> None:
+    """A clock may stand still; what swapping took is measured by another clock and may be more."""
+    door = admission()
+    door.observe_step(10, seconds)
+    assert door.cost.expected(10) is None
+
+
+@pytest.mark.parametrize(("wait", "retry"), [(0.5, 1.0), (10.0, 5.0), (1000.0, 30.0)])
+def test_a_refused_request_is_told_to_come_when_half_the_wait_is_over(wait: float, retry: float) -> None:
+    door = admission(requests=1, rows=1)
+    door._output = 1.0
+    observe(door, wait, 0.0, (1,))
+    refused = (door.refuse(Load(1, 1), Load(1, 1), 1, 1e9), door.refuse_tenant(Load(10, 1), 1))
+    assert door.predicted_wait(1, 1) == pytest.approx(wait)
+    assert [one.retry_after for one in refused[:1]] == [pytest.approx(retry)]
+    assert refused[1].retry_after >= retry
+
+
 @pytest.mark.parametrize(
     ("load", "prompt", "refused"),
     [

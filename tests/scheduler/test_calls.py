@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.costs import COPY_START, FEWEST_COPIED, CopyCost, copying_pays
+from scheduler.costs import COPY_START, FEWEST_COPIED, FEWEST_PAGES, CopyCost, SwapCost, copying_pays
 from scheduler.engine import EngineEnded
 from scheduler.events import EndReason
 from tests.scheduler.engine_rig import PATIENCE, submits
@@ -110,3 +110,12 @@ def test_what_came_in_no_time_is_no_error() -> None:
     for _ in range(10_000):
         cost.observe(0, 0.0)
     assert cost.expected(10**8) >= COPY_START
+
+
+def test_what_a_page_s_swap_takes_is_not_believed_after_a_few() -> None:
+    """The first copies touch memory that nobody has used: they say that swapping never pays."""
+    cost = SwapCost()
+    cost.observe(FEWEST_PAGES - 1, 30.0)
+    assert cost.page_seconds is None
+    cost.observe(2, 0.5)
+    assert cost.page_seconds == pytest.approx(30.0 / 16, rel=0.2)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import settings
@@ -115,6 +116,19 @@ def test_a_preempted_sequence_has_no_deadline():
     queue_again.preempted = True
     assert queue.expired(100.0) == []
     assert queue.attempts() == [1]
+
+
+def test_an_heir_waits_in_the_place_of_another_and_as_long_as_it():
+    queue = Queue()
+    for attempt, deadline in ((1, 5.0), (2, 4.0), (3, math.inf)):
+        queue.push(sequence(attempt), deadline)
+    for attempt in (1, 3):
+        parent = queue.get(attempt)
+        queue.replace(parent, replace(parent, index=1))
+    assert [one.key for one in queue.in_order()] == [(1, 1), (2, 0), (3, 1)]
+    assert [one.key for one in queue.expired(4.5)] == [(2, 0)]
+    assert [one.key for one in queue.expired(1e9)] == [(1, 1)], "the heir of one that waits for ever does so too"
+    assert (queue.attempts(), len(queue)) == ([3], 1)
 
 
 def test_many_that_come_again_at_once_cost_no_more_each():
