@@ -8,10 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_manager.page_names import Scope
+from cache_manager.page_names import ImageSpan, Scope
 from scheduler.bounds import check_text
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import InvalidRequest, Output, Request, Sampling, Spec, Stopping, resolve
+from scheduler.request import (
+    Beam,
+    Chat,
+    ChatMessage,
+    ImageHere,
+    InvalidRequest,
+    Output,
+    PromptImage,
+    Request,
+    Sampling,
+    Spec,
+    Stopping,
+    resolve,
+)
 from scheduler.settings import RequestLimits
 
 LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, sequences=8)
@@ -315,3 +328,111 @@ def test_no_end_token_is_drawn_before_min_tokens():
     without = resolved(Spec("x", stopping=Stopping(min_tokens=4, ignore_eos=True))).controls.adjustments
     assert (without.not_yet, without.min_tokens) == ((), 0)
     assert resolved(Spec("x")).controls.adjustments.not_yet == ()
+
+
+def test_min_tokens_that_do_not_fit_are_refused_with_the_numbers():
+    error = refusal(lambda: resolved(Spec("x", stopping=Stopping(min_tokens=63)), prompt=(5, 6)))
+    assert (error.field, error.reason) == ("stopping.min_tokens", "at most 62 fit after 2 prompt tokens")
+    assert resolved(Spec("x", stopping=Stopping(min_tokens=62)), prompt=(5, 6)).max_tokens == 62
+
+
+# A beam search
+
+BEAM = Sampling(beam=Beam(4))
+NOT_WITH_A_SEARCH = [
+    *[
+        (f"sampling.{name}", Spec("x", sampling=replace(BEAM, **{name: value})))
+        for name, value in {
+            "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.5, "seed": 0, "repetition_penalty": 1.5,
+            "frequency_penalty": 0.5, "presence_penalty": 0.5, "logit_bias": ((5, 1.0),), "allowed_token_ids": (5,),
+            "bad_words": ("a",),
+        }.items()
+    ],
+    *[
+        (f"stopping.{name}", Spec("x", sampling=BEAM, stopping=Stopping(**{name: value})))
+        for name, value in {"stop": ("a",), "min_tokens": 1}.items()
+    ],
+    ("output_prefix", Spec("x", sampling=BEAM, output_prefix=(5,))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "spec"), NOT_WITH_A_SEARCH)
+def test_what_a_search_would_ignore_is_refused(field, spec):
+    error = refusal(lambda: resolved(spec))
+    assert (error.field, error.reason) == (field, "does not go with sampling.beam_search")
+
+
+def test_a_search_goes_by_the_logprobs_of_the_model_alone():
+    defaults = replace(DEFAULTS, repetition_penalty=1.3)
+    request = resolve(Spec("x", sampling=BEAM), [5], LIMITS, defaults, minted_seed=1)
+    assert request.controls.adjustments.repetition == 1.0
+    assert request.controls.temperature == 0.0
+    plain = resolve(Spec("x"), [5], LIMITS, defaults, minted_seed=1)
+    assert plain.controls.adjustments.repetition == 1.3
+
+
+@pytest.mark.parametrize(("top", "drawn"), [(0, 8), (3, 8), (8, 8), (20, 20)])
+def test_a_search_draws_among_twice_its_width_and_no_fewer_than_are_shown(top, drawn):
+    request = resolved(Spec("x", sampling=BEAM, output=Output(top_logprobs=top)))
+    assert request.drawing.top_logprobs == drawn
+    assert request.controls.top_logprobs == (top or -1), "its client sees as many as it asked for"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "changes", "field", "limit"),
+    [
+        (Sampling(beam=Beam(17)), {}, "sampling.beam_search.width", "[1, 16]"),
+        (Sampling(beam=Beam(9)), {}, "sampling.beam_search.width", "[1, 8]"),
+        (Sampling(beam=Beam(5)), {"vocabulary": 9}, "sampling.beam_search.width", "[1, 4]"),
+        (Sampling(beam=Beam(2), sequence_count=3), {}, "sampling.beam_search.width", "sequence_count, which is 3"),
+        (Sampling(sequence_count=4), {"sequences": 3}, "sampling.sequence_count", "[1, 3]"),
+    ],
+)
+def test_rows_and_width_are_bounded_by_what_the_engine_has(sampling, changes, field, limit):
+    sequences = 99 if limit == "[1, 16]" else 8
+    limits = replace(LIMITS, **{"sequences": sequences, **changes})
+    error = refusal(lambda: resolve(Spec("x", sampling=sampling), [5], limits, ModelDefaults(), minted_seed=1))
+    assert error.field == field
+    assert limit in error.reason
+
+
+# What goes with a request to the engine
+
+
+def test_priority_is_bounded_by_the_server_and_kept():
+    limits = replace(LIMITS, request=RequestLimits(least_priority=-3))
+    assert resolved(Spec("x", priority=-3), limits=limits).priority == -3
+    error = refusal(lambda: resolved(Spec("x", priority=-4), limits=limits))
+    assert (error.field, error.reason) == ("priority", "must be at least -3 on this server")
+
+
+def test_each_penalty_is_its_own():
+    adjustments = resolved(
+        Spec("x", sampling=Sampling(frequency_penalty=0.5, presence_penalty=-0.25))
+    ).controls.adjustments
+    assert (adjustments.frequency, adjustments.presence) == (0.5, -0.25)
+
+
+def test_bad_words_without_tokens_ban_nothing():
+    adjustments = resolve(
+        Spec("x"), [5], LIMITS, DEFAULTS, minted_seed=1, bad_words=[[7], [], [8, 9], [7]]
+    ).controls.adjustments
+    assert adjustments.banned == ((7,), (8, 9))
+
+
+@pytest.mark.parametrize(("prefix_lm", "whole"), [(True, 3), (False, 0)])
+def test_a_prompt_that_is_read_in_both_directions_is_shared_whole(prefix_lm, whole):
+    request = resolve(Spec("x"), [5, 6, 7], LIMITS, DEFAULTS, minted_seed=1, prefix_lm=prefix_lm)
+    assert request.scope.whole == whole
+
+
+def test_an_image_spans_its_first_placeholder_to_its_last():
+    image = PromptImage(np.zeros((1, 3, 2, 2), np.uint8), b"digest", np.array([3, 4, 6], np.int32))
+    assert image.span == ImageSpan(3, 7, b"digest")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_conversation_has_as_many_images_as_places_for_them(count):
+    messages = (ChatMessage("user", ("a", ImageHere())),)
+    error = refusal(lambda: Spec(Chat(messages), images=(b"x",) * count))
+    assert (error.field, error.reason) == ("images", "the messages of the conversation have 1")
