@@ -49,7 +49,7 @@ class Flags:
         )
 
     def hint(self, name: str) -> str:
-        """What somebody who gave this unknown name may have meant, "" where there is no telling."""
+        """Names the flags that an unknown name may stand for; "" where none is likely."""
         found = likely(_spelt(name), [_spelt(own) for own in self.own])
         having = [command for command, flags in self.others.items() if name in flags]
         hints = [
@@ -60,7 +60,7 @@ class Flags:
 
 
 def likely(name: str, known: list[str]) -> list[str]:
-    """The known names that this one may stand for, best first: those spelt alike, and those that have all its words."""
+    """Returns known names that this one may stand for: those spelt alike, then those that have all its words."""
     words = set(name.split("-"))
     longer = [one for one in known if words <= set(one.split("-"))]
     return list(dict.fromkeys(difflib.get_close_matches(name, known, SUGGESTIONS, ALIKE) + longer))[:SUGGESTIONS]
@@ -75,7 +75,10 @@ def load_defaults(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _from_environment(flags: Flags) -> dict[str, Any]:
-    """One environment serves all commands. Other tools may own names that begin like ours: no name is an error."""
+    """Reads the command's flags; warns of unknown names that resemble one.
+
+    One environment serves all commands, and other tools may own names that begin like ours: no name is an error.
+    """
     elsewhere = set[str]().union(*(flags.others[name] for name in flags.configured - {flags.command}))
     values = dict[str, Any]()
     for variable, value in os.environ.items():
@@ -90,7 +93,7 @@ def _from_environment(flags: Flags) -> dict[str, Any]:
 
 
 def _from_file(path: Path, flags: Flags) -> dict[str, Any]:
-    """What stands at the top, under what stands in the command's own table. Raises typer.BadParameter."""
+    """Reads the keys at the top and those of the command's own table, which win. Raises typer.BadParameter."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -105,7 +108,7 @@ def _from_file(path: Path, flags: Flags) -> dict[str, Any]:
 
 
 def _checked(path: Path, content: Mapping[str, Any], flags: Flags) -> dict[str, Any]:
-    """By names of parameters. Raises typer.BadParameter."""
+    """Returns the values by names of parameters. Raises typer.BadParameter."""
     values = dict[str, Any]()
     for key, value in content.items():
         name = key.replace("-", "_")
@@ -121,5 +124,5 @@ def _checked(path: Path, content: Mapping[str, Any], flags: Flags) -> dict[str, 
 
 
 def _spelt(name: str) -> str:
-    """As in a file and on the command line."""
+    """The name as it stands in a file and on the command line."""
     return name.replace("_", "-")

@@ -155,6 +155,15 @@ async def test_requests_leave_an_engine_that_is_drained_or_replaced(tmp_path: Pa
         assert not guest.frontend._dispatch._suspects._records, "no engine died with it"
 
 
+async def test_an_engine_that_is_dead_is_not_in_the_table(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Its keeper needs a while to let go of it."""
+    async with owned(tmp_path, tokenizer) as owner, joined(owner, tokenizer) as guest:
+        await eventually(lambda: guest.states() == {0: (1, True), 1: (1, True)})
+        owner.engines[1].failure = "device lost"
+        owner.frontend.replicas.mark(owner.frontend.serving(0), drained=False, leaving=False)
+        await eventually(lambda: guest.states() == {0: (1, True)})
+
+
 async def test_a_link_that_breaks_is_made_anew_while_the_engine_lives(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
         replica = guest.frontend.replicas.get(0)
@@ -226,6 +235,31 @@ async def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
         began = loop.time()
         await owner.table.settled()
         assert loop.time() - began >= 0.04, "it waits for them"
+
+
+async def test_a_frontend_that_acts_upon_an_older_table_is_waited_for(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+        await owner.table.settled()
+        acting, may_act = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def slowly(_table: pb.WatchResponse) -> None:
+            acting.set()
+            await may_act.acquire()
+
+        monkeypatch.setattr(guest.fleet, "_apply", slowly)
+        replica = owner.frontend.serving(0)
+        owner.frontend.replicas.mark(replica, drained=True, leaving=False)
+        await acting.wait()
+        older = owner.frontend.replicas.version
+        owner.frontend.replicas.mark(replica, drained=False, leaving=False)
+        may_act.release()
+        await eventually(lambda: list(owner.table._done.values()) == [older])
+        settled = asyncio.create_task(owner.table.settled())
+        may_act.release()
+        await settled
+        assert list(owner.table._done.values()) == [older + 1]
 
 
 async def test_a_frontend_that_has_left_holds_up_nothing(

@@ -10,7 +10,7 @@ from quire.engine.v1 import engine_service_pb2 as pb
 
 from rpc.link import codec
 from rpc.link.coalesce import LOCAL
-from rpc.link.server import LinkService
+from rpc.link.server import LONELY_LOOKS, Connection, LinkService
 from scheduler.events import (
     SHORT_NAME,
     Answer,
@@ -173,6 +173,7 @@ async def test_an_idle_engine_is_heard_and_a_stalled_one_is_told_of(tmp_path: Pa
         engine.tell(replace(outputs(), stats=EngineStats(steps=5, pages_total=256)))
         engine.stalled = 7.0
         await eventually(lambda: client.stalled_for() >= 7.0)
+        assert client.stalled_for() > 7.0, "and the time since it said so"
         before = len(heard.steps)
         await eventually(lambda: len(heard.steps) >= before + 2)
         assert heard.steps[-1].stats.steps == 5, "a sign of life repeats the last stats"
@@ -202,6 +203,18 @@ async def test_a_dead_engines_ends_come_first_then_its_reason(tmp_path: Path) ->
         async with connected(target) as (late, _):
             await eventually(lambda: late.failure)
             assert "RuntimeError: device lost" in late.failure
+
+
+async def test_an_engine_is_lonely_once_nobody_was_there_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, looks = LinkService(), list[float]()
+
+    async def look(seconds: float) -> None:
+        looks.append(seconds)
+        service._connections = {1: Connection(1)} if len(looks) == LONELY_LOOKS - 1 else {}
+
+    monkeypatch.setattr("rpc.link.server.asyncio.sleep", look)
+    await service.wait_lonely(30.0)
+    assert looks == [30.0 / LONELY_LOOKS] * (2 * LONELY_LOOKS - 1)
 
 
 async def test_a_frontend_that_is_early_waits_for_the_engine(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_manager.ledger import Holder, PageMap
 from rpc.link import coalesce
 from rpc.link.coalesce import LOCAL, LOCAL_BITS
 from scheduler import events
-from scheduler.events import End, EndReason, EngineStats, Logprobs, PromptPart, Start, StepOutputs
+from scheduler.events import Answer, End, EndReason, EngineStats, Logprobs, NameChanges, PromptPart, Start, StepOutputs
 from tests.support.links import step_outputs, unlike
 
 FRONTENDS = (1, 2, 3)
@@ -200,3 +201,27 @@ def test_share_of_a_frontend_without_a_token_is_empty_and_has_the_stats() -> Non
     share = coalesce.owned_by(planted_step(2, 4, 1), 2)
     assert len(share.attempts) == len(share.starts) == len(share.ends) == 0
     assert (share.stats.steps, share.step_seconds) == (4, (4.0,))
+
+
+def test_an_answer_names_no_attempts_of_other_frontends() -> None:
+    pages = np.array([3], np.int32)
+    holders = (
+        Holder(False, 1 << LOCAL_BITS | 5, pages),
+        Holder(False, 2 << LOCAL_BITS | 5, pages),
+        Holder(True, 9, pages),
+    )
+    page_map = PageMap(16, np.zeros(1, np.uint8), np.zeros(1, np.int32), holders)
+    step = replace(planted_step(0, 1, 1), answers=(Answer(1 << LOCAL_BITS | 7, 0, page_map),))
+    (answer,) = coalesce.owned_by(step, 1).answers
+    assert answer.page_map is not None
+    assert [holder.number for holder in answer.page_map.holders] == [5, -1, 9]
+
+
+def test_answers_and_names_of_each_step_are_kept() -> None:
+    steps = [
+        replace(planted_step(0, n, 1), answers=(Answer(n),), names=(NameChanges(b"", bytes([n]) * 8),))
+        for n in (1, 2, 3)
+    ]
+    both = coalesce.merged(steps)
+    assert [answer.ticket for answer in both.answers] == [1, 2, 3]
+    assert [change.added[0] for change in both.names] == [1, 2, 3]

@@ -356,6 +356,7 @@ async def test_a_finish_ends_a_pull(tmp_path: Path, index: int | None) -> None:
         check_brought(engine.sent[-1], NAMES)
         assert service._pulls is not None
         assert not service._pulls._pulls
+        await eventually(lambda: not service._pulls._channels)
 
 
 async def test_others_do_not_wait_behind_a_pull(tmp_path: Path) -> None:
@@ -446,10 +447,64 @@ async def test_a_pull_that_brought_nothing_holds_no_room(tmp_path: Path, monkeyp
         check_brought(engine.sent[1], NAMES)
 
 
+async def test_a_request_of_several_sequences_holds_its_pages_to_its_end(tmp_path: Path) -> None:
+    """The first of them that starts is not the last that needs them."""
+    event = moved(1, "")
+    event = replace(event, request=replace(event.request, count=2), emitted=((), ()))
+    async with source_of(tmp_path, Port(NAMES)) as (address, _), target_of(tmp_path, Port()) as parts:
+        client, heard, engine, service = parts
+        client.send([replace(event, source=Source(address))])
+        await eventually(engine.submitted)
+        check_brought(the_submit(engine), NAMES)
+        assert service._pulls is not None
+        engine.tell(outputs(starts=[at(1, 1)]))
+        await eventually(lambda: any(step.starts for step in heard.steps))
+        assert set(service._pulls._held) == {at(1, 1)}
+        engine.tell(outputs(ends=[(at(1, 1), EndReason.STOP)]))
+        await eventually(lambda: not service._pulls._held)
+        assert not service._pulls._several
+
+
+async def test_requests_whose_pages_are_on_their_way_end_with_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PULL_SECONDS", 1e6)
+
+    source, _ = hanging()
+    async with source_of(tmp_path, source) as (address, _), target_of(tmp_path, Port()) as parts:
+        client, heard, engine, _ = parts
+        client.send([moved(7, address)])
+        await eventually(lambda: source.reads)
+        engine.die("device lost")
+        await eventually(lambda: heard.ends)
+        assert [end.message for end in heard.ends[7]] == ["device lost"]
+
+
+async def test_the_rate_of_pulls_counts_what_came_in_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulls, seen = Pulls(Port(), (), list[Event]().extend), list[tuple[int, float]]()
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module.CopyCost, "observe", lambda _, size, seconds: seen.append((size, seconds)))
+    for size, seconds in ((1000, 2.0), (10, 4.0)):
+        with pulls._timed(), pulls._timed():
+            pulls._came += size
+            now[0] += seconds
+        now[0] += 5.0
+    assert seen == [(1000, 2.0), (10, 4.0)]
+
+
 async def test_a_request_brings_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_HELD", 7 * 2 * BYTES)
 
     check_brought(await brought_by(tmp_path, Port(NAMES)), NAMES[:7])
+
+
+def test_sequences_of_a_request_share_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BROUGHT", 15 * 2 * BYTES)
+    event = moved(7, "")
+    event = replace(event, request=replace(event.request, count=2), emitted=((1,) * 60, (2,) * 60))
+    wanted = Pulls(Port(), (), list[Event]().extend)._wanted(event)
+    assert sum(map(len, wanted)) == 15
 
 
 async def test_who_finds_a_source_slow_computes_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,9 +525,11 @@ async def test_a_reset_of_the_prefix_cache_keeps_out_what_is_on_its_way(tmp_path
     place = tmp_path / "source"
     place.mkdir()
     liar = Liar(answer(5), then=lambda: asyncio.sleep(60))
-    async with serving(liar, place) as (address, _), target_of(tmp_path, Port()) as (client, _, engine, _):
+    async with serving(liar, place) as (address, _), target_of(tmp_path, Port()) as (client, _, engine, service):
         client.send([moved(7, address)])
         client.send([Ask(1, Question.RESET_PREFIX_CACHE)])
         await eventually(engine.submitted)
         check_brought(the_submit(engine), [])
         assert [type(event) for event in engine.sent] == [Submit, Ask]
+        assert service._pulls is not None
+        assert not service._pulls._held
