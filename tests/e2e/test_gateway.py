@@ -295,6 +295,7 @@ def test_pages_of_known_origins_may_ask(gateway: RunningGateway, chats: RunningG
         assert (status, headers.get("access-control-allow-origin") == origin) == (200 if allowed else 400, allowed)
         status, headers, _ = gateway.ask("GET", "/v1/models", origin=origin)
         assert (status, headers.get("access-control-allow-origin") == origin) == (200, allowed)
+        assert headers["access-control-expose-headers"] == "x-request-id, retry-after"
         wrong = gateway.answer("/v1/completions", {"wat": 1}, origin=origin)
         assert (wrong[0], wrong[1].get("access-control-allow-origin") == origin) == (400, allowed)
     status, headers, _ = chats.ask("GET", "/v1/models", origin=PAGE)

@@ -162,6 +162,7 @@ BAD = [
     ({"temperature": 3}, "temperature"), ({"top_p": 0}, "top_p"), ({"min_p": 2}, "min_p"),
     ({"frequency_penalty": 9}, "frequency_penalty"), ({"presence_penalty": -9}, "presence_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"), ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
+    ({"logit_bias": {"5": 10**400}}, "logit_bias[5]"),
     ({"bad_words": ["a", " "]}, "bad_words[1]"), ({"stop": ["a", ""]}, "stop[1]"), ({"priority": 101}, "priority"),
     ({"cache_salt": "ü"}, "cache_salt"), ({"min_tokens": 99, "max_tokens": 9}, "min_tokens"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),

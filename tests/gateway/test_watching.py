@@ -8,6 +8,7 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.gateway.exchange import Exchange, failures_to
 from rpc.gateway.metrics import GatewayMetrics
+from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.stats import RequestStats, endpoint_of
 from rpc.gateway.watching import Watching
 
@@ -69,3 +70,28 @@ async def test_requests_that_end_in_any_way_are_no_longer_running() -> None:
     assert found["requests_running"] == 0
     by_status = [found[f"requests_total /v1/completions {status}"] for status in (499, 500, 200)]
     assert (by_status, found["broken_streams_total"]) == ([1, 1, 1], 1)
+
+
+def test_of_headers_that_come_twice_the_first_counts() -> None:
+    """As it does for whoever checks `Authorization` in front of the gateway."""
+    headers = [(b"authorization", b"a"), (b"authorization", b"b"), (b"host", b"c")]
+    exchange = Exchange({"headers": headers}, None, None)  # type: ignore[arg-type]
+    assert exchange.metadata() == (("authorization", "a"),)
+
+
+def test_an_id_in_the_headers_is_stronger_than_one_in_the_body() -> None:
+    for headers, expected in (([(b"x-request-id", b"head")], "head"), ([], "body")):
+        exchange = Exchange({"headers": headers}, None, None)  # type: ignore[arg-type]
+        exchange.adopt("body")
+        assert exchange.request_id == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ({}, True), ({"host": "::1"}, True), ({"metrics_port": 0}, False), ({"host": "10.0.0.4"}, False),
+        ({"host": "0.0.0.0", "metrics_port": 9466}, False),  # noqa: S104
+    ],
+)  # fmt: skip
+def test_metrics_are_beside_the_api_on_loopback_alone(flags: dict[str, Any], shown: bool) -> None:
+    assert GatewaySettings(allow_insecure_bind=True, **flags).shows_metrics is shown
