@@ -23,6 +23,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from model.inputs.process_limits import limit_memory
+
 MESSAGE = 500  # characters
 
 
@@ -134,14 +136,6 @@ def failure_of(error: Exception) -> dict[str, str]:
     if isinstance(error, jinja2.TemplateSyntaxError):
         return {"failed": "error", "message": f"line {error.lineno}: {error.message}"[:MESSAGE]}
     return {"failed": "error", "message": f"{type(error).__name__}: {error}"[:MESSAGE]}
-
-
-def limit_memory(size: int) -> None:
-    """size: bytes of address space. Linux only; elsewhere it does nothing."""
-    if sys.platform == "linux":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def limit_time(seconds: float) -> None:
