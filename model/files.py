@@ -6,11 +6,14 @@ are followed, since the cache of the Hugging Face hub consists of them.
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from model.errors import CheckpointError
 
+NO_FILE = "{} is no regular file (but a pipe, a device or a directory): replace it by a file"
 MIB = 2**20
 MOST_BYTES = {
     "tokenizer.json": 64 * MIB,
@@ -27,43 +30,47 @@ MOST_OTHERS = 4 * MIB
 """Of files with other names: config.json, chat_template.jinja and the like have some thousand."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Opens a regular file for reading, without a buffer.
 
     Raises:
-        CheckpointError: The path is a pipe, a device, a directory or a socket, or cannot be opened.
+        CheckpointError: The path is a pipe, a device, a directory or a socket, or cannot be opened, or cannot be read
+            in the body of the `with`.
         FileNotFoundError: There is nothing at the path.
     """
     try:
-        # O_NONBLOCK: else opening a pipe waits for its writer. For regular files it means nothing.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CheckpointError(NO_FILE.format(path))
+            yield file
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise CheckpointError(f"{path} cannot be opened: {error}") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path} is no regular file (but a pipe, a device or a directory): replace it by a file")
-    return os.fdopen(descriptor, "rb", buffering=0)
+    except IsADirectoryError:
+        raise CheckpointError(NO_FILE.format(path)) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file. O_NONBLOCK: else opening a pipe waits for its writer; for regular files it means nothing."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_file(path: Path, most: int | None = None) -> bytes:
     """Reads a file whole, if it has at most so many bytes; None: as its name allows (`MOST_BYTES`).
 
     Raises:
-        CheckpointError: As `open_regular`, or the file is too large or cannot be read.
+        CheckpointError: As `open_regular`, or the file is too large.
         FileNotFoundError: There is nothing at the path.
     """
     most = MOST_BYTES.get(path.name, MOST_OTHERS) if most is None else most
     parts, size = [], 0
     with open_regular(path) as file:
-        try:
-            # The size that a file system tells is not believed: /proc says 0 of files without an end.
-            while size <= most and (part := os.read(file.fileno(), min(MIB, most + 1 - size))):
-                parts.append(part)
-                size += len(part)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
+        # The size that a file system tells is not believed: /proc says 0 of files without an end.
+        while size <= most and (part := file.read(min(MIB, most + 1 - size))):
+            parts.append(part)
+            size += len(part)
     if size > most:
         raise CheckpointError(f"{path} has more than {most} bytes, which is the most that {path.name} may have")
     return b"".join(parts)

@@ -19,20 +19,24 @@ from scheduler.limits import Limits, ModelDefaults
 
 CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_MESSAGES = 4096  # of a conversation
+MOST_SHOWN, MOST_NAMED, MOST_REASON = 60, 200, 500  # characters of an error's value, field and reason
 
 
 class InvalidRequest(ValueError):
-    """A client's value that cannot be served: which field, what it held, what is allowed."""
+    """A client's value that cannot be served: which field, what it held, what is allowed; each cut at a length."""
 
     def __init__(self, name: str, value: object, reason: str) -> None:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        super().__init__(f"{name} is {shown}: {reason}")
+        name, reason = _cut(name, MOST_NAMED), _cut(reason, MOST_REASON)
+        super().__init__(f"{name} is {_cut(repr(value), MOST_SHOWN)}: {reason}")
         self.field, self.value, self.reason = name, value, reason
 
     def of(self, name: str) -> "InvalidRequest":
         """The same of another field, where only the caller knows what a client calls it."""
         return InvalidRequest(name, self.value, self.reason)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _require(allowed: object, name: str, value: object, reason: str) -> None:

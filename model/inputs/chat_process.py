@@ -24,6 +24,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from model.inputs.process_limits import limit_memory
+
 MESSAGE = 500  # characters
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: it finds the end of what the model continues
 
@@ -171,14 +173,6 @@ def failure_of(error: Exception) -> dict[str, str]:
     if isinstance(error, CutOff):
         return {"failed": "error", "message": str(error)}
     return {"failed": "error", "message": f"{type(error).__name__}: {error}"[:MESSAGE]}
-
-
-def limit_memory(size: int) -> None:
-    """size: bytes of address space. Linux only; elsewhere it does nothing."""
-    if sys.platform == "linux":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def limit_time(seconds: float) -> None:

@@ -14,7 +14,7 @@ from model.errors import CheckpointError
 from model.fields import Fields
 from model.files import read_file
 from model.inputs.added_tokens import Cutter, read_added_tokens, read_tokenizer_config
-from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer import Tokenizer, failure_of
 
 FILE = "tokenizer.model"
 SPACE = "\u2581"  # how pieces write it
@@ -76,8 +76,11 @@ class SentencePieceTokenizer(Tokenizer):
             return self._added[token]
         return str(self._start.id_to_piece(token)) if 0 <= token < self._pieces else None
 
-    def regular_expressions(self) -> set[str]:
+    def expressions(self) -> set[str]:
         return set()
+
+    def longest_replacement(self) -> int:
+        return 0  # the library does not say
 
     def split(self, text: str) -> int:
         return len(text)  # the library does that and what follows in one
@@ -89,11 +92,14 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # The library lets go of the interpreter lock: 1.1 MB took 356 ms, another thread waited for 10 of them at most.
         ids: list[int] = []
-        for n, part in enumerate(self._cutter.cut(text)):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += (self._later if n else self._start).encode_as_ids(part)
+        try:
+            for n, part in enumerate(self._cutter.cut(text)):
+                if isinstance(part, int):
+                    ids.append(part)
+                else:
+                    ids += (self._later if n else self._start).encode_as_ids(part)
+        except BaseException as error:
+            raise failure_of(error, "encode this text") from None
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:

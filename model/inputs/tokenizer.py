@@ -3,7 +3,8 @@ model has no tokenizer.json.
 """
 
 import json
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,19 @@ class Tokenizer:
                 failure = CheckpointError(f"{path} cannot be read: {error}")
             raise failure from None
 
-    def regular_expressions(self) -> set[str]:
-        """All that the tokenizer matches texts with."""
+    def expressions(self) -> set[str]:
+        """Returns all that the tokenizer matches texts with: regular expressions, and texts that it replaces."""
         library = self._library
         parts = (part for part in (library.normalizer, library.pre_tokenizer, library.decoder) if part is not None)
-        return {found for part in parts for found in _expressions(json.loads(part.__getstate__()))}
+        found = (_values(json.loads(part.__getstate__()), ("Regex", "String")) for part in parts)
+        return {text for texts in found for text in texts}
+
+    def longest_replacement(self) -> int:
+        """Returns the bytes that a map of characters, as SentencePiece compiles it, puts in the place of one."""
+        if (normalizer := self._library.normalizer) is None:
+            return 0
+        maps = _values(json.loads(normalizer.__getstate__()), ("precompiled_charsmap",))
+        return max((_longest_text(b64decode(text)) for text in maps), default=0)
 
     def split(self, text: str) -> int:
         """Does to a text what comes before the model: normalizes and cuts it.
@@ -96,7 +105,7 @@ class Tokenizer:
         return len(text)
 
     def longest_text(self) -> int:
-        """Characters of the longest token."""
+        """Returns the characters of the longest token."""
         return max(map(len, self._library.get_vocab()), default=0)
 
     def stays_open(self, token: int, was_open: bool, skip_special_tokens: bool) -> bool:
@@ -144,15 +153,20 @@ class Tokenizer:
         return text
 
 
-def _expressions(part: Any) -> Iterator[str]:
-    """Those of a part of a tokenizer.json, which holds parts."""
+def _longest_text(compiled: bytes) -> int:
+    """Bytes of the longest text of a map of characters: behind the size of a trie and the trie, each ends with a 0."""
+    texts = compiled[4 + int.from_bytes(compiled[:4], "little") :]
+    return max(map(len, texts.split(b"\0")))
+
+
+def _values(part: Any, keys: Sequence[str]) -> Iterator[str]:
+    """Texts under these keys in a part of a tokenizer.json, and in the parts that it holds."""
     if isinstance(part, dict):
-        if isinstance(part.get("Regex"), str):
-            yield part["Regex"]
+        yield from (part[key] for key in keys if isinstance(part.get(key), str))
         part = list(part.values())
     if isinstance(part, list):
         for inner in part:
-            yield from _expressions(inner)
+            yield from _values(inner, keys)
 
 
 def _byte_ids(library: Library) -> frozenset[int]:

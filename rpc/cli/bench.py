@@ -144,6 +144,7 @@ def _openai(
     _need("httpx", "--protocol openai", "bench")
     from model.errors import CheckpointError
     from model.inputs.tokenizer import Tokenizer
+    from model.inputs.trial import try_tokenizer
     from rpc.loadgen.openai_http import OpenAI
     from rpc.paths import model_directory
 
@@ -152,7 +153,11 @@ def _openai(
     if "://" not in address:
         address = f"{'https' if security.tls or security.roots else 'http'}://{address.removesuffix('/v1')}/v1"
     try:
-        own = None if tokenizer is None else Tokenizer.load(model_directory(tokenizer))
+        own = None
+        if tokenizer is not None:
+            directory = model_directory(tokenizer)
+            try_tokenizer(directory)
+            own = Tokenizer.load(directory)
     except CheckpointError as error:
         raise ValueError(str(error).replace("--model", "--tokenizer")) from None
     return OpenAI(address, model, security, settings.ignore_eos, own)

@@ -12,13 +12,14 @@ from model.inputs.chat import find_chat_template
 from model.inputs.chat_contents import Contents, contents_read, template_messages
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
 from model.inputs.images import decode_images, image_digest
-from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer import Tokenizer, TokenizerFailed
+from model.inputs.trial import try_tokenizer
 from model.inputs.vision.inputs import ImageInputs
 from model.inputs.vision.registry import read_image_inputs
 from model.inputs.vision.tiles import Tiles
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed, invalid
-from rpc.paths import model_directory, model_name
+from rpc.paths import demo_directory, model_directory, model_name
 from scheduler.bounds import check_bad_words, check_chat, check_text, check_token_ids, most_bytes
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.request import Chat, InvalidRequest, PromptImage, Request, Spec, Truncation, resolve
@@ -121,9 +122,18 @@ class Preparer:
                 return self.images.encode(text, images, self.tokenizer, add_special_tokens)
             except InvalidRequest as error:
                 raise (error.of(name) if error.field == "prompt" else error) from None
-        ids = self.tokenizer.encode(text, add_special_tokens)
+            except TokenizerFailed as failure:
+                raise InvalidRequest(name, text, str(failure)) from None
+        ids = self._ids(name, text, add_special_tokens)
         self._check_placeholders(name, ids, images)
         return ids
+
+    def _ids(self, name: str, text: str, add_special_tokens: bool) -> list[int]:
+        """name: of the field that the text comes from. Raises InvalidRequest."""
+        try:
+            return self.tokenizer.encode(text, add_special_tokens)
+        except TokenizerFailed as failure:
+            raise InvalidRequest(name, text, str(failure)) from None
 
     def _check_placeholders(self, name: str, ids: Sequence[int], images: list[Tiles]) -> None:
         """name: of the field that the ids come from. Raises InvalidRequest."""
@@ -159,18 +169,20 @@ class Preparer:
         self.check_model(model)
         try:
             check_text(text, limits)
+            return self._ids("text", text, add_special_tokens)
         except InvalidRequest as error:
             raise invalid(error) from None
-        return self.tokenizer.encode(text, add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool, model: str, limits: Limits) -> str:
         """At most as many ids as the model's context has. Raises RequestFailed as `prepare` does."""
         self.check_model(model)
         try:
             check_token_ids(ids, limits)
+            return self.tokenizer.decode_all(list(ids), skip_special_tokens)
         except InvalidRequest as error:
             raise invalid(error) from None
-        return self.tokenizer.decode_all(list(ids), skip_special_tokens)
+        except TokenizerFailed as failure:
+            raise invalid(InvalidRequest("token_ids", list(ids[:20]), str(failure))) from None
 
     def check_model(self, name: str) -> None:
         """Raises RequestFailed NOT_FOUND unless it is the name of this model, or none."""
@@ -187,7 +199,7 @@ class Preparer:
         """Token ids of each, as it is written in the middle of a word and after a space."""
         check_bad_words(spec, limits)
         words = [word.lstrip() for word in spec.sampling.bad_words]
-        return [self.tokenizer.encode(start + word, add_special_tokens=False) for word in words for start in ("", " ")]
+        return [self._ids("sampling.bad_words", start + word, False) for word in words for start in ("", " ")]
 
 
 def placed(ids: Sequence[int], images: Sequence[Tiles], placeholder: int, salt: str = "") -> tuple[PromptImage, ...]:
@@ -219,8 +231,13 @@ def load_preparer(
     config = read_config(directory)
     defaults = read_defaults(directory, config)
     name = settings.served_model_name or model_name(settings.model, directory)
+    if directory != demo_directory():  # which is ours
+        try_tokenizer(directory)
     tokenizer = Tokenizer.load(directory)
-    public = tuple(tuple(tokenizer.encode(text, True)) for text in _texts(public_prefixes))
+    try:
+        public = tuple(tuple(tokenizer.encode(text, True)) for text in _texts(public_prefixes))
+    except TokenizerFailed as failure:
+        raise ValueError(f"--public-prefixes {public_prefixes}: {failure}") from None
     images, sees = read_image_inputs(directory, config, tokenizer), config.vision is not None
     template = find_chat_template(directory, sees)
     chat = ChatRenderer(template) if template is not None else None

@@ -18,20 +18,23 @@ from rpc.services.writer import SlowReader
 log = logging.getLogger("quire.rpc")
 
 DOMAIN = "quire"
-LONGEST = 1000  # characters of a message; longer ones would not fit the trailing metadata
+LONGEST, LONGEST_NAME = 1000, 200
+"""Bytes of a message, and of a field's or model's name. Both go out twice, in the trailing metadata, which have 8 KiB:
+once with three bytes for each that is not ASCII, once in base64."""
+
 OUTSIDE_SPEC = ("request_id", "requests", "stream_options.max_delay")
 
 
 def status_of(failure: RequestFailed, within: str = "spec.") -> status_pb2.Status:
     """within: the message that the failure's field is in, as a path from the request."""
-    message = failure.message if len(failure.message) <= LONGEST else failure.message[: LONGEST - 3] + "..."
+    message, field = _cut(failure.message, LONGEST), _cut(failure.field, LONGEST_NAME)
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)]
     if failure.code == "INVALID_ARGUMENT":
-        path = failure.field if failure.field in OUTSIDE_SPEC else within + failure.field
+        path = field if field in OUTSIDE_SPEC else within + field
         violation = error_details_pb2.BadRequest.FieldViolation(field=path, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if failure.reason == "MODEL_NOT_FOUND":
-        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=failure.field[:LONGEST]))
+        details.append(error_details_pb2.ResourceInfo(resource_type="model", resource_name=field))
     if failure.retry_after is not None:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(round(failure.retry_after * 1000))
@@ -39,6 +42,12 @@ def status_of(failure: RequestFailed, within: str = "spec.") -> status_pb2.Statu
     return status_pb2.Status(
         code=code_pb2.Code.Value(failure.code), message=message, details=[_packed(d) for d in details]
     )
+
+
+def _cut(text: str, most: int) -> str:
+    """The beginning of a text, of at most so many bytes in UTF-8."""
+    data = text.encode(errors="replace")
+    return data.decode() if len(data) <= most else data[: most - 3].decode(errors="ignore") + "..."
 
 
 def _packed(message: Message) -> any_pb2.Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.architectures.registry import ARCHITECTURES, load_model
 from model.config import ModelConfig, read_config, read_defaults
@@ -346,6 +348,28 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_scaled_rope_that_says_nonsense(tmp_path: Path, rope: dict[str, Any], why: str, key: str) -> None:
     assert why in refusal(write(tmp_path, CLASSIC | {key: rope}))
+
+
+@pytest.mark.parametrize(
+    ("theta", "trained", "betas"),
+    [
+        (10.0, 4096, {"beta_fast": 500.0}),  # slow turns end behind the last pair
+        (10.0, 4096, {"beta_fast": 500.0, "truncate": False}),
+        (10000.0, 64, {}),  # fast turns begin before the first one
+        (10000.0, 4096, {"beta_fast": 32.0, "beta_slow": 1.0}),
+    ],
+)
+def test_yarn_at_the_ends_of_its_range(tmp_path: Path, theta: float, trained: int, betas: dict[str, Any]) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": trained, "rope_theta": theta}
+    rope = yarn | betas
+    reference = LlamaConfig(
+        hidden_size=32, num_attention_heads=4, max_position_embeddings=4 * trained, rope_parameters=dict(rope)
+    )
+    expected, expected_scale = ROPE_INIT_FUNCTIONS["yarn"](reference, torch.device("cpu"))
+    fields = Fields(tmp_path, {"max_position_embeddings": 4 * trained, "rope_parameters": rope})
+    found, scale = read_rope(fields, 8)
+    torch.testing.assert_close(found, expected)
+    assert scale == pytest.approx(expected_scale)
 
 
 def test_scaled_rope_behind_a_default_one(tmp_path: Path) -> None:

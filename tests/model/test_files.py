@@ -11,7 +11,7 @@ import pytest
 from model import files
 from model.errors import CheckpointError
 from model.fields import read_json
-from model.files import MOST_BYTES, MOST_OTHERS, open_regular, read_file
+from model.files import MOST_BYTES, MOST_OTHERS, read_file
 from model.identity import checkpoint_identity
 from model.inputs.added_tokens import read_tokenizer_config
 from model.inputs.chat import find_chat_template
@@ -112,9 +112,15 @@ def test_files_without_an_end_that_say_they_are_empty(tmp_path: Path) -> None:
     assert read_file(tmp_path / "config.json").startswith(b"Name:")
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    """Memory of a process is a regular file whose first page is not there."""
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read"):
+        READERS.get(name, Checkpoint)(tmp_path)
+
+
 def test_name_that_no_file_can_have(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be opened"):
-        open_regular(tmp_path / "a\0b")
     for name in ("a\0b", "\ud800", "x" * 5000):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(CheckpointError, match="which is no file") as caught:

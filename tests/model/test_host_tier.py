@@ -199,6 +199,20 @@ def test_a_page_comes_back_bit_for_bit(dtype: str) -> None:
     assert torch.equal(after, before[[0, 7, 2, 3, 4, 5, 6, 7, 2]])
 
 
+def test_pages_of_another_model_do_not_come_back() -> None:
+    """Their bytes and sums are whole; what the numbers mean differs."""
+    layout = KVLayout(((0, 1, 2),), 2, 6, 4, 5)
+    attention = ReferenceAttention(layout, 9, 4, "float32", torch.device("cpu"))
+    attention.pool.write(0, torch.arange(9 * 5), *(torch.randn(45, 2, 6) for _ in range(2)))
+    before = attention.export(np.arange(9, dtype=np.int32))
+    stores = [PageStore(attention, 4, layout.page_bytes, name, pinned=False) for name in (b"model", b"other")]
+    stores[0].save(np.array([[7, 0]], np.int32))
+    stores[1]._content, stores[1]._checksums = stores[0]._content, stores[0]._checksums
+    assert stores[1].load(np.array([[0, 1]], np.int32)).tolist() == [1]
+    assert torch.equal(attention.export(np.arange(9, dtype=np.int32)), before)
+    assert not len(stores[0].load(np.array([[0, 1]], np.int32)))
+
+
 def test_canonical_form_is_keys_then_values_by_token() -> None:
     layout = KVLayout(((0, 1),), 2, 4, 4, 3)
     attention = ReferenceAttention(layout, 2, 2, "float32", torch.device("cpu"))

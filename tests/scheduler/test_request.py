@@ -93,6 +93,8 @@ def test_an_empty_stop_string_is_refused_by_its_place():
 def test_a_long_value_is_shown_in_part():
     error = InvalidRequest("text", "x" * 1000, "too long")
     assert str(error) == "text is '" + "x" * 56 + "...: too long"
+    assert len(str(InvalidRequest("x" * 10**6, "y", "z" * 10**6))) < 1000
+    assert len(InvalidRequest("text", "y", "z").of("x" * 10**6).field) == 200
 
 
 @pytest.mark.parametrize("salt", ["", "a", "A-b_9", "x" * 64, "-", "_"])

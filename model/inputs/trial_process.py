@@ -1,0 +1,154 @@
+"""The process in which a tokenizer is tried, with limits: nobody vouches for the program that it is.
+
+Arguments: the model directory, bytes of address space for reading it, seconds of processor time in all. The answer is
+JSON on standard output: {} for a tokenizer that may be used, else `failed` says why it may not, or `wrong` why it
+cannot be read. A tokenizer that needs more than the limits ends the process, by SIGXCPU or by the abort of its library.
+Imports little, so that it starts soon.
+
+A text must be tokenized in time and memory that grow with its length. Whether they do is seen on runs of one character
+and the like (`UNITS`), and on what the tokenizer's own expressions are made of: a backtracking expression is slow on
+long runs of what it names, followed by what it does not.
+"""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from model.errors import CheckpointError, shown
+from model.inputs.process_limits import limit_memory, limit_processor_time
+from model.inputs.tokenizer import Tokenizer, TokenizerFailed
+
+UNITS = (
+    "a",
+    " ",
+    "\n",
+    "0",
+    "!",
+    "\u00e9",
+    "\u4e2d",
+    "\ufdfa",
+    "\u0301",
+    "\0",
+    "\U0001f642",
+    "aA1 ",
+    "a.b@",
+    "\u0430b\u05d0 ",
+)
+"""Letters, spaces, digits, marks, wide characters, a ligature of 18 letters, an accent, control, mixed scripts."""
+
+LONG_UNITS = ("a", " ", "aA1 ")
+
+SHORT, LONG = 2**13, 2**16  # characters of a text
+MOST_UNITS = 64  # of what the expressions name
+SECONDS = 1.0  # of processor time for a text; 65,536 characters take 0.01 to 0.05 s
+NOTICED = 0.05  # seconds that are too short to say how time grows
+PARTS, GROWTH = 16, 4.0  # a text may take so many times the time of its parts: 1 is linear, 16 quadratic
+MEMORY = 256 * 2**20  # bytes for a text beside what the tokenizer itself takes
+LONGEST_TOKEN = 4096  # characters; spaces and lines of code make tokens of some hundred
+ESCAPED = re.compile(r"\\(?:x\{?([0-9A-Fa-f]{2,6})\}?|u([0-9A-Fa-f]{4}))")
+
+
+class Refused(Exception):
+    """The tokenizer may not be used; says why."""
+
+
+def try_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raises Refused, TokenizerFailed."""
+    if (longest := tokenizer.longest_text()) > LONGEST_TOKEN:
+        raise Refused(f"has a token of {longest} characters, may have {LONGEST_TOKEN}")
+    if (longest := tokenizer.longest_replacement()) > LONGEST_TOKEN:
+        raise Refused(f"replaces a character by {longest} bytes, may by {LONGEST_TOKEN}")
+    named = units_of(tokenizer.expressions())
+    # What the expressions name follows each run: an expression that cannot match at all is given up early.
+    end = "\u2603" + "".join(named)
+    for unit in (*UNITS, *named):
+        check_growth(lambda length, unit=unit: check_split(tokenizer, run(unit, length) + end), unit, SHORT)
+    for unit in UNITS:
+        longest = LONG if unit in LONG_UNITS else SHORT
+        check_growth(lambda length, unit=unit: check_ids(tokenizer, run(unit, length)), unit, longest)
+
+
+def run(unit: str, length: int) -> str:
+    """So many characters."""
+    return (unit * (length // len(unit) + 1))[:length]
+
+
+def units_of(expressions: Iterable[str]) -> list[str]:
+    """Characters that expressions are made of, letters first; texts that they replace whole."""
+    found = set[str]()
+    for text in expressions:
+        found |= {chr(code) for pair in ESCAPED.findall(text) if (code := int("".join(pair), 16)) <= sys.maxunicode}
+        found |= {text[:64], *text[:1000]}
+    found = {unit for unit in found if unit and unit.encode(errors="ignore").decode() == unit}
+    return sorted(found, key=lambda unit: (not unit.isalnum(), unit))[:MOST_UNITS]
+
+
+def check_growth(action: Callable[[int], None], unit: str, length: int) -> None:
+    """Raises Refused for an action whose time grows faster than the length that it is given."""
+    whole = _seconds(action, length)
+    if whole <= NOTICED:
+        return
+    parts = sum(_seconds(action, length // PARTS) for _ in range(PARTS))
+    whole = min(whole, _seconds(action, length))  # what else the machine does adds to a time, and takes nothing off
+    if whole > GROWTH * max(parts, NOTICED / GROWTH):
+        raise Refused(f"takes {whole:.2f} s for {length} characters ({shown(unit)}), in {PARTS} parts {parts:.2f} s")
+    if whole > SECONDS:
+        raise Refused(f"takes {whole:.1f} s for {length} characters ({shown(unit)}), may take {SECONDS}")
+
+
+def _seconds(action: Callable[[int], None], length: int) -> float:
+    began = time.process_time()
+    try:
+        action(length)
+    except TokenizerFailed as failure:
+        if failure.panicked:
+            raise
+    return time.process_time() - began  # an ordinary error, as for a character without a token, ends one request
+
+
+def check_split(tokenizer: Tokenizer, text: str) -> None:
+    """Raises Refused, TokenizerFailed."""
+    size = tokenizer.split(text)
+    if size > 1024 + 32 * len(text):
+        raise Refused(f"makes {size} characters of {len(text)} ({shown(text)})")
+
+
+def check_ids(tokenizer: Tokenizer, text: str) -> None:
+    """Raises Refused, TokenizerFailed."""
+    size = len(text.encode())
+    ids = tokenizer.encode(text, True)
+    if len(ids) > 1024 + 16 * size:
+        raise Refused(f"makes {len(ids)} tokens of {size} bytes ({shown(text)})")
+    decoded = tokenizer.decode_all(ids, False)
+    if len(decoded) > 1024 + 64 * (size + len(ids)):
+        raise Refused(f"decodes {len(ids)} tokens to {len(decoded)} characters ({shown(text)})")
+
+
+def address_space() -> int:
+    """Bytes of it that this process has, 0 where that is not known."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[0]) * 4096 if statm.exists() else 0
+
+
+def main() -> None:
+    directory, memory, seconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    limit_processor_time(seconds)
+    limit_memory(memory)
+    answer = {}
+    try:
+        tokenizer = Tokenizer.load(directory)
+        if (has := address_space()) > 0:
+            limit_memory(min(memory, has + MEMORY))
+        try_tokenizer(tokenizer)
+    except CheckpointError as error:
+        answer = {"wrong": str(error)}
+    except (Refused, TokenizerFailed, MemoryError) as error:
+        answer = {"failed": str(error) or "needs too much memory"}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
