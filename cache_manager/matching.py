@@ -72,9 +72,12 @@ class Frontiers:
         if index < len(chain.names):
             self.row_of.setdefault(chain.names[index], row)
 
-    def forget(self, row: int, chain: PageChain, index: int) -> None:
+    def forget(self, row: int, chain: PageChain, index: int) -> bool:
+        """Whether the row had it."""
         if index < len(chain.names) and self.row_of.get(chain.names[index]) == row:
             del self.row_of[chain.names[index]]
+            return True
+        return False
 
 
 def last_in_common(one: PageChain, other: PageChain, index: int, most: int) -> int:

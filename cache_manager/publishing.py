@@ -83,7 +83,8 @@ class PublishedNames:
     def publish(self, row: int, computed: int, after_step: int | None) -> None:
         """Names the row's full pages below position `computed`, whose KV is computed; its chain must reach so far.
 
-        after_step: as in `release`, for pages that the row gives up because another row published the same content.
+        after_step: the last step in flight that may read what rows give up because another row published the same
+        content, None without one.
         """
         chain, index = self.chains[row], self.prefix.index
         start, full = int(self.named[row]), computed // self.layout.page_size
@@ -111,8 +112,7 @@ class PublishedNames:
             elif self._take_over(row, start, known, after_step):
                 node, start = known, start + 1
             else:
-                self._close(row, start)
-                return
+                end = full = start  # the rest is published with the row's next step
         self.named[row] = end
         if end < full:
             self._close(row, end)
@@ -146,24 +146,27 @@ class PublishedNames:
         return left
 
     def _take_over(self, row: int, index: int, node: int, after_step: int | None) -> bool:
-        """Replaces the row's pages of this index by the node's, which have the same content; where the node has lost
-        its page, the row's becomes the node's. Not where a fork shares the row's: it would hold pages that come after
-        the node's without holding these.
+        """Replaces the row's pages of this index by the node's, which have the same content.
+
+        Where the node has lost its page, the row's becomes the node's. Forks that share the row's page get the node's
+        too: they may share pages that come after it, and must hold what comes before these. False, and nothing changed,
+        where a step in flight of a row that left holds the row's page: that row's later pages wait for the step too.
         """
         own, pages = self.tables.between(row, index, index + 1)[:, 0], self.prefix.index.pages[:, node]
         lost = pages == NONE
-        groups = np.flatnonzero((own != pages) & (own != NONE) & ~lost)
-        if (self.allocator.counts[own[groups]] > 1).any():
+        groups = np.flatnonzero((own != pages) & (own != NONE) & ~lost).tolist()
+        sharing = [self.tables.rows_with(group, index, own[group]).tolist() for group in groups]
+        if [len(rows) for rows in sharing] != self.allocator.counts[own[groups]].tolist():
             return False
         if lost.any():
             self.prefix.index.bind(node, np.where(lost, own, NONE))
-        if len(groups):
-            pages = self.prefix.index.pages[groups, node]
-            self.pool.hold([node], pages)
-            for i, group in enumerate(groups.tolist()):
-                self.tables.replace(group, row, index, pages[i : i + 1])
-                self.pool.changes.grew(group, row, index, pages[i : i + 1])
-            self.pool.let_go(own[groups], after_step)
+        for group, rows in zip(groups, sharing, strict=True):
+            page = self.prefix.index.pages[group : group + 1, node]
+            for one in rows:
+                self.pool.hold([node], page)
+                before = self.tables.replace(group, one, index, page)
+                self.pool.changes.grew(group, one, index, page)
+                self.pool.let_go(before, after_step)
         return True
 
     def distrust(self, row: int) -> None:
@@ -223,12 +226,16 @@ class PublishedNames:
         if chain is not None and self.named[row] != CLOSED:
             self.frontiers.set(row, chain, index)
 
-    def _forget_frontier(self, row: int, index: int) -> None:
+    def _forget_frontier(self, row: int, index: int) -> bool:
+        """Whether others may have waited for the row."""
         chain = self.chains[row]
-        if chain is not None:
-            self.frontiers.forget(row, chain, index)
+        return chain is not None and self.frontiers.forget(row, chain, index)
 
     def _close(self, row: int, start: int) -> None:
-        """The row, whose pages up to index `start` are published, publishes no more."""
-        self._forget_frontier(row, start)
+        """The row, whose pages up to index `start` are published, publishes no more. Its forks, and other rows that
+        compute the same page, go on: sequences that wait for the page wait for one of these then.
+        """
         self.named[row] = CLOSED
+        if self._forget_frontier(row, start):
+            for other in np.flatnonzero(self.named == start).tolist():
+                self._set_frontier(other, start)

@@ -85,6 +85,11 @@ class PageTables:
             pages[np.arange(start, end) < self.first[:, row, None]] = NONE
         return pages
 
+    def rows_with(self, group: int, index: int, page: int) -> NDArray[np.int64]:
+        """Rows whose table of a group has this page at this index."""
+        rows = np.flatnonzero(self.pages[group, :, index] == page)
+        return rows[(self.first[group, rows] <= index) & (index < self.held[group, rows])]
+
     def clear(self, row: int) -> None:
         reach = int(self.held[:, row].sum())
         self.reach -= reach

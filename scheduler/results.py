@@ -81,9 +81,10 @@ class Results:
         """Of these rows so many pages are full, and not all are published."""
         rows, size = self.rows, self.cache.layout.page_size
         rows.name_next(filled, full, size)
-        for i in self.cache.names.publish_next(filled, full):
+        left = self.cache.names.publish_next(filled, full)
+        last = int(rows.last_step.max()) if left else -1
+        for i in left:
             row, pages = int(filled[i]), int(full[i])
-            last = int(rows.last_step[row])
             rows.name_pages(row, pages * size, size)
             self.cache.names.publish(row, pages * size, last if last > self._running.retired else None)
 

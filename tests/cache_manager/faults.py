@@ -200,18 +200,47 @@ def the_next_page_comes_after_the_one_before_its_parent(real):
 
 
 @fault(PublishedNames, "_take_over")
-def page_is_taken_over_where_a_fork_shares_it(real):
+def page_is_taken_over_by_one_of_its_forks_alone(real):
     def take_over(self, row, index, node, after_step):
         own = self.tables.pages[:, row, index]
         counts = self.allocator.counts[own]
-        if (own == self.prefix.index.pages[:, node]).all() or (counts < 2).any():
-            return real(self, row, index, node, after_step)
+        rows_with, self.tables.rows_with = self.tables.rows_with, lambda *_: np.array([row])
         self.allocator.counts[own] = 1
         done = real(self, row, index, node, after_step)
         self.allocator.counts[own] += counts - 1
+        self.tables.rows_with = rows_with
         return done
 
     return take_over
+
+
+@fault(PublishedNames, "_take_over")
+def page_that_a_fork_shares_is_never_taken_over(real):
+    def take_over(self, row, index, node, after_step):
+        own, page = self.tables.pages[:, row, index], self.prefix.index.pages[:, node]
+        shared = (self.allocator.counts[own] > 1) & (own != page) & (page != NONE)
+        return not shared.any() and real(self, row, index, node, after_step)
+
+    return take_over
+
+
+@fault(PublishedNames, "_take_over")
+def page_is_taken_over_though_a_step_of_a_row_that_left_has_it(real):
+    def take_over(self, row, index, node, after_step):
+        own = self.tables.pages[:, row, index]
+        counts = self.allocator.counts[own]
+        tables = [len(self.tables.rows_with(group, index, page)) for group, page in enumerate(own.tolist())]
+        self.allocator.counts[own] = tables
+        done = real(self, row, index, node, after_step)
+        self.allocator.counts[own] += counts - tables
+        return done
+
+    return take_over
+
+
+@fault(PageTables, "rows_with")
+def page_that_left_the_window_of_a_fork_is_exchanged(real):
+    return lambda self, group, index, page: np.flatnonzero(self.pages[group, :, index] == page)
 
 
 @fault(PrefixCache, "reset")

@@ -221,7 +221,8 @@ class Sequences(Finding):
         assert story.chain is None or story.chain is not of.chain, "a fork must not extend its parent's names"
         self._enter(row, story, [table.copy() for table in of.table])
         self._hold(story.pages)
-        of.forked = story.forked = of.unsure = story.unsure = True
+        of.forked = story.forked = of.rivalled = story.rivalled = True
+        story.unsure = of.unsure
         for flown in self.flight:
             flown.draws += [story.serial] * flown.draws.count(of.serial)
         self._balance()

@@ -86,15 +86,52 @@ def test_both_publish_what_they_share_and_what_is_their_own():
     verify(manager)
 
 
-def test_a_twin_does_not_take_over_a_page_that_its_twin_holds():
-    """Else it would hold pages that come after one that it does not hold."""
-    manager = make_manager(page_size=2, pages=8, rows=3)
+def twins_of_a_published_page():
+    """Rows 0 and 1 are twins, and row 2 has published what they have computed, in other pages."""
+    manager = make_manager(page_size=2, pages=12, rows=3)
     for row in (0, 2):
         manager.open(row, row, chain(manager, [1, 2, 3, 4]))
-        manager.grow(row, 0, 4)
+        manager.grow(row, 0, 5)
     manager.fork(0, 1)
     manager.names.publish(2, 4, None)
+    return manager
+
+
+def test_twins_take_over_a_page_together():
+    """Else one would hold pages that come after one that it does not hold."""
+    manager = twins_of_a_published_page()
+    told(manager)
+    manager.names.publish(0, 4, after_step=7)
+    assert table(manager, 0) == table(manager, 1) == [[3, 4, 2]]
+    assert sorted(told(manager)[0]) == [[0, row, index, 3 + index] for row in (0, 1) for index in (0, 1)]
+    assert manager.pool.returning == 4, "both had both pages, which a step may read"
+    manager.pool.retire(7)
+    verify(manager)
+    for row in (0, 1):
+        manager.names.publish(row, 4, None)
+        assert manager.names.named[row] == 2
+
+
+def test_a_page_is_not_taken_over_while_a_step_of_a_twin_that_left_has_it():
+    """The pages after it, which that step has too, would have a name without a holder of what comes before them."""
+    manager = twins_of_a_published_page()
+    manager.release(1, after_step=7)
     before = table(manager, 0)
     manager.names.publish(0, 4, None)
-    assert table(manager, 0) == before
+    assert (table(manager, 0), manager.names.named[0]) == (before, 0)
+    manager.pool.retire(7)
+    manager.names.publish(0, 4, None)
+    assert (table(manager, 0), manager.names.named[0]) == ([[3, 4, 2]], 2)
     verify(manager)
+
+
+def test_a_twin_is_waited_for_where_its_parent_leaves():
+    manager = make_manager(page_size=2, pages=12, rows=3)
+    manager.open(0, 0, chain(manager, [1, 2, 3, 4]))
+    manager.grow(0, 0, 4)
+    manager.fork(0, 1)
+    assert match(manager, [1, 2, 3, 4, 5]).awaited.row == 0
+    manager.release(0, None)
+    assert match(manager, [1, 2, 3, 4, 5]).awaited.row == 1
+    manager.names.publish(1, 4, None)
+    assert match(manager, [1, 2, 3, 4, 5]).tokens == 4

@@ -64,7 +64,7 @@ WALKS = {
     "freed_pages_are_told_too_early": ([LONG, SHORT], 3, Bounds(forks=1)),
     "cached_page_is_told_to_be_freed": ([LONG, SHORT], 3, Bounds(forks=1)),
     "page_is_published_before_it_is_computed": ([Request((0,) * 5), Request((0,) * 5)], 6, Bounds(chunks=True)),
-    "page_is_taken_over_where_a_fork_shares_it": ([LONG, SHORT, Request((0, 0, 1))], 4, Bounds(forks=1)),
+    "page_is_taken_over_by_one_of_its_forks_alone": ([LONG, SHORT, Request((0, 0, 1))], 4, Bounds(forks=1)),
     "row_publishes_on": ([LONG, SHORT], 3, Bounds(resets=1)),
     "node_outlives_a_reset": ([LONG, SHORT], 3, Bounds(resets=1)),
     "bound_of_a_match_is_ignored": ([Request((0,) * 4), Request((0,) * 4)], 4, Bounds()),

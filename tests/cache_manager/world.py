@@ -146,27 +146,40 @@ class World(Sequences):
         story = self.story(row)
         self._name(story, computed)
         named, names = len(self.manager.prefix.index), self.manager.names
-        full = computed // self.size
+        full, latest = computed // self.size, self.flight[-1].step if self.flight else None
         if full <= names.named[row] or names.publish_next(*np.array([[row], [full]], np.int32)):
-            names.publish(row, computed, self.after(story))
+            names.publish(row, computed, latest)
         assert not story.silent or len(self.manager.prefix.index) == named, f"row {row} was to publish no more"
-        now = tables(self.manager, row)
-        for group, (before, after) in enumerate(zip(story.table, now, strict=True)):
-            assert (before.first, before.end) == (after.first, after.end)
-            pairs = enumerate(zip(before.pages, after.pages, strict=True), before.first)
-            self._replace(story, group, computed, [(index, *pair) for index, pair in pairs if pair[0] != pair[1]])
-        story.table = now
+        gone = self._exchange(row, computed, latest)
+        for other in self.running() if gone else ():
+            if other != row:
+                self._exchange(other, computed, latest)
+            kept = gone.intersection(self.story(other).pages)
+            assert not kept, f"row {row} gives up pages {kept}, row {other} holds them, and what comes after them"
         self._balance()
-        if computed // self.size > story.published:
-            story.published = computed // self.size
+        if full > story.published and (story.silent or names.named[row] >= full):
+            story.published = full
             self._come_to_next(story)
             self._check_published(story, story.published * self.size)
 
-    def _replace(self, story: Story, group: int, computed: int, changed: list[tuple[int, int, int]]) -> None:
-        """changed: index, page given up and page of the same content that was taken over."""
+    def _exchange(self, row: int, computed: int, latest: int | None) -> set[int]:
+        """Follows what was taken over in a row's table. Returns pages that it has given up."""
+        story, now, gone = self.story(row), tables(self.manager, row), set[int]()
+        for group, (before, after) in enumerate(zip(story.table, now, strict=True)):
+            assert (before.first, before.end) == (after.first, after.end)
+            pairs = enumerate(zip(before.pages, after.pages, strict=True), before.first)
+            changed = [(index, *pair) for index, pair in pairs if pair[0] != pair[1]]
+            self._replace(story, group, computed, changed, latest)
+            gone.update(before for _, before, _ in changed)
+        story.table = now
+        return gone
+
+    def _replace(
+        self, story: Story, group: int, computed: int, changed: list[tuple[int, int, int]], latest: int | None
+    ) -> None:
+        """changed: index, page given up and page of the same content that was taken over. latest: step in flight."""
         gone, new = [before for _, before, _ in changed], [after for _, _, after in changed]
         assert not self.suspects.intersection(new), "a page that was set aside is handed out"
-        assert all(self.counts[page] == 1 for page in gone), "a page that a fork shares was given up"
         for index, _, page in changed:
             end = (index + 1) * self.size
             assert end <= computed, "a page that is not computed was replaced"
@@ -175,7 +188,7 @@ class World(Sequences):
             assert self.device.group[page] == group, f"page {page} of another group was taken over"
         if new:
             self._hold(new)
-            self._let_go(gone, self.after(story))
+            self._let_go(gone, latest)
 
     def _check_published(self, story: Story, tokens: int) -> None:
         """Who asks for all that a row has just published finds it."""

@@ -57,7 +57,7 @@ def slow(token_file: Path) -> Iterator[RunningServer]:
     known = token_file.with_name("known")
     known.touch(0o600)
     known.write_text(f"bench {TOKEN}\n")
-    with running_server("--max-sequences", "1", "--token-file", str(known)) as running:
+    with running_server("--max-sequences", "1", "--max-queue-time", "3600", "--token-file", str(known)) as running:
         yield running
 
 
@@ -142,11 +142,10 @@ def test_open_loop_keeps_its_schedule_with_a_server_that_falls_behind(slow: Runn
     took = float(np.median([seen.whole for seen in alone.seen]))
     rate = 4 / took  # four times what it can
     found = load(slow, LoadSettings(requests=30, rate=rate, output_tokens="40"))
-    assert all(seen.complete for seen in [*alone.seen, *found.seen])
-    due = [seen.due - found.begin for seen in found.seen]
-    assert np.median([seen.sent - seen.due for seen in found.seen]) < 0.05
-    assert max(seen.sent for seen in found.seen) - found.begin < due[-1] + 2
-    assert found.end - found.begin > 2 * due[-1], "it goes on long after the last one came"
+    assert {(seen.code, seen.message) for seen in [*alone.seen, *found.seen]} == {("", "")}
+    last = max(seen.sent for seen in found.seen)
+    waiting = [seen for seen in found.seen if seen.sent + seen.whole > last]
+    assert len(waiting) > 5, "they are sent though those before have no answer"
     waits = [seen.first or 0.0 for seen in found.seen]
     assert np.mean(waits[-10:]) > 2 * np.mean(waits[:10]), "each waits for all before it"
     assert np.mean(waits[-10:]) > 5 * took

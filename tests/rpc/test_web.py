@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpc.access.door import OPEN_DOOR
 from rpc.frontend.errors import RequestFailed
 from rpc.web.errors import response_of
 from rpc.web.guard import refusal

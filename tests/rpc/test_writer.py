@@ -1,13 +1,13 @@
 """A message may wait for its reader for so long, however many went before it."""
 
 import asyncio
-import time
 
 import pytest
 from grpc import aio
 
 from rpc.frontend.errors import RequestFailed
 from rpc.services.writer import Writer
+from tests.support.virtual_time import in_virtual_time
 
 STALL = 0.5
 
@@ -38,25 +38,22 @@ async def write(client: Client, messages: int, pause: float = 0.0) -> None:
     await writer.run(send())
 
 
-def test_slow_messages_and_long_pauses_are_no_stall() -> None:
+@in_virtual_time
+async def test_slow_messages_and_long_pauses_are_no_stall() -> None:
     slow, seldom = Client(*[0.6 * STALL] * 4), Client(0, 0)
-
-    async def both() -> None:
-        await asyncio.gather(write(slow, 4), write(seldom, 2, 1.5 * STALL))
-
-    asyncio.run(both())
+    await asyncio.gather(write(slow, 4), write(seldom, 2, 1.5 * STALL))
     assert (slow.read, seldom.read) == ([0, 1, 2, 3], [0, 1])
 
 
 @pytest.mark.parametrize("before", [[], [0.0], [0.9 * STALL], [0.0, 0.5 * STALL, 0.0]])
-def test_message_that_nobody_reads_ends_the_call_after_its_own_time(before: list[float]) -> None:
-    client = Client(*before, 60)
-    began = time.monotonic()
+@in_virtual_time
+async def test_message_that_nobody_reads_ends_the_call_after_its_own_time(before: list[float]) -> None:
+    client, began = Client(*before, 60), asyncio.get_running_loop().time()
     with pytest.raises(RequestFailed) as failed:
-        asyncio.run(write(client, len(before) + 1))
+        await write(client, len(before) + 1)
     assert failed.value.reason == "SLOW_READER"
     assert len(client.read) == len(before)
-    assert sum(before) + STALL <= time.monotonic() - began < sum(before) + STALL + 1
+    assert asyncio.get_running_loop().time() - began == pytest.approx(sum(before) + STALL)
 
 
 def test_cancel_and_errors_of_the_block_stay_what_they_are() -> None:

@@ -72,8 +72,7 @@ class Drive:
         now = float(self.turn)
         before, preemptions = self._rows(), self.scheduler.stats().preemptions
         idle = self._idle_before = self._idle()
-        may_join = set(self.scheduler.queue._waiting)
-        may_join |= {(e.attempt, i) for e in events if isinstance(e, Submit) for i in self._arrivals[e.attempt].heads}
+        may_join = self._may_join(events)
         going_on = {row: self._before(row, mirror) for row, mirror in self.executor.rows.items()}
         plan = _unbroken(lambda: self.scheduler.schedule(now, events))
         if plan is not None:
@@ -105,6 +104,23 @@ class Drive:
                 law(not left, f"sequences {left} of attempt {event.attempt} are at work after it was told to finish")
         self._check_books()
         return outputs
+
+    def _may_join(self, events: Sequence[Event]) -> set[Key]:
+        """Sequences that wait, or will once these events are in: where the one is dropped from whose prompt others are
+        to go on, the first of those takes its place.
+        """
+        keys = set(self.scheduler.queue._waiting)
+        dropped = {(event.attempt, event.index) for event in events if isinstance(event, Finish)}
+        for event in events:
+            told = self.told.get(event.attempt) if isinstance(event, Submit | Finish) else None
+            if told is None:
+                continue
+            if isinstance(event, Submit):
+                keys |= {(event.attempt, index) for index in told.arrival.heads}
+            fresh = [(event.attempt, index) for index in told.live if not told.output(index)]
+            if fresh and fresh[0] in dropped:
+                keys |= set([key for key in fresh if key not in dropped][:1])
+        return keys
 
     @staticmethod
     def _key(join: Join) -> Key:
@@ -249,8 +265,7 @@ class Drive:
     def _check_books(self) -> None:
         scheduler = self.scheduler
         verify(scheduler.cache)
-        # A row also falls silent where it shares a page with a fork that another has published.
-        disturbed = self.workload.resets or any(a.fault is not None or a.rows > 1 for a in self.workload.arrivals)
+        disturbed = self.workload.resets or any(a.fault is not None for a in self.workload.arrivals)
         for row, mirror in self._running().items():
             self.room.check_behind_windows(row, mirror)
             silent = self.workload.prefix_cache and scheduler.cache.names.named[row] == CLOSED

@@ -4,12 +4,15 @@
 alone, that a search found what the plain definition finds, and that nothing is left of anybody.
 """
 
-from hypothesis import Phase, given, settings
+from dataclasses import replace
+
+from hypothesis import Phase, example, given, settings
 
 from scheduler.events import EndReason
+from scheduler.settings import SchedulerSettings
 from tests.scheduler.drive import Drive
 from tests.scheduler.executor import alone
-from tests.scheduler.workloads import workloads
+from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, stem, workloads
 
 few = settings(max_examples=60, deadline=None)
 many = settings(max_examples=150, deadline=None)
@@ -80,8 +83,45 @@ def test_tokens_do_not_depend_on_the_schedule_without_a_prefix_cache(workload):
     Drive(workload.without_cache()).run()
 
 
+def family(attempt: int, prompt: tuple[int, ...], most: int, count: int = 1, turn: int = 0, **more) -> Arrival:
+    return Arrival(attempt, turn, replace(make_request(attempt, prompt, most), count=count), **more)
+
+
+HYBRID = make_layout(1, windows=(None, 4))
+ROOM = SchedulerSettings(max_batched_tokens=73, max_sequences=16, steps_in_flight=2)
+STEM = stem([1, 2, 3, 4, 5], 12)
+TWINS_COMPUTE_WHAT_LEFT_A_WINDOW = Workload(
+    # The first pages of attempt 1 leave its window and are evicted; attempt 3 waits for those that attempt 2 computes.
+    (family(1, STEM, 2, count=2), family(2, (1, 2), 2, count=2), family(3, (1, 2), 1)),
+    HYBRID,
+    27,
+    ROOM,
+)
+PARENT_OF_WHAT_IS_AWAITED_LEAVES = Workload(
+    # Sequence 1 waits for pages of sequence 0, which is dropped when sequence 2 has gone on from these.
+    (family(1, (1, 2), 2, count=3, turn=1, emitted=(0, 1, 0), dropped=((2, 0),)),),
+    HYBRID,
+    100,
+    ROOM,
+)
+DROPPED_AS_IT_COMES = Workload(
+    # The first sequence of attempt 3 is dropped in its first turn: the next one takes its place in the queue.
+    (
+        family(1, tuple(range(1, 10)), 3, turn=1),
+        family(2, (1,), 1, turn=5),
+        family(3, STEM[1:10], 1, count=4, turn=5, dropped=((5, 0),)),
+    ),
+    make_layout(2, windows=(5, None)),
+    27,
+    replace(ROOM, prefill_chunk=8),
+)
+
+
 @many
 @given(workloads(several=True, cancels=True, resumed=True))
+@example(TWINS_COMPUTE_WHAT_LEFT_A_WINDOW)
+@example(PARENT_OF_WHAT_IS_AWAITED_LEAVES)
+@example(DROPPED_AS_IT_COMES)
 def test_sequences_end_and_resume_one_by_one(workload):
     Drive(workload).run()
 

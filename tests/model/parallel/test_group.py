@@ -101,16 +101,15 @@ def test_a_local_name_is_no_file_and_ends_with_its_socket() -> None:
         connect(address, 1.0)
 
 
-def test_who_says_nothing_holds_nobody_up(meeting: Meeting) -> None:
+def test_who_says_nothing_holds_nobody_up(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than are listened to at once."""
+    monkeypatch.setattr(gathering, "HELLO_SECONDS", 3600.0)
     silent = [connect(meeting.address, 1.0) for _ in range(gathering.MOST_CALLERS + 3)]
-    began = time.monotonic()
     meeting.join(1)
     meeting.join(2)
-    assert list(meeting.leader.result(10).sockets) == [1, 2]
-    assert time.monotonic() - began < gathering.HELLO_SECONDS / 2
+    assert list(meeting.leader.result(60).sockets) == [1, 2]
     for stranger in silent:
-        stranger.settimeout(5)
+        stranger.settimeout(60)
         assert stranger.recv(1) == b"", "it is sent away too"
         stranger.close()
 
@@ -118,11 +117,10 @@ def test_who_says_nothing_holds_nobody_up(meeting: Meeting) -> None:
 def test_who_says_little_by_little_has_one_deadline(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it has the token."""
     monkeypatch.setattr(gathering, "HELLO_SECONDS", 0.4)
-    slow, began = connect(meeting.address, 1.0), time.monotonic()
+    slow = connect(meeting.address, 1.0)
     hello = FRAME.pack(len(TOKEN) + 1000, Kind.HELLO) + TOKEN + b" " * 1000
     with pytest.raises(OSError):  # noqa: PT011 - whichever it is of a connection that is closed
-        send_slowly(slow, hello[:150])
-    assert 0.3 < time.monotonic() - began < 3.0
+        send_slowly(slow, hello[:1000])
     slow.close()
     meeting.join(1)
     meeting.join(2)
@@ -238,13 +236,11 @@ def lost_by(
 @pytest.mark.parametrize("words", ["", "a reason"])
 def test_a_closed_connection_is_seen_at_once(words: str) -> None:
     mine, other = socket.socketpair()
-    watch, lost = lost_by({1: mine}, list, 10.0)
+    watch, lost = lost_by({1: mine}, list, 3600.0)
     if words:
         send(other, Kind.FAILED, words.encode())
-    began = time.monotonic()
     other.close()
-    assert lost.result(5) == (f"rank 1 has failed: {words}" if words else "rank 1 has ended")
-    assert time.monotonic() - began < 1.0
+    assert lost.result(60) == (f"rank 1 has failed: {words}" if words else "rank 1 has ended")
     watch.close()
 
 

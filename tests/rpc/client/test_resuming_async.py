@@ -125,7 +125,7 @@ async def test_who_stops_reading_cancels_the_call(how: str) -> None:
             waiting = asyncio.create_task(anext(messages))
             await asyncio.sleep(0.05)
             waiting.cancel()
-        await asyncio.wait_for(service.cancelled.wait(), 2)
+        await asyncio.wait_for(service.cancelled.wait(), 60)
 
 
 async def test_who_cancels_while_it_waits_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
