@@ -10,11 +10,12 @@ from starlette.types import Scope
 
 from rpc.client.failures import failure_of
 from rpc.client.security import Metadata
+from rpc.frontend.pacing import Pacer
 from rpc.gateway.answers import Answer, Piece
 from rpc.gateway.bodies import Bodies
 from rpc.gateway.errors import ApiError, of_call, of_validation
 from rpc.gateway.exchange import Exchange
-from rpc.gateway.logprobs import as_json
+from rpc.gateway.logprobs import answer_as_json
 from rpc.gateway.parameters import names_of
 from rpc.gateway.schema import Asked
 from rpc.gateway.served import Served
@@ -35,6 +36,7 @@ class Endpoint:
     ) -> None:
         self._schema, self._make_answer = schema, answer
         self._upstream, self._served, self._bodies = upstream, served, bodies
+        self._pacer = Pacer()
 
     async def __call__(self, scope: Scope, *_: object) -> None:
         """Raises ApiError, grpc.RpcError, ClientGone."""
@@ -96,7 +98,7 @@ class Endpoint:
         pieces: list[Piece] = []
         async for position, message in messages:
             pieces += await answer.take(position, message)
-        await exchange.reply(200, as_json(answer.whole(pieces)))
+        await exchange.reply(200, await self._pacer.run(answer_as_json(answer.whole(pieces))))
 
     async def _stream_out(
         self,

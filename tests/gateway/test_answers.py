@@ -11,12 +11,13 @@ from openai.types.chat import ChatCompletion as OpenAIChat
 from openai.types.chat import ChatCompletionChunk
 from quire.v1 import generation_service_pb2 as pb
 
+from rpc.frontend.pacing import Work
 from rpc.gateway.answers import Answer, Piece
 from rpc.gateway.chat import ChatCompletion
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.completions import Completion
-from rpc.gateway.logprobs import LEAST, likeliest
+from rpc.gateway.logprobs import LEAST, answer_as_json, likeliest
 from rpc.gateway.sse import Events
 
 WORDS = {1: "one", 2: " two", 3: "\ufffd", 4: '"\\\n\u2028é', 5: "one"}
@@ -315,3 +316,17 @@ def test_a_prompt_alone_is_scored() -> None:
 )
 def test_the_likeliest(tokens: list[tuple[int, float]], wanted: int, expected: list[int]) -> None:
     assert [token.token_id for token in likeliest(position(*tokens), wanted)] == expected
+
+
+def test_an_answer_is_written_choice_by_choice() -> None:
+    answer = {"id": "a", "choices": [{"index": 0, "text": "\u2603"}, {"index": 1, "text": ""}], "usage": {"n": 1}}
+    assert json.loads(exhausted(answer_as_json(answer))) == answer
+    assert json.loads(exhausted(answer_as_json({"id": "a", "choices": []}))) == {"id": "a", "choices": []}
+
+
+def exhausted(work: Work[bytes]) -> bytes:
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value
