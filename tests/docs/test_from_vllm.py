@@ -71,7 +71,7 @@ def test_arguments_of_llm() -> None:
     constructor, calls = tables("LLM")
     check_against_hints(constructor, CONSTRUCTOR_KEYWORDS, PLACES["LLM"])
     found = {name: right for names, right in calls for name in names}
-    every = GENERATE_KEYWORDS | CHAT_KEYWORDS
+    every = CHAT_KEYWORDS | GENERATE_KEYWORDS
     hints = {name: hint for name, hint in every.items() if hint != REQUEST_KEYWORDS.get(name)}
     for name, right in found.items():
         check_calls(right)
