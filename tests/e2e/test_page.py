@@ -43,6 +43,17 @@ def enter(browser: Browser, token: str) -> None:
     browser.click("#door button")
 
 
+@pytest.fixture
+def inside(browser: Browser, server: RunningServer) -> Browser:
+    """The page as an operator sees it, also where a test runs alone."""
+    if not browser.driver.current_url.startswith(str(server.page)):
+        browser.driver.get(server.page)
+        browser.wait(lambda: browser.shown("#door"), "the question for a token")
+        enter(browser, OPS)
+    browser.wait(lambda: browser.shown("#main") and "held" in browser.text(".counts"), "the page map")
+    return browser
+
+
 def answered(browser: Browser, prompt: str, **options: object) -> str:
     """Types it, and waits for the whole answer; its text."""
     ask(browser, prompt, **options)
@@ -153,8 +164,8 @@ def shown_as(browser: Browser, width: int, scheme: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("width", [320, 420, 920, 990, 1280])
-def test_nothing_stands_out_of_its_tile_or_of_the_window(browser: Browser, server: RunningServer, width: int) -> None:
-    with shown_as(browser, width, "dark"):
+def test_nothing_stands_out_of_its_tile_or_of_the_window(inside: Browser, width: int) -> None:
+    with shown_as(inside, width, "dark"):
         wide = """
             const sample = { generated: "123,456", prompted: "1,234,567", ttft: "12,345", live: "1,234",
               waiting: "1,234", cached: "100 %" };
@@ -162,7 +173,7 @@ def test_nothing_stands_out_of_its_tile_or_of_the_window(browser: Browser, serve
             const boxes = document.querySelectorAll("html, .tile, .tile p, .options, .buttons");
             return [...boxes].filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.outerHTML);
         """
-        assert browser.run(wide) == []
+        assert inside.run(wide) == []
 
 
 PAINT = """
@@ -182,16 +193,42 @@ return [canvas.width, [...found].sort((a, b) => a - b)];
 """
 
 
-def test_no_line_leads_over_seconds_in_which_nothing_came(browser: Browser, server: RunningServer) -> None:
+def test_no_line_leads_over_seconds_in_which_nothing_came(inside: Browser) -> None:
     """Of 300 seconds the chart has 100 with values, 100 without, one alone, 49 without, and 50 with."""
     busy, idle = [0.5, 1.0] * 25, [None] * 50
-    width, painted = browser.run(PAINT, [*busy, *busy, *idle, *idle, 1.0, *idle[1:], *busy])
+    width, painted = inside.run(PAINT, [*busy, *busy, *idle, *idle, 1.0, *idle[1:], *busy])
     seconds = {round(299 - (width - 2 - x) * 299 / (width - 46)) for x in painted}
     assert {*range(3, 98), *range(252, 298), 200} <= seconds
     assert not seconds & {*range(103, 198), *range(203, 248)}, "a line over idle time"
 
 
-def test_colours_follow_the_system(browser: Browser, server: RunningServer) -> None:
+LOOKS = """
+const canvas = document.createElement("canvas"), counts = document.createElement("p");
+canvas.className = "map";
+document.body.append(canvas, counts);
+const drawn = ["....", "..#.", "..#."].map((states) => {
+  showPages({ number: 99 }, { states, page_size: 16 }, canvas, counts);
+  const size = Math.min(HIGHEST, canvas.height);
+  const pixel = (page) => [...canvas.getContext("2d").getImageData(page * size + 2, 2, 1, 1).data.slice(0, 3)];
+  return [pixel(1), pixel(2)];
+});
+canvas.remove();
+counts.remove();
+maps.delete(99);
+return drawn;
+"""
+
+
+@pytest.mark.parametrize(("scheme", "brighter"), [("dark", True), ("light", False)])
+def test_a_page_that_changed_stands_out_until_the_next_look(inside: Browser, scheme: str, brighter: bool) -> None:
+    with shown_as(inside, 1280, scheme):
+        (free, _), (still_free, changed), (_, settled) = inside.run(LOOKS)
+    assert free == still_free
+    assert changed != settled
+    assert (sum(changed) > sum(settled)) is brighter
+
+
+def test_colours_follow_the_system(inside: Browser) -> None:
     """Text is readable in both schemes, by WCAG's ratio, and the canvases have the style sheet's colours."""
     contrasts = """
         const light = (rgb) => rgb.map((part) => part / 255)
@@ -205,18 +242,18 @@ def test_colours_follow_the_system(browser: Browser, server: RunningServer) -> N
     lit = "return getComputedStyle(document.body).backgroundColor"
     maps = dict[str, list[int]]()
     for scheme, back in (("dark", "rgb(13, 17, 23)"), ("light", "rgb(246, 248, 250)")):
-        with shown_as(browser, 1280, scheme):
-            assert browser.run(lit) == back
-            text = browser.run(contrasts, ["text", "dim", "held", "wrong", "pending"])
+        with shown_as(inside, 1280, scheme):
+            assert inside.run(lit) == back
+            text = inside.run(contrasts, ["text", "dim", "held", "wrong", "pending"])
             assert min(text.values()) >= 4.5, text
-            lines = browser.run(contrasts, ["cached", "ttft"])
+            lines = inside.run(contrasts, ["cached", "ttft"])
             assert min(lines.values()) >= 3, lines
-            browser.run("maps.clear()")
+            inside.run("maps.clear()")
             states = "map(document.querySelector('.map'), 'o'.repeat(99) + '.', 'o'.repeat(99) + '.')"
             painted = (
                 f"{states}; const [x] = document.querySelector('.map').getContext('2d').getImageData(2, 2, 1, 1).data"
             )
-            maps[scheme] = browser.run(f"{painted}; return [x, Number.parseInt(styled('cached').slice(1, 3), 16)]")
+            maps[scheme] = inside.run(f"{painted}; return [x, Number.parseInt(styled('cached').slice(1, 3), 16)]")
             assert maps[scheme][0] == maps[scheme][1]
     assert maps["dark"] != maps["light"]
 
