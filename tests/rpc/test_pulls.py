@@ -526,10 +526,11 @@ async def test_a_reset_of_the_prefix_cache_keeps_out_what_is_on_its_way(tmp_path
     place.mkdir()
     liar = Liar(answer(5), then=lambda: asyncio.sleep(60))
     async with serving(liar, place) as (address, _), target_of(tmp_path, Port()) as (client, _, engine, service):
+        assert service._pulls is not None
         client.send([moved(7, address)])
+        await eventually(lambda: service._pulls._held)
         client.send([Ask(1, Question.RESET_PREFIX_CACHE)])
         await eventually(engine.submitted)
         check_brought(the_submit(engine), [])
         assert [type(event) for event in engine.sent] == [Submit, Ask]
-        assert service._pulls is not None
         assert not service._pulls._held
