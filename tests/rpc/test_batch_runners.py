@@ -137,7 +137,7 @@ async def test_a_refused_call_of_one_request_says_what_the_server_says() -> None
 async def test_an_entry_that_a_server_leaves_out_fails() -> None:
     service = Service()
     service.left_out = {"b"}
-    async with running(service) as runner:
+    async with running(service) as runner, asyncio.timeout(60):
         answers = await asyncio.gather(*(runner.run(request(text)) for text in "abc"), return_exceptions=True)
     assert [isinstance(answer, RequestFailed) for answer in answers] == [False, True, False]
     assert isinstance(answers[1], RequestFailed)
