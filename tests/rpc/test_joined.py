@@ -403,3 +403,21 @@ async def test_a_table_is_acted_upon_once_requests_have_left_the_engine(
         assert not settled.done()
         moved.set()
         await settled
+
+
+async def test_a_server_of_another_model_in_the_place_of_one_is_not_the_end(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody put it there by mistake: the frontend says so, and waits for the right one."""
+    monkeypatch.setattr(module, "PAUSE", 0.01)
+
+    async with AsyncExitStack() as stack:
+        async with owned(tmp_path, tokenizer, engines=1) as owner:
+            guest = await stack.enter_async_context(joined(owner, tokenizer))
+        wrong = Owner(tmp_path, tokenizer)
+        wrong.table = TableService(wrong.frontend.replicas, owner.address, "", b"x" * 32)
+        await wrong.table.open()
+        await eventually(lambda: "another configuration" in guest.fleet._said)
+        await wrong.table.close()
+        await stack.enter_async_context(owned(tmp_path, tokenizer, engines=1))
+        await eventually(lambda: guest.states() == {0: (1, True)})
