@@ -19,7 +19,7 @@ DESCRIBE = mkdir -p build && $(BIN)/python -m grpc_tools.protoc -Iproto --includ
 	--descriptor_set_out=build/api.binpb $(wildcard proto/quire/v1/*.proto)
 INFERENCE := rpc/services/inference/pb
 
-.PHONY: help setup setup-dev serve test test-slow lint proto check-proto api-docs release-api dashboards demo demo-model \
+.PHONY: help setup setup-dev serve test test-slow test-clients lint proto check-proto api-docs release-api dashboards demo demo-model \
 	format clean
 
 help: ## Show this list
@@ -56,6 +56,9 @@ test: setup-dev lint check-proto ## Lint, types, tests (14 to 40 minutes on 2 co
 
 test-slow: setup-dev ## The tests that `make test` leaves out (6 to 22 minutes)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
+
+test-clients: setup-dev ## Run real clients against a server and a gateway; from the network (ARGS="--only openai")
+	$(BIN)/python -m tests.clients.run $(ARGS)
 
 lint: setup-dev ## ruff, mypy, import contracts, buf
 	$(BIN)/ruff check .

@@ -67,8 +67,9 @@ class Message(Strict):
 
     role: str
     content: Annotated[list[Part] | None, Field(fail_fast=True, validate_default=True), BeforeValidator(_parts)] = None
-    name: Any = None  # a hint, as the next one
+    name: Any = None  # a hint, as the next two
     cache_control: Any = None
+    provider_specific_fields: Any = None  # litellm's, in the answers that its clients send back
     refusal: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None

@@ -114,7 +114,7 @@ def of_call(failure: Failure, names: Mapping[str, str], output: int | None = Non
     message = INSTEAD.get(failure.reason) or in_words_of(names, failure.message, field, param)
     code, overlong = failure.reason.lower(), overlong_words(failure.message, output)
     if overlong is not None:
-        code, message = OVERLONG, f"{overlong} {message}"
+        code, message = OVERLONG, f"{overlong} {OVERLONG}: {message}"  # langchain looks for the code in the text
     return ApiError(status, message, param, kind, code, failure.retry_after)
 
 

@@ -72,7 +72,7 @@ CONTEXT = "This model's maximum context length is 128 tokens. However, you"
             200,
             None,
             "prompt",
-            f"{CONTEXT} requested 201 tokens (200 in the prompt, 1 in the completion). prom",
+            f"{CONTEXT} requested 201 tokens (200 in the prompt, 1 in the completion). ",
         ),
         ("a", 200, 16, "prompt", f"{CONTEXT} requested 216 tokens (200 in the prompt, 16 in the completion). "),
         (
@@ -80,7 +80,7 @@ CONTEXT = "This model's maximum context length is 128 tokens. However, you"
             50,
             100,
             "max_tokens",
-            f"{CONTEXT} requested 150 tokens (50 in the prompt, 100 in the completion). m",
+            f"{CONTEXT} requested 150 tokens (50 in the prompt, 100 in the completion). ",
         ),
         ("a" * 10**6, 1, None, "prompt", f"{CONTEXT}r prompt has 1000000 bytes, and at most 65536 are read for that. "),
     ],
@@ -94,6 +94,7 @@ def test_what_is_too_long_is_told_in_openais_words(
     assert (error.status, error.param, error.code) == (400, param, "context_length_exceeded")
     assert error.message.startswith(says)
     assert error.message.endswith(refused.value.reason)
+    assert "context_length_exceeded: " in error.message, "langchain looks for the code there"
 
 
 def test_so_are_images() -> None:

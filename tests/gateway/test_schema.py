@@ -146,7 +146,8 @@ def test_hints_and_defaults_change_nothing(hints: dict[str, Any]) -> None:
         expected = replace(expected, sampling=replace(expected.sampling, top_k=0))
     assert made == expected
     message = {"role": "user", "content": [{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}]}
-    named = message | {"name": "bob", "cache_control": {"type": "ephemeral"}}
+    sent_back = {"provider_specific_fields": {"refusal": None}}
+    named = message | {"name": "bob", "cache_control": {"type": "ephemeral"}} | sent_back
     chats = ({"messages": [message]}, {"messages": [named]} | hints)
     expected, made = (spec_from(chat_spec(ChatRequest.model_validate(one))) for one in chats)
     if "top_k" in hints:

@@ -15,8 +15,9 @@ from quire.v1 import model_service_pb2 as model_pb
 from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 from rpc.gateway import served as served_module
+from rpc.gateway import upstream as upstream_module
 from rpc.gateway.served import Served
-from rpc.gateway.upstream import GRACE, Upstream
+from rpc.gateway.upstream import Upstream
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -91,14 +92,15 @@ async def test_one_that_serves_is_enough(codes: list[Any], healthy: bool) -> Non
         assert await upstream.healthy() is healthy
 
 
-async def test_a_server_has_time_to_say_that_time_is_over() -> None:
+async def test_a_server_has_time_to_say_that_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_module, "GRACE", 10_000.0)
     server = Server()
     async with upstream_of(server, request_time=50.0) as upstream:
         request = pb.StreamGenerateRequest()
         assert len([message async for message in upstream.stream(request, ())]) == 1
     (left,) = server.times
     assert request.spec.max_time.ToSeconds() == 50
-    assert 50 < left <= 50 + GRACE
+    assert left > 5000, "what is left of both, however slow this machine is"
 
 
 class Texts:

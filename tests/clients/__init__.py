@@ -1,0 +1,1 @@
+"""Real clients, run as processes against a server and a gateway: `make test-clients`."""
