@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from model.errors import CheckpointError, shown
@@ -65,10 +66,10 @@ def try_tokenizer(tokenizer: Tokenizer) -> None:
     # What the expressions name follows each run: an expression that cannot match at all is given up early.
     end = "\u2603" + "".join(named)
     for unit in (*UNITS, *named):
-        check_growth(lambda length, unit=unit: check_split(tokenizer, run(unit, length) + end), unit, SHORT)
+        check_growth(partial(check_split, tokenizer, unit, end), unit, SHORT)
     for unit in UNITS:
         longest = LONG if unit in LONG_UNITS else SHORT
-        check_growth(lambda length, unit=unit: check_ids(tokenizer, run(unit, length)), unit, longest)
+        check_growth(partial(check_ids, tokenizer, unit), unit, longest)
 
 
 def run(unit: str, length: int) -> str:
@@ -109,15 +110,17 @@ def _seconds(action: Callable[[int], None], length: int) -> float:
     return time.process_time() - began  # an ordinary error, as for a character without a token, ends one request
 
 
-def check_split(tokenizer: Tokenizer, text: str) -> None:
+def check_split(tokenizer: Tokenizer, unit: str, end: str, length: int) -> None:
     """Raises Refused, TokenizerFailed."""
+    text = run(unit, length) + end
     size = tokenizer.split(text)
     if size > 1024 + 32 * len(text):
         raise Refused(f"makes {size} characters of {len(text)} ({shown(text)})")
 
 
-def check_ids(tokenizer: Tokenizer, text: str) -> None:
+def check_ids(tokenizer: Tokenizer, unit: str, length: int) -> None:
     """Raises Refused, TokenizerFailed."""
+    text = run(unit, length)
     size = len(text.encode())
     ids = tokenizer.encode(text, True)
     if len(ids) > 1024 + 16 * size:

@@ -19,7 +19,8 @@ HEAD = f"""\
 <!-- Written by `python -m tests.model.families.table`; a test compares it with the cases. Do not edit. -->
 
 What `architectures` in a config.json may say, and which variants of it the tests in `tests/model/families/` check. Each
-is a tiny random model (64 wide, 3 or 4 layers) that transformers makes, with random norms and biases too. For each:
+is a tiny random model (64 wide, 3 or 4 layers) that transformers makes, with random norms and biases too. Any other
+architecture ends the start, with the nearest of these names. For each:
 
 - Greedy ids equal transformers' for {len(LENGTHS)} prompts of {min(LENGTHS)} to {max(LENGTHS)} tokens and {NEW} new
   ones each, in one mixed batch; the {TOP} likeliest first tokens have transformers' log-probabilities.
