@@ -15,6 +15,14 @@ from tests.support.prometheus import needs_prometheus
 
 PLACE = DEPLOY / "prometheus"
 CONFIGS = ("prometheus.yml", "kubernetes.yml")
+DEPLOYMENTS = [
+    PLACE.parent / name
+    for name in (
+        "kubernetes/base/raycluster.yaml",
+        "kubernetes/plain/deployment.yaml",
+        "helm/quire/templates/deployment.yaml",
+    )
+]
 
 
 def promtool(*words: str, text: str = "") -> tuple[int, str]:
@@ -55,8 +63,10 @@ def test_what_is_scraped_is_what_servers_show() -> None:
     assert jobs["quire"]["static_configs"] == [{"targets": [f"127.0.0.1:{ServerSettings().listen.metrics_port}"]}]
     assert len(jobs["quire-engines"]["file_sd_configs"]) == 1
     (pods,) = read(PLACE / "kubernetes.yml")[0]["scrape_configs"]
-    ((selector,),) = (found["selectors"] for found in pods["kubernetes_sd_configs"])
-    assert selector["label"] == "ray.io/cluster=quire"
+    assert pods["kubernetes_sd_configs"] == [{"role": "pod"}]
+    (port,) = (rule["regex"] for rule in pods["relabel_configs"] if rule.get("action") == "keep")
+    named = {path: path.read_text().count(f"name: {port}") for path in DEPLOYMENTS}
+    assert set(named.values()) == {1}, "each of them shows its metrics where they are looked for"
     assert "frontend" in groups()
     first, second = (read(PLACE / name)[0] for name in CONFIGS)
     assert first["rule_files"] == second["rule_files"]
