@@ -10,7 +10,8 @@ from cache_manager.ledger import verify
 from cache_manager.manager import CacheManager
 from cache_manager.page_names import NAME_BYTES, Name, PageNamer
 from cache_manager.policies import POLICIES
-from cache_manager.tier import HostTier
+from cache_manager.prefix import NONE
+from cache_manager.tier import FIRST, Copy, HostTier
 from tests.cache_manager.play import PAGE_SIZES, Player
 from tests.cache_manager.sequences import SECRET, make_layout
 from tests.cache_manager.tiered import TieredWorld
@@ -137,6 +138,48 @@ def test_a_spoilt_copy_is_dropped_and_its_row_told() -> None:
     assert small.manager.arrived(7, [page]) == [1]
     assert small.tier.lost == 1
     assert [1, 1] not in small.kept()
+
+
+def test_of_copies_that_come_back_the_first_pages_stay_longest() -> None:
+    small = Small(pages=3, slots=4)
+    small.serve(1, 1, 2, 2, 3)
+    small.serve(4, 4, 5, 5, 6)
+    small.serve(1, 1, 2, 2, 3)
+    assert small.kept() == [[2, 2], [1, 1], [5, 5], [4, 4]]
+
+
+def test_each_spoilt_page_is_counted() -> None:
+    small = Small(pages=3, slots=4)
+    small.serve(1, 1, 2, 2, 3)
+    small.serve(4, 4, 5, 5, 6)
+    small.manager.pool.begin(0.0, 7)
+    *_, back = small.serve(1, 1, 2, 2, 3)
+    small.manager.arrived(7, [page for _, page in back])
+    assert small.tier.lost == 2
+
+
+def test_copies_that_a_distrusted_row_went_on_from_are_dropped() -> None:
+    small = Small(pages=3, slots=4)
+    small.serve(1, 1, 2, 2, 3)
+    small.serve(4, 4, 5, 5, 6)
+    chain = small.namer.chain()
+    chain.extend(np.array([1, 1, 2, 2], np.int32))
+    match = small.manager.match(chain, 4)
+    small.manager.open(1, 5, chain, match)
+    small.manager.grow(1, 4, 5)
+    small.manager.fetch(1, match)
+    small.manager.names.distrust(1)
+    assert small.kept() == [[5, 5], [4, 4]]
+
+
+def test_a_copy_without_pages_goes_with_the_last_one_after_it() -> None:
+    """It was kept as the way to that one."""
+    tier = HostTier(2)
+    first, second = bytes([1]) * NAME_BYTES, bytes([2]) * NAME_BYTES
+    tier.copies = {first: Copy(FIRST, b"", (NONE,)), second: Copy(first, b"", (0,))}
+    tier._after, tier._free = {FIRST: {first}, first: {second}}, [1]
+    tier.forget([second])
+    assert (tier.copies, tier._after, tier.used) == ({}, {}, 0)
 
 
 class Collisions(PageNamer):

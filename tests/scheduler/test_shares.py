@@ -140,3 +140,30 @@ def test_a_lower_priority_is_not_preempted_for_a_higher_one() -> None:
         turn += 1
     assert scheduler.stats().preemptions > 0, "else nothing was shown"
     assert ended == [2, 1]
+
+
+def running(*submits: Submit) -> Scheduler:
+    scheduler = engine(rows=ROWS, pages=PAGES, page_size=PAGE, budget=256)
+    scheduler.schedule(0.0, list(submits))
+    return scheduler
+
+
+def test_a_long_sequence_counts_by_its_tokens() -> None:
+    scheduler = running(submit(1, "a", prompt=80), submit(2, "b"))
+    shares = scheduler._starting._shares.dominant()
+    assert [shares[scheduler.rows.tenant_number(one)] for one in "ab"] == [81 / 160, 1 / 6]
+
+
+def test_rows_that_are_kept_for_siblings_count_for_their_tenant() -> None:
+    scheduler = engine(rows=ROWS, pages=PAGES, page_size=PAGE, budget=8)
+    several = submit(1, "a", prompt=20)
+    scheduler.schedule(0.0, [replace(several, request=replace(several.request, count=3))])
+    assert scheduler._starting._shares.dominant()[scheduler.rows.tenant_number("a")] == 3 / ROWS
+
+
+def test_those_that_gave_way_come_before_all_others() -> None:
+    scheduler = running(submit(1, "a"), submit(2, "a"))
+    scheduler._running.preempt(scheduler.rows.row_of(2) or 0)
+    for event in (submit(3, "b"), submit(4, "a")):
+        scheduler._submit(event, 1.0)
+    assert [one.attempt for one in scheduler._starting._shares.in_turn(scheduler.queue)] == [2, 3, 4]
