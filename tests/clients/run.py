@@ -67,7 +67,7 @@ CLIENTS = (
     Client("litellm", "completion, stream, overlong prompt", "litellm_client.py", ("litellm",)),
     Client("node-openai", "chats, streams, models", "node_openai.mjs", ("openai",)),
     Client("ai-sdk", "generateText, streamText", "ai_sdk.mjs", ("ai", "@ai-sdk/openai-compatible")),
-    Client("guidellm", "benchmark run", "guidellm_client.py", ("guidellm",), ("{url}", "{model}", "{directory}"), True),
+    Client("guidellm", "run, streams", "guidellm_client.py", ("guidellm",), ("{url}", "{model}", "{directory}"), True),
     Client("aiperf", "profile, streamed chats", "aiperf_client.py", ("aiperf",), ("{url}", "{model}", "{directory}")),
     Client("tritonclient-numpy1", "infer, stream, metadata", INFERENCE / "triton_sync.py",
            ("tritonclient[grpc]", "numpy<2"), NATIVE),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 url, model, directory = sys.argv[1:]
 command = [
-    "guidellm", "benchmark", "run", "--target", url.removesuffix("/v1"), "--model", model, "--processor", directory,
-    "--data", "prompt_tokens=16,output_tokens=8", "--profile", "synchronous", "--max-requests", "4",
-    "--output-dir", ".", "--outputs", "json",
+    "guidellm", "run", "--backend", f"kind=openai_http,target={url.removesuffix('/v1')},model={model}",
+    "--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=4",
+    "--tokenizer", f"kind=huggingface_auto,model={directory}",
+    "--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=8", "--output", "kind=json,path=report.json",
 ]  # fmt: skip
 done = subprocess.run(command, capture_output=True, text=True)
 assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
