@@ -319,6 +319,18 @@ def test_long_values_are_cut(tmp_path: Path, key: str, value: object) -> None:
     assert len(message) < 1000
 
 
+def test_counts_may_have_just_their_bound(tmp_path: Path) -> None:
+    fields = Fields(tmp_path, {"num_hidden_layers": 1024, "ffn_dim": 2**20})
+    assert (fields.positive("num_hidden_layers"), fields.positive("ffn_dim")) == (1024, 2**20)
+    for key in fields.values:
+        with pytest.raises(CheckpointError, match="may be at most"):
+            fields.having({key: fields.positive(key) + 1}).positive(key)
+
+
+def test_escaped_messages_have_a_bound() -> None:
+    assert len(str(CheckpointError("\x1b" * 2000))) == 2000
+
+
 def test_too_many_end_tokens(tmp_path: Path) -> None:
     assert "'eos_token_id' has 257 ids, may have 256" in refusal(write(tmp_path, CLASSIC | {"eos_token_id": [1] * 257}))
 
