@@ -153,7 +153,8 @@ def test_a_batch_job_takes_messages(server: RunningServer, channel: grpc.Channel
     ]
     (tmp_path / "in").write_text("\n".join(json.dumps(line) for line in lines))
     command = [QUIRE, "batch", "--server", server.address, "--input", str(tmp_path / "in")]
-    subprocess.run([*command, "--output", str(tmp_path / "out")], check=True, timeout=120, env=clean_environment())
+    done = subprocess.run([*command, "--output", str(tmp_path / "out")], timeout=120, env=clean_environment())
+    assert done.returncode == 3, "a line failed"
     results = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert results[0]["token_ids"] == generated(server, channel, asked(TURNS))
     assert results[1]["error"]["reason"] == "CHAT_REFUSED"
