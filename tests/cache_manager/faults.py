@@ -224,20 +224,6 @@ def page_that_a_fork_shares_is_never_taken_over(real):
     return take_over
 
 
-@fault(PublishedNames, "_take_over")
-def page_is_taken_over_though_a_step_of_a_row_that_left_has_it(real):
-    def take_over(self, row, index, node, after_step):
-        own = self.tables.pages[:, row, index]
-        counts = self.allocator.counts[own]
-        tables = [len(self.tables.rows_with(group, index, page)) for group, page in enumerate(own.tolist())]
-        self.allocator.counts[own] = tables
-        done = real(self, row, index, node, after_step)
-        self.allocator.counts[own] += counts - tables
-        return done
-
-    return take_over
-
-
 @fault(PageTables, "rows_with")
 def page_that_left_the_window_of_a_fork_is_exchanged(real):
     return lambda self, group, index, page: np.flatnonzero(self.pages[group, :, index] == page)

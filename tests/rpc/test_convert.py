@@ -1,5 +1,6 @@
 """The public messages and Quire's own types: a field that is set to nothing is not a field that is unset."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from quire.v1 import generation_service_pb2 as pb
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.output import Delta, Finish, FinishReason, TokenLogprob
+from rpc.frontend.pacing import Pacer
 from rpc.frontend.stream import RequestStream
 from rpc.services import convert
 from scheduler.limits import Limits, ModelDefaults
@@ -110,7 +112,9 @@ def test_a_delta_has_all_that_is_new_and_ids_if_they_are_asked_for(
     finish: Finish, expected: tuple[int, str | None, int | None], ids: bool
 ) -> None:
     message = pb.StreamGenerateResponse()
-    convert.add_delta(message, Delta(1, 5, "ab", [70, 71], [[TokenLogprob(70, -0.5, 1)]], finish), ids)
+    delta = Delta(1, 5, "ab", [70, 71], [[TokenLogprob(70, -0.5, 1)]], finish)
+    added = convert.add_delta(message, delta, ids)
+    list(convert.add_logprobs(delta.logprobs, added.logprobs))
     (found,) = message.deltas
     assert (found.index, found.first_position, found.text, found.token_count) == (1, 5, "ab", 2)
     assert list(found.token_ids) == ([70, 71] if ids else [])
@@ -123,19 +127,23 @@ def stream_of(tokenizer: Tokenizer, spec: Spec) -> RequestStream:
     return RequestStream(spec, resolve(spec, [5, 6], LIMITS, ModelDefaults(), minted_seed=77), tokenizer)
 
 
+def result_of(stream: RequestStream) -> pb.GenerateResponse:
+    return asyncio.run(Pacer().run(convert.result_message(stream, "id")))
+
+
 def test_a_result_is_read_at_the_end_alone(tokenizer: Tokenizer) -> None:
     stream = stream_of(tokenizer, Spec("x", output=Output(token_ids=True)))
     with pytest.raises(RequestFailed) as early:
-        convert.result_message(stream, "id")
+        result_of(stream)
     assert early.value.reason == "NOT_ENDED"
     stream.sequences[0].total = -1.5
     stream.close(Finish(FinishReason.LENGTH))
-    message = convert.result_message(stream, "id")
+    message = result_of(stream)
     assert (message.request_id, message.prompt_info.seed, message.usage.prompt_tokens) == ("id", 77, 2)
     assert message.sequences[0].score == -1.5
     stream.failure = RequestFailed("INTERNAL", "X", "x")
     with pytest.raises(RequestFailed) as failed:
-        convert.result_message(stream, "id")
+        result_of(stream)
     assert failed.value is stream.failure
 
 

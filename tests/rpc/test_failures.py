@@ -6,7 +6,7 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.batch.runners import failure_of
 from rpc.frontend.errors import RequestFailed, failed_end
-from rpc.services.errors import LONGEST, as_failure, status_of
+from rpc.services.errors import LONGEST, LONGEST_NAME, as_failure, status_of
 from scheduler.events import End, EndReason
 
 
@@ -89,5 +89,5 @@ def test_a_model_that_is_not_served_is_the_resource() -> None:
     resource = found["ResourceInfo"]
     assert isinstance(resource, error_details_pb2.ResourceInfo)
     assert resource.resource_type == "model"
-    assert len(resource.resource_name) == LONGEST
+    assert len(resource.resource_name) == LONGEST_NAME
     assert found.keys() == {"ErrorInfo", "ResourceInfo"}

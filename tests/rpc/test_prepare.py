@@ -91,7 +91,7 @@ def test_a_conversation_starts_once(
     """With images the tokenizer adds the start unless the template wrote it; without them the template alone does."""
     library = byte_tokenizer()
     library.post_processor = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
-    chat = SimpleNamespace(beginning="<|end|>", render=lambda *_: f"{written}cat")
+    chat = SimpleNamespace(beginning="<|end|>", render=lambda *_, **__: f"{written}cat")
     made = replace(seeing if sees else preparer, tokenizer=Tokenizer(library), chat=chat)
     request = made.prepare(Spec(Chat((ChatMessage("user", "cat"),))), LIMITS)
     assert request.prompt.tolist().count(0) == starts

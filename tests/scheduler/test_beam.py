@@ -3,7 +3,6 @@
 import numpy as np
 
 from scheduler.beam import BeamSearch, Hypothesis
-from scheduler.events import Logprobs
 
 
 def search(width: int = 2, penalty: float = 1.0, count: int = 1, longest: int = 4) -> BeamSearch:
@@ -11,7 +10,7 @@ def search(width: int = 2, penalty: float = 1.0, count: int = 1, longest: int = 
 
 
 def hypothesis(total: float, length: int = 1) -> Hypothesis:
-    return Hypothesis(None, 5, total, length, Logprobs.none())
+    return Hypothesis(None, 5, total, length, total, 1, np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 def offer(to: BeamSearch, slot: int, *tokens: tuple[int, float]) -> None:

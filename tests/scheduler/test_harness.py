@@ -296,7 +296,7 @@ def cached_tokens_are_computed_all_the_same(real):
 def cached_output_is_told_as_prompt(real):
     def start(self, now, step, sequence, match):
         row = real(self, now, step, sequence, match)
-        self.started[-1:] = [replace(one, cached=match.tokens) for one in self.started[-1:]]
+        self._started[-1:] = [(attempt, when, match.tokens) for attempt, when, _ in self._started[-1:]]
         return row
 
     return start

@@ -97,7 +97,7 @@ class Node:
 @contextmanager
 def nodes(count: int) -> Iterator[list[Node]]:
     """So many machines on one network, without Ray. Afterwards nothing of them is left."""
-    tag = f"q{os.getpid() % 10000}{secrets.token_hex(1)}"
+    tag = f"q{secrets.token_hex(4)}"  # with one random byte, two networks of a process met in 1 of 256 runs
     switch, made = f"{tag}s", list[Node]()
     place = Path(tempfile.mkdtemp(prefix=tag, dir="/tmp"))
     token = place / "token"

@@ -151,7 +151,7 @@ def test_where_templates_stand(shelf: Shelf, tmp_path: Path) -> None:
     assert type(processor).get_processor_dict(directory)[0]["chat_template"] == "config"
     assert (found(True), found(False)) == ("config", "file")
     (directory / "processor_config.json").write_text(json.dumps({"chat_template": 7}))
-    with pytest.raises(CheckpointError, match=r"processor_config.json: 'chat_template' is '7', must be text"):
+    with pytest.raises(CheckpointError, match=r"processor_config.json: 'chat_template' is 7, must be text"):
         find_chat_template(directory, True)
 
 
