@@ -1,12 +1,18 @@
 """An engine on a thread of the server's own process: the default where there is no GPU."""
 
 import asyncio
+import sys
 from importlib import import_module
 
 from rpc.frontend.engine_client import EngineClient
 from rpc.heap import settle
 from rpc.settings import EngineConfig
 from scheduler.engine import Engine, Sink
+
+# Seconds until a thread that wants the interpreter gets it (5 ms by default). An engine asks several times a step,
+# and the event loop may be writing a large result then. Beside 6 beam searches of width 16 the longest gap between two
+# tokens of another client falls from 231 to 147 ms (median of 3), with the same throughput (`bench.neighbours`).
+SWITCH_INTERVAL = 0.0005
 
 
 class ThreadHost:
@@ -21,6 +27,7 @@ class ThreadHost:
         # takes seconds and the server answers already.
         await asyncio.to_thread(import_module, "rpc.assembly")
         settle()
+        sys.setswitchinterval(SWITCH_INTERVAL)
 
     async def launch(self, sink: Sink) -> EngineClient:
         from rpc.assembly import assemble

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 import weakref
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from model.runner import Runner
 from model.settings import ModelSettings
 from rpc.engines.supervisor import Supervisor
-from rpc.engines.thread import ThreadHost
+from rpc.engines.thread import SWITCH_INTERVAL, ThreadHost
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import load_preparer
 from rpc.frontend.settings import FrontendSettings
@@ -46,6 +47,7 @@ async def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyP
     supervisor = Supervisor([ThreadHost(config)], frontend)
     await supervisor.start()
     assert gc.get_freeze_count() > 100_000, "torch is there, and stops nobody for a full collection"
+    assert sys.getswitchinterval() == SWITCH_INTERVAL, "the engine does not wait 5 ms for a busy event loop"
     first = weakref.ref(frontend.replicas.get(0).client)
     (before,) = (await run_to_its_end(frontend, "a")).take()
     monkeypatch.setattr(Runner, "launch", fail_once)
