@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.architectures.registry import Model, load_model
+from model.architectures.registry import load_model
 from model.attention.backend import StepShape
-from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig, read_config
-from model.inputs.tokenizer import Tokenizer
+from model.forward import ForwardBatch, Model
+from model.inputs.tokenizer_files import load_tokenizer
+from model.reference.attention_backend import ReferenceAttention
 from model.weights import Checkpoint
 from rpc.paths import model_directory
 
@@ -39,8 +40,8 @@ def log_probabilities(model: Model, config: ModelConfig, kv_dtype: str, windows:
         for window in windows:
             plan = attention.plan(shape)
             everywhere = torch.arange(length)
-            logits = model.forward(torch.tensor(window), everywhere, everywhere, attention, plan)
-            parts.append(torch.log_softmax(logits, -1))
+            batch = ForwardBatch(torch.tensor(window), everywhere[None], everywhere, attention, plan)
+            parts.append(torch.log_softmax(model.forward(batch).logits, -1))
     return torch.cat(parts)
 
 
@@ -70,7 +71,7 @@ def arguments(description: str | None) -> argparse.Namespace:
 def read_windows(directory: Path, args: argparse.Namespace) -> list[list[int]]:
     """Ids of the text, 512 at a time."""
     text = (args.text or directory.parent / "tinyshakespeare.txt").read_text(encoding="utf-8")
-    ids = Tokenizer.load(directory).encode(text if args.text else text[-len(text) // 10 :], True)
+    ids = load_tokenizer(directory).encode(text if args.text else text[-len(text) // 10 :], True)
     length = min(512, read_config(directory).context)
     return [ids[at : at + length] for at in range(0, min(args.tokens, len(ids) - length), length)]
 

@@ -28,16 +28,15 @@ import torch
 
 from bench.shapes import MODELS, write_model
 from cache_manager.settings import CacheSettings
-from model.backends import kernel_directory
-from model.kernels.buffer import Buffer
-from model.kernels.element import FLOAT
-from model.kernels.machine import open_machine
+from model.cpu.kernels.buffer import Buffer
+from model.cpu.kernels.element import FLOAT
+from model.cpu.kernels.machine import open_machine
+from model.cpu.shared_memory import SharedMemory
 from model.parallel.collective import Collective
 from model.parallel.distributed import Distributed
-from model.parallel.opening import Means, join, lead
 from model.parallel.shard import Shard
-from model.parallel.shared import SharedMemory
 from model.parallel.sockets import address_of, listen, new_local
+from model.rank_group import Means, join, lead
 from model.settings import ModelSettings
 from rpc.assembly import assemble
 from rpc.settings import EngineConfig
@@ -56,7 +55,7 @@ Run = Callable[[], object]
 
 
 def means() -> Means:
-    return Means(False, kernel_directory(ModelSettings().kernel_cache), 30.0)
+    return Means(False, ModelSettings().kernel_directory, 30.0)
 
 
 def ways(shared: Collective, gloo: Collective, rows: int, width: int) -> dict[str, tuple[Run, int]]:
@@ -64,9 +63,9 @@ def ways(shared: Collective, gloo: Collective, rows: int, width: int) -> dict[st
     if not isinstance(shared, SharedMemory) or not isinstance(gloo, Distributed):
         raise RuntimeError("ranks on this machine cannot share memory")
     x, count = torch.randn(rows, width), np.array([rows], np.int64)
-    turns, y = shared.turns((rows, width)), Buffer.of(rows, width, FLOAT)
+    turns, y = shared.rounds((rows, width)), Buffer.of(rows, width, FLOAT)
     calls = [turns.summed(count.ctypes.data, y, width, True) for _ in range(SUMS)]
-    program = turns.program(open_machine(kernel_directory(ModelSettings().kernel_cache)), calls)
+    program = turns.program(open_machine(ModelSettings().kernel_directory), calls)
 
     def run_program(_keep: object = count) -> None:
         program.run()

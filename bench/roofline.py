@@ -22,11 +22,12 @@ import torch
 
 from bench.shapes import MODELS, tensor_shapes, write_model
 from model.attention.backend import StepShape
-from model.kernels.code import Code
-from model.kernels.machine import open_machine
-from model.kernels.memory import huge_zeros
-from model.kernels.program import Call
-from model.kernels.values import INTS, LANES
+from model.cpu.kernels.code import Code
+from model.cpu.kernels.machine import open_machine
+from model.cpu.kernels.memory import huge_zeros
+from model.cpu.kernels.program import Call
+from model.cpu.kernels.values import INTS, LANES
+from model.forward import ForwardBatch
 from model.loading import LoadedModel, load
 from model.settings import ModelSettings
 from scheduler.settings import RequestLimits
@@ -154,7 +155,8 @@ def stepper(side: LoadedModel, case: Case) -> Callable[[], object]:
     wanted = torch.arange(case.now - 1, len(tokens), case.now)
     model, attention = side.runner._model, side.runner._attention
 
-    return lambda: model.forward(tokens, torch.from_numpy(positions), wanted, attention, attention.plan(shape))
+    places = torch.from_numpy(positions)[None]
+    return lambda: model.forward(ForwardBatch(tokens, places, wanted, attention, attention.plan(shape)))
 
 
 if __name__ == "__main__":

@@ -2,31 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from model.attention.backend import AttentionBackend
+from model.forward import ForwardBatch
 from model.layers import Activation, Product, activated, gated
-from model.rope import Rope, Turn, rotate
+from model.rope import Rope, rotate
 
 Norm = Callable[[Tensor], Tensor]
-Part = Callable[[Tensor], Tensor]
 
 
-class Step:
-    """What all layers of one forward pass share. positions: [tokens]."""
+class Part(Protocol):
+    """Half of a layer: what comes after its attention, or beside it."""
 
-    def __init__(self, positions: Tensor, attention: AttentionBackend, plan: Any) -> None:
-        self.positions, self.attention, self.plan = positions, attention, plan
-        self._turns: dict[int, Turn] = {}
-
-    def turn(self, rope: Rope) -> Turn:
-        """Its angles at the positions of the step, looked up once for all layers."""
-        if id(rope) not in self._turns:
-            self._turns[id(rope)] = rope.at(self.positions)
-        return self._turns[id(rope)]
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None, /) -> Tensor:
+        """x: [rows, hidden] -> the same shape. batch: as in `model.layers.Product`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +35,7 @@ class Together:
 class Chain:
     """Parts one after the other; none changes nothing."""
 
-    parts: Sequence[Part]
+    parts: Sequence[Norm | Part]
 
     def __call__(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -67,16 +59,16 @@ class SelfAttention:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        qkv = self.qkv(x, batch).view(len(x), -1, self.head_dim)
         queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         if self.rope is not None:
-            cos, sin = step.turn(self.rope)
+            cos, sin = batch.cos_sin(self.rope)
             queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
-        step.attention.write(self.number, keys, values, step.plan)
-        return self.output(step.attention.attend(self.number, queries, step.plan).flatten(1))
+        batch.attention.write(self.number, keys, values, batch.plan)
+        return self.output(batch.attention.attend(self.number, queries, batch.plan).flatten(1), batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,8 +79,8 @@ class MLP:
     down: Product
     activation: Activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(activated(self.up(x), self.activation))
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        return self.down(activated(self.up(x, batch), self.activation), batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +91,8 @@ class GatedMLP:
     down: Product
     activation: Activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(gated(self.gate_up(x), self.activation))
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        return self.down(gated(self.gate_up(x, batch), self.activation), batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,14 +108,15 @@ class Experts:
     used: int
     normalised: bool
 
-    def __call__(self, x: Tensor) -> Tensor:
-        weights, chosen = torch.topk(torch.softmax(self.router(x).float(), -1), self.used, -1)
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        weights, chosen = torch.topk(torch.softmax(self.router(x, batch).float(), -1), self.used, -1)
         if self.normalised:
             weights = weights / _added(weights.unbind(-1)).unsqueeze(-1)
         parts = x.new_empty((self.used, *x.shape))
         for expert in chosen.unique().tolist():
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
-            parts[place, tokens] = self.experts[expert](x[tokens])
+            own = None if batch is None else batch.select(tokens)
+            parts[place, tokens] = self.experts[expert](x[tokens], own)
         weighted = [part * weight.unsqueeze(-1) for part, weight in zip(parts, weights.to(x.dtype).T, strict=True)]
         return _added(weighted)
 
@@ -145,9 +138,9 @@ class PreNorm:
     mlp_norm: Norm
     mlp: Part
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), step)
-        return x + self.mlp(self.mlp_norm(x))
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), batch)
+        return x + self.mlp(self.mlp_norm(x), batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,9 +152,9 @@ class PostNorm:
     mlp: Part
     mlp_norm: Norm
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        x = self.attention_norm(x + self.attention(x, step))
-        return self.mlp_norm(x + self.mlp(x))
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        x = self.attention_norm(x + self.attention(x, batch))
+        return self.mlp_norm(x + self.mlp(x, batch))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,9 +168,10 @@ class Parallel:
     mlp_norm: Norm | None
     mlp: Part
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         normal = self.attention_norm(x)
-        return x + self.attention(normal, step) + self.mlp(normal if self.mlp_norm is None else self.mlp_norm(x))
+        other = normal if self.mlp_norm is None else self.mlp_norm(x)
+        return x + self.attention(normal, batch) + self.mlp(other, batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,6 +187,6 @@ class Sandwich:
     before_attention: Norm | None = None
     before_mlp: Norm | None = None
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.attention_norm(self.attention(self.before_attention(x) if self.before_attention else x, step))
-        return x + self.mlp_norm(self.mlp(self.before_mlp(x) if self.before_mlp else x))
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        x = x + self.attention_norm(self.attention(self.before_attention(x) if self.before_attention else x, batch))
+        return x + self.mlp_norm(self.mlp(self.before_mlp(x) if self.before_mlp else x, batch))

@@ -2,28 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.backend import AttentionBackend
-from model.blocks import Norm, Step
+from model.blocks import Norm
+from model.forward import ForwardBatch, ForwardOutput
 from model.layers import Product, soft_capped
 from model.vision.encoder import VisionEncoder
 
-Layer = Callable[[Tensor, Step], Tensor]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageFeatures:
-    """Those of a step. places: int64 [n] packed offsets, each once. features: [n, hidden], what a `VisionEncoder` has
-    made for them, in the model's dtype.
-    """
-
-    places: Tensor
-    features: Tensor
+Layer = Callable[[Tensor, ForwardBatch], Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,55 +27,52 @@ class Embedding:
     offset: int = 0
     projection: Product | None = None
 
-    def __call__(self, tokens: Tensor, positions: Tensor, images: ImageFeatures | None = None) -> Tensor:
-        """tokens, positions: [tokens] -> [tokens, hidden]. Tokens in places of images may be any number, and are not
-        scaled: features come as they enter the first layer.
-        """
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """Returns [tokens, hidden]. Features of images are not scaled: they come as they enter the first layer."""
+        tokens, images = batch.tokens, batch.images
         if images is not None:
             tokens = tokens.index_fill(0, images.places, 0)
         x = F.embedding(tokens, self.tokens)
         if self.scale is not None:
             x = x * float(torch.tensor(self.scale, dtype=x.dtype))  # a number, as a graph can be made of it
         if self.projection is not None:
-            x = self.projection(x)
+            x = self.projection(x, batch)
         if images is not None:
             x = x.index_copy(0, images.places, images.features)
         if self.positions is not None:
-            x = x + F.embedding(positions + self.offset, self.positions)
+            x = x + F.embedding(batch.positions[0] + self.offset, self.positions)
         return x
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """soft_cap: of the logits. vision: makes features of images, None for a model of text alone. See
-    `model.architectures.registry.Model`.
+    """A model, layer by layer. See `model.forward.Model`.
+
+    Attributes:
+        soft_cap: Bound of the logits (Gemma 2), None for none.
+        vision: Makes features of images. None for a model of text alone.
     """
 
     embedding: Embedding
     layers: Sequence[Layer]
     norm: Norm
-    head: Callable[[Tensor], Tensor]
+    head: Product
     soft_cap: float | None = None
     vision: VisionEncoder | None = None
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        wanted: Tensor,
-        attention: AttentionBackend,
-        plan: Any,
-        images: ImageFeatures | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """tokens, positions: [tokens]. wanted: [n] packed offsets. images: what stands in their places instead of
-        tokens. Returns float32 logits [n, vocabulary] of the wanted ones, in `out` where it is given.
+    def forward(self, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
+        """Computes the batch.
+
+        Args:
+            batch: Tokens and where their KV goes.
+            out: [n, vocabulary] float32 for the logits. None allocates it.
         """
-        step = Step(positions, attention, plan)
-        x = self.embedding(tokens, positions, images)
+        x = self.embedding(batch)
         for layer in self.layers:
-            x = layer(x, step)
-        logits = self.head(self.norm(x[wanted]))
+            x = layer(x, batch)
+        hidden = self.norm(x[batch.wanted])
+        logits = self.head(hidden, batch.select(batch.wanted))
         if self.soft_cap is not None:
             logits = soft_capped(logits.float(), self.soft_cap)
-        return logits.float() if out is None else out.copy_(logits)
+        logits = logits.float() if out is None else out.copy_(logits)
+        return ForwardOutput(logits, hidden if batch.hidden else None)

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.decoder import ImageFeatures
-from model.vision.encoder import VisionEncoder
+from model.forward import ImageEncoder, ImageFeatures
 from scheduler.request import PromptImage
 
 
@@ -28,7 +27,7 @@ class ImageStore:
     encoder.
     """
 
-    def __init__(self, encoder: VisionEncoder, device: torch.device, limit: int) -> None:
+    def __init__(self, encoder: ImageEncoder, device: torch.device, limit: int) -> None:
         self._encoder, self._device, self._limit = encoder, device, limit
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self.encoded = 0

@@ -7,12 +7,14 @@ equal under any schedule.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.fields import Fields
+from model.forward import ForwardBatch
 
 # oneDNN's packed product gives a row the same bits for every number of rows from 2 on, and can give others for one row
 # (seen for 576 x 1536 in float32, 4096 x 4096 in bfloat16).
@@ -28,8 +30,20 @@ def onednn_multiplies(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-Product = Callable[[Tensor], Tensor]
-"""y = x W^T + b, [rows, in] -> [rows, out] in x's dtype: a `Linear`, or `model.quantization.Int8Linear`."""
+class Product(Protocol):
+    """y = x W^T + b: a `Linear`, `model.quantization.Int8Linear`, or one of a back end's own."""
+
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None, /) -> Tensor:
+        """Multiplies.
+
+        Args:
+            x: [rows, in].
+            batch: The step that the rows belong to (see `ForwardBatch.rows`). None where they belong to none, as the
+                patches of an image do.
+
+        Returns:
+            [rows, out] in x's dtype.
+        """
 
 
 class Linear:
@@ -44,7 +58,7 @@ class Linear:
         self._packed = self._pad and onednn_multiplies(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self._packed else weight
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """x: [rows, in] -> [rows, out], in x's dtype."""
         rows = x.shape[0]
         if self._pad and rows < FEWEST_ROWS:

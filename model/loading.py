@@ -12,19 +12,21 @@ import numpy as np
 import torch
 
 from cache_manager.layout import KVLayout
-from model.architectures.registry import Model, load_model
+from model.architectures.registry import load_model
 from model.attention.backend import AttentionBackend
-from model.backends import Backend, choose_backend
+from model.backend import Backend
+from model.backends import choose_backend
 from model.config import ModelConfig, read_config, read_defaults
 from model.decoder import Decoder
 from model.errors import CheckpointError, RankLost
+from model.forward import Model
 from model.identity import checkpoint_identity
 from model.images import ImageStore
 from model.memory import free_bytes, free_host_bytes, pool_pages
 from model.page_store import PageStore, Store
 from model.parallel.collective import ALONE, Ranks
 from model.parallel.lead import LedAttention, LedModel, LedStore
-from model.parallel.opening import Led
+from model.parallel.members import Led
 from model.progress import progress_bar
 from model.runner import Runner
 from model.settings import ModelSettings

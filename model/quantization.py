@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.forward import ForwardBatch
 from model.layers import FEWEST_ROWS, onednn_multiplies
 
 LARGEST = 127  # -128 is not used, so that the range is the same on both sides of 0
@@ -89,7 +90,7 @@ class Int8Linear:
         """int8 [out, in] and its scales, float32 [out]."""
         return self._values, self._scale
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """x: [rows, in] -> [rows, out], in x's dtype."""
         rows = len(x)
         if self._on_cpu and rows < FEWEST_ROWS:

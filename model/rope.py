@@ -12,8 +12,8 @@ from torch import Tensor
 
 from model.errors import CheckpointError, shown
 from model.fields import LEAST_FLOAT, MOST_FLOAT, Fields
+from model.forward import CosSin
 
-Turn = tuple[Tensor, Tensor]
 MOST_ANGLES = 2**28  # of a table, 1 GiB in float32: 4 million positions of heads of 128
 
 
@@ -43,13 +43,13 @@ class Rope:
         self._sin = (angles.sin() * scale).to(device, dtype)
 
     @property
-    def tables(self) -> Turn:
+    def tables(self) -> CosSin:
         """cos and sin, each [context, pairs]."""
         return self._cos, self._sin
 
-    def at(self, positions: Tensor) -> Turn:
-        """cos and sin, each [tokens, 1, pairs], for all layers of a step."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+    def at(self, positions: Tensor) -> CosSin:
+        """See `model.forward.RotaryEmbedding`. Turns by the position in the sequence alone, axis 0."""
+        return self._cos[positions[0]].unsqueeze(1), self._sin[positions[0]].unsqueeze(1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from cache_manager.layout import KVLayout
-from model.architectures.registry import Model
 from model.attention.backend import AttentionBackend, StepShape
 from model.batch import Mirror, PromptSlice, Work
 from model.errors import RankLost
+from model.forward import ForwardBatch, Model
 from model.images import ImagePart, ImageStore
 from model.page_store import Store
 from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, logprobs_of, sample
@@ -254,15 +254,14 @@ class Runner:
         before: "_Flight | None" = None,
     ) -> torch.Tensor:
         """plan: of attention. before: the step that draws what `Mirror.expect` says."""
-        device_tokens, places, last = (self._to_device(array) for array in (tokens, positions, wanted))
+        device_tokens, places, last = (self._to_device(array) for array in (tokens, positions[None], wanted))
         if before is not None:
             drawn = before.drawing.tokens
             there = drawn[(-1 - device_tokens).clamp(0, len(drawn) - 1)] if len(drawn) else device_tokens
             device_tokens = torch.where(device_tokens < 0, there, device_tokens)
-        if not images or self._images is None:
-            return self._model.forward(device_tokens, places, last, self._attention, plan)
-        features = self._images.of_step(images)
-        return self._model.forward(device_tokens, places, last, self._attention, plan, features)
+        features = self._images.of_step(images) if images and self._images is not None else None
+        batch = ForwardBatch(device_tokens, places, last, self._attention, plan, features)
+        return self._model.forward(batch).logits
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

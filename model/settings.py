@@ -1,6 +1,10 @@
 """Settings of the model and its KV pool."""
 
+import logging
 from dataclasses import dataclass, field
+from pathlib import Path
+
+log = logging.getLogger("quire.model")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8",)
@@ -101,6 +105,17 @@ class ModelSettings:
         default=10.0,
         metadata={"help": "Seconds without a sign of life from one of these processes after which the engine fails."},
     )
+
+    @property
+    def kernel_directory(self) -> Path | None:
+        """Where compiled kernels are kept. None where they are not kept."""
+        if not self.kernel_cache:
+            return None
+        try:
+            return Path(self.kernel_cache).expanduser()
+        except RuntimeError:  # the user has no home
+            log.warning("compiled kernels are not kept: %s is nowhere", self.kernel_cache)
+            return None
 
     def __post_init__(self) -> None:
         if self.tensor_parallel < 1:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model.forward import ForwardBatch
 from model.layers import LayerNorm, Linear, Product, RMSNorm, onednn_multiplies
 from model.parallel.collective import ALONE, Ranks
 from model.parallel.shard import Shard
@@ -67,7 +68,7 @@ class MadeProduct(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def __call__(self, x: Tensor, /) -> Tensor: ...
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None, /) -> Tensor: ...
 
 
 class ProductMaker(Protocol):

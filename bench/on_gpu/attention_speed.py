@@ -15,7 +15,7 @@ from bench.on_gpu.pages import Book, Slices
 from bench.on_gpu.report import ATTENTION_GOAL, Goal, Table
 from bench.on_gpu.timing import Timing, Work, measure
 from cache_manager.layout import KVLayout
-from model.attention.triton import TritonAttention
+from model.gpu.attention_backend import TritonAttention
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 MEGABYTE = 2**20

@@ -11,7 +11,7 @@ from bench.on_gpu import truth
 from bench.on_gpu.pages import Book, Slices, picked, poisoned
 from bench.on_gpu.truth import Error, Tolerance
 from cache_manager.layout import KVLayout
-from model.attention.triton import TritonAttention
+from model.gpu.attention_backend import TritonAttention
 
 Lengths = tuple[tuple[int, int], ...]
 """Of each sequence: tokens that are in the cache, and tokens of the step."""

@@ -14,7 +14,7 @@ from bench.on_gpu import truth
 from bench.on_gpu.check_attention import Case, Pool
 from bench.on_gpu.pages import picked, poisoned
 from bench.on_gpu.truth import Error, Tolerance
-from model.blocks import Step
+from model.forward import ForwardBatch
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.sampler import GpuOps
 from model.layers import silu
@@ -43,6 +43,11 @@ class Noted:
     def attend(self, layer: int, queries: Tensor, plan: Any) -> Tensor:  # noqa: ARG002 - the protocol's
         self.queries = queries
         return queries
+
+
+def unchanged(x: Tensor, _: ForwardBatch | None = None) -> Tensor:
+    """A product that does nothing."""
+    return x
 
 
 class Source:
@@ -121,8 +126,8 @@ def rotation(random: Source, pairs: int, dtype: torch.dtype) -> Error:
     qkv = random(19, (heads + 2 * kv_heads) * dim, dtype=dtype)
     positions = torch.arange(0, context, context // 19, device=random.device)[:19]
     noted, before = Noted(), qkv.clone().view(19, -1, dim)
-    layer = KernelSelfAttention(0, heads, kv_heads, dim, lambda x: x, lambda x: x, rope)
-    layer(qkv, Step(positions, noted, None))  # type: ignore[arg-type]
+    layer = KernelSelfAttention(0, heads, kv_heads, dim, unchanged, unchanged, rope)
+    layer(qkv, ForwardBatch(positions, positions[None], positions, noted, None))  # type: ignore[arg-type]
     cos, sin = (table[positions] for table in rope.tables)
     queries, keys, values = before.split((heads, kv_heads, kv_heads), 1)
     if not torch.equal(noted.values, values):
@@ -134,7 +139,7 @@ def rotation(random: Source, pairs: int, dtype: torch.dtype) -> Error:
 def gate(random: Source, width: int, dtype: torch.dtype) -> Error:
     gate_up = 4 * random(33, 2 * width, dtype=dtype)
     with poisoned():
-        found = KernelGatedMLP(lambda x: x, lambda x: x, silu)(gate_up)
+        found = KernelGatedMLP(unchanged, unchanged, silu)(gate_up)
     return scaled(found, truth.gated(gate_up))
 
 
@@ -149,10 +154,10 @@ def attention_layer(random: Source, name: str) -> Error:
     shape = pool.book.shape(now)
     positions = torch.from_numpy(shape.positions).to(random.device)
     heads = case.group * case.kv_heads
-    layer = KernelSelfAttention(0, heads, case.kv_heads, case.head_dim, lambda x: x, lambda x: x, rope)
+    layer = KernelSelfAttention(0, heads, case.kv_heads, case.head_dim, unchanged, unchanged, rope)
     with poisoned():
-        step = Step(positions, pool.attention, pool.attention.plan(shape))
-        found = layer(torch.cat(parts, 1).flatten(1), step).view(len(positions), heads, case.head_dim)
+        batch = ForwardBatch(positions, positions[None], positions, pool.attention, pool.attention.plan(shape))
+        found = layer(torch.cat(parts, 1).flatten(1), batch).view(len(positions), heads, case.head_dim)
     turns = [table[positions] for table in rope.tables]
     queries, keys = (truth.rotated(part, *turns).to(part.dtype) for part in parts[:2])
     errors, at = [], 0
@@ -166,8 +171,8 @@ def attention_layer(random: Source, name: str) -> Error:
 
 def joined(device: torch.device) -> Error:
     """Parts of one softmax, of which some have seen nothing."""
-    from model.attention.triton import AT_ONCE  # here: should the kernels be divided otherwise, this alone fails
     from model.gpu.attention import join_parts
+    from model.gpu.attention_backend import AT_ONCE  # here: should the kernels be divided otherwise, this alone fails
 
     random, heads, dim, count = Source(device), 4, 96, 37
     tops, totals = 20 * random(count, heads), 1 + random(count, heads).abs()

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from bench.on_gpu.attention_speed import DIM, HEADS, KV_HEADS, PAGE
 from bench.on_gpu.bench import Bench
-from bench.on_gpu.check_parts import Noted
+from bench.on_gpu.check_parts import Noted, unchanged
 from bench.on_gpu.memory import free
 from bench.on_gpu.pages import Book
 from bench.on_gpu.report import Table
 from bench.on_gpu.timing import Work, seconds_of
 from cache_manager.layout import KVLayout
-from model.attention.triton import TritonAttention
-from model.blocks import Step
+from model.forward import ForwardBatch
+from model.gpu.attention_backend import TritonAttention
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.sampler import GpuOps
 from model.layers import silu
@@ -86,14 +86,15 @@ def rotation(device: torch.device) -> Made:
     """Of queries and keys, in a layer whose products and attention do nothing."""
     qkv = _random(device, TOKENS, (HEADS + 2 * KV_HEADS) * DIM)
     rope = Rope(frequencies(DIM, 10_000.0), TOKENS, torch.bfloat16, device)
-    layer = KernelSelfAttention(0, HEADS, KV_HEADS, DIM, lambda x: x, lambda x: x, rope)
-    step = Step(torch.arange(TOKENS, device=device), Noted(), None)  # type: ignore[arg-type]
-    return 2 * qkv.nbytes * (HEADS + KV_HEADS) / (HEADS + 2 * KV_HEADS), lambda: layer(qkv, step)
+    layer = KernelSelfAttention(0, HEADS, KV_HEADS, DIM, unchanged, unchanged, rope)
+    places = torch.arange(TOKENS, device=device)
+    batch = ForwardBatch(places, places[None], places, Noted(), None)  # type: ignore[arg-type]
+    return 2 * qkv.nbytes * (HEADS + KV_HEADS) / (HEADS + 2 * KV_HEADS), lambda: layer(qkv, batch)
 
 
 def gate(device: torch.device) -> Made:
     gate_up = _random(device, TOKENS, 2 * INNER)
-    kernel = KernelGatedMLP(lambda x: x, lambda x: x, silu)
+    kernel = KernelGatedMLP(unchanged, unchanged, silu)
     return 1.5 * gate_up.nbytes, lambda: kernel(gate_up)
 
 

@@ -2,7 +2,7 @@
 an embedding narrower than its layers.
 """
 
-from model.blocks import MLP, Chain, Part, PostNorm, PreNorm, SelfAttention
+from model.blocks import MLP, Chain, Norm, Part, PostNorm, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder, Embedding
 from model.layers import read_activation
@@ -48,7 +48,7 @@ def load_opt(config: ModelConfig, tensors: Tensors) -> Decoder:
 
 def _last_norm(config: ModelConfig, root: Tensors, before: bool, narrow: int) -> Chain:
     """What stands between the layers and the output: a norm, a projection, both or nothing."""
-    parts: list[Part] = []
+    parts: list[Norm | Part] = []
     if before and not config.fields.flag("_remove_final_layer_norm"):
         parts.append(root.layer_norm("final_layer_norm", config.hidden, EPS))
     if narrow != config.hidden:

@@ -3,42 +3,18 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from model.architectures import falcon, gemma, gpt2, gpt_neox, llama, mixtral, nano, olmo2, opt, phi, starcoder2
-from model.attention.backend import AttentionBackend
 from model.config import ModelConfig
-from model.decoder import Decoder, ImageFeatures
+from model.decoder import Decoder
 from model.multimodal import KINDS, NANO
 from model.parallel.collective import ALONE, Ranks
 from model.tensors import ProductMaker, Renamed, Tensors
-from model.vision.encoder import VisionEncoder
 from model.weights import Checkpoint
 
 log = logging.getLogger("quire.model")
-
-
-class Model(Protocol):
-    """What the runner needs of a model. vision: what makes features of images, None where it reads text alone."""
-
-    @property
-    def vision(self) -> VisionEncoder | None: ...
-
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        wanted: Tensor,
-        attention: AttentionBackend,
-        plan: object,
-        images: ImageFeatures | None = None,
-    ) -> Tensor:
-        """Float32 logits [n, vocabulary] at the packed offsets `wanted` of tokens [tokens] at positions [tokens].
-        images: what stands in their places instead of tokens.
-        """
 
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Decoder]] = {

@@ -11,17 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from model.attention.backend import AttentionBackend
 from model.attention.sharing import SHARERS
-from model.attention.triton import TritonAttention
 from model.blocks import Experts
-from model.decoder import Decoder, ImageFeatures
-from model.vision.encoder import VisionEncoder
+from model.decoder import Decoder
+from model.forward import ForwardBatch, ForwardOutput, ImageEncoder
+from model.gpu.attention_backend import TritonAttention
 
 log = logging.getLogger("quire.model")
 
@@ -108,31 +105,27 @@ class GraphDecoder:
         log.info("%d CUDA graphs for decodes of up to %d sequences, in %.1f s", len(self._replays), most, seconds)
 
     @property
-    def vision(self) -> VisionEncoder | None:
+    def vision(self) -> ImageEncoder | None:
         return self._decoder.vision
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        wanted: Tensor,
-        attention: AttentionBackend,
-        plan: Any,
-        images: ImageFeatures | None = None,
-    ) -> Tensor:
-        """See `Model`. What it returns lasts until the next call."""
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """See `model.forward.Model`. The result holds until the next call."""
+        plan, wanted = batch.plan, batch.wanted
         replay = self._replays.get((plan.rows, plan.shares))
-        if replay is None or images is not None or len(wanted) > plan.rows:
-            return self._decoder.forward(tokens, positions, wanted, attention, plan, images)
-        for place, given in zip(self._inputs, (tokens, positions, wanted), strict=True):
+        # Graphs have one axis of positions and write logits alone.
+        recorded = batch.images is None and not batch.hidden and len(batch.positions) == 1
+        if replay is None or not recorded or len(wanted) > plan.rows:
+            return self._decoder.forward(batch)
+        for place, given in zip(self._inputs, (batch.tokens, batch.positions[0], wanted), strict=True):
             place[: len(given)].copy_(given)
         self._inputs[2, len(wanted) : plan.rows].zero_()  # what an earlier step wanted may be past these rows
         replay()
-        return self._logits[: len(wanted)]
+        return ForwardOutput(self._logits[: len(wanted)])
 
     def _step(self, rows: int, shares: bool) -> Work:
         """A decode of so many sequences, from its place to its place."""
         plan = self._attention.empty_plan(rows, shares)
         tokens, positions, wanted = (place[:rows] for place in self._inputs)
         out = self._logits[:rows]
-        return lambda: self._decoder.forward(tokens, positions, wanted, self._attention, plan, out=out)
+        # Made anew for each run: it remembers rotary angles, which a replay has to look up.
+        return lambda: self._decoder.forward(ForwardBatch(tokens, positions[None], wanted, self._attention, plan), out)

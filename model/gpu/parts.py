@@ -7,8 +7,9 @@ import torch
 import triton
 from torch import Tensor
 
-from model.blocks import GatedMLP, PreNorm, SelfAttention, Step
+from model.blocks import GatedMLP, PreNorm, SelfAttention
 from model.decoder import Decoder
+from model.forward import ForwardBatch
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
 from model.layers import RMSNorm, silu
 
@@ -50,37 +51,37 @@ class KernelNorm:
 class KernelGatedMLP(GatedMLP):
     """With silu."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up(x).contiguous()
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        gate_up = self.gate_up(x, batch).contiguous()
         width = gate_up.shape[1] // 2
         out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
         gate_rows[(len(x), -(-width // GATE_BLOCK))](gate_up, out, width, BLOCK=GATE_BLOCK)
-        return self.down(out)
+        return self.down(out, batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelSelfAttention(SelfAttention):
     """Queries and keys are rotated where they lie."""
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        qkv = self.qkv(x, batch).view(len(x), -1, self.head_dim)
         queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
-            self._rotate(queries, step)
-            self._rotate(keys, step)
+            self._rotate(queries, batch)
+            self._rotate(keys, batch)
         else:
-            self._rotate(qkv[:, : self.heads + self.kv_heads], step)  # side by side, in one go
-        step.attention.write(self.number, keys, values, step.plan)
-        return self.output(step.attention.attend(self.number, queries, step.plan).flatten(1))
+            self._rotate(qkv[:, : self.heads + self.kv_heads], batch)  # side by side, in one go
+        batch.attention.write(self.number, keys, values, batch.plan)
+        return self.output(batch.attention.attend(self.number, queries, batch.plan).flatten(1), batch)
 
-    def _rotate(self, x: Tensor, step: Step) -> None:
+    def _rotate(self, x: Tensor, batch: ForwardBatch) -> None:
         if self.rope is None:
             return
         cos, sin = self.rope.tables
         heads, pairs = x.shape[1], cos.shape[1]
         rotate_rows[(len(x),)](
-            x, step.positions, cos, sin, x.stride(0), x.stride(1), HEADS=heads, ROOM=triton.next_power_of_2(heads),
+            x, batch.positions[0], cos, sin, x.stride(0), x.stride(1), HEADS=heads, ROOM=triton.next_power_of_2(heads),
             PAIRS=pairs, WIDE=triton.next_power_of_2(pairs),
         )  # fmt: skip
 
@@ -91,9 +92,9 @@ class KernelPreNorm(PreNorm):
 
     mlp_norm: KernelNorm
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        normal, x = self.mlp_norm.of_sum(x, self.attention(self.attention_norm(x), step))
-        return x + self.mlp(normal)
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        normal, x = self.mlp_norm.of_sum(x, self.attention(self.attention_norm(x), batch))
+        return x + self.mlp(normal, batch)
 
 
 def with_kernels(decoder: Decoder) -> Decoder:

@@ -1,6 +1,4 @@
-"""The model's tokenizer: text to ids and back, through the `tokenizers` library, or through `sentencepiece` where the
-model has no tokenizer.json.
-"""
+"""A tokenizer.json: text to ids and back, through the `tokenizers` library."""
 
 import json
 from base64 import b64decode
@@ -54,15 +52,8 @@ class Tokenizer:
         self._special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
 
     @staticmethod
-    def load(directory: Path) -> "Tokenizer":
-        """Reads tokenizer.json if there is one, else tokenizer.model. Raises CheckpointError."""
-        path = directory / "tokenizer.json"
-        if not path.exists():
-            if not (directory / "tokenizer.model").exists():
-                raise CheckpointError(f"{path} is missing, and so is tokenizer.model: a model is served with its own")
-            from model.inputs.sentence_pieces import SentencePieceTokenizer  # of no use to most models
-
-            return SentencePieceTokenizer.load(directory)
+    def of_file(path: Path) -> "Tokenizer":
+        """Reads a tokenizer.json. Raises CheckpointError."""
         content = read_file(path)
         try:
             return Tokenizer(Library.from_buffer(content))

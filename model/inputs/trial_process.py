@@ -21,6 +21,7 @@ from pathlib import Path
 from model.errors import CheckpointError, shown
 from model.inputs.process_limits import limit_memory, limit_processor_time
 from model.inputs.tokenizer import Tokenizer, TokenizerFailed
+from model.inputs.tokenizer_files import load_tokenizer
 
 UNITS = (
     "a",
@@ -142,7 +143,7 @@ def main() -> None:
     limit_memory(memory)
     answer = {}
     try:
-        tokenizer = Tokenizer.load(directory)
+        tokenizer = load_tokenizer(directory)
         if (has := address_space()) > 0:
             limit_memory(min(memory, has + MEMORY))
         try_tokenizer(tokenizer)

@@ -2,45 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from model.forward import ForwardBatch
 from model.parallel.shard import Shard
 
-if TYPE_CHECKING:
-    from model.kernels.buffer import Buffer
-    from model.kernels.program import Call, Machine
-    from model.parallel.cut import Exchange
 
-Part = Callable[[Tensor], Tensor]
+class Part(Protocol):
+    """A product, or a part of a layer, whose rows are the tokens of a step."""
 
-
-class Turns(Protocol):
-    """What the ranks do together in a program of kernels, in the order in which it is written. Buffers are of float32,
-    with as many rows as the largest step; rows: address of the cell with the number of those of a step.
-    """
-
-    def to_sum(self, rows: int, width: int) -> "Buffer":
-        """Where this rank's part of the next sum goes."""
-
-    def summed(self, rows: int, y: "Buffer", width: int, add: bool) -> "Call | Exchange":
-        """The sum of what all have, into y or, with `add`, to what stands there. width: a multiple of 16."""
-
-    def to_gather(self, rows: int, width: int) -> "Buffer":
-        """Where this rank's part of what is gathered goes. width: of the widest part."""
-
-    def gathered(self, rows: int, y: "Buffer", widths: Sequence[int]) -> "Call | Exchange":
-        """Of parts of these widths, side by side into rank 0's y."""
-
-    def program(self, machine: "Machine", calls: "Sequence[Call | Exchange]") -> "Runs":
-        """Of calls among which are all that these turns have made. It raises RankLost."""
-
-
-class Runs(Protocol):
-    """A program, or several with something between them."""
-
-    def run(self) -> None: ...
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None, /) -> Tensor: ...
 
 
 class Collective(Protocol):
@@ -51,15 +24,13 @@ class Collective(Protocol):
     """
 
     name: str
+    shard: Shard
 
     def sum(self, x: Tensor) -> Tensor:
         """x: [tokens, width], a part of each rank. The sum, in x's dtype, in all ranks."""
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """x: [n, widths[rank]]. In rank 0 what all have, side by side; in others x."""
-
-    def turns(self, *shapes: tuple[int, int]) -> Turns:
-        """For a new program of kernels of a CPU, whose parts have these rows and columns at most."""
 
     def fail(self, why: str) -> None:
         """From any thread: whatever waits, now or later, raises RankLost with this."""
@@ -80,8 +51,8 @@ class Summed:
     part: Part
     collective: Collective
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.collective.sum(self.part(x))
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        return self.collective.sum(self.part(x, batch))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,8 +63,8 @@ class Gathered:
     widths: Sequence[int]
     collective: Collective
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.collective.gather(self.part(x), self.widths)
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        return self.collective.gather(self.part(x, batch), self.widths)
 
 
 def _told_nobody(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -16,7 +16,6 @@ from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-de
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from model.errors import RankLost
-from model.parallel.collective import Turns
 from model.parallel.group import START_SECONDS
 from model.parallel.shard import Shard
 from model.parallel.sockets import host_port, listen
@@ -30,7 +29,7 @@ class Distributed:
     """
 
     def __init__(self, name: str, shard: Shard, store: TCPStore, host: str, seconds: float) -> None:
-        self.name, self._shard, self._why = name, shard, ""
+        self.name, self.shard, self._why = name, shard, ""
         self._options, self._seconds = AllgatherOptions(), seconds
         self._options.timeout = timedelta(seconds=START_SECONDS)
         self._group = (_nccl if name == "nccl" else _gloo)(store, shard, host, timedelta(seconds=seconds))
@@ -49,7 +48,7 @@ class Distributed:
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
     def _exchanged(self, x: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self._shard.size)]
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.shard.size)]
         try:
             self._group.allgather([parts], [x.contiguous()], self._options).wait()
         except RuntimeError as error:
@@ -64,11 +63,6 @@ class Distributed:
         while not self._why and time.monotonic() < deadline:
             time.sleep(0.01)
         return self._why or f"a rank is gone, or was waited for in vain: {error}"
-
-    def turns(self, *shapes: tuple[int, int]) -> Turns:  # noqa: ARG002 - parts are where they are made
-        from model.parallel.cut import CutTurns  # here: a GPU needs no compiler for the CPU
-
-        return CutTurns(self, self._shard.rank == 0)
 
     def fail(self, why: str) -> None:
         self._why = self._why or why

@@ -1,25 +1,43 @@
 """A follower: computes its part of every step that rank 0 tells it of, until there are no more."""
 
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from model.attention.backend import AttentionBackend
 from model.errors import RankLost
-from model.loading import Computer
-from model.parallel.opening import Joined
+from model.forward import ForwardBatch, Model
+from model.page_store import Store
+from model.parallel.members import Joined
 from model.parallel.steps import Step, unpack_moves, unpack_step
 from model.parallel.wire import Kind, WireError, pack_arrays
 
 log = logging.getLogger("quire.ranks")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What a follower computes with: its shard of the model, of the KV pool and of the host tier.
+
+    Attributes:
+        dtype: Of the model.
+        store: None without a host tier.
+    """
+
+    model: Model
+    attention: AttentionBackend
+    store: Store | None
+    dtype: torch.dtype
+    device: torch.device
+
+
 class Work:
     """Does what rank 0 says."""
 
-    def __init__(self, computer: Computer) -> None:
-        self._computer = computer
-        self._dtype: torch.dtype = getattr(torch, computer.dtype)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     @torch.inference_mode()
     def until_the_end(self, joined: Joined) -> None:
@@ -32,10 +50,10 @@ class Work:
             joined.started()
 
     def _do(self, kind: Kind, content: bytearray) -> bytes | None:
-        attention, store = self._computer.attention, self._computer.store
+        attention, store = self._parts.attention, self._parts.store
         match kind:
             case Kind.STEP:
-                self._step(unpack_step(content, self._dtype, self._computer.device))
+                self._step(unpack_step(content, self._parts.dtype, self._parts.device))
             case Kind.COPY:
                 attention.copy(unpack_moves(content, 2))
             case Kind.POISON:
@@ -52,18 +70,18 @@ class Work:
         return None
 
     def _step(self, step: Step) -> None:
-        device = self._computer.device
         tokens, positions, wanted = (
-            torch.from_numpy(array).to(device) for array in (step.tokens, step.shape.positions, step.wanted)
+            torch.from_numpy(array).to(self._parts.device) for array in (step.tokens, step.positions, step.wanted)
         )
-        attention = self._computer.attention
-        self._computer.model.forward(tokens, positions, wanted, attention, attention.plan(step.shape), step.images)
+        attention = self._parts.attention
+        plan = attention.plan(step.shape)
+        self._parts.model.forward(ForwardBatch(tokens, positions, wanted, attention, plan, step.images))
 
 
-def follow(computer: Computer, joined: Joined) -> None:
+def follow(parts: Parts, joined: Joined) -> None:
     """Until rank 0 ends. Raises RankLost, and what a step raises once rank 0 has been told of it."""
     try:
-        Work(computer).until_the_end(joined)
+        Work(parts).until_the_end(joined)
     except RankLost as error:
         joined.follower.failed(str(error))
         raise

@@ -1,22 +1,20 @@
 """What rank 0 does, told to the others before it does it: steps of its model, moves of pages."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.architectures.registry import Model
 from model.attention.backend import AttentionBackend, StepShape
-from model.decoder import ImageFeatures
 from model.errors import RankLost
+from model.forward import ForwardBatch, ForwardOutput, ImageEncoder, Model
 from model.page_store import Store
-from model.parallel.opening import Led
+from model.parallel.members import Led
 from model.parallel.steps import pack_step, unpack_moves
 from model.parallel.wire import Kind, pack_arrays
-from model.vision.encoder import VisionEncoder
 
 log = logging.getLogger("quire.ranks")
 
@@ -84,28 +82,20 @@ class LedModel:
         self._own, self._group, self._page_size = own, group, page_size
 
     @property
-    def vision(self) -> VisionEncoder | None:
+    def vision(self) -> ImageEncoder | None:
         return self._own.vision
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        wanted: Tensor,
-        attention: AttentionBackend,
-        plan: Any,
-        images: ImageFeatures | None = None,
-    ) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Raises RankLost, whatever goes wrong: the others wait in the middle of the step, and none of it can be run
         again.
         """
-        if not isinstance(attention, LedAttention):
-            raise TypeError(f"rank 0 leads over its group's attention, not over {attention.name}")
+        if not isinstance(batch.attention, LedAttention):
+            raise TypeError(f"rank 0 leads over its group's attention, not over {batch.attention.name}")
         if self._group.lost is not None:
             raise RankLost(self._group.lost)
         try:
-            self._group.tell(Kind.STEP, pack_step(tokens, wanted, plan.shape, self._page_size, images))
-            return self._own.forward(tokens, positions, wanted, attention.own, plan.own, images)
+            self._group.tell(Kind.STEP, pack_step(batch, batch.plan.shape, self._page_size))
+            return self._own.forward(replace(batch, attention=batch.attention.own, plan=batch.plan.own))
         except RankLost as error:
             self._group.fail(str(error))
             raise

@@ -10,44 +10,54 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from model.attention.backend import StepShape
-from model.decoder import ImageFeatures
+from model.forward import ForwardBatch, ImageFeatures
 from model.parallel.wire import WireError, pack_arrays, unpack_arrays
 
 INT32, INT64, FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
-LAYOUT = ((INT64, 1), (INT64, 1), (INT32, 2), (INT64, 1), (INT64, 2), (INT32, 3), (INT64, 1))
+LAYOUT = ((INT64, 1), (INT64, 1), (INT32, 2), (INT64, 2), (INT64, 2), (INT32, 3), (INT64, 1))
 IMAGES = ((INT64, 1), (FLOAT32, 2))
 """dtype and dimensions of the arrays of a step, and of those that follow where it has images."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """tokens: int64 [tokens]. wanted: int64 [m] packed offsets whose logits are needed. shape: its rows are numbered as
-    its slices.
+    """What a follower computes.
+
+    Attributes:
+        tokens: [tokens] int64.
+        positions: [axes, tokens] int64.
+        wanted: [m] int64. Packed offsets of the tokens whose logits are needed.
+        shape: Where the tokens stand. Its rows are numbered as its slices.
+        images: Features of images, None without images.
     """
 
     tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
     wanted: NDArray[np.int64]
     shape: StepShape
     images: ImageFeatures | None = None
 
 
-def pack_step(
-    tokens: Tensor, wanted: Tensor, shape: StepShape, page_size: int, images: ImageFeatures | None = None
-) -> bytes:
-    """tokens, wanted: as in `Step`, on any device. shape: of any rows."""
+def pack_step(batch: ForwardBatch, shape: StepShape, page_size: int) -> bytes:
+    """Packs a batch for the followers.
+
+    Args:
+        batch: Tensors on any device.
+        shape: Of the same step, with rows of any number.
+        page_size: Tokens of a page.
+    """
     rows, ends = shape.slices[:, 0], shape.slices[:, 1] + shape.slices[:, 2]
     pages = -(-int(ends.max(initial=0)) // page_size)
     slices = shape.slices.astype(INT32)
     slices[:, 0] = np.arange(len(slices))
     more: list[NDArray] = []
-    if images is not None:
+    if (images := batch.images) is not None:
         more = [images.places.cpu().numpy(), images.features.float().cpu().numpy()]
     return pack_arrays(
-        tokens.cpu().numpy(), wanted.cpu().numpy(), slices, shape.positions.astype(INT64), shape.slots.astype(INT64),
-        shape.tables[:, rows, :pages].astype(INT32), shape.whole.astype(INT64), *more,
+        batch.tokens.cpu().numpy(), batch.wanted.cpu().numpy(), slices, batch.positions.cpu().numpy(),
+        shape.slots.astype(INT64), shape.tables[:, rows, :pages].astype(INT32), shape.whole.astype(INT64), *more,
     )  # fmt: skip
 
 
@@ -59,8 +69,9 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
         raise WireError(f"a step has arrays of {[(str(array.dtype), array.ndim) for array in arrays]}")
     tokens, wanted, slices, positions, slots, tables, whole = arrays[: len(LAYOUT)]
     _check(slices.shape[1] == 3, "slices", slices)
-    _check(len(positions) == len(tokens) == slots.shape[1] == slices[:, 2].sum(), "positions", positions)
+    _check(positions.shape[1] == len(tokens) == slots.shape[1] == slices[:, 2].sum(), "positions", positions)
     _check(tables.shape[:2] == (len(slots), len(slices)), "tables", tables)
+    _check(len(positions) > 0, "positions", positions)
     _check(len(whole) == len(slices), "whole", whole)
     _check(bool(((wanted >= 0) & (wanted < len(tokens))).all()), "wanted", wanted)
     images = None
@@ -70,7 +81,7 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
         images = ImageFeatures(
             torch.from_numpy(places).to(device), torch.from_numpy(features).to(device=device, dtype=dtype)
         )
-    return Step(tokens, wanted, StepShape(slices, positions, slots, tables, whole), images)
+    return Step(tokens, positions, wanted, StepShape(slices, positions[0], slots, tables, whole), images)
 
 
 def unpack_moves(content: bytearray, width: int) -> NDArray[np.int32]:

@@ -143,7 +143,7 @@ def _openai(
     """Raises ValueError."""
     _need("httpx", "--protocol openai", "bench")
     from model.errors import CheckpointError
-    from model.inputs.tokenizer import Tokenizer
+    from model.inputs.tokenizer_files import load_tokenizer
     from model.inputs.trial import try_tokenizer
     from rpc.loadgen.openai_http import OpenAI
     from rpc.paths import model_directory
@@ -157,7 +157,7 @@ def _openai(
         if tokenizer is not None:
             directory = model_directory(tokenizer)
             try_tokenizer(directory)
-            own = Tokenizer.load(directory)
+            own = load_tokenizer(directory)
     except CheckpointError as error:
         raise ValueError(str(error).replace("--model", "--tokenizer")) from None
     return OpenAI(address, model, security, settings.ignore_eos, own)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 
-from model.backends import kernel_directory
 from model.identity import checkpoint_identity
 from model.loading import choose_device, load_computer
-from model.parallel.follow import follow
-from model.parallel.opening import Means, join
+from model.parallel.follow import Parts, follow
 from model.parallel.shard import Shard
+from model.rank_group import Means, join
 from model.settings import ModelSettings
 from rpc.heap import settle
 from rpc.paths import model_directory
@@ -38,7 +37,8 @@ def run_follower(
         except Exception as error:
             joined.follower.failed(f"{type(error).__name__}: {error}")
             raise
-        follow(computer, joined)
+        dtype: torch.dtype = getattr(torch, computer.dtype)
+        follow(Parts(computer.model, computer.attention, computer.store, dtype, computer.device), joined)
     finally:
         joined.close()
 
@@ -58,5 +58,5 @@ def runs(directory: Path) -> Mapping[str, str]:
 
 
 def means(settings: ModelSettings) -> Means:
-    kernels, seconds = kernel_directory(settings.kernel_cache), settings.tensor_parallel_timeout
-    return Means(choose_device(settings.device) == "cuda", kernels, seconds)
+    gpu = choose_device(settings.device) == "cuda"
+    return Means(gpu, settings.kernel_directory, settings.tensor_parallel_timeout)

@@ -18,8 +18,9 @@ import torch
 
 from model.loading import choose_device
 from model.parallel.group import TOKEN_BYTES
-from model.parallel.opening import Led, lead
+from model.parallel.members import Led
 from model.parallel.sockets import address_of, listen, new_local
+from model.rank_group import lead
 from rpc.engines.follower import means, runs
 from rpc.settings import EngineConfig
 from scheduler.step import Executor, StepPlan, StepResult

@@ -13,6 +13,7 @@ from model.inputs.chat_contents import Contents, contents_read, template_message
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
 from model.inputs.images import decode_images, image_digest
 from model.inputs.tokenizer import Tokenizer, TokenizerFailed
+from model.inputs.tokenizer_files import load_tokenizer
 from model.inputs.trial import try_tokenizer
 from model.inputs.vision.inputs import ImageInputs
 from model.inputs.vision.registry import read_image_inputs
@@ -233,7 +234,7 @@ def load_preparer(
     name = settings.served_model_name or model_name(settings.model, directory)
     if directory != demo_directory():  # which is ours
         try_tokenizer(directory)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = load_tokenizer(directory)
     try:
         public = tuple(tuple(tokenizer.encode(text, True)) for text in _texts(public_prefixes))
     except TokenizerFailed as failure:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from model.compiled import CompiledDecoder
 from model.config import read_config
+from model.cpu.decoder import CompiledDecoder
 from model.settings import ModelSettings
 from rpc.engines.host import choose_hosts
 from rpc.link import codec

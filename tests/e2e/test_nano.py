@@ -11,7 +11,7 @@ from quire import LLM, Sampling, Stopping
 from quire.v1 import generation_service_pb2 as pb
 from safetensors.torch import load_file
 
-from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer_files import load_tokenizer
 from tests.e2e.test_images import asked
 from tests.model.vision import nano
 from tests.model.vision.pictures import encoded, picture
@@ -59,7 +59,7 @@ def greedy(
     reference: nano.Reference, directory: Path, tiles: list[torch.Tensor], grids: list[tuple[int, int]]
 ) -> list[int]:
     """Images, then the text, one token after the other without a cache."""
-    config, tokenizer = reference.c, Tokenizer.load(directory)
+    config, tokenizer = reference.c, load_tokenizer(directory)
     features = (
         torch.cat([reference.features(one) for one in tiles]) if tiles else torch.empty(0, config["lm_hidden_dim"])
     )

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend, StepShape
-from model.attention.cpu import CpuAttention
-from model.attention.pieces import Pieces
-from model.attention.reference import ReferenceAttention
-from model.kernels.attention import CHUNK, LISTED
-from model.kernels.kv import BLOCK
+from model.cpu.attention_backend import CpuAttention
+from model.cpu.kernels.attention import CHUNK, LISTED
+from model.cpu.kernels.kv import BLOCK
+from model.cpu.pieces import Pieces
 from model.kv_pool import EIGHT_BIT
 from model.kv_pool import _to_eight_bit as to_eight_bit
+from model.reference.attention_backend import ReferenceAttention
 from tests.support.kernels import the_machine
 
 Floats = NDArray[np.float64]

@@ -9,13 +9,17 @@ import pytest
 import torch
 from transformers import GPT2Config, MixtralConfig, Olmo2Config, OPTConfig, PhiConfig, Qwen3MoeConfig
 
-from model.attention.cpu import CpuAttention
-from model.attention.reference import ReferenceAttention
-from model.backends import Backend, TorchBackend, TritonBackend, choose_backend
-from model.compiled import CompiledDecoder
+from model.backend import Backend
+from model.backends import choose_backend
 from model.config import read_config
+from model.cpu.attention_backend import CpuAttention
+from model.cpu.decoder import CompiledDecoder
 from model.decoder import Decoder
+from model.forward import ForwardBatch
+from model.gpu.backend import TritonBackend
 from model.loading import LoadedModel, load
+from model.reference.attention_backend import ReferenceAttention
+from model.reference.backend import TorchBackend
 from model.settings import ModelSettings
 from scheduler.settings import RequestLimits
 from tests.support.checkpoints import write, write_llama
@@ -176,7 +180,7 @@ import sys
 from rpc.offline import LLM
 print("triton" in sys.modules)
 with LLM({str(tiny)!r}, kv_cache_memory=2**20, device="cpu"):
-    print([name for name in sys.modules if name.startswith("model.gpu") or name == "model.attention.triton"])
+    print([name for name in sys.modules if name.startswith("model.gpu") or name == "model.gpu.attention_backend"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n[]\n", done.stderr
@@ -203,4 +207,4 @@ def test_a_compiled_decoder_has_the_attention_that_it_needs(tiny: Path) -> None:
     one, other = loaded(tiny), loaded(tiny, backend="reference")
     zero = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(TypeError, match="runs over the CPU's attention, not over reference"):
-        one.runner._model.forward(zero, zero, zero, other.runner._attention, None)
+        one.runner._model.forward(ForwardBatch(zero, zero[None], zero, other.runner._attention, None))

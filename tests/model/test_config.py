@@ -16,7 +16,7 @@ from model.errors import CheckpointError
 from model.families import FAMILIES
 from model.fields import Fields, read_json
 from model.footprint import weight_bytes
-from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer_files import load_tokenizer
 from model.rope import frequencies, read_rope
 from scheduler.limits import ModelDefaults
 from tests.support.checkpoints import byte_tokenizer
@@ -539,19 +539,19 @@ def test_wrong_generation_config(tmp_path: Path, generation: object, key: str) -
 
 def test_missing_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"model": {"type": "Nothing"}}'])
 def test_broken_tokenizer(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_tokenizer(tmp_path: Path) -> None:
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     ids = tokenizer.encode("the cat sat, né? 🐈", add_special_tokens=True)
     assert tokenizer.decode(ids, skip_special_tokens=False) == "the cat sat, né? 🐈"
     assert tokenizer.decode([0, ids[0]], True) == tokenizer.decode([ids[0]], True)

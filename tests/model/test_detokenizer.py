@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from model.inputs.detokenizer import Detokenizer
 from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer_files import load_tokenizer
 from tests.support.checkpoints import byte_tokenizer
 
 HALF = "\ufffd"
@@ -45,7 +46,7 @@ def _small() -> Alphabet:
 
 
 def _demo() -> Alphabet:
-    tokenizer = Tokenizer.load(DEMO)
+    tokenizer = load_tokenizer(DEMO)
     return Alphabet(tokenizer, tokenizer._library.get_vocab(), {0})
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from model.architectures.registry import Model
+from model.forward import ForwardBatch, ForwardOutput, Model
 from scheduler.events import EndReason, Submit
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import random_prompts
@@ -25,11 +24,11 @@ class Raising:
     def __init__(self, model: Model, bad: set[int]) -> None:
         self.model, self.bad, self.calls = model, torch.tensor(sorted(bad)), 0
 
-    def forward(self, tokens: Tensor, *rest: object) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
         self.calls += 1
-        if torch.isin(tokens, self.bad).any():
+        if torch.isin(batch.tokens, self.bad).any():
             raise ArithmeticError("bad token")
-        return self.model.forward(tokens, *rest)  # type: ignore[arg-type]
+        return self.model.forward(batch)
 
 
 class Spoiling:
@@ -38,10 +37,10 @@ class Spoiling:
     def __init__(self, model: Model, bad: set[int], value: float) -> None:
         self.model, self.bad, self.value = model, torch.tensor(sorted(bad)), value
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, *rest: object) -> Tensor:
-        logits = self.model.forward(tokens, positions, wanted, *rest)  # type: ignore[arg-type]
-        logits[torch.isin(tokens[wanted], self.bad), 5] = self.value
-        return logits
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        output = self.model.forward(batch)
+        output.logits[torch.isin(batch.tokens[batch.wanted], self.bad), 5] = self.value
+        return output
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +225,13 @@ class Broken:
     def __init__(self, model: Model, steps: int, value: float | None) -> None:
         self.model, self.left, self.value = model, steps, value
 
-    def forward(self, *args: object) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
         self.left -= 1
         if self.left >= 0:
-            return self.model.forward(*args)  # type: ignore[arg-type]
+            return self.model.forward(batch)
         if self.value is None:
             raise RuntimeError("CUDA error: device-side assert triggered")
-        return self.model.forward(*args).fill_(self.value)  # type: ignore[arg-type]
+        return ForwardOutput(self.model.forward(batch).logits.fill_(self.value))
 
 
 @pytest.mark.parametrize(("value", "part"), [(None, "device-side assert"), (float("nan"), "not finite")])
@@ -256,10 +255,10 @@ def test_a_step_that_raises_only_as_a_whole_hurts_nobody(
         def __init__(self, model: Model) -> None:
             self.model = model
 
-        def forward(self, tokens: Tensor, *rest: object) -> Tensor:
-            if len(tokens) > 45:
+        def forward(self, batch: ForwardBatch) -> ForwardOutput:
+            if len(batch.tokens) > 45:
                 raise MemoryError
-            return self.model.forward(tokens, *rest)  # type: ignore[arg-type]
+            return self.model.forward(batch)
 
     rig = make_rig(tiny, record_logits=True)
     rig.wrap_model(Small)
@@ -277,9 +276,9 @@ def test_a_faulted_row_is_not_fed_a_token_that_does_not_exist(
     seen: set[int] = set()
 
     class Watching(Spoiling):
-        def forward(self, tokens: Tensor, *rest: object) -> Tensor:  # type: ignore[override]
-            seen.update(tokens.tolist())
-            return super().forward(tokens, *rest)  # type: ignore[arg-type]
+        def forward(self, batch: ForwardBatch) -> ForwardOutput:
+            seen.update(batch.tokens.tolist())
+            return super().forward(batch)
 
     rig = make_rig(tiny, settings=SchedulerSettings(max_sequences=8, steps_in_flight=steps_in_flight))
     rig.wrap_model(lambda model: Watching(model, {BAD}, float("nan")))

@@ -11,8 +11,8 @@ import torch
 
 from cache_manager.layout import KVLayout
 from cache_manager.tier import HostTier
-from model.attention.reference import ReferenceAttention
 from model.page_store import PageStore
+from model.reference.attention_backend import ReferenceAttention
 from scheduler.costs import FEWEST_PAGES
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings

@@ -89,11 +89,11 @@ def test_rows_of_rotate(dtype: torch.dtype, heads: int, head_dim: int) -> None:
     rope = Rope(frequencies(head_dim, 10000.0), ROWS, dtype, torch.device("cpu"))
     x = random(ROWS, heads, head_dim, dtype=dtype)
     positions = torch.arange(ROWS)
-    whole = rotate(x, *rope.at(positions))
+    whole = rotate(x, *rope.at(positions[None]))
     for count in COUNTS:
         for start in {0, 1, ROWS - count}:
             rows = slice(start, start + count)
-            assert torch.equal(rotate(x[rows], *rope.at(positions[rows])), whole[rows])
+            assert torch.equal(rotate(x[rows], *rope.at(positions[None, rows])), whole[rows])
 
 
 def test_the_check_of_rows_sees_a_leak() -> None:
@@ -162,7 +162,7 @@ def test_values_of_rotate(dtype: torch.dtype, theta: float) -> None:
     x = random(4, 3, 24, dtype=dtype)
     low, high = np.split(x.double().numpy(), 2, -1)
     product = (low + 1j * high) * turned(24, theta, 200)[positions.numpy()][:, None]
-    found = rotate(x, *rope.at(positions))
+    found = rotate(x, *rope.at(positions[None]))
     close(found, np.concatenate((product.real, product.imag), -1), dtype)
     assert torch.equal(found[0], x[0]), "position 0 is not turned"
 
@@ -200,6 +200,6 @@ def test_weights_of_a_norm_that_are_wider_than_what_it_normalises(dtype: torch.d
 def test_rotation_of_a_part_of_each_head() -> None:
     rope = Rope(frequencies(8, 10000.0), 20, torch.float32, torch.device("cpu"))
     x = random(5, 3, 24, dtype=torch.float32)
-    turn = rope.at(torch.arange(5) + 7)
+    turn = rope.at(torch.arange(5)[None] + 7)
     assert torch.equal(rotate(x, *turn)[..., :8], rotate(x[..., :8].contiguous(), *turn))
     assert torch.equal(rotate(x, *turn)[..., 8:], x[..., 8:])

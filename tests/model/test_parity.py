@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model.compiled import CompiledDecoder
-from model.inputs.tokenizer import Tokenizer
+from model.cpu.decoder import CompiledDecoder
+from model.inputs.tokenizer_files import load_tokenizer
 from scheduler.events import EndReason, Event, Finish, Submit
 from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.support.checkpoints import greedy_ids, write_llama
@@ -234,7 +234,7 @@ def test_half_precision_has_the_same_bits_under_any_schedule(
 
 
 def test_demo_checkpoint(demo: Path) -> None:
-    tokenizer = Tokenizer.load(demo)
+    tokenizer = load_tokenizer(demo)
     texts = ["ROMEO:", "First Citizen:\nBefore we proceed any further, hear me", "\n", "O, she doth teach " * 12]
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     together = TOGETHER.run(demo, prompts, 32)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.attention.cpu import CpuAttention
-from model.attention.reference import ReferenceAttention
 from model.attention.seen import Seen
 from model.batch import Mirror
+from model.cpu.attention_backend import CpuAttention
+from model.reference.attention_backend import ReferenceAttention
 from model.runner import Runner
 from scheduler.events import EndReason
 from scheduler.settings import SchedulerSettings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cache_manager.pool import PagePool
 from cache_manager.publishing import PublishedNames
-from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer_files import load_tokenizer
 from model.runner import Runner
 from scheduler.events import EndReason, Event, Finish, Submit
 from scheduler.settings import SchedulerSettings
@@ -158,7 +158,7 @@ def test_a_pool_that_evicts_all_the_time(tiny: Path, cast: list[list[int]], alon
 
 
 def test_a_second_turn_goes_on_from_prompt_and_output(demo: Path) -> None:
-    tokenizer = Tokenizer.load(demo)
+    tokenizer = load_tokenizer(demo)
     first = tokenizer.encode("First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\n", False)
     on, off = (make_rig(demo, record_logits=True, prefix_cache=cache) for cache in (True, False))
     said = on.run({1: make_request(on, first, 40)})[1].tokens

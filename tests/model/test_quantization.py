@@ -22,9 +22,9 @@ from torch import Tensor
 from model import quantization
 from model.architectures.registry import build_model
 from model.config import read_config
+from model.cpu.kernels import product
 from model.errors import CheckpointError
 from model.footprint import weight_bytes
-from model.kernels import product
 from model.layers import Linear
 from model.quantization import Int8Linear, Scratch, quantize, quantized_blocks
 from model.settings import ModelSettings

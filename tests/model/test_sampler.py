@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.kernels.logits import KernelOps
+from model.cpu.kernels.logits import KernelOps
 from model.sampling.sampler import TORCH_OPS, Drawn, LogitOps, SamplingRows, sample
 from scheduler.controls import Controls
 from scheduler.step import Join

@@ -23,6 +23,7 @@ from model.errors import CheckpointError
 from model.inputs.detokenizer import Detokenizer
 from model.inputs.sentence_pieces import SentencePieceTokenizer
 from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer_files import load_tokenizer
 from tests.support.sentence_pieces import SETTINGS, library, load, trained, write
 
 NAMES = ("<s>", "</s>", "<unk>", "<pad>", "<eos>", "<bos>", "<mask>", "[INST]", "[/INST]", "<x>", "<start_of_turn>")
@@ -109,7 +110,7 @@ def check_transformers(directory: Path, pattern: str = "") -> None:
     """But where text after the beginning, or after an added token, starts with a space and would get one in front:
     transformers leaves one of the two out, the sentencepiece library does not.
     """
-    ours, theirs = Tokenizer.load(directory), AutoTokenizer.from_pretrained(directory)
+    ours, theirs = load_tokenizer(directory), AutoTokenizer.from_pretrained(directory)
     config = json.loads((directory / "tokenizer_config.json").read_text())
     prefix = config["tokenizer_class"] == "LlamaTokenizer" and config.get("add_prefix_space") is not False
 
@@ -140,7 +141,7 @@ def _transformers_reads_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each
 def test_ids_are_those_of_the_library(name: str, tmp_path: Path) -> None:
-    check_raw_text(Tokenizer.load(write(tmp_path / "m", name)), name)
+    check_raw_text(load_tokenizer(write(tmp_path / "m", name)), name)
 
 
 @each
@@ -234,16 +235,16 @@ def test_spaces_after_a_token_that_is_shown_stay(tmp_path: Path) -> None:
 
 def test_tokenizer_json_wins(tmp_path: Path) -> None:
     directory = write(tmp_path / "m", "llama")
-    assert isinstance(Tokenizer.load(directory), SentencePieceTokenizer)
+    assert isinstance(load_tokenizer(directory), SentencePieceTokenizer)
     (directory / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
-        Tokenizer.load(directory)
+        load_tokenizer(directory)
 
 
 def test_the_library_is_imported_only_for_a_model_that_needs_it() -> None:
     program = (
         "import sys; from model.inputs.tokenizer import Tokenizer; from rpc.paths import demo_directory\n"
-        "Tokenizer.load(demo_directory()); assert 'sentencepiece' not in sys.modules"
+        "load_tokenizer(demo_directory()); assert 'sentencepiece' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
@@ -264,7 +265,7 @@ def test_a_file_that_is_no_model_is_named(damage: str, tmp_path: Path) -> None:
     directory = write(tmp_path / "m", "llama")
     (directory / "tokenizer.model").write_bytes(change(trained("llama")))
     with pytest.raises(CheckpointError, match=message) as raised:
-        Tokenizer.load(directory)
+        load_tokenizer(directory)
     assert str(directory / "tokenizer.model") in str(raised.value)
 
 
@@ -277,7 +278,7 @@ def test_a_damaged_file_is_refused_or_still_a_model(tmp_path: Path) -> None:
             damaged[chance.choice([chance.randrange(len(data)), -chance.randint(1, 600)])] = chance.randrange(256)
         (directory / "tokenizer.model").write_bytes(damaged)
         try:
-            tokenizer = Tokenizer.load(directory)
+            tokenizer = load_tokenizer(directory)
         except CheckpointError as error:
             refused += "tokenizer.model" in str(error)
         else:

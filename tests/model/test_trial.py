@@ -9,7 +9,8 @@ import pytest
 
 from model.errors import CheckpointError
 from model.inputs import trial
-from model.inputs.tokenizer import Tokenizer, TokenizerFailed
+from model.inputs.tokenizer import TokenizerFailed
+from model.inputs.tokenizer_files import load_tokenizer
 from model.inputs.trial import try_tokenizer
 from model.inputs.trial_process import units_of
 from model.settings import ModelSettings
@@ -145,8 +146,8 @@ def test_padding_and_truncation_are_taken_off(tmp_path: Path) -> None:
         "pad_token": "x",
     }  # fmt: skip
     truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    plain = Tokenizer.load(write(tmp_path / "plain"))
-    changed = Tokenizer.load(write(tmp_path / "changed", padding=padding, truncation=truncation))
+    plain = load_tokenizer(write(tmp_path / "plain"))
+    changed = load_tokenizer(write(tmp_path / "changed", padding=padding, truncation=truncation))
     assert changed.encode("the cat sat", True) == plain.encode("the cat sat", True)
 
 
@@ -171,7 +172,7 @@ def test_texts_that_a_vocabulary_has_not_end_one_request(kind: str, tmp_path: Pa
     """By name; they ended in INTERNAL with a traceback in the log."""
     directory = write(tmp_path / "m", model=MISSING[kind], pre_tokenizer=None, added_tokens=[])
     try_tokenizer(directory)
-    preparer = Preparer("m", Tokenizer.load(directory), ModelDefaults())
+    preparer = Preparer("m", load_tokenizer(directory), ModelDefaults())
     assert list(preparer.prepare(Spec("a"), LIMITS).prompt) == [0]
     for field, ask in (
         ("text", lambda: preparer.prepare(Spec("b"), LIMITS)),
@@ -185,7 +186,7 @@ def test_texts_that_a_vocabulary_has_not_end_one_request(kind: str, tmp_path: Pa
 
 def test_a_panic_of_the_library_is_an_error_like_others(tmp_path: Path) -> None:
     """It is no Exception, and would end the thread that meets it."""
-    tokenizer = Tokenizer.load(write(tmp_path / "m", normalizer=characters_map(b"")))
+    tokenizer = load_tokenizer(write(tmp_path / "m", normalizer=characters_map(b"")))
     with pytest.raises(TokenizerFailed) as caught:
         tokenizer.encode("a", True)
     assert caught.value.panicked
@@ -194,4 +195,4 @@ def test_a_panic_of_the_library_is_an_error_like_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("token", [-1, 2**32, 2**64, 10**400])
 def test_ids_that_no_vocabulary_has(token: int, tmp_path: Path) -> None:
     """config.json names some, of images."""
-    assert Tokenizer.load(write(tmp_path / "m")).text_of(token) is None
+    assert load_tokenizer(write(tmp_path / "m")).text_of(token) is None

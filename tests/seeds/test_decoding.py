@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config
 
+from model.forward import ForwardBatch, ForwardOutput
 from model.kv_pool import KVPool
 from scheduler.events import EndReason, Submit
 from scheduler.request import InvalidRequest, Request
@@ -286,10 +287,10 @@ def test_nothing_is_kept_for_gradients(llama: Path) -> None:
         def __init__(self, model: Any) -> None:
             self._model = model
 
-        def forward(self, *args: Any) -> torch.Tensor:
-            logits: torch.Tensor = self._model.forward(*args)
-            modes.append((torch.is_inference_mode_enabled(), logits.requires_grad))
-            return logits
+        def forward(self, batch: ForwardBatch) -> ForwardOutput:
+            output: ForwardOutput = self._model.forward(batch)
+            modes.append((torch.is_inference_mode_enabled(), output.logits.requires_grad))
+            return output
 
     rig.wrap_model(Watched)
     rig.run({0: make_request(rig, prompt_of(5), 3)})

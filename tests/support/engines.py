@@ -13,8 +13,8 @@ from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.settings import CacheSettings
 from cache_manager.tier import HostTier
-from model.architectures.registry import Model
 from model.config import read_config
+from model.forward import Model
 from model.loading import LoadedModel, load
 from model.parallel.shard import Shard
 from model.settings import ModelSettings
@@ -191,18 +191,18 @@ def _record_logits(rig: Rig) -> None:
         return packs[0]
 
     class Recording:
-        def forward(self, *args):  # type: ignore[no-untyped-def]
-            logits = model.forward(*args)
-            packed, packs[0] = packs[0], None
+        def forward(self, batch):  # type: ignore[no-untyped-def]
+            output = model.forward(batch)
+            logits, packed, packs[0] = output.logits, packs[0], None
             if packed is None:  # the runner's probe
-                return logits
+                return output
             for i, (row, position) in enumerate(zip(packed.rows.tolist(), packed.positions.tolist(), strict=True)):
                 rows = rig.scheduler.rows
                 key = (key_of(int(rows.attempt[row]), int(rows.index[row])), position)
                 now = logits[i].numpy().copy()
                 if rig.logits.setdefault(key, now).tobytes() != now.tobytes():
                     rig.changed.append(key)  # not raised here: the runner would take it for a fault of the row
-            return logits
+            return output
 
     runner._mirror.pack = remember  # type: ignore[method-assign]
     runner._model = Recording()

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.backends import kernel_directory
 from model.errors import RankLost
 from model.identity import checkpoint_identity
 from model.loading import Computer, load_computer
 from model.parallel.follow import follow
-from model.parallel.opening import Led, Means, join, lead
+from model.parallel.members import Led
 from model.parallel.shard import Shard
 from model.parallel.sockets import address_of, listen, new_local
+from model.rank_group import Means, join, lead
 from model.settings import ModelSettings
 
 
@@ -46,7 +46,7 @@ class ThreadGroup:
     ) -> None:
         """apart: as if they ran on several machines."""
         token, runs = os.urandom(32), {"checkpoint": checkpoint_identity(directory).hex()}
-        means = Means(False, kernel_directory(settings.kernel_cache), settings.tensor_parallel_timeout)
+        means = Means(False, settings.kernel_directory, settings.tensor_parallel_timeout)
         self.failed: list[BaseException] = []
         self.computers: dict[int, Computer] = {}
         listener = listen("127.0.0.1:0" if apart else new_local())

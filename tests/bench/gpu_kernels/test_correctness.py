@@ -16,7 +16,7 @@ from bench.on_gpu.correctness import correctness
 from bench.on_gpu.report import Report
 from bench.on_gpu.sizes import HOST
 from bench.on_gpu.timing import HostTimer
-from model.attention.triton import TritonAttention
+from model.gpu.attention_backend import TritonAttention
 from model.gpu.parts import KernelNorm
 from tests.model.gpu.kernels.device import DEVICE
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.blocks import Experts, GatedMLP
+from model.forward import ForwardBatch, ForwardOutput
 from model.gpu.graphs import GraphDecoder, sizes_of_graphs, why_not
 from model.layers import silu
 
@@ -40,9 +41,9 @@ class Embedded:
 
     embedding, vision = SimpleNamespace(tokens=torch.zeros(9, 1)), None
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, *_: Any, out: Tensor | None = None) -> Tensor:
-        logits = tokens[wanted].float()[:, None].expand(-1, 9)
-        return logits if out is None else out.copy_(logits)
+    def forward(self, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
+        logits = batch.tokens[batch.wanted].float()[:, None].expand(-1, 9)
+        return ForwardOutput(logits if out is None else out.copy_(logits))
 
 
 def test_rows_that_fill_a_step_up_want_nothing_of_an_earlier_one() -> None:
@@ -50,9 +51,9 @@ def test_rows_that_fill_a_step_up_want_nothing_of_an_earlier_one() -> None:
     made = GraphDecoder(Embedded(), Attention(), 8, 64, lambda work: work)  # type: ignore[arg-type]
 
     def step(rows: int, tokens: list[int], wanted: list[int]) -> list[float]:
-        given = torch.tensor(tokens), torch.arange(len(tokens)), torch.tensor(wanted)
-        plan = SimpleNamespace(rows=rows, shares=False)
-        return made.forward(*given, Attention(), plan)[:, 0].tolist()  # type: ignore[arg-type]
+        plan, positions = SimpleNamespace(rows=rows, shares=False), torch.arange(len(tokens))[None]
+        batch = ForwardBatch(torch.tensor(tokens), positions, torch.tensor(wanted), Attention(), plan)  # type: ignore[arg-type]
+        return made.forward(batch).logits[:, 0].tolist()
 
     assert step(6, [5, 6, 7, 8, 4], [0, 1, 3, 4]) == [5, 6, 8, 4]
     assert step(4, [1, 2, 3], [0, 2]) == [1, 3]

@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from cache_manager.layout import KVLayout
-from model.attention.triton import TritonAttention
 from model.gpu.attention import attend_pieces, join_parts
+from model.gpu.attention_backend import TritonAttention
 from model.gpu.cache_write import write_slots
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
@@ -106,7 +106,7 @@ def test_parts_and_sampler_are_compiled_once(compiled: Callable[[Any], int]) -> 
     for rows in (1, 2, 17, 64):
         x = torch.randn(rows, 512, dtype=torch.bfloat16)
         norm.of_sum(x, x)
-        KernelGatedMLP(lambda x: x, lambda x: x, silu)(x)
+        KernelGatedMLP(lambda x, *_: x, lambda x, *_: x, silu)(x)
         step = type("Step", (), {"positions": torch.arange(rows)})()
         attention._rotate(x.view(rows, 8, 64)[:, :6], step)
         logits = torch.randn(rows, 9000)

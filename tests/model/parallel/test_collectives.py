@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.cpu.shared_memory import SharedMemory, shared_memory
 from model.errors import RankLost
 from model.parallel.collective import Collective
 from model.parallel.distributed import Distributed, find_store, offer_store
 from model.parallel.shard import Shard
-from model.parallel.shared import SharedMemory, shared_memory
 from tests.support.kernels import the_machine
 
 HOST = "127.0.0.1"
@@ -99,7 +99,7 @@ class Slow(SharedMemory):
 
     def _exchanged(self, x: Tensor, room: int, widest: int = 0) -> list[Tensor]:
         parts = super()._exchanged(x, room, widest)
-        if self._shard.rank == 1:
+        if self.shard.rank == 1:
             time.sleep(0.003)
         return parts
 

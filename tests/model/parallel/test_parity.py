@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.compiled import CompiledDecoder
-from model.kernels.native import Compiler, Writer
+from model.cpu.decoder import CompiledDecoder
+from model.cpu.kernels.native import Compiler, Writer
 from model.parallel.lead import LedModel
 from scheduler.settings import SchedulerSettings
 from tests.model.families.cases import BY_NAME, CASES, Case

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from model.kernels.code import Code
-from model.kernels.element import FLOAT
-from model.kernels.exchange import _meet
-from model.kernels.rows import shared_rows
-from model.kernels.values import LANES
+from model.cpu.kernels.code import Code
+from model.cpu.kernels.element import FLOAT
+from model.cpu.kernels.exchange import _meet
+from model.cpu.kernels.rows import shared_rows
+from model.cpu.kernels.values import LANES
+from model.cpu.shared_memory import SharedMemory
 from model.parallel import shared
-from model.parallel.shared import SharedMemory
 from scheduler.request import Beam
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 import threading
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from model.attention.backend import StepShape
-from model.decoder import ImageFeatures
+from model.attention.backend import AttentionBackend, StepShape
+from model.forward import ForwardBatch, ImageFeatures
 from model.parallel.steps import pack_step, unpack_moves, unpack_step
 from model.parallel.wire import (
     DTYPES,
@@ -106,25 +107,27 @@ def test_words_are_json() -> None:
             unpack_words(wrong)
 
 
-def a_step() -> tuple[torch.Tensor, torch.Tensor, StepShape]:
+def a_step(images: ImageFeatures | None = None) -> tuple[ForwardBatch, StepShape]:
     """Rows 5 and 2 of 7: 3 tokens from the 4th on, and the 9th, in pages of 4."""
     slices = np.array([[5, 3, 3], [2, 8, 1]], np.int32)
     tables = np.arange(2 * 7 * 8, dtype=np.int32).reshape(2, 7, 8)
     positions = np.array([3, 4, 5, 8])
     slots = np.stack([tables[g, [5, 5, 5, 2], positions // 4] * 4 + positions % 4 for g in range(2)]).astype(np.int64)
-    return (
-        torch.tensor([7, 8, 9, 10]),
-        torch.tensor([2, 3]),
-        StepShape(slices, positions, slots, tables, np.zeros(2, np.int64)),
+    shape = StepShape(slices, positions, slots, tables, np.zeros(2, np.int64))
+    places = torch.from_numpy(np.stack([positions, positions + 100]))  # a second axis, as vision-language models have
+    batch = ForwardBatch(
+        torch.tensor([7, 8, 9, 10]), places, torch.tensor([2, 3]), cast(AttentionBackend, None), None, images
     )
+    return batch, shape
 
 
 def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
-    tokens, wanted, shape = a_step()
     images = ImageFeatures(torch.tensor([0, 2]), torch.randn(2, 6).to(torch.bfloat16))
-    step = unpack_step(bytearray(pack_step(tokens, wanted, shape, 4, images)), torch.bfloat16, CPU)
-    assert step.tokens.tolist() == tokens.tolist()
-    assert step.wanted.tolist() == wanted.tolist()
+    batch, shape = a_step(images)
+    step = unpack_step(bytearray(pack_step(batch, shape, 4)), torch.bfloat16, CPU)
+    assert step.tokens.tolist() == batch.tokens.tolist()
+    assert step.wanted.tolist() == batch.wanted.tolist()
+    assert step.positions.tolist() == batch.positions.tolist()
     assert step.shape.slices.tolist() == [[0, 3, 3], [1, 8, 1]]
     assert step.shape.tables.tolist() == shape.tables[:, [5, 2], :3].tolist()
     assert step.shape.slots.tolist() == shape.slots.tolist()
@@ -140,6 +143,7 @@ def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
         (0, np.zeros(3, np.int64), "positions"),
         (1, np.array([4]), "wanted"),
         (2, np.zeros((2, 2), np.int32), "slices"),
+        (3, np.zeros((0, 4), np.int64), "positions"),
         (4, np.zeros((2, 3), np.int64), "positions"),
         (5, np.zeros((1, 2, 3), np.int32), "tables"),
         (6, np.zeros(3, np.int64), "whole"),

@@ -13,6 +13,7 @@ from model.architectures.registry import load_model
 from model.config import read_config
 from model.decoder import Decoder
 from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer_files import load_tokenizer
 from model.inputs.vision.inputs import ImageInputs
 from model.inputs.vision.registry import read_image_inputs
 from model.weights import Checkpoint
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 def load_inputs(directory: Path) -> ImageInputs:
-    inputs = read_image_inputs(directory, read_config(directory), Tokenizer.load(directory))
+    inputs = read_image_inputs(directory, read_config(directory), load_tokenizer(directory))
     assert inputs is not None
     return inputs
 
@@ -55,7 +56,7 @@ class Shelf:
         return self._once(f"inputs {classic}", case, lambda: load_inputs(self.checkpoint(case, classic)))
 
     def tokenizer(self, case: Case) -> Tokenizer:
-        return self._once("tokenizer", case, lambda: Tokenizer.load(self.checkpoint(case)))
+        return self._once("tokenizer", case, lambda: load_tokenizer(self.checkpoint(case)))
 
     def processor(self, case: Case) -> Any:
         return self._once("processor", case, lambda: checkpoints.processor(case, self.inputs(case).tile_tokens))

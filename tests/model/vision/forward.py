@@ -9,10 +9,11 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
-from model.attention.reference import ReferenceAttention
 from model.config import ModelConfig
-from model.decoder import Decoder, ImageFeatures
+from model.decoder import Decoder
+from model.forward import ForwardBatch, ImageFeatures
 from model.inputs.vision.tiles import Tiles
+from model.reference.attention_backend import ReferenceAttention
 
 PAGE = 16
 
@@ -53,9 +54,11 @@ def logits(
         with torch.inference_mode():
             made.append(
                 decoder.forward(
-                    tokens, torch.from_numpy(positions), torch.arange(len(tokens)), attention, plan,
-                    None if whole is None else part(whole, start, start + len(tokens)),
-                )
+                    ForwardBatch(
+                        tokens, torch.from_numpy(positions)[None], torch.arange(len(tokens)), attention, plan,
+                        None if whole is None else part(whole, start, start + len(tokens)),
+                    )
+                ).logits
             )  # fmt: skip
     return torch.cat(made)
 
@@ -94,6 +97,8 @@ def logits_both_ways(decoder: Decoder, config: ModelConfig, ids: Sequence[int], 
     everything = torch.arange(len(ids))
     with torch.inference_mode():
         return decoder.forward(
-            torch.tensor(ids), everything, everything, BothWays(config.scale, config.soft_cap),  # type: ignore[arg-type]
-            None, placed(decoder, config, ids, images),
-        )  # fmt: skip
+            ForwardBatch(
+                torch.tensor(ids), everything[None], everything, BothWays(config.scale, config.soft_cap),  # type: ignore[arg-type]
+                None, placed(decoder, config, ids, images),
+            )
+        ).logits  # fmt: skip

@@ -138,5 +138,5 @@ def test_positions_of_paligemma_begin_at_one(shelf: Shelf) -> None:
     assert isinstance(rope, Rope)
     plain = Rope(1.0 / 10000.0 ** (torch.arange(0, 16, 2) / 16), 1025, torch.float32, torch.device("cpu"))
     context = torch.arange(1024)
-    for ours, theirs in zip(rope.at(context), plain.at(context + 1), strict=True):
+    for ours, theirs in zip(rope.at(context[None]), plain.at(context[None] + 1), strict=True):
         assert torch.equal(ours, theirs)

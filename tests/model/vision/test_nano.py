@@ -12,7 +12,7 @@ from model.architectures.registry import load_model
 from model.config import read_config
 from model.decoder import Decoder
 from model.errors import CheckpointError
-from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer_files import load_tokenizer
 from model.inputs.vision.inputs import ImageInputs
 from model.settings import ModelSettings
 from model.weights import Checkpoint
@@ -74,7 +74,7 @@ def test_features_are_those_of_its_source(version: str, made: Callable[[str], Ma
 @pytest.mark.parametrize("version", WITH_TOKEN)
 def test_logits_are_those_of_its_source(version: str, count: int, made: Callable[[str], Made]) -> None:
     directory, reference, decoder, inputs = made(version)
-    config, tokenizer = read_config(directory), Tokenizer.load(directory)
+    config, tokenizer = read_config(directory), load_tokenizer(directory)
     images = [picture(*SIZES[i], i) for i in range(count)]
     tiles = [inputs.cut(image) for image in images]
     ids = inputs.encode("<|image|>" * count + "the cat", tiles, tokenizer)
@@ -92,7 +92,7 @@ def test_logits_are_those_of_its_source(version: str, count: int, made: Callable
 
 def test_the_first_version_has_its_image_before_the_text(made: Callable[[str], Made]) -> None:
     directory, reference, decoder, inputs = made("plain")
-    config, tokenizer, tiles = read_config(directory), Tokenizer.load(directory), [inputs.cut(picture(50, 70))]
+    config, tokenizer, tiles = read_config(directory), load_tokenizer(directory), [inputs.cut(picture(50, 70))]
     text = "Question: the cat? Answer:"
     ids = inputs.encode(text, tiles, tokenizer)
     assert ids == inputs.encode(f"<image>{text}", tiles, tokenizer)
@@ -127,7 +127,7 @@ def test_chunks_change_no_bit(version: str, made: Callable[[str], Made]) -> None
     """Each token has its own position, wherever a chunk begins."""
     directory, _, decoder, inputs = made(version)
     config, tiles = read_config(directory), [inputs.cut(picture(50, 90))]
-    ids = inputs.encode("<|image|>" * (version != "plain") + "the cat sat", tiles, Tokenizer.load(directory))
+    ids = inputs.encode("<|image|>" * (version != "plain") + "the cat sat", tiles, load_tokenizer(directory))
     whole = forward.logits(decoder, config, ids, tiles)
     for chunk in (1, 7, 16):
         assert torch.equal(forward.logits(decoder, config, ids, tiles, chunk), whole)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend, StepShape
-from model.attention.reference import ReferenceAttention
-from model.attention.triton import TritonAttention
 from model.gpu.attention import join_parts
+from model.gpu.attention_backend import TritonAttention
 from model.gpu.tuning import Sizes, Tuning
+from model.reference.attention_backend import ReferenceAttention
 from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
 from tests.model.test_attention import LAYERS, TOLERANCE, Case, Pool, plain_attention
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from cache_manager.layout import KVLayout
-from model.attention.triton import TritonAttention
-from model.backends import TorchBackend
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.gpu.attention_backend import TritonAttention
 from model.gpu.draws import start_draws
 from model.gpu.graphs import CudaRecorder, GraphDecoder, Recorder, Work
 from model.gpu.parts import with_kernels
 from model.gpu.sampler import GpuOps
 from model.gpu.tuning import Sizes, Tuning
+from model.reference.backend import TorchBackend
 from scheduler.settings import SchedulerSettings
 from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
 from tests.model.test_parity import ENDLESS, random_prompts

@@ -50,7 +50,7 @@ def test_rotation(dtype: torch.dtype, pairs: int) -> None:
     """Of the first heads only; what is not rotated stays."""
     rope = Rope(frequencies(2 * pairs, 100.0), 40, dtype, DEVICE)
     x, positions = random(4, 7, 48, dtype=dtype), torch.tensor([0, 39, 17, 3], device=DEVICE)
-    expected = torch.cat((rotate(x[:, :5], *rope.at(positions)), x[:, 5:]), 1)
+    expected = torch.cat((rotate(x[:, :5], *rope.at(positions[None])), x[:, 5:]), 1)
     KernelSelfAttention(0, 5, 1, 48, None, None, rope)._rotate(  # type: ignore[arg-type]
         x[:, :5], type("Step", (), {"positions": positions})()
     )
@@ -63,7 +63,7 @@ def test_rotation(dtype: torch.dtype, pairs: int) -> None:
 @pytest.mark.parametrize("width", [16, 1100])
 def test_gate(dtype: torch.dtype, width: int) -> None:
     gate_up = 4 * random(3, 2 * width, dtype=dtype)
-    plain, kernel = (kind(lambda _: gate_up, lambda x: x, silu) for kind in (GatedMLP, KernelGatedMLP))
+    plain, kernel = (kind(lambda *_: gate_up, lambda x, *_: x, silu) for kind in (GatedMLP, KernelGatedMLP))
     check(kernel(gate_up[:, :1]), plain(gate_up[:, :1]))
     gate_up[0, 0], gate_up[1, 1] = -torch.inf, torch.inf
     assert torch.equal(kernel(gate_up[:, :1]).isfinite(), plain(gate_up[:, :1]).isfinite())

@@ -1,0 +1,54 @@
+"""What a back end is: the code that computes a model on one kind of device.
+
+Each back end is a folder of its own, with its attention and its kernels: `model.cpu`, `model.gpu`, `model.reference`.
+`model.backends` chooses among them.
+"""
+
+from typing import Protocol
+
+from cache_manager.layout import KVLayout
+from model.attention.backend import AttentionBackend
+from model.config import ModelConfig
+from model.decoder import Decoder
+from model.forward import Model
+from model.sampling.sampler import LogitOps, Starter
+from model.tensors import ProductMaker
+
+
+class Backend(Protocol):
+    """Makes the parts of an engine that depend on the device.
+
+    Attributes:
+        numerics: What the bits of its results depend on. KV pages are exchanged between engines with the same one.
+        maker: Makes the products of a model while it is loaded. None for plain ones.
+        logit_ops: Operations of the sampler.
+        starter: Draws while the host goes on. None where the host draws.
+    """
+
+    @property
+    def numerics(self) -> str: ...
+
+    @property
+    def maker(self) -> ProductMaker | None: ...
+
+    @property
+    def logit_ops(self) -> LogitOps: ...
+
+    @property
+    def starter(self) -> Starter | None: ...
+
+    def last_compiled(self) -> float:
+        """Returns when a kernel was compiled last, in seconds of the monotonic clock.
+
+        While one is being compiled this is the current time. 0 where none ever was.
+        """
+
+    def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend:
+        """Allocates a KV pool of `pages` pages, and the attention over it."""
+
+    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
+        """Returns what runs the decoder over this attention, for at most `rows` sequences of `context` tokens."""
+
+
+class NoKernels(Exception):
+    """Why a back end cannot run a model here."""

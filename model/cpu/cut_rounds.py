@@ -1,0 +1,77 @@
+"""A program of kernels for ranks that share no memory: cut into several, between which a `Collective` is called."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model.cpu.kernels.buffer import Buffer
+from model.cpu.kernels.element import FLOAT
+from model.cpu.kernels.program import Call, Machine
+from model.cpu.rounds import Exchange, Runs
+from model.parallel.collective import Collective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """One after the other."""
+
+    parts: Sequence[Runs]
+
+    def run(self) -> None:
+        for part in self.parts:
+            part.run()
+
+
+class CutRounds:
+    """`Rounds` over any collective."""
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective, self._first = collective, collective.shard.rank == 0
+        self._part: Buffer | None = None
+        self._last = Buffer.of(0, 0, FLOAT)
+
+    def to_sum(self, rows: int, width: int) -> Buffer:
+        self._part = self._part or Buffer.of(rows, width, FLOAT)
+        return self._part
+
+    def summed(self, rows: int, y: Buffer, width: int, add: bool) -> Exchange:
+        part = self.to_sum(len(y.tensor), width)
+
+        def run() -> None:
+            count = _held(rows)
+            total, place = self._collective.sum(part.tensor[:count, :width]), y.tensor[:count, :width]
+            place.copy_(total + place if add else total)
+
+        return Exchange(run)
+
+    def to_gather(self, rows: int, width: int) -> Buffer:
+        self._last = Buffer.of(rows, width, FLOAT)
+        return self._last
+
+    def gathered(self, rows: int, y: Buffer, widths: Sequence[int]) -> Exchange:
+        part = self._last
+
+        def run() -> None:
+            count = _held(rows)
+            everything = self._collective.gather(part.tensor[:count, : max(widths)], widths)
+            if self._first:
+                y.tensor[:count, : sum(widths)] = everything
+
+        return Exchange(run)
+
+    def program(self, machine: Machine, calls: Sequence[Call | Exchange]) -> Pieces:
+        parts: list[Runs] = []
+        together: list[Call] = []
+        for call in calls:
+            if isinstance(call, Call):
+                together.append(call)
+                continue
+            if together:
+                parts.append(machine.program(together))
+            parts.append(call)
+            together = []
+        return Pieces([*parts, machine.program(together)] if together else parts)
+
+
+def _held(cell: int) -> int:
+    return ctypes.c_int64.from_address(cell).value

@@ -1,0 +1,63 @@
+"""What activations and weights are made of, as kernels read and write them."""
+
+from dataclasses import dataclass
+
+import torch
+from llvmlite import ir
+
+from model.cpu.kernels.code import Code
+from model.cpu.kernels.values import BFLOAT16, FLOATS, INT16, INT32, INTS, LANES, Value
+
+HALVES = ir.VectorType(INT16, LANES)
+SHORT = ir.VectorType(BFLOAT16, LANES)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """size: bytes. packed: so many of them fill 32 bits, and are multiplied at once."""
+
+    name: str
+    size: int
+    dtype: torch.dtype
+
+    @property
+    def packed(self) -> int:
+        return 4 // self.size
+
+    def load(self, code: Code, address: Value, offset: int = 0) -> Value:
+        """16 of them, as float32."""
+        if self.size == 4:
+            return code.load(address, FLOATS, offset)
+        bits = Value(code, code.builder.zext(code.load(address, HALVES, offset).ir, INTS))
+        return code.cast(bits << 16, FLOATS)
+
+    def short(self, code: Code, floats: Value) -> Value:
+        """16 float32, rounded to these, half to even: a vector of what is stored."""
+        if self.size == 4:
+            return floats
+        if code.has_pairs:
+            return code.cast(Value(code, code.builder.fptrunc(floats.ir, SHORT)), HALVES)
+        # LLVM would call a function for each number, from a library that is not here.
+        bits = code.cast(floats, INTS)
+        rounded = (bits + ((bits >> 16 & 1) + 0x7FFF)) >> 16
+        quiet = bits >> 16 | 0x40  # rounding could make an infinity of a NaN
+        return code.narrowed(code.select(floats >= floats, rounded, quiet), HALVES)
+
+    def store(self, code: Code, floats: Value, address: Value, offset: int = 0) -> None:
+        """16 float32, rounded to these."""
+        code.store(self.short(code, floats), address, offset)
+
+    def dot(self, code: Code, total: Value, a: Value, b: Value) -> Value:
+        """total + a b, where a lane of a and of b is 32 bits of these."""
+        if self.size == 4:
+            return code.fma(code.cast(a, FLOATS), code.cast(b, FLOATS), total)
+        return code.dot_pairs(total, a, b)
+
+    def everywhere(self, code: Code, address: Value, offset: int = 0) -> Value:
+        """The 32 bits that stand there, in all lanes."""
+        return code.splat(code.load(address, INT32, offset))
+
+
+FLOAT = Element("f32", 4, torch.float32)
+BFLOAT = Element("bf16", 2, torch.bfloat16)
+ELEMENTS = {element.dtype: element for element in (FLOAT, BFLOAT)}

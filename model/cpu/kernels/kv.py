@@ -1,0 +1,155 @@
+"""How keys and values lie in pages, and what puts them there."""
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from model.cpu.kernels.code import Code
+from model.cpu.kernels.eight_bit import BYTES, EightBit
+from model.cpu.kernels.element import FLOAT, Element
+from model.cpu.kernels.values import FLOAT32, INT16, INT32, INTS, LANES, Value
+
+BLOCK = LANES  # tokens that attention looks at together
+SCALE_BYTES = 4  # of a key or a value in 8 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of one attention layer. A page of whole blocks holds, block by block, for each KV head, keys [dim / packed, 16
+    tokens, packed] and values [16 / packed, dim, packed]. rows: a page of any other size holds, token by token, for
+    each KV head, its key and its value; attention then puts blocks together as it goes.
+
+    eight_bit: what keys and values are in, if not in the element. Keys are then bytes [dim, 16] and 16 scales
+    (float32), values bytes [16, dim] and 16 scales; a row is a key, a value, their scales.
+    """
+
+    heads: int
+    kv_heads: int
+    dim: int
+    element: Element
+    rows: bool = False
+    eight_bit: EightBit | None = None
+
+    @property
+    def stored(self) -> str:
+        """A name for how KV lies."""
+        return f"{self.element.name}{f'_{self.eight_bit.name}' if self.eight_bit else ''}{'_rows' if self.rows else ''}"
+
+    @property
+    def shared(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def number_bytes(self) -> int:
+        """Keys of a head, or values, in a block, without their scales."""
+        return BLOCK * self.dim * (1 if self.eight_bit else self.element.size)
+
+    @property
+    def part_bytes(self) -> int:
+        """The same with them."""
+        return self.number_bytes + (BLOCK * SCALE_BYTES if self.eight_bit else 0)
+
+    @property
+    def word_bytes(self) -> int:
+        """Of 16 lanes of 32 bits of the element, as they are stored."""
+        return LANES * (self.element.packed if self.eight_bit else 4)
+
+    def key_words(self, code: Code, keys: Value, i: Value) -> Value:
+        """The i-th 32 bits of 16 keys. keys: where a head's begin."""
+        place = keys + i * self.word_bytes
+        if self.eight_bit:
+            return self.eight_bit.words(code, self.element, place, BLOCK)
+        return code.load(place, INTS)
+
+    def value_words(self, code: Code, row: Value, i: int) -> Value:
+        """32 bits from each of the dimensions i .. i + 15. row: of as many tokens as fill them."""
+        if self.eight_bit:
+            return self.eight_bit.words(code, self.element, row, self.dim, i)
+        return code.load(row, INTS, i * 4)
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.kv_heads * self.part_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one token."""
+        return self.block_bytes // BLOCK
+
+
+def copy_rounded(code: Code, element: Element, source: Value, place: Value, dim: Value | int) -> None:
+    """float32 to elements."""
+    with code.loop(0, dim, LANES) as i:
+        element.store(code, FLOAT.load(code, source + i * 4), place + i * element.size)
+
+
+def put_key(code: Code, element: Element, source: Value, place: Value, token: Value, dim: Value | int) -> None:
+    """[dim / packed, 16, packed]: 32 bits of this token, then those of 15 others."""
+    words = LANES // element.packed
+    with code.loop(0, dim, LANES) as i:
+        packed = code.cast(element.short(code, FLOAT.load(code, source + i * 4)), ir.VectorType(INT32, words))
+        at = place + token * 4 + i // element.packed * (BLOCK * 4)
+        for j in range(words):
+            code.store(code.lane(packed, j), at, j * BLOCK * 4)
+
+
+def put_value(code: Code, element: Element, source: Value, place: Value, token: Value, dim: Value | int) -> None:
+    """[16 / packed, dim, packed]: with two in 32 bits, two tokens share a row."""
+    packed = element.packed
+    row = place + token // packed * dim * 4 + token % packed * element.size
+    with code.loop(0, dim, LANES) as i:
+        values = element.short(code, FLOAT.load(code, source + i * 4))
+        if packed == 1:
+            code.store(values, row + i * 4)
+        else:
+            halves = code.cast(values, ir.VectorType(INT16, LANES))
+            for j in range(LANES):
+                code.store(code.lane(halves, j), row + i * 4, j * 4)
+
+
+def put_bytes(
+    code: Code, kind: EightBit, key: Value, value: Value, place: Value, token: Value | None, dim: Value
+) -> None:
+    """A key and a value of 8 bits with their scales. token: of the block that begins there; None: they are a row."""
+    scales = [kind.scale(code, source, dim) for source in (key, value)]
+    key_scale, value_scale = (code.splat(scale) for scale in scales)
+    if token is None:
+        value_place, scale_places = place + dim, [place + dim * 2, place + dim * 2 + SCALE_BYTES]
+    else:
+        values = place + (dim + SCALE_BYTES) * BLOCK
+        value_place = values + token * dim
+        scale_places = [part + dim * BLOCK + token * SCALE_BYTES for part in (place, values)]
+    with code.loop(0, dim, LANES) as i:
+        numbers = kind.encoded(code, FLOAT.load(code, key + i * 4), key_scale)
+        if token is None:
+            code.store(numbers, place + i)
+        else:
+            put_key_bytes(code, numbers, place + i * BLOCK, token)
+        code.store(kind.encoded(code, FLOAT.load(code, value + i * 4), value_scale), value_place + i)
+    for scale, there in zip(scales, scale_places, strict=True):
+        code.store(scale, there)
+
+
+def put_key_bytes(code: Code, numbers: Value, place: Value, token: Value) -> None:
+    """[16, 16]: 16 bytes of this token, each among those of 15 others."""
+    for i in range(LANES):
+        code.store(code.lane(numbers, i), place + token, i * BLOCK)
+
+
+def gather_row(code: Code, h: Heads, row: Value, tile: Value, token: Value) -> None:
+    """A row of one head becomes one token of a block."""
+    values = tile + h.part_bytes
+    if h.eight_bit is None:
+        room = code.room(h.dim * 4)
+        for place, part, put in ((tile, 0, put_key), (values, 1, put_value)):
+            for i in range(0, h.dim, LANES):
+                FLOAT.store(code, h.element.load(code, row, (part * h.dim + i) * h.element.size), room, i * 4)
+            put(code, h.element, room, place, token, h.dim)
+        return
+    for i in range(0, h.dim, LANES):
+        put_key_bytes(code, code.load(row, BYTES, i), tile + i * BLOCK, token)
+        code.store(code.load(row, BYTES, h.dim + i), values + token * h.dim, i)
+    for number, numbers in enumerate((tile, values)):
+        scale = code.load(row, FLOAT32, 2 * h.dim + number * SCALE_BYTES)
+        code.store(scale, numbers + token * SCALE_BYTES, h.number_bytes)

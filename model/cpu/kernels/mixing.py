@@ -1,0 +1,238 @@
+"""What attention does with scores: weights relative to the largest so far, sums of values by their weights, and how the
+results of parts of the keys are put together. See `model.cpu.kernels.attention`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from model.cpu.kernels import math
+from model.cpu.kernels.code import Code
+from model.cpu.kernels.kv import BLOCK, Heads
+from model.cpu.kernels.rows import Writer
+from model.cpu.kernels.values import FLOATS, INT32, INT64, INTS, LANES, Value
+
+SUMS = 24  # accumulators that are in registers at once
+LEAST = -1e30  # below any score, and still far above what a hidden key gets
+HIDDEN = -3e38
+SLACK = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """tokens: of a piece, at most. listed: whether pieces say where these are listed, and have one KV head; else they
+    have one token. capped: whether scores are.
+    """
+
+    heads: Heads
+    tokens: int
+    listed: bool
+    capped: bool
+
+    @property
+    def name(self) -> str:
+        h = self.heads
+        kind = f"{self.tokens}{'_listed' if self.listed else ''}{'_capped' if self.capped else ''}"
+        return f"{h.heads}_{h.kv_heads}_{h.dim}_{h.stored}_{kind}"
+
+    @property
+    def shared(self) -> int:
+        return self.heads.shared
+
+    @property
+    def group(self) -> int:
+        """Blocks that go together. For one token keys may come from memory, which likes them in their order."""
+        return 4 if self.listed else 2
+
+    @property
+    def rows(self) -> int:
+        """Queries of a piece that read the same KV head."""
+        return self.tokens * self.shared
+
+    @property
+    def together(self) -> int:
+        """Rows whose sums are in registers at once."""
+        most = max(1, SUMS // (self.heads.dim // LANES))
+        return next(size for size in range(min(most, self.rows), 0, -1) if self.rows % size == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of all rows of a piece, KV head by KV head: what weights are relative to and their sum, 16 lanes each, and the
+    weighted sum of values.
+    """
+
+    top: Value
+    total: Value
+    mixed: Value
+
+    @staticmethod
+    def of(code: Code, rows: int, dim: int) -> "State":
+        return State(code.room(rows * LANES * 4), code.room(rows * LANES * 4), code.room(rows * dim * 4))
+
+    def row(self, number: Value, dim: int) -> "State":
+        """From this row on."""
+        lanes = number * (LANES * 4)
+        return State(self.top + lanes, self.total + lanes, self.mixed + number * (dim * 4))
+
+
+Sees = Callable[[Value, Value], Value]
+"""Which of 16 positions of keys, int32, a token sees: its number in the piece, and these."""
+
+
+def softmax(
+    code: Code,
+    s: Shape,
+    sees: Sees,
+    block: Value,
+    state: State,
+    scores: Value,
+    weights: Value,
+    scales: Value,
+) -> None:
+    """Scores become weights; what was summed up is scaled where a score is far above what it is relative to. scales: of
+    values in 8 bits, which then go with the weights.
+    """
+    h = s.heads
+    keys = code.lane_numbers() + code.splat(code.narrowed(block * BLOCK, INT32))
+    with code.loop(0, s.rows) as row:
+        here = state.row(row, h.dim)
+        score = code.load(scores + row * (LANES * 4), FLOATS)
+        seen = sees(row // s.shared, keys)
+        score = code.select(seen, score, code.floats(HIDDEN))
+        top = code.variable(code.load(here.top, FLOATS))
+        with code.when(code.any(score > top.value + SLACK)):
+            new = code.maximum(code.splat(code.largest(score)), top.value)
+            faded = math.exp2(code, top.value - new)
+            code.store(code.load(here.total, FLOATS) * faded, here.total)
+            for i in range(0, h.dim, LANES):
+                code.store(code.load(here.mixed, FLOATS, i * 4) * faded, here.mixed, i * 4)
+            code.store(new, here.top)
+            top.set(new)
+        weight = math.exp2(code, score - top.value)
+        code.store(code.load(here.total, FLOATS) + weight, here.total)
+        if h.eight_bit:
+            weight = code.select(seen, weight * code.load(scales, FLOATS), code.floats(0.0))
+        h.element.store(code, weight, weights + row * (LANES * h.element.size))
+
+
+def far_above(code: Code, s: Shape, state: State, scores: Value) -> Value:
+    """Whether a score of a group of blocks changes what weights are relative to."""
+    above = code.variable(code.floats(0.0))
+    with code.loop(0, s.rows) as row:
+        top = code.load(state.row(row, s.heads.dim).top, FLOATS)
+        blocks = [code.load(scores + row * (LANES * 4), FLOATS, i * s.rows * LANES * 4) for i in range(s.group)]
+        largest = blocks[0]
+        for one in blocks[1:]:
+            largest = code.maximum(largest, one)
+        above.set(code.select(largest > top + SLACK, code.floats(1.0), above.value))
+    return code.any(above.value > 0.5)
+
+
+def softmax_all(code: Code, s: Shape, state: State, scores: Value, weights: Value, scales: list[Value]) -> None:
+    """`softmax` of a group of blocks, all of which is seen, and none of which changes what weights are relative to."""
+    h = s.heads
+    with code.loop(0, s.rows) as row:
+        here = state.row(row, h.dim)
+        top, total = code.load(here.top, FLOATS), code.load(here.total, FLOATS)
+        for i in range(s.group):
+            score = code.load(scores + row * (LANES * 4), FLOATS, i * s.rows * LANES * 4)
+            weight = math.exp2(code, score - top)
+            total = total + weight
+            if h.eight_bit:
+                weight = weight * code.load(scales[i], FLOATS)
+            h.element.store(code, weight, weights + (row + i * s.rows) * (LANES * h.element.size))
+        code.store(total, here.total)
+
+
+def zero_after(code: Code, h: Heads, values: Value, tail: Value, count: Value) -> None:
+    """A copy of a block's values, with zeros after so many tokens, where anything may stand, even NaN."""
+    packed = h.element.packed
+    zero = code.like(code.load(values, INTS), 0)
+    for row in range(LANES // packed):
+        left = count - row * packed
+        for i in range(0, h.dim, LANES):
+            at = (row * h.dim + i) * 4
+            content = code.load(values, INTS, at)
+            if packed == 2:
+                content = code.select(code.splat(left > 1), content, content & 0xFFFF)
+            code.store(code.select(code.splat(left > 0), content, zero), tail, at)
+
+
+def mix(code: Code, s: Shape, state: State, values: list[Value], after: list[Value], weights: Value) -> None:
+    """Adds values by their weights, block by block."""
+    h, together = s.heads, s.together
+    vectors = range(0, h.dim, LANES)
+    with code.loop(0, s.rows, together) as start:
+        mixed, given = state.mixed + start * (h.dim * 4), weights + start * (LANES * h.element.size)
+        sums = [
+            [code.variable(code.load(mixed, FLOATS, (r * h.dim + i) * 4)) for i in vectors] for r in range(together)
+        ]
+        row_bytes = h.dim // LANES * h.word_bytes
+        for i, (block, next_block) in enumerate(zip(values, after, strict=True)):
+            with code.loop(0, LANES // h.element.packed) as token:
+                parts = [h.value_words(code, block + token * row_bytes, j) for j in vectors]
+                if not s.listed:
+                    for line in range(0, row_bytes, LANES * 4):
+                        code.prefetch(next_block + token * row_bytes, line)
+                for r in range(together):
+                    weight = h.element.everywhere(code, given + token * 4, (i * s.rows + r) * LANES * h.element.size)
+                    for total, part in zip(sums[r], parts, strict=True):
+                        total.set(h.element.dot(code, total.value, part, weight))
+        for r in range(together):
+            for total, i in zip(sums[r], vectors, strict=True):
+                code.store(total.value, mixed, (r * h.dim + i) * 4)
+
+
+def fold(code: Code, s: Shape, new: State, whole: State) -> None:
+    """What a chunk has added for one row. The sum of weights is one number from here on, in all lanes."""
+    total = code.splat(code.summed(code.load(new.total, FLOATS)))
+    join(code, s, code.load(new.top, FLOATS), total, new.mixed, whole)
+
+
+def join(code: Code, s: Shape, top: Value, total: Value, mixed: Value, whole: State) -> None:
+    before = code.load(whole.top, FLOATS)
+    highest = code.maximum(before, top)
+    old, new = math.exp2(code, before - highest), math.exp2(code, top - highest)
+    code.store(highest, whole.top)
+    code.store(code.fma(code.load(whole.total, FLOATS), old, total * new), whole.total)
+    for i in range(0, s.heads.dim, LANES):
+        added = code.load(mixed, FLOATS, i * 4) * new
+        code.store(code.fma(code.load(whole.mixed, FLOATS, i * 4), old, added), whole.mixed, i * 4)
+
+
+def divide(code: Code, s: Shape, whole: State, place: Value) -> None:
+    factor = 1.0 / code.load(whole.total, FLOATS)
+    for i in range(0, s.heads.dim, LANES):
+        s.heads.element.store(code, code.load(whole.mixed, FLOATS, i * 4) * factor, place, i * s.heads.element.size)
+
+
+def part_bytes(s: Shape) -> int:
+    """Of one row in partial results: 16 lanes of its top and of its total, its mixed values."""
+    return (2 * LANES + s.heads.dim) * 4
+
+
+def write_join(shape: Shape) -> Writer:
+    """Puts together what pieces of one token have each of one chunk. Arguments: tokens whose keys were divided (int64
+    [n, 3]: its place in the step, its first part, how many), how many, each as the cell that holds it; out (of the
+    element), its stride, partial results (as the cell that holds it).
+    """
+    s, h = shape, shape.heads
+
+    def write(code: Code) -> None:
+        divided, count, out, stride, partial = code.arguments(5)
+        whole = State.of(code, 1, h.dim)
+        first, last = code.share(code.held(count) * h.heads)
+        with code.loop(first, last) as item:
+            place, head = code.held(divided) + item // h.heads * 24, item % h.heads
+            token, part, parts = (code.load(place, INT64, 8 * i) for i in range(3))
+            code.store(code.floats(LEAST), whole.top)
+            code.store(code.floats(0.0), whole.total)
+            for i in range(0, h.dim, LANES):
+                code.store(code.floats(0.0), whole.mixed, i * 4)
+            with code.loop(part, part + parts) as number:
+                here = code.held(partial) + (number * h.heads + head) * part_bytes(s)
+                top, total = code.load(here, FLOATS), code.load(here, FLOATS, LANES * 4)
+                join(code, s, top, total, here + 2 * LANES * 4, whole)
+            divide(code, s, whole, out + token * stride + head * (h.dim * h.element.size))
+
+    return write

@@ -1,0 +1,154 @@
+"""Compiles kernels for the CPU that this runs on, and keeps what it has compiled for the next start.
+
+Object code lies in a directory that only its owner may write to, under a name that says all that it was made from: the
+source of this package, the CPU with its features, the LLVM that compiled it.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from model.cpu.kernels.code import Code
+
+log = logging.getLogger("quire.kernels")
+
+DIGEST_BYTES = 32  # at the beginning of a file, of the rest
+
+Writer = Callable[[Code], None]
+
+
+class Compiler:
+    """Addresses of kernels by name. cache: where object code is kept; None keeps none.
+
+    compiled: how many were, rather than found. made_from: a name for all that object code and its results depend on.
+    """
+
+    def __init__(self, cache: Path | None) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
+        self._cpu, self._features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+        self._machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=self._cpu, features=self._features.flatten(), opt=3
+        )
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self._machine)
+        self._cache = _private(cache) if cache is not None else None
+        self.made_from = _digest(_source(), self._cpu, self._features.flatten(), llvmlite.__version__)
+        self._addresses: dict[str, int] = {}
+        self.compiled = 0
+        self._compiling, self._compiled_at = False, 0.0
+
+    @property
+    def last_compiled(self) -> float:
+        """When, on the monotonic clock: now, while it compiles; 0 before it ever has. Read from any thread."""
+        return time.monotonic() if self._compiling else self._compiled_at
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the CPU has a product of bfloat16 pairs."""
+        return bool(self._features.get("avx512bf16", False))
+
+    def kernel(self, name: str, write: Writer) -> int:
+        """The address of the kernel of this name, which says all that `write` depends on."""
+        if name not in self._addresses:
+            self._addresses[name] = self._load(name, write)
+        return self._addresses[name]
+
+    def _load(self, name: str, write: Writer) -> int:
+        file = f"{name}-{self.made_from}.o"
+        found = self._read(file)
+        if found is None:
+            code = Code(name, self.has_pairs)
+            self._compiling = True
+            try:
+                write(code)
+                found = self._compile(code.finished())
+                self._write(file, found)
+            finally:
+                self._compiled_at, self._compiling = time.monotonic(), False
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(found))
+        self._engine.finalize_object()
+        address = int(self._engine.get_function_address(name))
+        if not address:
+            raise OSError(f"kernel {name} was compiled, but is not there")
+        return address
+
+    def _compile(self, text: str) -> bytes:
+        if not self.compiled:
+            kept = f", kept in {self._cache}" if self._cache is not None else ""
+            log.info("compiling kernels for this CPU (%s)%s", self._cpu, kept)
+        self.compiled += 1
+        module = llvm.parse_assembly(text)
+        module.verify()
+        # What a kernel unrolls and puts into vectors, it says itself.
+        tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+        tuning.loop_unrolling = tuning.loop_vectorization = tuning.slp_vectorization = False
+        passes = llvm.create_pass_builder(self._machine, tuning)
+        passes.getModulePassManager().run(module, passes)
+        return bytes(self._machine.emit_object(module))
+
+    def _read(self, file: str) -> bytes | None:
+        """None too for what was cut off or has changed on the disk: LLVM would not survive it."""
+        if self._cache is None:
+            return None
+        try:
+            content = (self._cache / file).read_bytes()
+        except OSError:
+            return None
+        said, found = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        return found if hashlib.sha256(found).digest() == said else None
+
+    def _write(self, file: str, content: bytes) -> None:
+        """Whole or not at all, whoever else writes it."""
+        if self._cache is None:
+            return
+        try:
+            with tempfile.TemporaryDirectory(dir=self._cache) as place:
+                temporary = Path(place) / file
+                temporary.write_bytes(hashlib.sha256(content).digest() + content)
+                temporary.chmod(0o600)
+                temporary.rename(self._cache / file)
+        except OSError as error:
+            log.warning("compiled kernels cannot be kept in %s: %s", self._cache, error)
+            self._cache = None
+
+
+def _source() -> str:
+    return "".join(file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.py")))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
+
+
+def _private(directory: Path) -> Path | None:
+    """The directory, made if it is not there; None, with a warning, where others could put code into it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        log.warning("compiled kernels are not kept: %s", error)
+        return None
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        log.warning("compiled kernels are not kept: others than you can write to %s", directory)
+        return None
+    return directory
+
+
+def why_not() -> str | None:
+    """What this machine lacks for kernels; None if nothing."""
+    if sys.platform != "linux":
+        return f"there is no team of threads for {sys.platform}"
+    if platform.machine() != "x86_64":
+        return f"they have not been tried on {platform.machine()}"
+    return None

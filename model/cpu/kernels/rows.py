@@ -1,0 +1,126 @@
+"""What is done to each row of activations by itself: embedding, normalising, choosing rows, rounding them.
+
+The stream of a forward pass is float32; what products read is of the model's element. Threads share the rows. Widths
+are whole vectors of 16.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from model.cpu.kernels.code import Code
+from model.cpu.kernels.element import FLOAT, Element
+from model.cpu.kernels.values import INT64, LANES, Value
+
+Writer = Callable[[Code], None]
+
+
+@contextmanager
+def shared_rows(code: Code, count: Value) -> Iterator[Value]:
+    """This thread's share of the rows whose number is in the cell `count`."""
+    first, last = code.share(code.held(count))
+    with code.loop(first, last) as row:
+        yield row
+
+
+def write_embedding(element: Element, positions: bool) -> Writer:
+    """Arguments: rows, token ids (int64), positions (int64), each as the cell that holds it; tables of tokens and, if
+    there is one, of positions, of the element; y (float32), its stride, the width, what the tokens' are multiplied by.
+    """
+
+    def write(code: Code) -> None:
+        count, tokens, places, table, learned, y, stride, width = code.arguments(8)
+        scale = code.splat(code.real(8))
+        tokens, places = code.held(tokens), code.held(places)
+        row_bytes = width * element.size
+        with shared_rows(code, count) as row:
+            source = table + code.load(tokens + row * 8, INT64) * row_bytes
+            place = learned + code.load(places + row * 8, INT64) * row_bytes if positions else source
+            with code.loop(0, width, LANES) as i:
+                x = element.load(code, source + i * element.size) * scale
+                if positions:
+                    x = x + element.load(code, place + i * element.size)
+                FLOAT.store(code, x, y + row * stride + i * 4)
+
+    return write
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """centred: the mean is taken off first (LayerNorm); otherwise it is RMSNorm."""
+
+    centred: bool = False
+    bias: bool = False
+
+    @property
+    def name(self) -> str:
+        return ("layer_norm" if self.centred else "rms_norm") + ("_bias" if self.bias else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """A norm at work on one row. weights, bias: float32. mean: None where it is not taken off."""
+
+    code: Code
+    norm: Norm
+    weights: Value
+    bias: Value
+    mean: Value | None
+    factor: Value
+
+    @staticmethod
+    def of(code: Code, norm: Norm, source: Value, width: Value, eps: Value, weights: Value, bias: Value) -> "Normed":
+        share, mean = 1.0 / code.to_float(width), None
+        if norm.centred:
+            total = code.variable(code.floats(0.0))
+            with code.loop(0, width, LANES) as i:
+                total.set(total.value + FLOAT.load(code, source + i * 4))
+            mean = code.splat(code.summed(total.value) * share)
+        squares = code.variable(code.floats(0.0))
+        with code.loop(0, width, LANES) as i:
+            value = FLOAT.load(code, source + i * 4)
+            value = value if mean is None else value - mean
+            squares.set(code.fma(value, value, squares.value))
+        variance = code.summed(squares.value) * share
+        return Normed(code, norm, weights, bias, mean, code.splat(1.0 / code.root(variance + eps)))
+
+    def __call__(self, value: Value, i: Value) -> Value:
+        """value: 16 elements from the i-th on."""
+        value = (value if self.mean is None else value - self.mean) * self.factor
+        value = value * FLOAT.load(self.code, self.weights + i * 4)
+        return value + FLOAT.load(self.code, self.bias + i * 4) if self.norm.bias else value
+
+
+def write_norm(norm: Norm, out: Element, add: bool = False, chosen: bool = False) -> Writer:
+    """Arguments: rows and, with `chosen`, which of x's (int64) become them, each as the cell that holds it; x
+    (float32), its stride, weights and bias (float32), y, its stride, the width, epsilon. add: y is added to.
+    """
+
+    def write(code: Code) -> None:
+        count, which, x, x_stride, weights, bias, y, y_stride, width = code.arguments(9)
+        which = code.held(which) if chosen else which
+        with shared_rows(code, count) as row:
+            source = x + (code.load(which + row * 8, INT64) if chosen else row) * x_stride
+            normed = Normed.of(code, norm, source, width, code.real(9), weights, bias)
+            with code.loop(0, width, LANES) as i:
+                value = normed(FLOAT.load(code, source + i * 4), i)
+                place = y + row * y_stride + i * out.size
+                out.store(code, value + out.load(code, place) if add else value, place)
+
+    return write
+
+
+def write_rounded(out: Element, chosen: bool = False) -> Writer:
+    """Arguments: rows and, with `chosen`, which of x's (int64) become them, each as the cell that holds it; x
+    (float32), its stride, y, its stride, the width.
+    """
+
+    def write(code: Code) -> None:
+        count, which, x, x_stride, y, y_stride, width = code.arguments(7)
+        which = code.held(which) if chosen else which
+        with shared_rows(code, count) as row:
+            source = x + (code.load(which + row * 8, INT64) if chosen else row) * x_stride
+            with code.loop(0, width, LANES) as i:
+                out.store(code, FLOAT.load(code, source + i * 4), y + row * y_stride + i * out.size)
+
+    return write

@@ -1,0 +1,116 @@
+"""The contract of a forward pass: a batch of packed tokens in, logits out.
+
+The runner makes a `ForwardBatch` for each step. Each layer and each product gets it beside its input. So what depends
+on a token's row, on its position, or on what the step returns has one way in. One signature holds for a decoder, its
+compiled program, its CUDA graphs and its rank group.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from model.attention.backend import AttentionBackend
+
+CosSin = tuple[Tensor, Tensor]
+"""Cosines and sines of rotary angles, each [tokens, 1, pairs]."""
+
+ImageEncoder = Callable[[Tensor], Tensor]
+"""uint8 pixels [tiles, 3, height, width] of one image -> features [features, hidden] in the model's dtype."""
+
+
+class RotaryEmbedding(Protocol):
+    """Angles by position."""
+
+    def at(self, positions: Tensor) -> CosSin:
+        """Looks up the angles of tokens.
+
+        Args:
+            positions: [axes, tokens] int64.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageFeatures:
+    """Features of the images in a step, which stand in the place of token embeddings.
+
+    Attributes:
+        places: [n] int64. Packed offsets, each at most once.
+        features: [n, hidden] in the model's dtype, as they enter the first layer.
+    """
+
+    places: Tensor
+    features: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardBatch:
+    """The packed tokens of one forward pass: no padding, no batch axis.
+
+    Attributes:
+        tokens: [tokens] int64. Token ids; any number where an image stands.
+        positions: [axes, tokens] int64. Axis 0 is the position in the sequence, which attention and KV pages go by. A
+            model whose rotary embedding turns by several axes has more.
+        wanted: [n] int64. Packed offsets of the tokens whose logits are returned.
+        attention: Back end that owns the KV pool.
+        plan: What `attention.plan` made of the step's shape. Opaque to layers.
+        images: Features of the step's images, None without images.
+        hidden: Whether hidden states are returned beside the logits.
+        rows: [k] int64. Packed offset of each row of a product's input. None where the rows are all tokens in order.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    wanted: Tensor
+    attention: AttentionBackend
+    plan: Any
+    images: ImageFeatures | None = None
+    hidden: bool = False
+    rows: Tensor | None = None
+    _angles: dict[int, CosSin] = field(default_factory=dict, init=False, repr=False)
+
+    def cos_sin(self, rope: RotaryEmbedding) -> CosSin:
+        """Returns the angles of the batch's tokens, looked up once for all layers that share `rope`."""
+        if id(rope) not in self._angles:
+            self._angles[id(rope)] = rope.at(self.positions)
+        return self._angles[id(rope)]
+
+    def select(self, rows: Tensor) -> "ForwardBatch":
+        """Returns the batch for a product whose input is `x[rows]` of this batch's input.
+
+        Args:
+            rows: [k] int64. Indices into the rows that a product gets with this batch.
+        """
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        """Returns values [..., tokens] for the rows of a product's input, [..., rows]."""
+        return values if self.rows is None else values[..., self.rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardOutput:
+    """What a forward pass returns for the wanted tokens, in their order. It may hold until the next call alone.
+
+    Attributes:
+        logits: [n, vocabulary] float32.
+        hidden: [n, width], the input of the output layer, in the model's dtype. None where the batch does not ask.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
+
+
+class Model(Protocol):
+    """A model as the runner sees it.
+
+    Attributes:
+        vision: Makes features of images. None for a model of text alone.
+    """
+
+    @property
+    def vision(self) -> ImageEncoder | None: ...
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """Computes all tokens of the batch and writes their KV."""

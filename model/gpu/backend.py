@@ -1,0 +1,99 @@
+"""The GPU back end."""
+
+import logging
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import triton
+
+from cache_manager.layout import KVLayout
+from model.attention.backend import AttentionBackend
+from model.backend import NoKernels
+from model.config import ModelConfig
+from model.decoder import Decoder
+from model.forward import Model
+from model.gpu.attention_backend import TritonAttention, why_not
+from model.gpu.draws import prepare_draws, start_draws
+from model.gpu.graphs import CudaRecorder, GraphDecoder
+from model.gpu.graphs import why_not as why_no_graphs
+from model.gpu.parts import with_kernels
+from model.gpu.sampler import GpuOps
+from model.sampling.sampler import LogitOps, Starter
+from model.settings import ModelSettings
+
+log = logging.getLogger("quire.model")
+
+LEAST_CAPABILITY = 8  # of a device: asynchronous copies, bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBackend:
+    """`Backend` of Triton's kernels: attention and small operations by kernels, large products by torch.
+
+    Attributes:
+        dtype: Of the weights.
+        kv_dtype: As in `model.kv_pool.KVPool`.
+    """
+
+    dtype: str
+    kv_dtype: str
+    device: torch.device
+    maker: None = None
+
+    def last_compiled(self) -> float:
+        return 0.0
+
+    @property
+    def numerics(self) -> str:
+        return f"triton {triton.__version__} {torch.cuda.get_device_name(self.device)}"
+
+    @property
+    def logit_ops(self) -> LogitOps:
+        return GpuOps()
+
+    @property
+    def starter(self) -> Starter:
+        return start_draws
+
+    def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> TritonAttention:
+        made = TritonAttention(
+            layout, pages, config.heads, self.kv_dtype, self.device, self.dtype, config.scale, config.soft_cap
+        )
+        made.prepare()
+        return made
+
+    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
+        made, tokens = with_kernels(decoder), decoder.embedding.tokens
+        prepare_draws(len(tokens), tokens.device)
+        if reason := why_no_graphs(made):
+            log.info("decodes are run launch by launch, not as CUDA graphs: %s", reason)
+            return made
+        return GraphDecoder(made, cast(TritonAttention, attention), rows, context, CudaRecorder())
+
+
+def open_gpu_backend(
+    config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str
+) -> TritonBackend:
+    """Opens the GPU back end for a model, on a CUDA device.
+
+    Args:
+        dtype: Of the weights.
+        kv_dtype: Of the KV cache.
+
+    Raises:
+        NoKernels: The device, the model or a setting has no kernels.
+    """
+    major, minor = torch.cuda.get_device_capability()
+    if major < LEAST_CAPABILITY:
+        raise NoKernels(f"the device has compute capability {major}.{minor}, below {LEAST_CAPABILITY}.0")
+    layout = config.kv_layout(settings.page_size, kv_dtype)
+    if reason := why_not(layout):
+        raise NoKernels(reason)
+    backend = TritonBackend(dtype, kv_dtype, torch.device(device))
+    try:
+        backend.attention(config, layout, 1)
+    except Exception as error:  # Triton wants a C compiler, a place to write to, an assembler that knows the device
+        raise NoKernels(f"Triton cannot compile them: {type(error).__name__}: {error}") from error
+    log.info("attention: Triton's kernels on %s, compute capability %d.%d", torch.cuda.get_device_name(), major, minor)
+    return backend

@@ -1,0 +1,46 @@
+"""The reference back end."""
+
+from dataclasses import dataclass
+
+import torch
+
+from cache_manager.layout import KVLayout
+from model.attention.backend import AttentionBackend
+from model.config import ModelConfig
+from model.decoder import Decoder
+from model.forward import Model
+from model.reference.attention_backend import ReferenceAttention
+from model.sampling.sampler import TORCH_OPS, LogitOps
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBackend:
+    """`Backend` of torch's operations, layer by layer.
+
+    Attributes:
+        kv_dtype: As in `model.kv_pool.KVPool`.
+    """
+
+    kv_dtype: str
+    device: torch.device
+    maker: None = None
+    numerics: str = "reference"
+
+    def last_compiled(self) -> float:
+        return 0.0
+
+    @property
+    def starter(self) -> None:
+        return None
+
+    @property
+    def logit_ops(self) -> LogitOps:
+        return TORCH_OPS
+
+    def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend:
+        return ReferenceAttention(
+            layout, pages, config.heads, self.kv_dtype, self.device, config.scale, config.soft_cap
+        )
+
+    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:  # noqa: ARG002
+        return decoder

@@ -1,0 +1,153 @@
+"""What is done to rows beside torch: norms, embedding, rounding, heads."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cache_manager.layout import KVLayout
+from model.cpu.attention_backend import CpuAttention, why_not
+from model.cpu.kernels.buffer import Buffer
+from model.cpu.kernels.element import BFLOAT, FLOAT, Element
+from model.cpu.kernels.heads import HeadNorm, write_heads
+from model.cpu.kernels.program import Call, Machine
+from model.cpu.kernels.rows import Norm, write_embedding, write_norm, write_rounded
+from model.rope import Rope, frequencies, rotate
+
+ROWS = 5
+TOLERANCE = {FLOAT: 1e-5, BFLOAT: 2e-2}
+elements = pytest.mark.parametrize("element", [FLOAT, BFLOAT], ids=lambda e: e.name)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).float()
+
+
+class Cells:
+    """Numbers by address."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = np.array(numbers, np.int64)
+
+    def __getitem__(self, number: int) -> int:
+        return self._numbers.ctypes.data + 8 * number
+
+
+@elements
+@pytest.mark.parametrize("width", [16, 64, 576])
+@pytest.mark.parametrize("kind", [Norm(), Norm(centred=True), Norm(centred=True, bias=True)], ids=lambda n: n.name)
+@pytest.mark.parametrize("add", [False, True])
+def test_norms(machine: Machine, element: Element, width: int, kind: Norm, add: bool) -> None:
+    x, weight, bias = random(ROWS, width) * 3 + 1, random(width, seed=1), random(width, seed=2)
+    before, which = random(3, width, seed=3), torch.tensor([4, 0, 4])
+    y, cells = Buffer.copy_of(before, element), Cells(3, which.data_ptr())
+    name = f"{kind.name}_{element.name}{'_add' if add else ''}_chosen"
+    source = Buffer.copy_of(x, FLOAT)
+    arguments = (cells[0], cells[1], source.tensor, source.stride, weight, bias, y.tensor, y.stride, width, 1e-3)
+    machine.program([Call(name, write_norm(kind, element, add, chosen=True), arguments)]).run()
+    if kind.centred:
+        expected = F.layer_norm(
+            x[which].double(), (width,), weight.double(), bias.double() if kind.bias else None, 1e-3
+        )
+    else:
+        expected = F.rms_norm(x[which].double(), (width,), weight.double(), 1e-3)
+    expected = expected + before.to(element.dtype).double() if add else expected
+    found = y.tensor[:3, :width].double()
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE[element], rtol=TOLERANCE[element] / 2)
+
+
+@elements
+@pytest.mark.parametrize("learned", [False, True])
+def test_embedding(machine: Machine, element: Element, learned: bool) -> None:
+    table, positions = random(20, 48).to(element.dtype), random(30, 48, seed=1).to(element.dtype)
+    ids, places = torch.tensor([3, 19, 0, 3]), torch.tensor([7, 0, 29, 8])
+    y, cells = Buffer.of(4, 48, FLOAT), Cells(4, ids.data_ptr(), places.data_ptr())
+    arguments = (cells[0], cells[1], cells[2], table, positions, y.tensor, y.stride, 48, 2.5)
+    name = f"embedding_{element.name}{'_positions' if learned else ''}"
+    machine.program([Call(name, write_embedding(element, learned), arguments)]).run()
+    expected = table[ids].float() * 2.5 + (positions[places].float() if learned else 0.0)
+    assert torch.equal(y.tensor[:4, :48], expected)
+
+
+def test_rounded_to_the_even_one(machine: Machine) -> None:
+    x = torch.cat((random(3, 64), torch.full((1, 64), 1 + 2**-8), torch.full((1, 64), 1 + 3 * 2**-8)))
+    x[0, :4] = torch.tensor([torch.inf, -torch.inf, 3.4e38, -0.0])
+    source, y, cells = Buffer.copy_of(x, FLOAT), Buffer.of(ROWS, 64, BFLOAT), Cells(ROWS)
+    arguments = (cells[0], 0, source.tensor, source.stride, y.tensor, y.stride, 64)
+    machine.program([Call("rounded_bf16", write_rounded(BFLOAT), arguments)]).run()
+    assert torch.equal(y.tensor[:ROWS, :64], x.bfloat16())
+
+
+@elements
+def test_chosen_rows_are_rounded(machine: Machine, element: Element) -> None:
+    x, which = random(ROWS, 48), torch.tensor([3, 0, 3])
+    source, y, cells = Buffer.copy_of(x, FLOAT), Buffer.of(ROWS, 48, element), Cells(3, which.data_ptr())
+    arguments = (cells[0], cells[1], source.tensor, source.stride, y.tensor, y.stride, 48)
+    machine.program([Call(f"rounded_{element.name}_chosen", write_rounded(element, chosen=True), arguments)]).run()
+    assert torch.equal(y.tensor[:3, :48], x[which].to(element.dtype))
+    assert not y.tensor[3:].any()
+
+
+HEAD_NORMS = [
+    HeadNorm(Norm()), HeadNorm(Norm(), together=True), HeadNorm(Norm(centred=True, bias=True)),
+    HeadNorm(Norm(centred=True), together=True),
+]  # fmt: skip
+
+
+def normed(kind: HeadNorm, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x: [tokens, heads, dim]."""
+    row = x.flatten(1) if kind.together else x
+    width = row.shape[-1:]
+    if kind.norm.centred:
+        return F.layer_norm(row, width, weight, bias if kind.norm.bias else None, eps).view(x.shape)
+    return F.rms_norm(row, width, weight, eps).view(x.shape)
+
+
+@elements
+@pytest.mark.parametrize(("dim", "pairs"), [(16, 8), (16, 0), (48, 5), (64, 32), (80, 24)])
+@pytest.mark.parametrize("page_size", [16, 3])
+@pytest.mark.parametrize("kind", [None, *HEAD_NORMS], ids=lambda kind: kind.name if kind else "no norm")
+def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_size: int, kind: HeadNorm | None) -> None:
+    """Queries, and what the pool then has of keys and values, beside the functions of the torch models."""
+    heads, kv_heads, eps = 4, 2, 1e-3
+    layout = KVLayout(((0,),), kv_heads, dim, element.size, page_size)
+    dtype = str(element.dtype).removeprefix("torch.")
+    attention = CpuAttention(machine, layout, 40, heads, dtype)
+    qkv = random(ROWS, (heads + 2 * kv_heads) * dim)
+    positions, slots = np.array([5, 6, 0, 40, 63]), np.array([1, 17, 33, 16, 2])
+    together = kind is not None and kind.together
+    widths = (heads * dim, kv_heads * dim) if together else (dim, dim)
+    weights, biases = ([random(width, seed=seed + i) for i, width in enumerate(widths)] for seed in (1, 3))
+    rope = Rope(frequencies(2 * pairs, 1e4), 64, torch.float32, torch.device("cpu")) if pairs else None
+    tables = tuple(F.pad(table, (0, 0, 0, 16)) for table in rope.tables) if rope else (0, 0)
+    source, queries, cells = (
+        Buffer.copy_of(qkv, FLOAT), torch.zeros(ROWS, heads, dim, dtype=element.dtype),
+        Cells(ROWS, slots.ctypes.data, positions.ctypes.data),
+    )  # fmt: skip
+    arguments = (
+        cells[0], cells[1], cells[2], source.tensor, source.stride, queries, attention.pool_of(0), heads, kv_heads, dim,
+        pairs, *tables, eps, *weights, *biases,
+    )  # fmt: skip
+    write = write_heads(element, kind, attention.heads.rows)
+    machine.program([Call(attention.heads_name(kind), write, arguments)]).run()
+    q, k, v = qkv.view(ROWS, -1, dim).split((heads, kv_heads, kv_heads), 1)
+    if kind is not None:
+        q, k = (normed(kind, part, *given, eps) for part, *given in zip((q, k), weights, biases, strict=True))
+    if rope is not None:
+        cos, sin = rope.at(torch.from_numpy(positions)[None])
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    near = {"atol": TOLERANCE[element], "rtol": TOLERANCE[element] / 2}
+    np.testing.assert_allclose(queries.double(), q.double(), **near)
+    pages = attention.export(np.arange(40, dtype=np.int32)).view(element.dtype).view(40, 2, page_size, kv_heads, dim)
+    written = pages[slots // page_size, :, slots % page_size]
+    np.testing.assert_allclose(written[:, 0].double(), k.double(), **near)
+    assert torch.equal(written[:, 1], v.to(element.dtype))
+    assert pages.count_nonzero() == written.count_nonzero()
+
+
+def test_pages_that_kernels_refuse_are_named() -> None:
+    layout = KVLayout(((0,),), 2, 24, 4, 16)
+    assert why_not(layout, "float32") == "a head has 24 elements, no multiple of 16 up to 1024"
+    assert why_not(KVLayout(((0,),), 2, 32, 2, 16), "float16") == "there are none for float16"
+    assert why_not(KVLayout(((0,),), 2, 32, 2, 7), "bfloat16") is None

@@ -1,9 +1,0 @@
-import pytest
-
-from model.kernels.program import Machine
-from tests.support.kernels import the_machine
-
-
-@pytest.fixture(scope="session")
-def machine() -> Machine:
-    return the_machine()
