@@ -17,8 +17,9 @@ from rpc.frontend.live import Live
 from rpc.frontend.pacing import Pacer
 from rpc.observe.tracing import trace_of
 from rpc.services import convert
-from rpc.services.errors import as_failure, failures_to, status_of
+from rpc.services.errors import as_failure, failures_to
 from rpc.services.writer import Writer
+from rpc.status import status_of
 from scheduler.request import InvalidRequest
 
 REQUEST_ID_HEADER = "x-request-id"
