@@ -38,7 +38,7 @@ from model.parallel.shard import Shard
 from model.parallel.sockets import address_of, listen, new_local
 from model.rank_group import Means, join, lead
 from model.settings import ModelSettings
-from rpc.assembly import assemble
+from rpc.engines.assembly import assemble
 from rpc.settings import EngineConfig
 from scheduler.controls import Controls
 from scheduler.events import StepOutputs, Submit

@@ -25,7 +25,7 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 from bench.serving import Serving, started
 from bench.shapes import MODELS, write_model
 from model.settings import ModelSettings
-from rpc.assembly import assemble
+from rpc.engines.assembly import assemble
 from rpc.frontend.prepare import load_preparer
 from rpc.paths import demo_directory
 from rpc.settings import EngineConfig

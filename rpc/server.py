@@ -6,7 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 from wsgiref.simple_server import WSGIServer
 
 from grpc import aio
@@ -26,22 +26,22 @@ from rpc.access.door import Door
 from rpc.access.tokens import ANYBODY, Tokens
 from rpc.cache_secret import read_secret
 from rpc.engines.fleet import Fleet
-from rpc.engines.host import choose_hosts
 from rpc.engines.joined import JoinedEngines
 from rpc.engines.scaling import Scaling
 from rpc.engines.supervisor import Supervisor
+from rpc.engines.targets import TargetsFile
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import load_preparer
 from rpc.frontend.promises import Promises
 from rpc.frontend.settings import FrontendSettings
 from rpc.heap import settle
+from rpc.hosts import choose_hosts
 from rpc.link.table import TableService
 from rpc.observe.aliases import show_aliases
 from rpc.observe.metrics import Metrics
 from rpc.observe.page import start_page
 from rpc.observe.request_log import log_request
 from rpc.observe.settings import ObserveSettings
-from rpc.observe.targets import TargetsFile
 from rpc.observe.tracing import open_traces
 from rpc.paths import inputs_digest, model_directory
 from rpc.ports import bracketed, check_free, open_port
@@ -58,9 +58,6 @@ from rpc.services.tokenization import TokenizationService
 from rpc.settings import JoinedSettings, ListenSettings, ServerSettings
 from scheduler.autoscaling import Autoscaler
 from scheduler.settings import ImageLimits
-
-if TYPE_CHECKING:
-    from rpc.web.process import Page
 
 log = logging.getLogger("quire.server")
 
@@ -93,10 +90,17 @@ def channel_options(settings: ListenSettings, context: int, images: int = 0) -> 
     ]
 
 
-def make_page(frontend: Frontend, door: Door) -> "Page":
-    from rpc.web.process import Page  # starlette and uvicorn, which a server without a page does not load
+class Dashboard(Protocol):
+    """The page of `--page-port`: an application upon the server, which is given one and imports none."""
 
-    return Page(frontend, door)
+    async def open(self, port: int) -> str:
+        """Returns its address. Raises OSError where the port cannot be had."""
+
+    async def close(self) -> None:
+        """Due whether it was opened or not."""
+
+
+MakeDashboard = Callable[[Frontend, Door], Dashboard]
 
 
 class Server:
@@ -109,6 +113,7 @@ class Server:
         frontend: Frontend,
         metrics: Metrics,
         fleet: Fleet,
+        make_dashboard: MakeDashboard,
         targets: TargetsFile | None = None,
     ) -> None:
         self._targets = targets
@@ -118,7 +123,7 @@ class Server:
         tokens = None if listen.token_file is None else Tokens(Path(listen.token_file))
         self._door = Door(tokens, metrics.call_denied)
         metrics.tenants.expect([ANYBODY.tenant] if tokens is None else tokens.tenants)
-        self._page = None if listen.page_port is None else make_page(frontend, self._door)
+        self._page = None if listen.page_port is None else make_dashboard(frontend, self._door)
         self._credentials = server_credentials(listen)
         self._health = HealthService(SERVICES, self._frontend.health)
         self._grpc: aio.Server | None = None
@@ -226,9 +231,13 @@ class Server:
                 self._targets.clear()
 
 
-async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:
-    """Runs a server with engines of its own until SIGTERM or SIGINT. `announce` gets the ready line once requests are
-    taken.
+async def serve(settings: ServerSettings, announce: Callable[[str], None], make_dashboard: MakeDashboard) -> None:
+    """Runs a server with engines of its own until SIGTERM or SIGINT.
+
+    Args:
+        settings: Of the server.
+        announce: Gets the ready line once requests are taken.
+        make_dashboard: Called where the settings have a port for it.
     """
     secret, sharing = read_secret(settings.cache), settings.sharing
     scaling = settings.scaling
@@ -249,10 +258,13 @@ async def serve(settings: ServerSettings, announce: Callable[[str], None]) -> No
     scaler = Scaling(Autoscaler(scaling, least), frontend, metrics) if most > least else None
     fleet = Supervisor(choose_hosts(settings, secret), frontend, least, table, scaler)
     async with _watched(frontend, settings.observe):
-        await _run(Server(settings.listen, settings.images, frontend, metrics, fleet, targets), announce)
+        server = Server(settings.listen, settings.images, frontend, metrics, fleet, make_dashboard, targets)
+        await _run(server, announce)
 
 
-async def serve_joined(settings: JoinedSettings, announce: Callable[[str], None]) -> None:
+async def serve_joined(
+    settings: JoinedSettings, announce: Callable[[str], None], make_dashboard: MakeDashboard
+) -> None:
     """As `serve`, with another server's engines."""
     frontend, metrics = await _frontend(settings.model, settings.frontend, settings.images, shows_engines=False)
     if settings.listen.metrics_aliases == "vllm":
@@ -260,7 +272,7 @@ async def serve_joined(settings: JoinedSettings, announce: Callable[[str], None]
     digest = inputs_digest(model_directory(settings.model.model))
     fleet = JoinedEngines(settings.join, join_token(settings.join.token_file), settings.request, digest, frontend)
     async with _watched(frontend, settings.observe):
-        await _run(Server(settings.listen, settings.images, frontend, metrics, fleet), announce)
+        await _run(Server(settings.listen, settings.images, frontend, metrics, fleet, make_dashboard), announce)
 
 
 def join_token(path: str | None) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bench.on_gpu.loads import Asked
 from bench.on_gpu.memory import free
 from model.settings import ModelSettings
-from rpc.assembly import assemble
+from rpc.engines.assembly import assemble
 from rpc.settings import EngineConfig
 from scheduler.controls import Controls
 from scheduler.events import EndReason, Finish, StepOutputs, Submit

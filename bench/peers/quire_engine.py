@@ -15,8 +15,8 @@ from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Workload
 from model.config import read_config
 from model.settings import ModelSettings
-from rpc.assembly import assemble
 from rpc.distribution import own_version
+from rpc.engines.assembly import assemble
 from rpc.settings import EngineConfig
 from scheduler.controls import Controls
 from scheduler.events import StepOutputs, Submit

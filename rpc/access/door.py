@@ -9,7 +9,7 @@ from grpc import aio
 from rpc.access.policies import POLICIES, Policy
 from rpc.access.tokens import ANYBODY, Caller, Tokens
 from rpc.frontend.errors import RequestFailed
-from rpc.services.errors import abort
+from rpc.status import abort
 
 
 class Door(aio.ServerInterceptor):

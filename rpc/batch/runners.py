@@ -25,11 +25,11 @@ from rpc.client.errors import UnavailableError, error_of, message_hint
 from rpc.client.failures import Failure
 from rpc.client.failures import failure_of as call_failure
 from rpc.client.security import OPEN, Metadata, Security
-from rpc.engines.host import choose_hosts
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import load_preparer
+from rpc.hosts import choose_hosts
 from rpc.observe.metrics import Metrics
 from rpc.services import convert
 from rpc.services.models import model_message
@@ -263,7 +263,7 @@ def request_failed(error: grpc.RpcError) -> RequestFailed:
 
 
 def failure_of(error: pb.EntryError) -> RequestFailed:
-    """What a failed entry of a batch says, as `rpc.services.errors` put it."""
+    """What a failed entry of a batch says, as `rpc.status` put it."""
     reason, field, retry_after = "", "", None
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     for packed in error.details:

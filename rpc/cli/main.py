@@ -1,7 +1,7 @@
 """The `quire` command. Imports torch only where a command needs it."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,11 @@ from rpc.settings import (
     SharingSettings,
 )
 from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
+
+if TYPE_CHECKING:
+    from rpc.access.door import Door
+    from rpc.frontend.frontend import Frontend
+    from rpc.server import Dashboard
 
 app = typer.Typer(
     help="Quire serves language models from a paged KV cache, with continuous batching, over gRPC.",
@@ -97,7 +102,7 @@ def serve(config: Config = None, **values: Any) -> None:
             scaling=build(ScalingSettings, values),
             observe=build(ObserveSettings, values),
         )
-        asyncio.run(serve_own(settings, _announce))
+        asyncio.run(serve_own(settings, _announce, _make_dashboard))
 
     _serve(run, values["log_format"])
 
@@ -139,13 +144,19 @@ def frontend(
             frontend=build(FrontendSettings, values),
             observe=build(ObserveSettings, values),
         )
-        asyncio.run(serve_joined(settings, _announce))
+        asyncio.run(serve_joined(settings, _announce, _make_dashboard))
 
     _serve(run, values["log_format"])
 
 
 def _announce(line: str) -> None:
     print(f"quire: {line}", flush=True)
+
+
+def _make_dashboard(frontend: "Frontend", door: "Door") -> "Dashboard":
+    from rpc.web.process import Page  # loads starlette and uvicorn, which a server without a dashboard does without
+
+    return Page(frontend, door)
 
 
 def _serve(run: Callable[[], None], form: str) -> None:

@@ -1,1 +1,1 @@
-"""Where engines run: a thread of the server, a process of its own, a Ray actor; and what keeps one running."""
+"""Engines: assembled from a model and a scheduler, run in a thread or a process, kept running. Knows nothing of Ray."""

@@ -41,7 +41,7 @@ def make_engine(
     """Loads a model. followers: as in `assemble`, None for processes of this machine. Raises CheckpointError,
     ValueError.
     """
-    from rpc.assembly import assemble  # here, since it imports torch: Ray's driver, too, imports this module
+    from rpc.engines.assembly import assemble  # here, since it imports torch: Ray's driver, too, imports this module
 
     settle()
     return (assemble(config) if followers is None else assemble(config, followers)).engine(sink)

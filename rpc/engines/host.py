@@ -1,22 +1,9 @@
-"""What a server knows of the place where its engine runs."""
+"""What a server knows of the place where its engine runs; `rpc.hosts` chooses it."""
 
-import os
-from dataclasses import replace
-from itertools import takewhile
-from pathlib import Path
 from typing import Protocol
 
-from model.settings import ModelSettings
-from rpc.cluster.host import RayCluster, RayHost
-from rpc.engines.process import ProcessHost
-from rpc.engines.thread import ThreadHost
 from rpc.frontend.engine_client import EngineClient
-from rpc.paths import model_name
-from rpc.settings import ServerSettings
 from scheduler.engine import Sink
-
-NVIDIA = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Windows' subsystem for it
-DEVICES = Path("/dev")
 
 
 class EngineHost(Protocol):
@@ -30,59 +17,3 @@ class EngineHost(Protocol):
 
     async def stop(self) -> None:
         """Ends the engine, dead or alive, and leaves nothing of it behind. Raises TimeoutError."""
-
-
-def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
-    """Places for as many engines as the settings ask for, where they say. secret: of page names."""
-    engine, most = settings.engine, settings.most_replicas
-    config = replace(settings.engine_config, secret=secret.hex(), tells_names=most > 1, engines_here=most)
-    apart = engine.metrics_targets is not None
-    config = replace(config, shows_metrics=apart)
-    if engine.in_ray:
-        if engine.ray_address is not None:
-            config = replace(config, engines_here=1)  # until the driver knows its node
-        processes = most * settings.model.tensor_parallel
-        cluster = RayCluster(engine, processes, _name_of(settings.model), settings.observe.log_format)
-        return [RayHost(number, cluster, config, engine) for number in range(most)]
-    if most > 1 and _may_use_cuda(settings.model.device) and (gpus := visible_gpus()) > 1:
-        raise ValueError(
-            f"{settings.replicas_flag} is {most}: without --ray all engines would share the first of {gpus} GPUs. Give "
-            "--ray, which places each on a GPU of its own, name one GPU in CUDA_VISIBLE_DEVICES, or take --device cpu"
-        )
-    shared = settings.sharing.address is not None
-    if most > 1 and engine.engine == "thread":
-        raise ValueError(f"--max-replicas is {most}: only one engine fits in a thread of the server's process")
-    if shared and engine.engine == "thread":
-        raise ValueError("--join-address: other processes cannot use an engine in a thread of this one (--engine)")
-    if apart and engine.engine == "thread":
-        raise ValueError(
-            "--metrics-targets: an engine in a thread of this process has no metrics of its own (--engine)"
-        )
-    if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(settings):
-        return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(most)]
-    return [ThreadHost(config)]
-
-
-def _name_of(model: ModelSettings) -> str:
-    """The served name, without a look at the hub."""
-    return model.served_model_name or model_name(model.model, Path(model.model).resolve())
-
-
-def _chooses_process(settings: ServerSettings) -> bool:
-    return settings.engine.engine == "auto" and _may_use_cuda(settings.model.device)
-
-
-def _may_use_cuda(device: str) -> bool:
-    """Asked without torch, which a frontend does not import."""
-    return device == "cuda" or (device == "auto" and any(Path(node).exists() for node in NVIDIA))
-
-
-def visible_gpus() -> int:
-    """NVIDIA GPUs that an engine's process sees; counted without torch."""
-    nodes = len(list(DEVICES.glob("nvidia[0-9]*")))
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return nodes
-    # CUDA stops reading at the first entry that is no device.
-    listed = takewhile(lambda one: one and not one.startswith("-"), (one.strip() for one in named.split(",")))
-    return min(nodes, len(list(listed)))

@@ -25,12 +25,12 @@ class ThreadHost:
     async def prepare(self) -> None:
         # Not at the top of this file, since a server of other hosts does without torch. On a thread, since the import
         # takes seconds and the server answers already.
-        await asyncio.to_thread(import_module, "rpc.assembly")
+        await asyncio.to_thread(import_module, "rpc.engines.assembly")
         settle()
         sys.setswitchinterval(SWITCH_INTERVAL)
 
     async def launch(self, sink: Sink) -> EngineClient:
-        from rpc.assembly import assemble
+        from rpc.engines.assembly import assemble
 
         parts = await asyncio.to_thread(assemble, self._config)
         self._engine = engine = parts.engine(sink)

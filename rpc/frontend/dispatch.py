@@ -1,5 +1,5 @@
-"""Live requests and the engines that they are on: mints attempts, routes each step's outputs to their streams, and
-takes requests elsewhere when their engine dies.
+"""Live requests and the engines that they are on: mints attempts, and takes requests elsewhere when their engine dies.
+`rpc.frontend.delivery` hands each step's tokens to their streams.
 
 A client sees no gap and no duplicate of that: a token counts only if its attempt is known and its position is the next
 one. The new attempt goes on from what was delivered; a beam search, of which nothing is before its end, starts again.
@@ -10,14 +10,13 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 
-from rpc.frontend.errors import RequestFailed, internal
-from rpc.frontend.found import FoundReader
-from rpc.frontend.live import Arrivals, Live
-from rpc.frontend.output import Finish, FinishReason, StepTokens
+from rpc.frontend.delivery import Delivery
+from rpc.frontend.errors import RequestFailed
+from rpc.frontend.live import Live
+from rpc.frontend.output import Finish, FinishReason
 from rpc.frontend.pacing import Pacer
 from rpc.frontend.promises import Promises
 from rpc.frontend.replicas import Replica, Replicas
@@ -37,12 +36,12 @@ class Dispatch:
     def __init__(
         self, replicas: Replicas, settings: FrontendSettings, metrics: Metrics, promises: Promises, pacer: Pacer
     ) -> None:
-        self.replicas, self._settings, self._metrics, self._promises = replicas, settings, metrics, promises
-        self._found = FoundReader(pacer, self._observe, self._has_ended, self._unreadable)
+        self.replicas, self._settings, self._metrics = replicas, settings, metrics
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._attempts = itertools.count(1)
         self._live: dict[int, Live] = {}
+        self._delivery = Delivery(self._live, self, settings.backlog_tokens, metrics, promises, pacer)
         self._places: dict[int, Replica] = {}
         self._parked: dict[Live, None] = {}
         self._without_engine: asyncio.TimerHandle | None = None
@@ -203,7 +202,7 @@ class Dispatch:
 
     def forget(self, live: Live) -> None:
         """No more of its output is wanted."""
-        self._found.forget(live)
+        self._delivery.forget(live)
         self._take_off(live)
         self._gone(live)
 
@@ -293,7 +292,7 @@ class Dispatch:
         self._close(live, FinishReason.ABORTED)
 
     def _close(self, live: Live, reason: FinishReason) -> None:
-        with self._contained(live):
+        with self._delivery.contained(live):
             live.stream.close(Finish(reason))
         self.forget(live)
         live.tell()
@@ -311,13 +310,7 @@ class Dispatch:
             live = self._live.get(start.attempt)
             if live is not None:
                 self._started(live, start, now)
-        for part in outputs.prompt_parts:
-            live = self._live.get(part.attempt)
-            if live is not None:
-                with self._contained(live):
-                    live.stream.accept_prompt(part)
-        if len(outputs.attempts):
-            self._accept_all(StepTokens.of(outputs), now)
+        self._delivery.deliver(outputs, now)
         replica.failing = replica.failing or any(end.reason is events.EndReason.ENGINE_FAILED for end in outputs.ends)
         lost = [live for end in outputs.ends if (live := self._ended(end)) is not None]
         if lost:
@@ -354,75 +347,15 @@ class Dispatch:
             self._left(end.attempt)
         if end.reason is events.EndReason.ENGINE_FAILED and not live.stream.ended:
             return live
-        if self._found.keeps(live, end):
-            return None
-        with self._contained(live):
-            live.stream.end(end)
-        if live.stream.ended:
-            self._has_ended(live)
-        elif live.streaming:
-            live.tell()
+        self._delivery.end(live, end)
         return None
 
-    def _has_ended(self, live: Live) -> None:
+    def has_ended(self, live: Live) -> None:
         """Its engine has said all of it."""
         self._gone(live)
         live.tell()
 
-    @contextmanager
-    def _contained(self, live: Live) -> Iterator[None]:
-        """What one stream raises ends that stream alone; the others of the step get their tokens."""
-        try:
-            yield
-        except Exception:
-            self._unreadable(live)
-
-    def _unreadable(self, live: Live) -> None:
-        """In the handler of what its stream raised."""
-        log.exception("the output of request %s cannot be read", live.request_id)
-        self.cut_off(live, internal())
-
-    def _accept_all(self, step: StepTokens, now: float) -> None:
-        arrivals, searches = Arrivals(now), dict[Live, list[int]]()
-        for i, attempt in enumerate(step.attempts):
-            live = self._live.get(attempt)
-            if live is None:
-                continue
-            if live.stream.request.beam is not None:
-                searches.setdefault(live, []).append(i)
-                continue
-            try:
-                self._accept(live, step, i, arrivals)
-            except Exception:
-                self._unreadable(live)
-        self._observe(arrivals)
-        for live, places in searches.items():
-            self._found.read(live, step, places, now)
-
-    def _observe(self, arrivals: Arrivals) -> None:
-        self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps, arrivals.prefills)
-        self._promises.observe(arrivals.firsts, arrivals.gaps)
-
-    def _accept(self, live: Live, step: StepTokens, i: int, arrivals: Arrivals) -> None:
-        stream, index = live.stream, step.indices[i]
-        sequence = stream.sequences[index]
-        before = sequence.token_count
-        stopped = stream.accept(step, i)
-        if sequence.token_count > before:
-            arrivals.add(live, index)
-        if stopped:  # nothing else that a token does ends a sequence
-            self._stopped(live, index)
-        elif live.streaming:
-            if sequence.pending_tokens > self._settings.backlog_tokens:
-                message = f"more than {self._settings.backlog_tokens} tokens wait for this client to read them"
-                self.cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
-            live.tell_tokens()
-
-    def _stopped(self, live: Live, index: int) -> None:
-        """A stop string has ended a sequence before the engine did."""
-        if live.stream.ended:
-            self.forget(live)
-        elif (replica := self._places.get(live.attempt)) is not None and replica.client is not None:
+    def stop_sequence(self, live: Live, index: int) -> None:
+        """Its engine need not go on with this sequence of it."""
+        if (replica := self._places.get(live.attempt)) is not None and replica.client is not None:
             replica.client.send([events.Finish(live.attempt, index)])
-        if live.streaming or live.stream.ended:
-            live.tell()

@@ -6,15 +6,14 @@ Lives on one asyncio loop, which an engine's thread wakes once a step. `rpc.fron
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from enum import Enum
-from types import MappingProxyType
+from functools import partial
 from typing import TypeVar
 
 from cache_manager.page_names import DEFAULT_TENANT
+from rpc.frontend.accounting import NO_TRACE, Accounting
 from rpc.frontend.dispatch import Dispatch
 from rpc.frontend.engine_client import EngineClient, EngineInfo
 from rpc.frontend.errors import RequestFailed, internal, invalid
@@ -27,28 +26,16 @@ from rpc.frontend.replicas import Replica, Replicas
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import RequestStream
 from rpc.frontend.watching import Ending, Watching
-from rpc.observe.exemplars import exemplar_of
+from rpc.frontend.workers import PrepareWorkers, PromptKind, kind_of
 from rpc.observe.metrics import Metrics, Totals
 from scheduler import events
 from scheduler.engine import Sink
 from scheduler.limits import Limits
-from scheduler.request import Chat, InvalidRequest, Spec
+from scheduler.request import InvalidRequest, Spec
 
 T = TypeVar("T")
 
 log = logging.getLogger("quire.frontend")
-
-NO_TRACE: Mapping[str, str] = MappingProxyType({})
-
-
-class Work(Enum):
-    """What is made of a request's prompt. Each kind has threads of its own, so that text waits neither for templates,
-    which can take a second, nor for images.
-    """
-
-    TEXT = "text"
-    CHAT = "chat"
-    IMAGES = "images"
 
 
 class Frontend:
@@ -72,18 +59,15 @@ class Frontend:
         self.preparer, self.settings, self._metrics = preparer, settings, metrics
         self.promises = promises or Promises()
         self.watching = Watching(preparer.name)
+        self.accounting = Accounting(metrics, self.watching)
         self.starting = self.draining = False
         self.replicas = Replicas(secret)
         self.pacer = Pacer()
         self._dispatch = Dispatch(self.replicas, settings, metrics, self.promises, self.pacer)
         self._coming: dict[int, Replica] = {}
         self._loop = asyncio.get_running_loop()
-        self._workers = {
-            work: ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix=f"quire-prepare-{work.value}")
-            for work in Work
-        }
+        self._workers = PrepareWorkers(settings.tokenizer_threads, settings.max_preparing)
         self._requests: dict[tuple[str, str], Live | None] = {}  # by tenant and id; None: is being prepared
-        self._preparing = Quota(settings.max_preparing, "requests are being tokenized")
         self._image_memory = Quota(settings.image_memory, "bytes of images are held")
         self._idle = asyncio.Event()
         self._idle.set()
@@ -186,7 +170,7 @@ class Frontend:
         try:
             return self.info.limits
         except RequestFailed as failure:
-            raise self.refused(failure, tenant) from None
+            raise self.accounting.refused(failure, tenant) from None
 
     async def ask(self, question: events.Question, number: int) -> events.Answer:
         """An operator's question to the engine of this number. Raises RequestFailed where it does not answer."""
@@ -277,7 +261,7 @@ class Frontend:
         live_id = spec.tenant, request_id
         if live_id in self._requests:
             message = f"{request_id!r} is being served"
-            raise self.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", message), spec.tenant)
+            raise self.accounting.refused(RequestFailed("ALREADY_EXISTS", "REQUEST_ID_LIVE", message), spec.tenant)
         self._requests[live_id] = None
         self._idle.clear()
         failure: RequestFailed | None = None
@@ -295,28 +279,6 @@ class Frontend:
             del self._requests[live_id]
             if not self._requests:
                 self._idle.set()
-
-    def refused(self, failure: RequestFailed, tenant: str) -> RequestFailed:
-        """Counts a request that ended before it was submitted."""
-        self._metrics.request_ended(failure.reason.lower(), tenant)
-        return failure
-
-    def turned_away(
-        self, failure: RequestFailed, request_id: str, tenant: str, trace: Mapping[str, str] = NO_TRACE
-    ) -> RequestFailed:
-        """Counts and tells a request that cannot even be read."""
-        with suppress(RequestFailed), self.watching.watch(Spec("", tenant=tenant), request_id, trace):
-            raise self.refused(failure, tenant)
-        return failure
-
-    @contextmanager
-    def counting_cancel(self, tenant: str) -> Iterator[None]:
-        """Counts a request whose caller leaves before it was submitted."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            self._metrics.request_ended("cancelled", tenant)
-            raise
 
     async def _submit(
         self, spec: Spec, request_id: str, time_remaining: float | None, streaming: bool, started: float
@@ -337,7 +299,7 @@ class Frontend:
             try:
                 self._dispatch.submit(live, seconds - spent)
             except RequestFailed as failure:
-                raise self.refused(failure, spec.tenant) from None
+                raise self.accounting.refused(failure, spec.tenant) from None
         self._image_memory.take(spec.tenant, stream.request.image_bytes)
         return live
 
@@ -350,40 +312,46 @@ class Frontend:
             if size:
                 self._image_memory.check(tenant, size)
         except RequestFailed as failure:
-            raise self.refused(failure, tenant) from None
+            raise self.accounting.refused(failure, tenant) from None
 
     async def _prepare(self, spec: Spec) -> tuple[RequestStream, list[bytes]]:
         """Tokenizes, validates, reads the output prefix and names the prompt's pages, in a worker thread. Raises
         RequestFailed.
         """
         try:
-            with self.counting_cancel(spec.tenant):
-                work = Work.IMAGES if spec.images else Work.CHAT if isinstance(spec.prompt, Chat) else Work.TEXT
-                return await self.in_worker(lambda limits: self._make_stream(spec, limits), work, spec.tenant)
+            with self.accounting.counting_cancel(spec.tenant):
+                kind = kind_of(spec)
+                return await self.in_worker(lambda limits: self._make_stream(spec, limits), kind, spec.tenant)
         except RequestFailed as failure:
-            raise self.refused(failure, spec.tenant) from None
+            raise self.accounting.refused(failure, spec.tenant) from None
         except Exception:
-            self.refused(internal(), spec.tenant)
+            self.accounting.refused(internal(), spec.tenant)
             raise
 
     def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
         request = self.preparer.prepare(spec, limits)
         return RequestStream(spec, request, self.preparer.tokenizer), self.replicas.names_of(request)
 
-    async def in_worker(self, task: Callable[[Limits], T], work: Work = Work.TEXT, tenant: str = DEFAULT_TENANT) -> T:
-        """What takes a while, in a thread beside the loop; it gets what a request may ask for. Of several tenants none
-        has more than half of the places.
+    async def in_worker(
+        self, task: Callable[[Limits], T], kind: PromptKind = PromptKind.TEXT, tenant: str = DEFAULT_TENANT
+    ) -> T:
+        """Runs what takes a while in a thread beside the loop.
 
-        Raises what `task` does, and RequestFailed where no engine is attached, the server starts or drains, or too much
-        waits.
+        Args:
+            task: Gets what a request may ask for.
+            kind: Of the prompt that it prepares.
+            tenant: Whose place it takes.
+
+        Raises:
+            RequestFailed: No engine is attached, the server starts or drains, or too much waits.
+            Exception: What `task` raises.
         """
         if self.draining:
             raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
         if self.starting:
             raise RequestFailed("UNAVAILABLE", "STARTING", "the server loads its model", retry_after=1.0)
         limits = self.info.limits
-        with self._preparing.held(tenant):
-            return await self._loop.run_in_executor(self._workers[work], task, limits)
+        return await self._workers.run(partial(task, limits), kind, tenant)
 
     def _close(self, live: Live, failure: RequestFailed | None, trace: Mapping[str, str]) -> str:
         """Takes the request out, served or not.
@@ -396,33 +364,11 @@ class Frontend:
         Returns:
             The outcome, as the metrics count it.
         """
-        stream = live.stream
-        failure = failure or stream.failure
-        self._image_memory.give_back(stream.spec.tenant, stream.request.image_bytes)
+        self._image_memory.give_back(live.stream.spec.tenant, live.stream.request.image_bytes)
         if live.timer is not None:
             live.timer.cancel()
         self._dispatch.forget(live)
-        if failure is not None:
-            outcome = failure.reason.lower()
-        elif stream.ended and (first := stream.sequences[0].finish) is not None:
-            outcome = first.reason.value
-            for sequence in stream.sequences:
-                self._metrics.output_tokens.observe(sequence.new_count)
-            if (decoding := live.decoding) is not None:
-                self._metrics.decoded(*decoding)
-        else:
-            outcome = "cancelled"
-        self._metrics.request_ended(outcome, stream.spec.tenant)
-        self._count_tokens(live)
-        self._metrics.request_time.observe(time.monotonic() - live.started, exemplar_of(trace))
-        return outcome
-
-    def _count_tokens(self, live: Live) -> None:
-        """For the bill of its tenant."""
-        stream = live.stream
-        prompt = 0 if live.served is None else len(stream.request.prompt)
-        generated = sum(sequence.new_count for sequence in stream.sequences)
-        self._metrics.tenants.tokens(stream.spec.tenant, prompt, stream.cached_tokens, generated)
+        return self.accounting.ended(live, failure, trace)
 
     def close(self) -> None:
         """Engines are ended from now on: their requests end with them."""
@@ -430,6 +376,5 @@ class Frontend:
 
     def shutdown(self) -> None:
         """Nothing is prepared any more."""
-        for workers in self._workers.values():
-            workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.shutdown()
         self.preparer.close()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
-from rpc.assembly import assemble
+from rpc.engines.assembly import assemble
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.output import StepTokens
 from rpc.frontend.prepare import load_preparer

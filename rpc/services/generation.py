@@ -17,8 +17,9 @@ from rpc.frontend.live import Live
 from rpc.frontend.pacing import Pacer
 from rpc.observe.tracing import trace_of
 from rpc.services import convert
-from rpc.services.errors import as_failure, failures_to, status_of
+from rpc.services.errors import as_failure, failures_to
 from rpc.services.writer import Writer
+from rpc.status import status_of
 from scheduler.request import InvalidRequest
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -48,7 +49,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 spec = convert.spec_from(request.spec, tenant)
                 grouping = convert.grouping_from(request.stream_options, self._frontend.settings.backlog_tokens // 2)
             except RequestFailed as failure:
-                raise self._frontend.turned_away(failure, request_id, tenant, trace) from None
+                raise self._frontend.accounting.turned_away(failure, request_id, tenant, trace) from None
             writer = Writer(context, self._frontend.settings.write_stall)
             async with self._frontend.open(spec, request_id, context.time_remaining(), trace=trace) as live:
                 await writer.run(_send(live, grouping, writer, self._frontend.pacer))
@@ -62,7 +63,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             if len(request.requests) > most:
                 count = f"{len(request.requests)} entries"
                 failure = invalid(InvalidRequest("requests", count, f"at most {most} in one batch"))
-                raise self._frontend.refused(failure, tenant)
+                raise self._frontend.accounting.refused(failure, tenant)
             # No more of a batch is in the engine than can run at once, and one of it at the tokenizer: its tail must
             # not fill everybody's queues.
             places, turn = asyncio.Semaphore(self._frontend.limits(tenant).sequences), asyncio.Lock()
@@ -83,7 +84,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         header = dict(context.invocation_metadata() or ()).get(REQUEST_ID_HEADER, "")
         tenant = self._door.caller(context).tenant
         request_id = self._request_id(given or (header if isinstance(header, str) else ""), tenant)
-        with self._frontend.counting_cancel(tenant):
+        with self._frontend.accounting.counting_cancel(tenant):
             await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
         return request_id
 
@@ -91,7 +92,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         most = self._frontend.limits(tenant).request.request_id_bytes
         if len(given) > most or not VISIBLE.issuperset(given):
             reason = f"must be at most {most} visible ASCII characters"
-            raise self._frontend.refused(invalid(InvalidRequest("request_id", given, reason)), tenant)
+            raise self._frontend.accounting.refused(invalid(InvalidRequest("request_id", given, reason)), tenant)
         return given or secrets.token_hex(16)
 
     async def _generate(
@@ -106,7 +107,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         try:
             spec = convert.spec_from(request.spec, tenant)
         except RequestFailed as failure:
-            raise self._frontend.turned_away(failure, request_id, tenant, trace) from None
+            raise self._frontend.accounting.turned_away(failure, request_id, tenant, trace) from None
         async with AsyncExitStack() as stack:
             async with turn or nullcontext():
                 remaining = context.time_remaining()
@@ -138,7 +139,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     @asynccontextmanager
     async def _turn(self, place: asyncio.Semaphore | asyncio.Lock, tenant: str) -> AsyncIterator[None]:
         """Holds the place; an entry that is cancelled while it waits for it is counted."""
-        with self._frontend.counting_cancel(tenant):
+        with self._frontend.accounting.counting_cancel(tenant):
             await place.acquire()
         try:
             yield

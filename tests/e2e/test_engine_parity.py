@@ -17,7 +17,7 @@ from torch import Tensor
 from model.config import read_config
 from model.cpu.decoder import CompiledDecoder
 from model.settings import ModelSettings
-from rpc.engines.host import choose_hosts
+from rpc.hosts import choose_hosts
 from rpc.link import codec
 from rpc.settings import EngineSettings, ServerSettings
 from scheduler.events import EndReason, EngineStats, StepOutputs, Submit

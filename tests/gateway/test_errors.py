@@ -12,7 +12,7 @@ from rpc.frontend.errors import RequestFailed, invalid
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.errors import LONGEST, ApiError, of_call, translated
 from rpc.gateway.parameters import names_of
-from rpc.services.errors import status_of
+from rpc.status import status_of
 from scheduler.bounds import check_text
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.request import InvalidRequest, Spec, Stopping, resolve

@@ -10,7 +10,7 @@ import pytest
 
 from model.overlapped import Overlapped
 from model.settings import ModelSettings
-from rpc.assembly import assemble
+from rpc.engines.assembly import assemble
 from rpc.frontend.prepare import load_preparer
 from rpc.settings import EngineConfig
 from scheduler.events import EndReason, StepOutputs, Submit

@@ -22,7 +22,7 @@ from rpc.batch.runners import CALL_BYTES, CALL_ENTRIES, LocalRunner, ServerRunne
 from rpc.client.errors import QuireError, UnavailableError
 from rpc.client.security import OPEN, Security
 from rpc.frontend.errors import RequestFailed
-from rpc.services.errors import abort
+from rpc.status import abort
 
 FULL = RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", "full", retry_after=0.25)
 STARTING = RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)

@@ -25,7 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
     """What `quire serve` would have served."""
     settings: list[ServerSettings] = []
 
-    async def serve(given: ServerSettings, announce: object) -> None:
+    async def serve(given: ServerSettings, *_parts: object) -> None:
         settings.append(given)
 
     monkeypatch.setattr(rpc.server, "serve", serve)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from cache_manager.settings import POLICIES, CacheSettings
 from model.settings import BACKENDS, DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, ModelSettings
+from rpc import hosts
 from rpc.cli.options import flag_of
 from rpc.cluster.host import RayHost
-from rpc.engines import host
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.observe.settings import FORMATS
@@ -203,13 +203,13 @@ def test_the_settings_name_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia: bool, device: str, engine: str, ray: bool
 ) -> None:
     nodes = [tmp_path / "nvidiactl", tmp_path / "dxg"]
-    monkeypatch.setattr(host, "NVIDIA", tuple(str(node) for node in nodes))
+    monkeypatch.setattr(hosts, "NVIDIA", tuple(str(node) for node in nodes))
     if nvidia:
         nodes[1].touch()
     server = ServerSettings(model=ModelSettings(device=device), engine=EngineSettings(engine=engine, ray=ray))
     cuda = device == "cuda" or (device == "auto" and nvidia)
     expected = RAY if ray else PROCESS if engine == "process" or (engine == "auto" and cuda) else None
-    (chosen,) = host.choose_hosts(server, b"secret")
+    (chosen,) = hosts.choose_hosts(server, b"secret")
     if expected is None:
         assert isinstance(chosen, ThreadHost)
     elif ray:
@@ -229,16 +229,16 @@ def test_the_settings_name_the_place(
     ],
 )
 def test_a_ray_cluster_is_told_whose_engines_they_are(model: ModelSettings, name: str) -> None:
-    (chosen,) = host.choose_hosts(ServerSettings(model=model, engine=EngineSettings(ray=True)), b"secret")
+    (chosen,) = hosts.choose_hosts(ServerSettings(model=model, engine=EngineSettings(ray=True)), b"secret")
     assert isinstance(chosen, RayHost)
     assert chosen._cluster._name == name
 
 
 @pytest.mark.parametrize("engine", ["auto", "process"])
 def test_replicas_are_processes_that_share_the_machine_and_the_secret(engine: str) -> None:
-    hosts = host.choose_hosts(ServerSettings(engine=EngineSettings(engine=engine, replicas=3)), b"secret")
-    assert len(hosts) == 3
-    for chosen in hosts:
+    replicas = hosts.choose_hosts(ServerSettings(engine=EngineSettings(engine=engine, replicas=3)), b"secret")
+    assert len(replicas) == 3
+    for chosen in replicas:
         assert isinstance(chosen, ProcessHost)
         assert chosen._module == PROCESS
         assert (chosen._config.engines_here, chosen._config.secret) == (3, b"secret".hex())
@@ -266,8 +266,8 @@ def test_replicas_beside_several_gpus_need_ray(
 ) -> None:  # fmt: skip
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
         (tmp_path / name).touch()
-    monkeypatch.setattr(host, "NVIDIA", (str(tmp_path / "nvidiactl"),))
-    monkeypatch.setattr(host, "DEVICES", tmp_path)
+    monkeypatch.setattr(hosts, "NVIDIA", (str(tmp_path / "nvidiactl"),))
+    monkeypatch.setattr(hosts, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
@@ -277,10 +277,10 @@ def test_replicas_beside_several_gpus_need_ray(
         scaling=ScalingSettings(replicas=most),
     )
     if not refused:
-        assert len(host.choose_hosts(server, b"")) == (most or replicas)
+        assert len(hosts.choose_hosts(server, b"")) == (most or replicas)
         return
     with pytest.raises(ValueError, match=re.escape(refused)):
-        host.choose_hosts(server, b"")
+        hosts.choose_hosts(server, b"")
 
 
 def test_modules_that_hosts_run_exist() -> None:
@@ -291,7 +291,7 @@ def test_modules_that_hosts_run_exist() -> None:
 @pytest.mark.parametrize("engine", ["engine='process'", "ray=True"])
 def test_a_frontend_of_an_engine_elsewhere_imports_neither_torch_nor_ray(engine: str) -> None:
     code = (
-        "import sys; from rpc.engines.host import choose_hosts; from rpc.settings import *; "
+        "import sys; from rpc.hosts import choose_hosts; from rpc.settings import *; "
         f"choose_hosts(ServerSettings(engine=EngineSettings({engine})), b''); "
         "print({'torch', 'ray'} & set(sys.modules))"
     )

@@ -6,7 +6,8 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.batch.runners import failure_of
 from rpc.frontend.errors import RequestFailed, failed_end
-from rpc.services.errors import LONGEST, LONGEST_NAME, as_failure, status_of
+from rpc.services.errors import as_failure
+from rpc.status import LONGEST, LONGEST_NAME, status_of
 from scheduler.events import End, EndReason
 
 

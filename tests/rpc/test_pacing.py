@@ -121,7 +121,7 @@ async def test_a_client_that_leaves_while_its_search_is_read_harms_nobody(tokeni
         engine.deliver(found(engine.submitted()[0]))
         await asyncio.sleep(0)
         assert not search.stream.ended
-    assert (frontend.live_requests, frontend._dispatch._found._unread) == (0, {})
+    assert (frontend.live_requests, frontend._dispatch._delivery._found._unread) == (0, {})
     assert metrics.registry.get_sample_value("quire_requests_total", {"model_name": "m", "outcome": "cancelled"}) == 1
     async with frontend.open(SEARCH, "search", None, streaming=False) as search:
         engine.deliver(found(engine.submitted()[1]))

@@ -28,6 +28,7 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
 from rpc.server import Server
 from rpc.settings import ListenSettings
+from rpc.web.process import Page
 from scheduler.limits import ModelDefaults
 from scheduler.request import Spec
 from scheduler.settings import ImageLimits
@@ -63,7 +64,7 @@ async def started(tokenizer: Tokenizer, **listen: int) -> AsyncIterator[tuple[Se
     metrics = Metrics("m")
     frontend = Frontend(Preparer("m", tokenizer, ModelDefaults(), context=256), FrontendSettings(), metrics)
     fleet = SlowFleet(frontend)
-    server = Server(ListenSettings(**(FREE | listen)), ImageLimits(), frontend, metrics, fleet)
+    server = Server(ListenSettings(**(FREE | listen)), ImageLimits(), frontend, metrics, fleet, Page)
     try:
         yield server, fleet
     finally:
@@ -147,7 +148,7 @@ async def test_an_address_of_another_machine_is_reported_as_such(tokenizer: Toke
     metrics = Metrics("m")
     frontend = Frontend(Preparer("m", tokenizer, ModelDefaults()), FrontendSettings(), metrics)
     listen = ListenSettings("192.0.2.1", 0, 0, allow_insecure_bind=True, admin_port=0)
-    server = Server(listen, ImageLimits(), frontend, metrics, SlowFleet(frontend))
+    server = Server(listen, ImageLimits(), frontend, metrics, SlowFleet(frontend), Page)
     with pytest.raises(OSError, match=r"^--port 0 on 192\.0\.2\.1 cannot be opened: Cannot assign requested address$"):
         await server.start()
     await server.close()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rpc.cluster import sidecar
-from rpc.cluster.hosted import AnswerCutError, HostedGateway
-from rpc.cluster.sidecar import ServerSidecar, command_of
+from rpc.ray_serve import sidecar
+from rpc.ray_serve.hosted import AnswerCutError, HostedGateway
+from rpc.ray_serve.sidecar import ServerSidecar, command_of
 from tests.support.processes import wait_until
 
 READY = 'print("quire: ready: model m (bfloat16, cpu), gRPC 127.0.0.1:4711, metrics http://x", flush=True)\n'
@@ -78,7 +78,7 @@ def test_it_ends_with_a_parent_that_is_killed() -> None:
     launch = sidecar.LAUNCH.rpartition("from rpc.cli.main")[0] + READY + SLEEP
     code = f"""
 import asyncio, time
-from rpc.cluster import sidecar
+from rpc.ray_serve import sidecar
 sidecar.LAUNCH = {launch!r}
 async def main():
     server = await sidecar.ServerSidecar.start("10.0.0.4:6379", {{}})

@@ -6,7 +6,7 @@ import pytest
 from grpc_status import rpc_status
 
 from rpc.frontend.errors import RequestFailed, invalid
-from rpc.services.errors import status_of
+from rpc.status import status_of
 from scheduler.request import InvalidRequest
 
 METADATA = 8192  # bytes of trailing metadata that clients take

@@ -66,8 +66,8 @@ async def test_refusals_count_for_who_was_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestFailed):
         async with frontend.open(Spec("", tenant="bob"), "a", None):
             raise AssertionError("opened")
-    frontend.turned_away(RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", "no"), "b", "cat")
-    with pytest.raises(asyncio.CancelledError), frontend.counting_cancel("dan"):
+    frontend.accounting.turned_away(RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", "no"), "b", "cat")
+    with pytest.raises(asyncio.CancelledError), frontend.accounting.counting_cancel("dan"):
         raise asyncio.CancelledError
     ended = (("ann", "request_id_live"), ("ann", "cancelled"))
     counted = (*ended, ("bob", "invalid_field"), ("cat", "invalid_field"), ("dan", "cancelled"))

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from model.settings import ModelSettings
-from rpc.assembly import Parts, assemble
 from rpc.engines import group
+from rpc.engines.assembly import Parts, assemble
 from rpc.engines.follower import set_threads
 from rpc.engines.local import LocalEngine
 from rpc.frontend.prepare import Preparer, load_preparer
@@ -192,7 +192,7 @@ def test_a_stopped_follower_is_missed_after_the_deadline() -> None:
 
 SCRIPT = """
 import sys, time
-from rpc.assembly import assemble
+from rpc.engines.assembly import assemble
 from rpc.settings import EngineConfig
 parts = assemble(EngineConfig.from_json(sys.stdin.readline()))
 print("ready", flush=True)

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = {"cache_manager": "allocator.py", "scheduler": "slices.py", "model": "kv_pool.py", "rpc": "assembly.py"}
+PACKAGES = {"cache_manager": "allocator.py", "scheduler": "slices.py", "model": "kv_pool.py", "rpc": "private_files.py"}
 """A file of each, by which it is told from another package of the same name."""
 
 

@@ -7,10 +7,10 @@ from rpc.frontend.errors import RequestFailed
 from rpc.frontend.output import Delta, FinishReason, SequenceOutput, TokenLogprob
 from rpc.frontend.pacing import Work
 from rpc.frontend.stream import RequestStream
-from rpc.services.errors import LONGEST
 from rpc.services.inference import pb
 from rpc.services.inference.asking import VERSION, Asked
 from rpc.services.inference.tensors import Values, add_outputs
+from rpc.status import LONGEST
 
 FINAL = "triton_final_response"
 REASONS = {

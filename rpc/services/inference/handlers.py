@@ -12,8 +12,8 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from rpc.frontend.errors import RequestFailed
-from rpc.services.errors import abort
 from rpc.services.inference import pb
+from rpc.status import abort
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 

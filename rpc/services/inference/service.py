@@ -170,7 +170,7 @@ class InferenceService:
             asked = read_request(request, most)
         except RequestFailed as failure:
             trace = trace_of(context.invocation_metadata())
-            raise self._frontend.turned_away(failure, _new_id(), tenant, trace) from None
+            raise self._frontend.accounting.turned_away(failure, _new_id(), tenant, trace) from None
         return replace(asked, spec=replace(asked.spec, tenant=tenant))
 
     def _open(self, asked: Asked, context: aio.ServicerContext, streaming: bool) -> AbstractAsyncContextManager[Live]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rpc.assembly import check_indivisible
+from rpc.engines.assembly import check_indivisible
 from scheduler.events import EndReason, Submit
 from scheduler.request import Beam, Output, Sampling
 from scheduler.settings import SchedulerSettings

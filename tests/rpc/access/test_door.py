@@ -15,6 +15,7 @@ from rpc.access.tokens import Tokens
 from rpc.observe.metrics import Metrics
 from rpc.server import Server
 from rpc.settings import ListenSettings
+from rpc.web.process import Page
 from scheduler.settings import ImageLimits
 from tests.rpc.access.test_tokens import ANN, OPS, write
 from tests.support.server import details
@@ -135,7 +136,7 @@ class Registered:
 def test_each_rpc_that_is_served_has_a_policy_and_none_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.server.aio.server", Registered)
     frontend = SimpleNamespace(health=lambda: True, preparer=SimpleNamespace(images=None, name="m", context=100))
-    server = Server(ListenSettings(reflection=True), ImageLimits(), frontend, Metrics("m"), SimpleNamespace())
+    server = Server(ListenSettings(reflection=True), ImageLimits(), frontend, Metrics("m"), SimpleNamespace(), Page)
     served = [server._services(), server._admin_services()]
     assert set.union(*(one.paths for one in served)) == POLICIES.keys()
     assert all(isinstance(one.interceptors[0], Door) for one in served)

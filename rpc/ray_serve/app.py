@@ -1,6 +1,6 @@
 """Quire as an application of Ray Serve: its ingress is the OpenAI gateway, its engines are actors as always.
 
-    serve run rpc.cluster.serve_app:app model=DIR replicas=2
+    serve run rpc.ray_serve.app:app model=DIR replicas=2
 
 Arguments are flags of `quire serve`. Each Serve replica has a server of its own beside it on its node, which places
 engines in the cluster and keeps them. Tokens go from the engines to the server over the engine link, never through
@@ -13,13 +13,13 @@ from typing import Any
 import ray
 from ray import serve
 
-from rpc.cluster.hosted import HostedGateway
-from rpc.cluster.sidecar import ServerSidecar
 from rpc.gateway.app import Gateway
 from rpc.gateway.metrics import GatewayMetrics
 from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.upstream import Upstream
 from rpc.gateway.watching import Watching
+from rpc.ray_serve.hosted import HostedGateway
+from rpc.ray_serve.sidecar import ServerSidecar
 
 DRAIN_SECONDS = 90.0  # for what is being answered when a replica is stopped
 
