@@ -1,5 +1,6 @@
 """The executor's mirror of the batch rows: applies what a step plan changes and packs what it computes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from model.attention.backend import StepShape
 from model.images import ImagePart
+from model.sampling.logits_processors import LogitsProcessorFactory
 from model.sampling.sampler import SamplingRows
 from scheduler.request import PromptImage
 from scheduler.step import Join, StepPlan
@@ -83,7 +85,15 @@ class Mirror:
     again. A row may go on before it is known here what it has drawn: see `expect`.
     """
 
-    def __init__(self, rows: int, groups: int, page_size: int, history: bool = False) -> None:
+    def __init__(
+        self,
+        rows: int,
+        groups: int,
+        page_size: int,
+        history: bool = False,
+        factories: Sequence[LogitsProcessorFactory] = (),
+    ) -> None:
+        """factories: of logits processors."""
         self._page_size, self._history = page_size, history
         self._known: list[Ints | None] = [None] * rows
         self._known_count = np.zeros(rows, np.int64)
@@ -93,7 +103,7 @@ class Mirror:
         self.last = np.zeros(rows, np.int64)
         self._expected = np.zeros(0, np.int64)  # rows that draw now
         self._place = np.full(rows, -1, np.int64)  # of each among these, -1 for none
-        self.controls = SamplingRows(rows)
+        self.controls = SamplingRows(rows, factories)
         self._whole = np.zeros(rows, np.int64)
         self._images: dict[int, tuple[PromptImage, ...]] = {}
 

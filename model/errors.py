@@ -45,5 +45,9 @@ class CheckpointError(ValueError):
         super().__init__(escaped[:LONGEST_MESSAGE])
 
 
+class RequestFault(Exception):
+    """What ends one request while it is computed. Its text is for the client."""
+
+
 class RankLost(RuntimeError):
     """A rank of a tensor-parallel group has ended or hangs, says which one and why: the group can compute no more."""

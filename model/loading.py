@@ -3,7 +3,7 @@ checkpoint is found here, before a port opens.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from model.parallel.lead import LedAttention, LedModel, LedStore
 from model.parallel.members import Led
 from model.progress import progress_bar
 from model.runner import Runner
+from model.sampling.logits_processors import LogitsProcessorFactory, load_factories
 from model.settings import ModelSettings
 from model.verify import MANIFEST, verify_files
 from model.weights import Checkpoint, weight_files
@@ -84,17 +85,36 @@ def load(
     recompute: bool = False,
     engines: int = 1,
     group: Led | None = None,
+    factories: Sequence[LogitsProcessorFactory] = (),
 ) -> LoadedModel:
-    """rows: sequences that run at once. ahead: tokens of one of them that steps in flight compute at most. recompute:
-    as in `Runner`. engines: that share the machine's memory where nobody says how much one takes. group: the other
-    ranks, which load their parts meanwhile. Raises CheckpointError for a checkpoint that cannot be served, ValueError
-    for settings that cannot be met, RankLost.
+    """Loads a model for an engine.
+
+    Args:
+        rows: Sequences that run at once.
+        ahead: Tokens of one sequence that the steps in flight compute at most.
+        recompute: As in `Runner`.
+        engines: That share the machine's memory where no setting says how much one takes.
+        group: The other ranks, which load their parts meanwhile. None for a model that is not divided.
+        factories: Of logits processors, after those that the settings name.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be served.
+        ValueError: A setting cannot be met.
+        RankLost: Another rank has ended.
     """
+    factories = [*load_factories(settings.logits_processors), *factories]
     if settings.verify_weights:
         _verify(directory)
     computer = load_computer(directory, settings, rows, recompute, engines, ALONE if group is None else group.ranks)
     config, layout, device = computer.config, computer.layout, computer.device
-    limits = Limits(config.vocabulary, config.context, layout.tokens_in(computer.pages, ahead), rows, request_limits)
+    limits = Limits(
+        config.vocabulary,
+        config.context,
+        layout.tokens_in(computer.pages, ahead),
+        rows,
+        request_limits,
+        bool(factories),
+    )
     images = None
     if computer.model.vision is not None:
         images = ImageStore(computer.model.vision, device, settings.image_cache_memory)
@@ -105,7 +125,7 @@ def load(
         store = None if store is None else LedStore(store, group)
     runner = Runner(
         model, attention, layout, rows, device, computer.pages, settings.poison_freed_pages, store, recompute, images,
-        computer.backend.logit_ops, starter,
+        computer.backend.logit_ops, starter, factories,
     )  # fmt: skip
     try:
         runner.probe()

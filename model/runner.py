@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend, StepShape
 from model.batch import Mirror, PromptSlice, Work
-from model.errors import RankLost
+from model.errors import RankLost, RequestFault
 from model.forward import ForwardBatch, Model
 from model.images import ImagePart, ImageStore
 from model.page_store import Store
+from model.sampling.logits_processors import LogitsProcessorFactory
 from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, logprobs_of, sample
 from scheduler.events import Logprobs
 from scheduler.step import FAULTED, StepPlan, StepResult
@@ -41,6 +42,7 @@ class Runner:
     that are freed with NaN (a debugging aid). store: where pages are swapped to; None where none ever is. recompute:
     each step computes all tokens of its sequences, and reads no KV that it has not written itself. images: None for a
     model of text alone. ops: for the sampler. starter: makes draws while the host goes on, None where the host draws.
+    factories: of logits processors.
     """
 
     def __init__(
@@ -57,13 +59,14 @@ class Runner:
         images: ImageStore | None = None,
         ops: LogitOps = TORCH_OPS,
         starter: Starter | None = None,
+        factories: Sequence[LogitsProcessorFactory] = (),
     ) -> None:
         self._images, self._ops, self._starter = images, ops, None if recompute else starter
         self._flight: _Flight | None = None
         self._store, self._recompute = store, recompute
         self._model, self._attention, self._device, self._poison = model, attention, device, poison
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
-        self._mirror = Mirror(rows, len(layout.groups), layout.page_size, history=recompute)
+        self._mirror = Mirror(rows, len(layout.groups), layout.page_size, recompute, factories)
         self._results: deque[StepResult] = deque()
         self._computing = 0.0  # seconds of the model and the sampler, since the start
 
@@ -211,7 +214,8 @@ class Runner:
             if len(work.slices) == 1:
                 row = int(work.slices[0, 0])
                 log.exception("row %d cannot be computed", row)
-                found.faults.append((row, f"{type(error).__name__} while computing this sequence"))
+                said = str(error) if isinstance(error, RequestFault) else ""
+                found.faults.append((row, said or f"{type(error).__name__} while computing this sequence"))
                 return
             log.warning("a step of %d slices raised %s, running it in halves", len(work.slices), type(error).__name__)
             for half in work.halves():

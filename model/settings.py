@@ -93,7 +93,13 @@ class ModelSettings:
         default="~/.cache/quire/kernels",
         metadata={"help": "Directory for compiled kernels, for the next start; empty keeps none."},
     )
-
+    logits_processors: str | None = field(
+        default=None,
+        metadata={
+            "help": "Logits processors that all requests go through, in this order: entry points "
+            "`quire.logits_processors` of installed packages, separated by commas."
+        },
+    )
     tensor_parallel: int = field(
         default=1,
         metadata={

@@ -9,8 +9,12 @@ from scheduler.settings import RequestLimits
 class Limits:
     """What an engine can serve, as its frontends need it.
 
-    vocabulary: width of the logits. context: longest prompt + output of the model. pool_tokens: tokens the KV pool
-    holds.
+    Attributes:
+        vocabulary: Width of the logits.
+        context: Longest prompt + output of the model, in tokens.
+        pool_tokens: Tokens that the KV pool holds.
+        sequences: That run at once.
+        logits_processors: Whether the engine has some of a user's own, beside which there is no beam search.
     """
 
     vocabulary: int
@@ -18,6 +22,7 @@ class Limits:
     pool_tokens: int
     sequences: int
     request: RequestLimits = field(default_factory=RequestLimits)
+    logits_processors: bool = False
 
     @property
     def longest(self) -> int:

@@ -435,6 +435,7 @@ def _check_beam(spec: Spec, beam: Beam, limits: Limits) -> None:
     """A search goes by the logprobs of the model alone, and text that it could stop at is not there before its end."""
     sampling, stopping = spec.sampling, spec.stopping
     name, most = "sampling.beam_search.width", min(limits.request.beam_width, limits.sequences, limits.vocabulary // 2)
+    _require(not limits.logits_processors, name, beam.width, "does not go with the server's logits processors")
     _require(beam.width <= most, name, beam.width, f"must be in [1, {most}]")
     count = sampling.sequence_count
     _require(beam.width >= count, name, beam.width, f"must be at least sampling.sequence_count, which is {count}")

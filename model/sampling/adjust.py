@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.sampling.logits_processors import LogitsProcessorFactory, RowProcessors
 from scheduler.controls import NO_ADJUSTMENTS, Adjustments
 from scheduler.step import Join
 
@@ -18,12 +19,19 @@ Ints = NDArray[np.int64]
 
 
 class _Row:
-    """A row that asks for something, and its tokens. allowed, biased, bias: of `wanted`, as arrays. ids: [n] those that
-    penalties concern, each once. counts: [n] how often each is in the output.
+    """A row whose logits are changed, and its tokens.
+
+    Attributes:
+        allowed, biased, bias: Of `wanted`, as arrays.
+        ids: [n] int64. Tokens that penalties concern, each once.
+        counts: [n] int64. How often each is in the output.
+        processors: Of a user's own.
     """
 
-    def __init__(self, wanted: Adjustments, prompt: NDArray[np.int32], output: NDArray[np.int32]) -> None:
-        self.wanted = wanted
+    def __init__(
+        self, wanted: Adjustments, prompt: NDArray[np.int32], output: NDArray[np.int32], processors: RowProcessors
+    ) -> None:
+        self.wanted, self.processors = wanted, processors
         self.allowed = np.array(wanted.allowed, np.int64)
         self.biased = np.array([token for token, _ in wanted.bias], np.int64)
         self.bias = np.array([amount for _, amount in wanted.bias], np.float32)
@@ -36,7 +44,7 @@ class _Row:
         for token in np.unique(prompt).tolist() if wanted.repetition != 1 else ():
             self._count(token, 0)
         for token in output.tolist():
-            self.drew(token)
+            self._note(token)
 
     @property
     def ids(self) -> Ints:
@@ -47,6 +55,10 @@ class _Row:
         return self._counts[: self._size]
 
     def drew(self, token: int) -> None:
+        self._note(token)
+        self.processors.drew(token)
+
+    def _note(self, token: int) -> None:
         if self.penalised:
             self._count(token, 1)
         if self._remembered:
@@ -71,18 +83,25 @@ class _Row:
 
 
 class AdjustedRows:
-    """The rows of a batch that ask for something. asking: [rows]."""
+    """The rows of a batch whose logits are changed before a draw.
 
-    def __init__(self, rows: int) -> None:
-        self.asking = np.zeros(rows, np.bool_)
+    Attributes:
+        asking: [rows] bool. Rows with controls or processors of their own.
+    """
+
+    def __init__(self, rows: int, factories: Sequence[LogitsProcessorFactory] = ()) -> None:
+        """factories: make the logits processors of each sequence."""
+        self.asking, self._factories = np.zeros(rows, np.bool_), factories
         self._rows: dict[int, _Row] = {}
 
     def join(self, join: Join) -> None:
         wanted, row = join.controls.adjustments, join.row
         self._rows.pop(row, None)
-        self.asking[row] = wanted != NO_ADJUSTMENTS
+        prompt, output = join.tokens[: join.prompt_count], join.tokens[join.prompt_count :]
+        processors = RowProcessors(self._factories, prompt, output)
+        self.asking[row] = wanted != NO_ADJUSTMENTS or bool(processors)
         if self.asking[row]:
-            self._rows[row] = _Row(wanted, join.tokens[: join.prompt_count], join.tokens[join.prompt_count :])
+            self._rows[row] = _Row(wanted, prompt, output, processors)
 
     def drew(self, rows: Ints, tokens: NDArray[np.int32]) -> None:
         """rows: that drew these tokens, below 0 where one could not."""
@@ -91,7 +110,8 @@ class AdjustedRows:
 
     def apply(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
         """logits: float32 [n, vocabulary] of these batch rows, which are about to draw at these output positions.
-        Returns them changed, or as they are where nobody asks for anything.
+        Returns them changed, or as they are where nobody asks for anything. Raises RequestFault where a row's logits
+        processor fails.
         """
         which = np.flatnonzero(self.asking[rows])
         if not len(which):
@@ -104,6 +124,9 @@ class AdjustedRows:
         bias = torch.from_numpy(np.concatenate([row.bias for row in asking])).to(logits.device, non_blocking=True)
         changed[_places(which, [row.biased for row in asking], logits.device)] += bias
         _penalise(changed, which, asking)
+        for i, row, position in zip(which.tolist(), asking, positions[which].tolist(), strict=True):
+            if row.processors:
+                changed[i] = row.processors.apply(changed[i].clone(), position)
         return changed
 
 

@@ -5,7 +5,7 @@ The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top
 left and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.sampling.adjust import AdjustedRows
+from model.sampling.logits_processors import LogitsProcessorFactory
 from model.sampling.random import gumbel, row_keys
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN, Join
@@ -26,7 +27,8 @@ Floats = NDArray[np.float64]
 class SamplingRows:
     """The controls of each batch row, as arrays. A join sets all of a row."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, factories: Sequence[LogitsProcessorFactory] = ()) -> None:
+        """factories: of logits processors of a user's own."""
         self.temperature = np.zeros(rows)
         self.top_p = np.ones(rows)
         self.top_k = np.zeros(rows, np.int64)
@@ -35,7 +37,7 @@ class SamplingRows:
         self.index = np.zeros(rows, np.int64)
         self.top_logprobs = np.full(rows, -1, np.int64)
         self.prompt_logprobs = np.zeros(rows, np.bool_)
-        self.adjusted = AdjustedRows(rows)
+        self.adjusted = AdjustedRows(rows, factories)
 
     def join(self, join: Join) -> None:
         row, controls = join.row, join.controls

@@ -1,7 +1,7 @@
 """Where the rooms meet: a loaded model, a scheduler and an engine around them. Imports torch."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from model.errors import RankLost
 from model.loading import LoadedModel, choose_device, load
 from model.overlapped import Overlapped
 from model.parallel.shard import Shard
+from model.sampling.logits_processors import LogitsProcessorFactory
 from rpc.engines.follower import set_threads
 from rpc.engines.group import FollowerProcesses, Followers, Group, Grouped
 from rpc.engines.local import LocalEngine
@@ -58,8 +59,13 @@ class Parts:
         return engine
 
 
-def assemble(config: EngineConfig, followers: Callable[[EngineConfig], Followers] = FollowerProcesses) -> Parts:
-    """Loads everything. followers: makes the other ranks of a model that is divided.
+def assemble(
+    config: EngineConfig,
+    followers: Callable[[EngineConfig], Followers] = FollowerProcesses,
+    factories: Sequence[LogitsProcessorFactory] = (),
+) -> Parts:
+    """Loads everything. followers: makes the other ranks of a model that is divided. factories: of logits processors,
+    beside those that the settings name.
 
     Raises CheckpointError or ValueError with one clear message.
     """
@@ -77,7 +83,7 @@ def assemble(config: EngineConfig, followers: Callable[[EngineConfig], Followers
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
     check_indivisible(read_config(directory), scheduling)
-    loaded, group = _load(config, directory, followers)
+    loaded, group = _load(config, directory, followers, factories)
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     named = config.cache.prefix_cache and not recompute
@@ -88,13 +94,16 @@ def assemble(config: EngineConfig, followers: Callable[[EngineConfig], Followers
 
 
 def _load(
-    config: EngineConfig, directory: Path, followers: Callable[[EngineConfig], Followers]
+    config: EngineConfig,
+    directory: Path,
+    followers: Callable[[EngineConfig], Followers],
+    factories: Sequence[LogitsProcessorFactory],
 ) -> tuple[LoadedModel, Group | None]:
     """The model, and the group where it is divided."""
     scheduling, size = config.scheduler, config.model.tensor_parallel
     load_part = partial(
         load, directory, config.model, scheduling.max_sequences, scheduling.ahead, config.request, scheduling.recompute,
-        config.engines_here,
+        config.engines_here, factories=factories,
     )  # fmt: skip
     if size == 1:
         return load_part(), None

@@ -203,13 +203,21 @@ def encode_info(info: EngineInfo) -> pb.ConnectResponse:
             page_size=info.page_size,
             numerics=info.numerics,
             metrics=info.metrics,
+            logits_processors=limits.logits_processors,
         )
     )
 
 
 def decode_info(message: pb.EngineInfo, request: RequestLimits) -> EngineInfo:
     """request: the frontend's own part of the limits."""
-    limits = Limits(message.vocabulary, message.context, message.pool_tokens, message.sequences, request)
+    limits = Limits(
+        message.vocabulary,
+        message.context,
+        message.pool_tokens,
+        message.sequences,
+        request,
+        message.logits_processors,
+    )
     return EngineInfo(
         limits, message.pages, message.dtype, message.device, message.page_size, message.numerics, message.metrics
     )

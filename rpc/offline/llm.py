@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from cache_manager.settings import CacheSettings
+from model.sampling.logits_processors import LogitsProcessorFactory
 from model.settings import ModelSettings
 from rpc.engines.assembly import assemble
 from rpc.frontend.errors import RequestFailed, invalid
@@ -48,6 +49,9 @@ class LLM:
     Args:
         model: A directory, a hub name, or "demo".
         kv_cache_memory: Bytes of the KV pool; None takes half of the free memory.
+        logits_processors: Each is called with a sequence's prompt, int32 [tokens], and returns its
+            `LogitsProcessor`, or None. They change logits in this order, before temperature; beam search is refused
+            beside them.
 
     Raises:
         CheckpointError, ValueError: For a model or a value that cannot be served.
@@ -72,6 +76,7 @@ class LLM:
         quantization: str | None = None,
         backend: str = "auto",
         tensor_parallel: int = 1,
+        logits_processors: Sequence[LogitsProcessorFactory] = (),
     ) -> None:
         ORIGIN.claim()
         config = EngineConfig(
@@ -92,7 +97,7 @@ class LLM:
             queue=NO_QUEUE_LIMITS,
             cache=CacheSettings(prefix_cache),
         )
-        parts = assemble(config)
+        parts = assemble(config, factories=logits_processors)
         self._preparer = load_preparer(config.model)
         self._outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
         self._attempts = itertools.count(1)

@@ -194,7 +194,7 @@ FAULTS = {
         f"{name} is left out": drop(name, getattr(NO_ADJUSTMENTS, name))
         for name in ("allowed", "banned", "not_yet", "min_tokens", "bias", "repetition", "frequency", "presence")
     },
-    "tokens that are drawn are not counted": (adjust._Row, "drew", lambda self, token: None),
+    "tokens that are drawn are not counted": (adjust._Row, "_note", lambda self, token: None),
     "a word is banned from its beginning": (adjust._Row, "_ends_with", lambda self, tokens: True),
     "all penalties are left out": (adjust, "_penalise", lambda logits, which, asking: None),
 }

@@ -45,6 +45,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "quantization": st.none() | st.sampled_from(QUANTIZATIONS),
         "backend": st.sampled_from(BACKENDS),
         "kernel_cache": st.none() | st.text(),
+        "logits_processors": st.none() | st.text(),
         "tensor_parallel": st.integers(1, 64),
         "tensor_parallel_timeout": st.floats(0.001, 1e6),
     },

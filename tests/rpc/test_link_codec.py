@@ -67,7 +67,13 @@ def test_outputs_arrive_as_they_were(step: StepOutputs, stalled: float) -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5), st.text(), st.text())
 def test_info_arrives_with_the_frontends_own_request_limits(counts: list[int], dtype: str, device: str) -> None:
     info = EngineInfo(
-        Limits(*counts[:4], OWN_LIMITS), counts[4], dtype, device, counts[0], dtype.encode(), f"{device}:{counts[1]}"
+        Limits(*counts[:4], OWN_LIMITS, counts[4] % 2 == 1),
+        counts[4],
+        dtype,
+        device,
+        counts[0],
+        dtype.encode(),
+        f"{device}:{counts[1]}",
     )
     assert unlike(info, through_info(info)) == []
 

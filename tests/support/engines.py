@@ -17,6 +17,7 @@ from model.config import read_config
 from model.forward import Model
 from model.loading import LoadedModel, load
 from model.parallel.shard import Shard
+from model.sampling.logits_processors import LogitsProcessorFactory
 from model.settings import ModelSettings
 from scheduler.events import End, Event, Finish, StepOutputs, Submit
 from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
@@ -149,6 +150,7 @@ def make_rig(
     ahead: bool = False,
     ranks: int = 1,
     apart: bool = False,
+    factories: Sequence[LogitsProcessorFactory] = (),
 ) -> Rig:
     """ranks, apart: see `ThreadGroup`; who asks for several ends them, see GROUPS."""
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
@@ -167,7 +169,8 @@ def make_rig(
         group = ThreadGroup(directory, model_settings, ranks, rows, recompute, apart)
         GROUPS.append(group)
     led = group.led if group else None
-    loaded = load(directory, model_settings, rows, settings.ahead, RequestLimits(), recompute, group=led)
+    limits, ahead_tokens = RequestLimits(), settings.ahead
+    loaded = load(directory, model_settings, rows, ahead_tokens, limits, recompute, group=led, factories=factories)
     tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None
     policy = POLICIES[CacheSettings().eviction]
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)

@@ -222,7 +222,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., stalled: _Optional[float] = ..., overdue: _Optional[str] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device", "page_size", "numerics", "metrics")
+    __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device", "page_size", "numerics", "metrics", "logits_processors")
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class EngineInfo(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     vocabulary: int
     context: int
     pool_tokens: int
@@ -243,7 +244,8 @@ class EngineInfo(_message.Message):
     page_size: int
     numerics: bytes
     metrics: str
-    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ..., metrics: _Optional[str] = ...) -> None: ...
+    logits_processors: bool
+    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ..., metrics: _Optional[str] = ..., logits_processors: _Optional[bool] = ...) -> None: ...
 
 class Outputs(_message.Message):
     __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers", "prompt_parts", "indices", "overheads", "names")
