@@ -57,6 +57,7 @@ from rpc.services.reflected import ReflectedPool
 from rpc.services.tokenization import TokenizationService
 from rpc.settings import JoinedSettings, ListenSettings, ServerSettings
 from scheduler.autoscaling import Autoscaler
+from scheduler.bounds import message_bytes
 from scheduler.settings import ImageLimits
 
 log = logging.getLogger("quire.server")
@@ -79,7 +80,7 @@ def channel_options(settings: ListenSettings, context: int, images: int = 0) -> 
     """
     return [
         ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
-        ("grpc.max_receive_message_length", settings.max_message_bytes or 8 * context + 2**16 + images),
+        ("grpc.max_receive_message_length", settings.max_message_bytes or message_bytes(context) + images),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", settings.max_streams),
         ("grpc.keepalive_time_ms", 20_000),

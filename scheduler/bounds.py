@@ -26,7 +26,7 @@ def check_bad_words(spec: Spec, limits: Limits) -> None:
 
 def check_text(text: str, limits: Limits, name: str = "text") -> None:
     """name: of the field that the text comes from. Raises InvalidRequest."""
-    size, most = _size(text, name), most_bytes(limits)
+    size, most = _size(text, name), most_bytes(limits.longest)
     if size > most:
         raise InvalidRequest(name, f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
 
@@ -38,7 +38,7 @@ def check_chat(chat: Chat, limits: Limits) -> dict[str, object]:
         size += _size(message.role, f"chat.messages[{i}].role")
         texts = [part for part in message.parts if not isinstance(part, ImageHere)]
         size += sum(_size(text, f"chat.messages[{i}].parts") for text in texts)
-    if size > (most := most_bytes(limits)):
+    if size > (most := most_bytes(limits.longest)):
         raise InvalidRequest("chat", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
     return {name: _value(name, text) for name, text in chat.arguments}
 
@@ -69,9 +69,14 @@ def check_token_ids(ids: Sequence[int], limits: Limits) -> None:
     check_ids("token_ids", ids, limits.context, limits)
 
 
-def most_bytes(limits: Limits) -> int:
-    """Of text that is worth tokenizing."""
-    return max(2**16, BYTES_A_TOKEN * limits.longest)
+def most_bytes(tokens: int) -> int:
+    """Returns how much text is worth tokenizing where this many tokens can be served."""
+    return max(2**16, BYTES_A_TOKEN * tokens)
+
+
+def message_bytes(tokens: int) -> int:
+    """Returns the default size limit of a request message, without images, for a context of this many tokens."""
+    return 8 * tokens + 2**16
 
 
 def _size(text: str, name: str) -> int:

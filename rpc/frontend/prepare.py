@@ -156,7 +156,7 @@ class Preparer:
             text = self.chat.render(
                 messages,
                 arguments,
-                most_bytes(limits),
+                most_bytes(limits.longest),
                 add_generation_prompt=chat.add_generation_prompt,
                 continue_final_message=chat.continue_final_message,
             )

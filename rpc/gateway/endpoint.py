@@ -16,6 +16,7 @@ from rpc.gateway.bodies import Bodies
 from rpc.gateway.errors import ApiError, of_call, of_validation
 from rpc.gateway.exchange import Exchange
 from rpc.gateway.logprobs import answer_as_json
+from rpc.gateway.overlong import for_prompt
 from rpc.gateway.parameters import names_of
 from rpc.gateway.schema import Asked
 from rpc.gateway.served import Served
@@ -74,7 +75,7 @@ class Endpoint:
                 else:
                     await self._whole(exchange, answer, messages)
         except grpc.RpcError as error:
-            raise _told(error, answer.asked) from None
+            raise of_call(failure_of(error), names_of(answer.asked), answer.asked.longest) from None
 
     async def _stream(
         self, exchange: Exchange, asked: Asked, position: int, request: pb.StreamGenerateRequest, metadata: Metadata
@@ -87,7 +88,10 @@ class Endpoint:
                     exchange.stats.take(position, message)
                     yield message
         except grpc.RpcError as error:
-            raise _told(error, asked, position) from None
+            failure, context = failure_of(error), self._served.context(asked.model)
+            if context is not None:
+                failure = for_prompt(failure, request.spec, context)
+            raise of_call(failure, names_of(asked, position), asked.longest) from None
 
     async def _whole(
         self,
@@ -126,8 +130,3 @@ class Endpoint:
             )
             exchange.stats.error = told.code or told.kind
             await exchange.write(error_event(told.body), more=False)
-
-
-def _told(error: grpc.RpcError, asked: Asked, position: int = 0) -> ApiError:
-    """Returns what a client is told of a failed call for its prompt at this position."""
-    return of_call(failure_of(error), names_of(asked, position), asked.longest)

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from rpc.client.failures import Failure
 from rpc.gateway.overlong import CODE as OVERLONG
+from rpc.gateway.overlong import TOO_LARGE
 from rpc.gateway.overlong import openais_words as overlong_words
 
 LONGEST = 1000  # characters of a message
 INVALID, SERVER = "invalid_request_error", "server_error"
-TOO_LARGE = "larger than max"  # gRPC's words, from client and server
 
 STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, INVALID),

@@ -5,6 +5,14 @@ litellm, langchain and others look for these words, and some for the numbers in 
 
 import re
 
+import grpc
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.client.failures import Failure
+from scheduler.bounds import message_bytes, most_bytes
+from scheduler.request import InvalidRequest
+
+TOO_LARGE = "larger than max"  # gRPC's words for a message above a limit, from client and server
 CODE = "context_length_exceeded"
 PROMPT = re.compile(r"[\w.\[\]]+ is '(?:token )?(\d+)(?: of the images| tokens)': prompt and output must fit in (\d+)")
 BYTES = re.compile(r"[\w.]+ is '(\d+) bytes': at most (\d+) bytes for (\d+) tokens")
@@ -28,6 +36,38 @@ def openais_words(message: str, output: int | None) -> str | None:
         size, most, context = map(int, found.groups())
         return f"{_context(context)} However, your prompt has {size} bytes, and at most {most} are read for that."
     return None
+
+
+def for_prompt(failure: Failure, spec: pb.GenerationSpec, context: int) -> Failure:
+    """Replaces gRPC's refusal of a message by the server's refusal of its prompt, where the prompt is too long.
+
+    gRPC drops a message above the server's --max-message-bytes before the server checks the prompt.
+
+    Args:
+        failure: Of the call; returned as it is where gRPC did not refuse the message, or the prompt can fit.
+        spec: What the call asked for.
+        context: Longest prompt + output that the model serves, in tokens.
+    """
+    if failure.reason or TOO_LARGE not in failure.message:
+        return failure
+    kind = spec.WhichOneof("prompt") or ""
+    count, most = len(spec.token_ids.ids), min(most_bytes(context), message_bytes(context))
+    if count >= context and not spec.HasField("prompt_truncation"):
+        refused = InvalidRequest(kind, f"{count} tokens", f"prompt and output must fit in {context} tokens")
+    elif (size := _text_bytes(spec)) > most:
+        refused = InvalidRequest(kind, f"{size} bytes", f"at most {most} bytes for {context} tokens")
+    else:
+        return failure
+    return Failure(grpc.StatusCode.INVALID_ARGUMENT, str(refused), "INVALID_FIELD", refused.field)
+
+
+def _text_bytes(spec: pb.GenerationSpec) -> int:
+    """Returns the size of the prompt's text, as `scheduler.bounds` counts it; 0 for token ids."""
+    chat = spec.chat
+    texts = [spec.text, *chat.template_arguments, *chat.template_arguments.values()]
+    texts += [message.role for message in chat.messages]
+    texts += [part.text for message in chat.messages for part in message.parts]
+    return sum(len(text.encode()) for text in texts)
 
 
 def _sentences(context: int, prompt: int, output: int) -> str:

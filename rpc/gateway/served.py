@@ -54,10 +54,18 @@ class Served:
                 await self.models(metadata)
             except grpc.RpcError:
                 return name or "", None
-        model = self._models.get(name or "") or (next(iter(self._models.values()), None) if not name else None)
+        model = self._known(name)
         if model is None:
             return name or "", None
         return model.name, "fp_" + hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()[:12]
+
+    def context(self, name: str | None) -> int | None:
+        """Returns the longest prompt + output of this model in tokens; None where no server has told it."""
+        model = self._known(name)
+        return model.max_model_length if model is not None else None
+
+    def _known(self, name: str | None) -> model_pb.Model | None:
+        return self._models.get(name or "") or (next(iter(self._models.values()), None) if not name else None)
 
     async def texts(
         self, ids: Iterable[int], name: str | None, fingerprint: str | None, metadata: Metadata

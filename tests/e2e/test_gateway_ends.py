@@ -57,11 +57,15 @@ def test_ended_by_an_operator(server: RunningServer, gateway: RunningGateway) ->
 
 def test_too_long_and_no_template(gateway: RunningGateway) -> None:
     with gateway.client() as client:
-        for more in ({"prompt": "a " * 2000}, {"prompt": "a " * 10_000}, {"max_tokens": 10**6}):
+        prompts = ("a " * 2000, "a " * 35_000, "a " * 50_000, [1] * 80_000)  # a message has at most 73,728 bytes
+        for more in (*({"prompt": prompt} for prompt in prompts), {"max_tokens": 10**6}):
             with pytest.raises(openai.BadRequestError) as long:
                 client.completions.create(**LONG | more)
             assert (long.value.code, long.value.param) == ("context_length_exceeded", next(iter(more)))
             assert "This model's maximum context length is 1024 tokens. However, you" in long.value.message
+        with pytest.raises(openai.BadRequestError, match="context_length_exceeded") as long:
+            client.chat.completions.create(model="quire-demo", messages=[{"role": "user", "content": "a " * 50_000}])
+        assert "This model's maximum context length is 1024 tokens. However, you" in long.value.message
         with pytest.raises(openai.BadRequestError, match="use /v1/completions") as raw:
             client.chat.completions.create(model="quire-demo", messages=[{"role": "user", "content": "A"}])
         assert raw.value.param == "messages"

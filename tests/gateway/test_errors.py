@@ -6,11 +6,13 @@ import grpc
 import pytest
 from grpc import aio
 from grpc_status import rpc_status
+from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.failures import Failure, failure_of
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.errors import LONGEST, ApiError, of_call, translated
+from rpc.gateway.overlong import for_prompt
 from rpc.gateway.parameters import names_of
 from rpc.status import status_of
 from scheduler.bounds import check_text
@@ -95,6 +97,58 @@ def test_what_is_too_long_is_told_in_openais_words(
     assert error.message.startswith(says)
     assert error.message.endswith(refused.value.reason)
     assert "context_length_exceeded: " in error.message, "langchain looks for the code there"
+
+
+TOO_LARGE = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (90000 vs. 66560)")
+PARTS = (pb.ContentPart(text="é" * 33_000), pb.ContentPart(image=pb.Image(data=b"a" * 9)))
+CUT = pb.PromptTruncation()
+BYTES = f"{CONTEXT}r prompt has %d bytes, and at most 65536 are read for that. "
+
+
+@pytest.mark.parametrize(
+    ("spec", "param", "says"),
+    [
+        (pb.GenerationSpec(text="a" * 70_000), "prompt", BYTES % 70_000),
+        (pb.GenerationSpec(text="a" * 70_000, prompt_truncation=CUT), "prompt", BYTES % 70_000),
+        (
+            pb.GenerationSpec(chat=pb.Chat(messages=[pb.ChatMessage(role="user", parts=PARTS)])),
+            "messages",
+            BYTES % 66_004,
+        ),
+        (pb.GenerationSpec(chat=pb.Chat(template_arguments={"ab": "c" * 70_000})), "messages", BYTES % 70_002),
+        (
+            pb.GenerationSpec(token_ids=pb.TokenIds(ids=[1] * 70_000)),
+            "prompt",
+            f"{CONTEXT} requested 70003 tokens (70000 in the prompt, 3 in the completion). ",
+        ),
+    ],
+)
+def test_a_prompt_that_no_message_takes_is_too_long(spec: pb.GenerationSpec, param: str, says: str) -> None:
+    error = of_call(for_prompt(TOO_LARGE, spec, 128), NAMES, 3)
+    assert (error.status, error.kind) == (400, "invalid_request_error")
+    assert (error.param, error.code) == (param, "context_length_exceeded")
+    assert error.message.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("failure", "spec"),
+    [
+        (TOO_LARGE, pb.GenerationSpec(text="a" * 65_536)),
+        (TOO_LARGE, pb.GenerationSpec(text="a", images=[pb.Image(data=b"a" * 90_000)])),
+        (TOO_LARGE, pb.GenerationSpec(token_ids=pb.TokenIds(ids=[1] * 127))),
+        (TOO_LARGE, pb.GenerationSpec(token_ids=pb.TokenIds(ids=[1] * 70_000), prompt_truncation=CUT)),
+        (Failure(grpc.StatusCode.UNAVAILABLE, "no server"), pb.GenerationSpec(text="a" * 70_000)),
+        (Failure(grpc.StatusCode.INTERNAL, "larger than max", "REQUEST_FAULT"), pb.GenerationSpec(text="a" * 70_000)),
+    ],
+)
+def test_what_else_fails_is_not_called_too_long(failure: Failure, spec: pb.GenerationSpec) -> None:
+    assert for_prompt(failure, spec, 128) is failure
+
+
+def test_a_long_context_takes_a_prompt_up_to_the_message_limit() -> None:
+    spec, most = pb.GenerationSpec(text="a" * 900_000), 8 * 100_000 + 2**16
+    assert for_prompt(TOO_LARGE, spec, 150_000) is TOO_LARGE, "the server's --max-message-bytes is lower than usual"
+    assert f"has 900000 bytes, and at most {most} are" in of_call(for_prompt(TOO_LARGE, spec, 100_000), NAMES).message
 
 
 def test_so_are_images() -> None:

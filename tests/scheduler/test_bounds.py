@@ -11,7 +11,7 @@ from scheduler.limits import Limits
 from scheduler.request import MOST_MESSAGES, Chat, ChatMessage, InvalidRequest
 
 LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, sequences=8)
-MOST = most_bytes(LIMITS)
+MOST = most_bytes(LIMITS.longest)
 
 
 def chat(content: str = "Hi", **arguments: str) -> Chat:
@@ -20,7 +20,7 @@ def chat(content: str = "Hi", **arguments: str) -> Chat:
 
 def test_most_bytes_grow_with_the_context() -> None:
     assert MOST == 2**16
-    assert most_bytes(Limits(100, 2**20, 2**21, 8)) == 16 * 2**20
+    assert most_bytes(2**20) == 16 * 2**20
 
 
 def test_arguments_become_values() -> None:
