@@ -67,7 +67,7 @@ lint: setup-dev ## ruff, mypy, import contracts, buf
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against ../docs/api.binpb
 
-# Writes $(1)/quire, and $(2).binpb and $(2).pyi: rpc/services/inference/pb.py says why those are no module.
+# Writes $(1)/quire/v1 and $(1)/quire/engine, and $(2).binpb and $(2).pyi: rpc/services/inference/pb.py says why those are no module.
 define protoc
 $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
 $(BIN)/python -m grpc_tools.protoc -Iproto --descriptor_set_out=$(2).binpb --pyi_out=build inference/grpc_service.proto
@@ -76,7 +76,7 @@ endef
 
 proto: setup-dev ## Generate the protobuf code anew
 	@mkdir -p build
-	$(call protoc,rpc/pb,$(INFERENCE))
+	$(call protoc,.,$(INFERENCE))
 
 api-docs: setup-dev ## Write docs/api.md anew from the comments in proto/
 	@$(DESCRIBE)
@@ -88,8 +88,8 @@ release-api: setup-dev ## Take the API as it is for the one that clients have: `
 check-proto: setup-dev # The committed protobuf code and API reference are what the .proto files give
 	@rm -rf build/pb && mkdir -p build/pb
 	@$(call protoc,build/pb,build/pb/inference)
-	@diff -rq -x __pycache__ -x __init__.py -x __main__.py -x packages.py build/pb/quire rpc/pb/quire && cmp build/pb/inference.binpb $(INFERENCE).binpb \
-		&& cmp build/pb/inference.pyi $(INFERENCE).pyi || { echo "generated code is stale: run make proto"; exit 1; }
+	@diff -rq -x __pycache__ -x __init__.py build/pb/quire/v1 quire/v1 && diff -rq -x __pycache__ -x __init__.py build/pb/quire/engine quire/engine \
+		&& cmp build/pb/inference.binpb $(INFERENCE).binpb && cmp build/pb/inference.pyi $(INFERENCE).pyi || { echo "generated code is stale: run make proto"; exit 1; }
 	@$(DESCRIBE) && $(BIN)/python docs/make_api.py build/api.binpb | diff - docs/api.md || { echo "docs/api.md is stale: run make api-docs"; exit 1; }
 
 demo: setup ## Replay real traffic through a server, `make serve`'s or its own (flags: ARGS="--ray")

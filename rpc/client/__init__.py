@@ -1,6 +1,6 @@
-"""Python clients of a Quire server; imports no torch.
+"""Python clients of a Quire server, exported as `quire.Client` and the like; imports no torch.
 
-from rpc.client import Client
+from quire import Client
 
 with Client("127.0.0.1:50051") as client:
     print(client.generate("First Citizen:", max_tokens=20, temperature=0).sequences[0].text)

@@ -1,6 +1,6 @@
 """Quire as an application of Ray Serve: its ingress is the OpenAI gateway, its engines are actors as always.
 
-    serve run rpc.ray_serve.app:app model=DIR replicas=2
+    serve run quire.ray_serve:app model=DIR replicas=2
 
 Arguments are flags of `quire serve`. Each Serve replica has a server of its own beside it on its node, which places
 engines in the cluster and keeps them. Tokens go from the engines to the server over the engine link, never through

@@ -104,9 +104,7 @@ def test_what_is_copied_is_all_of_the_package_and_nothing_else_gets_in() -> None
     assert rules[0] == "*"
     assert {rule[1:] for rule in rules if rule.startswith("!")} == set(sources)
     find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-    packages = {name.rstrip("*") for name in find["include"] if (ROOT / name.rstrip("*")).is_dir()}
-    assert packages <= set(sources)
-    assert {"quire"} == {name.rstrip("*") for name in find["include"]} - packages  # in rpc/pb
+    assert {name.rstrip("*") for name in find["include"]} <= set(sources)
     assert not re.search(r"(?i)password|secret|token\s*=|api_key|^ADD ", DOCKERFILE.read_text(), re.MULTILINE)
 
 

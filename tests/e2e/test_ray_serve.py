@@ -55,8 +55,7 @@ def engines(machine: Node) -> list[int]:
 def test_ray_serve_runs_it_with_the_gateway_as_ingress(head: tuple[Node, str]) -> None:
     machine, dashboard = head
     flags = ["model=demo", "ray-cpus=1", "kv-cache-memory=64MiB"]
-    place = str(ROOT / "deploy/ray")
-    words = ["run", "--non-blocking", "--app-dir", place, "quire_serve:app", *flags]
+    words = ["run", "--non-blocking", "quire.ray_serve:app", *flags]
     ray(machine, "serve", *words, RAY_ADDRESS=f"{machine.address}:{nodes.PORT}")
     assert len(engines(machine)) == 1
     asking = machine.start(sys.executable, "-c", ASK)

@@ -22,9 +22,13 @@ def test_wheel_serves_outside_the_tree(tmp_path: Path) -> None:
     # The dependencies come from the environment that runs the tests; its editable Quire does not pass a .pth file.
     (site,) = home.glob("lib/python*/site-packages")
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for package in ("quire", "rpc", "model", "scheduler", "cache_manager"):
+        assert (site / package / "py.typed").is_file(), "type checkers would take its names for Any"
     script = (
-        "import rpc, quire.v1, sys; assert rpc.__file__.startswith(sys.prefix), rpc.__file__\n"
+        "import quire, rpc, sys; assert rpc.__file__.startswith(sys.prefix), rpc.__file__\n"
         "from quire import LLM, Stopping\n"
+        "from quire.v1 import generation_service_pb2\n"
+        "assert generation_service_pb2.__file__.startswith(sys.prefix), generation_service_pb2.__file__\n"
         "stopping = Stopping(max_tokens=4, ignore_eos=True)\n"
         "with LLM() as llm: print(len(llm.generate('ROMEO:', stopping=stopping)[0].token_ids))"
     )

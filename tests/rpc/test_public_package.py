@@ -1,5 +1,8 @@
 """`quire`, the public package: what it exports, and what it says where another module hides a package of Quire."""
 
+import ast
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,6 +14,7 @@ import quire
 from tests.support.server import clean_environment
 
 ROOT = Path(__file__).parents[2]
+INTERNAL = re.compile(r"^\s*(?:from|import) (?:rpc|scheduler|model|cache_manager)\b.*", re.MULTILINE)
 
 
 def run(directory: Path, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -91,3 +95,34 @@ def test_all_that_is_exported_is_there() -> None:
     with pytest.raises(ValueError, match="temperature") as refused:
         quire.Sampling(temperature=9)
     assert isinstance(refused.value, quire.InvalidRequest)
+
+
+def test_the_import_costs_a_client_little(tmp_path: Path) -> None:
+    """`import quire` loads the standard library alone, a client no torch."""
+    done = run_script(
+        tmp_path,
+        "import json, sys\nbefore = set(sys.modules)\nimport quire\nafter = set(sys.modules) - before\n"
+        "from quire import Client\nprint(json.dumps([sorted(after), 'grpc' in sys.modules, 'torch' in sys.modules]))",
+    )
+    assert done.returncode == 0, done.stderr
+    loaded, grpc, torch = json.loads(done.stdout)
+    assert {name.partition(".")[0] for name in loaded} - {"quire"} <= sys.stdlib_module_names
+    assert (grpc, torch) == (True, False)
+
+
+def test_type_checkers_see_what_is_there() -> None:
+    """The imports that only a type checker reads name the objects that a program gets."""
+    tree = ast.parse(Path(quire.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    assert homes.keys() >= set(quire.__all__) - {"__version__"}
+    for name in set(quire.__all__) - {"__version__"}:
+        assert getattr(sys.modules[homes[name]], name) is getattr(quire, name)
+    assert set(dir(quire)) == set(quire.__all__)
+
+
+@pytest.mark.parametrize("place", ["README.md", "docs/*.md", "deploy/README.md", "examples/*"])
+def test_what_users_read_imports_quire_alone(place: str) -> None:
+    files = list(ROOT.glob(place))
+    assert files
+    assert {str(file): INTERNAL.findall(file.read_text()) for file in files if INTERNAL.search(file.read_text())} == {}
