@@ -6,9 +6,9 @@ from quire import LLM, Sampling, Stopping  # computes in this process
 ```
 
 A request has three parts. `Sampling` says how tokens are drawn (`Beam`: by a beam search), `Stopping` when a sequence
-ends, `Output` what comes back: text, token ids, logprobs. A `LogitsProcessor` of your own changes what is drawn. `LLM` returns a `Completion` with one `Generated` for each
-sequence. `Client` and `AsyncClient` take the same options as keywords. They return messages of the gRPC API, which are
-in `quire.v1`: `from quire.v1 import generation_service_pb2`.
+ends, `Output` what comes back: text, token ids, logprobs. `LLM` returns a `Completion` with one `Generated` for each
+sequence; a `LogitsProcessor` of your own changes what it draws. `Client` and `AsyncClient` take the same options as
+keywords. They return messages of the gRPC API, which are in `quire.v1`: `from quire.v1 import generation_service_pb2`.
 
 A client raises a `QuireError`, of one class for each thing that a program can do about it. In the process of an `LLM` a
 wrong value raises `InvalidRequest`, a ValueError, where it is set. A request that fails raises `RequestFailed`, prompts

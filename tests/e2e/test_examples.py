@@ -107,6 +107,12 @@ def test_batch() -> None:
     assert "prompts [1] are wrong: 1 of 2 prompts failed, none was run: prompts[1]: " in shown
 
 
+def test_logits_processor() -> None:
+    shown = run("logits_processor.py")
+    (with_it, _), (without, _) = re.findall(r"^\[(\d+) of (\d+) tokens are repeats\]$", shown, re.MULTILINE)
+    assert int(with_it) == 0 < int(without)
+
+
 def test_chat(server: RunningServer) -> None:
     shown = run("chat.py", server.address, typed="Who are you?\nSince when?\n")
     (_, first), (cached, second) = (map(int, pair) for pair in CACHED.findall(shown))
