@@ -86,6 +86,22 @@ def test_what_is_evicted_goes_out_and_comes_back() -> None:
     assert (tokens, out) == (4, [])  # the copies of what goes out are still there
 
 
+def test_what_a_sequence_came_with_has_its_place_after_the_copies() -> None:
+    small = Small(pages=4, slots=4)
+    small.serve(1, 1, 2, 2, 3)
+    small.serve(4, 4, 5, 5, 6, 6, 7)
+    chain = small.namer.chain()
+    chain.extend(np.array([1, 1, 2, 2, 3, 3], np.int32))
+    match = small.manager.match(chain, 6, brought=chain.names[2:])
+    assert (match.tokens, match.nodes, match.kept, match.brought) == (6, [], chain.names[:2], chain.names[2:])
+    small.manager.open(0, 0, chain, match)
+    assert small.manager.grow(0, 6, 7)
+    small.manager.fetch(0, match)
+    back = small.manager.pool.take_changes().swap_ins()[:, 1].tolist()
+    table = small.manager.tables.row(0).tolist()
+    assert (back, small.manager.to_fill(0, match).tolist()) == (table[:2], [table[2:3]])
+
+
 def test_the_least_recently_used_copy_goes_first() -> None:
     small = Small(pages=2, slots=2)
     for token in (1, 2, 3, 4):

@@ -1,8 +1,10 @@
 """Large work on the event loop lets others run."""
 
 import asyncio
+import time
 
 import numpy as np
+import pytest
 
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.pacing import Pacer, Work
@@ -103,6 +105,8 @@ async def test_a_stream_gets_its_token_while_a_search_is_read(tokenizer: Tokeniz
         await plain.wait()
         assert [delta.token_ids for delta in plain.stream.take()] == [[71]]
         assert not search.stream.ended, "it waited for the search"
+        await asyncio.sleep(0)
+        assert 0 < search.stream.token_count < LENGTH, "a turn reads no more than it has time for"
         await search.wait()
         assert search.stream.ended
         taken = search.stream.take()
@@ -114,7 +118,20 @@ async def test_a_stream_gets_its_token_while_a_search_is_read(tokenizer: Tokeniz
     assert value("quire_requests_total", {"model_name": "m", "outcome": "length"}) == 1
 
 
-async def test_a_client_that_leaves_while_its_search_is_read_harms_nobody(tokenizer: Tokenizer) -> None:
+async def test_a_search_has_its_tokens_when_they_came_and_not_when_they_are_read(tokenizer: Tokenizer) -> None:
+    frontend, engine, _ = make_frontend(tokenizer)
+    frontend.pacer._turn = 0
+    async with frontend.open(SEARCH, "search", None, streaming=False) as search:
+        before = time.monotonic()
+        engine.deliver(found(engine.submitted()[0]))
+        after = time.monotonic()
+        await search.wait()
+        assert before <= min(search.first_tokens.values()) <= max(search.last_tokens.values()) <= after
+
+
+async def test_a_client_that_leaves_while_its_search_is_read_harms_nobody(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     frontend, engine, metrics = make_frontend(tokenizer)
     frontend.pacer._turn = 0
     async with frontend.open(SEARCH, "search", None, streaming=False) as search:
@@ -127,6 +144,8 @@ async def test_a_client_that_leaves_while_its_search_is_read_harms_nobody(tokeni
         engine.deliver(found(engine.submitted()[1]))
         await search.wait()
         assert search.stream.ended
+    assert caplog.messages == [], "the result of the one that left was read on"
+    assert metrics.registry.get_sample_value("quire_generation_tokens_total", {"model_name": "m"}) == 2 * LENGTH
 
 
 async def test_a_search_that_cannot_be_read_fails_alone(tokenizer: Tokenizer) -> None:

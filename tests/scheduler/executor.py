@@ -183,6 +183,7 @@ class FakeExecutor:
                 stuck=frozenset(join.controls.adjustments.not_yet),
                 index=join.index,
                 offers=offers,
+                whole=join.whole,
             )
             law(all(mirror.key != other.key for other in self.rows.values()), f"two rows have sequence {mirror.key}")
             self.rows[row] = mirror
@@ -317,6 +318,8 @@ class FakeExecutor:
         law(count <= (self.settings.prefill_chunk or count), f"a slice of {count} passes the prefill chunk")
         law(start == mirror.computed, f"row {row} goes on at {start}, {mirror.computed} tokens are computed")
         law(not mirror.waits, f"row {row} goes on though no token was given to it")
+        divided = start < mirror.whole and end < min(mirror.whole, len(mirror.known))
+        law(not divided, f"row {row} divides its bidirectional prefix of {mirror.whole} tokens at {end}")
         law(end <= len(mirror.known), f"row {row} computes {end} tokens, {len(mirror.known)} are known")
         reached = self._reached[mirror.key]
         self.recomputed += max(0, min(reached, end) - start)

@@ -53,6 +53,7 @@ class Mirror:
     scheduler was told of. had: pages that it has or had, and nobody else got since. broken: it has faulted, whatever it
     draws is void. stuck: where it would draw one of these, nothing is left to draw. offers: how many of its likeliest
     tokens it tells of each time; a search goes by them. waits: its last token is to be given by a search.
+    whole: so many tokens at its front are computed in one step, all that are left.
     """
 
     seed: int
@@ -68,6 +69,7 @@ class Mirror:
     index: int = 0
     offers: int = 0
     waits: bool = False
+    whole: int = 0
 
     @property
     def key(self) -> tuple[int, int]:

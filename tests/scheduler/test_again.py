@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from cache_manager.tier import HostTier
 from scheduler.events import EndReason, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits
-from tests.scheduler.test_scheduler import engine, pairs, reasons, step
+from tests.scheduler.test_scheduler import engine, pairs, reasons, result_of, step
 from tests.scheduler.workloads import make_request
 
 
@@ -109,3 +110,31 @@ def test_sequences_of_one_that_runs_alone_run_together() -> None:
     step(scheduler)
     assert running(scheduler) == {1}
     assert scheduler.rows.used == 3
+
+
+def test_one_that_is_preempted_comes_back_isolated() -> None:
+    """The copy that it went on from was lost: others go on waiting while it computes that again."""
+    scheduler = engine(rows=4)
+    scheduler.cache.pool.tier = HostTier(4)
+    step(scheduler, 0.0, [submit(1, 5, alone=99), submit(2)])
+    plan = scheduler.schedule(0.0, [])
+    (page,) = scheduler.cache.tables.row(int(plan.logits[0, 1]))[:1].tolist()
+    scheduler.commit(replace(result_of(plan, [1]), lost_pages=(page,)), 0.0)
+    assert running(scheduler) == set()
+    assert step(scheduler).stats.isolated == 1
+    assert running(scheduler) == {1}
+
+
+def test_one_that_was_isolated_once_comes_back_beside_others() -> None:
+    """After its isolation two that are more urgent take its pages; it need not wait until both have ended."""
+    scheduler = engine(rows=3, pages=9, page_size=4)
+    step(scheduler, 0.0, [Submit(1, make_request(1, 4, 28), ((5,),), again=True, alone=2)])
+    urgent = [replace(make_request(attempt, 4, tokens), priority=-1) for attempt, tokens in ((2, 24), (3, 8))]
+    seen = [running(scheduler)]
+    events = [Submit(attempt, request, again=True) for attempt, request in enumerate(urgent, 2)]
+    while scheduler.has_work:
+        step(scheduler, 0.0, events)
+        events = []
+        if seen[-1] != running(scheduler):
+            seen.append(running(scheduler))
+    assert seen[:5] == [{1}, {1, 2, 3}, {2, 3}, {2}, {1, 2}]

@@ -1,7 +1,8 @@
 """Laws of pages that come with a sequence from another engine: tokens do not depend on which of them came."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,21 +12,41 @@ from hypothesis import strategies as st
 from cache_manager.allocator import LedgerError
 from cache_manager.ledger import verify
 from cache_manager.manager import CacheManager
+from cache_manager.matching import Match
+from cache_manager.tier import HostTier
+from scheduler import starting
 from scheduler.events import EndReason, EngineStats, Submit
+from scheduler.rows import Sequence as Waiting
 from scheduler.rows import sequences_of
 from scheduler.running import Running
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
-from tests.scheduler.executor import FakeExecutor, LawBroken, alone
+from tests.scheduler.executor import LawBroken, alone
+from tests.scheduler.test_host_tier import SwappingExecutor
 from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
 
 
-class FilledExecutor(FakeExecutor):
-    """A page's content is its tokens."""
+class FilledExecutor(SwappingExecutor):
+    """A page's content is its tokens.
+
+    Attributes:
+        joins_filled: Of each step, the joins that bring pages.
+        after_copies: Pages that a join fills in the same step in which others of its pages come back from the host.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.joins_filled: list[int] = []
+        self.after_copies = 0
 
     def _believe(self, plan: StepPlan) -> None:
         size = self.layout.page_size
+        back = set(plan.swap_ins[:, 1].tolist())
+        self.joins_filled.append(sum(join.fill is not None for join in plan.joins))
+        for join in plan.joins:
+            if join.fill is not None and not back.isdisjoint(self.rows[join.row].pages()):
+                self.after_copies += len(join.fill.pages)
         for fill in (join.fill for join in plan.joins):
             for page, content in () if fill is None else zip(fill.pages.tolist(), fill.content, strict=True):
                 self._slots[:, page * size : (page + 1) * size] = content.view(np.int32)
@@ -46,11 +67,17 @@ def with_pages(workload: Workload, submit: Submit, which: Sequence[bool]) -> Sub
     return replace(submit, brought=brought)
 
 
-def run(workload: Workload, which: Sequence[bool] = (True,)) -> tuple[EngineStats, FilledExecutor]:
-    """Checks every attempt's tokens, and the books in every turn."""
-    cache = workload.cache
+def run(
+    workload: Workload, which: Sequence[bool] = (True,), slots: int = 0, spoils: float = 0.0
+) -> tuple[EngineStats, FilledExecutor]:
+    """Checks every attempt's tokens, and the books in every turn. slots: of a host tier, 0 goes without."""
+    cache, groups = workload.cache, len(workload.layout.groups)
+    if slots:
+        cache.pool.tier = HostTier(slots * groups, groups)
     scheduler = Scheduler(workload.settings, workload.queue, cache, workload.namer)
+    scheduler._swapping_pays = lambda: True  # type: ignore[method-assign]
     executor = FilledExecutor(workload.layout, workload.pages, workload.settings)
+    executor.spoils, executor.rng = spoils, Random(slots)
     tokens = {(a.attempt, index): a.known(index) for a in workload.arrivals for index in a.open}
     ends: dict[tuple[int, int], EndReason] = {}
     flying = turn = 0
@@ -86,6 +113,14 @@ WHICH = st.lists(st.booleans(), min_size=1, max_size=6)
 @given(workloads(resumed=True), WHICH)
 def test_tokens_do_not_depend_on_what_came(workload: Workload, which: list[bool]) -> None:
     run(workload, which)
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads(resumed=True, alike=True), WHICH, st.integers(1, 40), st.sampled_from([0.0, 0.5]))
+def test_nor_on_what_comes_back_from_the_host_before_it(
+    workload: Workload, which: list[bool], slots: int, spoils: float
+) -> None:
+    run(workload, which, slots, spoils)
 
 
 def moved(depth: int = 2, windows: tuple[int | None, ...] = (), groups: int = 1, count: int = 1) -> Workload:
@@ -131,7 +166,38 @@ def test_what_comes_after_a_gap_is_computed() -> None:
     assert executor.computed_tokens == 3 * (16 - 4 + 2) + (16 - 14 + 2)
 
 
+def test_what_came_is_filled_in_after_the_copies_that_come_back() -> None:
+    """The first prompt's pages go to the host; one that goes on from it comes with the pages after these."""
+    layout = make_layout(2)
+    rows = SchedulerSettings(max_batched_tokens=40, max_sequences=1)
+    prompts = [tuple(range(9)), (*range(9, 13), *range(8), 5), (*range(9), 7, 7, 7, 7)]
+    come = [Arrival(i, 9 * i, make_request(i, prompt, 2)) for i, prompt in enumerate(prompts, 1)]
+    _, executor = run(Workload(tuple(come), layout, 8, rows), which=[False] * 4 + [True] * 2, slots=20)
+    assert executor.after_copies == 2
+
+
+@pytest.mark.parametrize(("most", "together"), [(0, 1), (starting.FILL_BYTES, 3)])
+def test_pages_that_a_step_fills_in_are_bounded(most: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four that come at once, the last waits for pages of the first in any case."""
+    monkeypatch.setattr(starting, "FILL_BYTES", most)
+    workload = moved()
+    at_once = tuple(replace(arrival, turn=1) for arrival in workload.arrivals)
+    stats, executor = run(
+        replace(workload, arrivals=at_once, settings=replace(workload.settings, max_batched_tokens=80))
+    )
+    assert max(executor.joins_filled) == together
+    assert (stats.pages_brought, sum(executor.joins_filled)) == (7 + 7 + 7 + 3, 4)
+
+
+def keeps_what_came(self: Running, sequence: Waiting, match: Match, start: Callable = Running.start) -> int:
+    brought = sequence.brought
+    row: int = start(self, sequence, match)
+    sequence.brought = brought
+    return row
+
+
 FAULTS = {
+    "what came is kept after the start": (Running, "start", keeps_what_came),
     "nothing is filled": (Running, "_fill", lambda self, row, sequence, match: None),
     "the first page is not counted": (
         CacheManager,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cache_manager.manager import CacheManager
+from scheduler import rows
 from scheduler.attempts import Attempts
 from scheduler.beam import BeamSearch
 from scheduler.results import Results
@@ -19,7 +20,7 @@ FAULTS = Faults()
 
 
 def fault(target, name, **workload):
-    return FAULTS.fault(target, name, several=True, **{"kinds": ("full",), **workload})
+    return FAULTS.fault(target, name, **{"several": True, "kinds": ("full",), **workload})
 
 
 # Several sequences of one prompt.
@@ -162,7 +163,34 @@ def a_fork_is_not_told_its_pages(real):
     return fork
 
 
+@fault(Rows, "add", several=False)
+def end_tokens_of_a_former_tenant_stay(real):
+    def add(self, sequence):
+        before = self._stops.copy()
+        row = real(self, sequence)
+        own = len(sequence.request.stop_ids)
+        self._stops[row, own : before.shape[1]] = before[row, own:]
+        return row
+
+    return add
+
+
+@fault(rows, "_with_columns")
+def a_wider_table_of_end_tokens_has_token_0_in_it(real):
+    return lambda array, columns, fill: real(array, columns, 0)
+
+
 # Beam search.
+
+
+@fault(Running, "drop", cancels=True)
+def a_forced_token_outlives_the_row_that_it_was_for(real):
+    def drop(self, row):
+        given = self.given.copy()
+        real(self, row)
+        self.given = given
+
+    return drop
 
 
 @fault(Running, "take_given")

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from cache_manager.tier import HostTier
 from scheduler.events import EndReason, Event, Finish, StepOutputs, Submit
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits
-from tests.scheduler.test_scheduler import engine, reasons, step
+from tests.scheduler.test_scheduler import engine, reasons, result_of, step
 from tests.scheduler.workloads import make_request
 
 LONG = tuple(range(12))
@@ -49,6 +50,19 @@ def test_one_is_finished_before_its_prompt_is_computed(index: int, turn: int) ->
     assert [end[0] for end in ends if end[1] is EndReason.LENGTH] == [i for i in range(3) if i != index]
     assert [end[2] for end in ends] == [True, True, False]
     assert tokens_of(outputs) == {i: 2 for i in range(3) if i != index or turn == 3} | ({index: 1} if turn == 3 else {})
+
+
+def test_who_takes_the_place_of_a_finished_one_has_computed_nothing_before() -> None:
+    """The first had 4 tokens of its prompt when it lost its row; the next one computes them for the first time."""
+    scheduler = engine(chunk=4)
+    scheduler.cache.pool.tier = HostTier(4)
+    plan = scheduler.schedule(0.0, [Submit(1, request())])
+    (page,) = scheduler.cache.tables.row(0)[:1].tolist()
+    scheduler.commit(replace(result_of(plan, []), lost_pages=(page,)), 0.0)
+    assert [sequence.lost for sequence in scheduler.queue.in_order()] == [4]
+    outputs = play(scheduler, [Finish(1, 0)])
+    assert tokens_of(outputs) == {1: 2, 2: 2}
+    assert outputs[-1].stats.recomputed_tokens == 0
 
 
 def test_all_are_finished_one_by_one_before_their_prompt_is_computed() -> None:

@@ -149,3 +149,15 @@ def test_a_prompt_is_computed_once_for_all_its_sequences(workload):
     searched = sum(a.rows * (a.request.max_tokens - 1) for a in workload.arrivals if a.request.beam is not None)
     assert (stats.preemptions, stats.recomputed_tokens) == (0, 0)
     assert prompts + decodes <= stats.computed_tokens <= prompts + decodes + searched
+
+
+@few
+@given(workloads(several=True))
+def test_all_that_is_computed_twice_is_counted_as_recomputed(workload):
+    """The rest is what an engine with room for everybody computes, of searches too."""
+    tight = workload.without_cache()
+    rows = replace(tight.settings, max_sequences=40, max_batched_tokens=200)
+    roomy = Drive(replace(tight, pages=20 * tight.pages + 2000, settings=rows)).run().stats
+    stats = Drive(tight).run().stats
+    assert roomy.recomputed_tokens == 0
+    assert stats.computed_tokens - stats.recomputed_tokens == roomy.computed_tokens
