@@ -26,7 +26,7 @@ class NoRepeats:
     def drew(self, token: int) -> None:
         self._drawn.append(token)
 
-    def apply(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, position: int) -> torch.Tensor:  # noqa: ARG002 - the protocol's
         logits[self._drawn] = -torch.inf
         return logits
 

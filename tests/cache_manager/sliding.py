@@ -27,15 +27,19 @@ class Sliding(Holders):
                 before, after = story.table[group], now[group]
                 gone = before.between(before.first, after.first)
                 assert before.pages == gone + after.pages, f"row {row} had {before}, has {after}"
-                self._check_first(window, before, after, end)
+                self._check_first(row, window, before, after, end)
                 story.past.update((page, self.births[page]) for page in gone)
                 self._drop(gone)
                 self._queue_up(gone)
             story.table = now
         self._balance()
 
-    def _check_first(self, window: int | None, before: Table, after: Table, computed: int) -> None:
-        least = max(before.first, first_needed(window, computed, self.size))
+    def _check_first(self, row: int, window: int | None, before: Table, after: Table, computed: int) -> None:
+        # A full page whose published twin cannot be taken over yet, since a step of a row that left still touches it, is
+        # published with the next step. Until then the row keeps the last page that it has published.
+        named = min(int(self.manager.names.named[row]), computed // self.size)
+        needed = first_needed(window, computed, self.size)
+        least = max(before.first, needed if named == computed // self.size else min(needed, max(named - 1, 0)))
         most = max(before.first, first_seen(window, computed) // self.size)  # for who need not go on from a page
         assert least <= after.first <= most, f"pages from {after.first} on are held, {least} to {most} was due"
 

@@ -116,7 +116,7 @@ def test_all_orders_of_more_with_windows(requests, pages, windows, bounds, state
             5,
             3,
             Bounds(preemptions=1),
-            8_500,
+            8_100,
             id="three requests and a preemption",
         ),
         pytest.param(TALKING, 5, 3, Bounds(forks=1), 20_000, id="a fork of requests that decode"),
