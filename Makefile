@@ -19,7 +19,7 @@ DESCRIBE = mkdir -p build && $(BIN)/python -m grpc_tools.protoc -Iproto --includ
 	--descriptor_set_out=build/api.binpb $(wildcard proto/quire/v1/*.proto)
 INFERENCE := rpc/services/inference/pb
 
-.PHONY: help setup setup-dev serve test test-slow test-clients lint proto check-proto api-docs release-api dashboards demo demo-model \
+.PHONY: help setup setup-dev serve test test-slow test-clients lint proto check-proto api-docs reference release-api charts dashboards demo demo-model \
 	format clean
 
 help: ## Show this list
@@ -60,12 +60,14 @@ test-slow: setup-dev ## The tests that `make test` leaves out (6 to 22 minutes)
 test-clients: setup-dev ## Run real clients against a server and a gateway; from the network (ARGS="--only openai")
 	$(BIN)/python -m tests.clients.run $(ARGS)
 
-lint: setup-dev ## ruff, mypy, import contracts, buf
+lint: setup-dev ## ruff, mypy, import contracts, buf, and that reference pages are those of the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against ../docs/api.binpb
+	@rm -rf build/reference && $(BIN)/python -m docs.pages_of_code build/reference && for page in build/reference/*.md; do \
+		diff $$page docs/reference/ || { echo "docs/reference is stale: run make reference"; exit 1; }; done
 
 # Writes $(1)/quire/v1 and $(1)/quire/engine, and $(2).binpb and $(2).pyi: rpc/services/inference/pb.py says why those are no module.
 define protoc
@@ -78,9 +80,12 @@ proto: setup-dev ## Generate the protobuf code anew
 	@mkdir -p build
 	$(call protoc,.,$(INFERENCE))
 
-api-docs: setup-dev ## Write docs/api.md anew from the comments in proto/
+api-docs: setup-dev ## Write docs/reference/api.md anew from the comments in proto/
 	@$(DESCRIBE)
-	$(BIN)/python docs/make_api.py build/api.binpb > docs/api.md
+	$(BIN)/python docs/make_api.py build/api.binpb > docs/reference/api.md
+
+reference: setup-dev ## Write the pages of docs/reference that come from the code: command line, configuration, errors, metrics
+	$(BIN)/python -m docs.pages_of_code docs/reference
 
 release-api: setup-dev ## Take the API as it is for the one that clients have: `make lint` refuses what breaks them
 	cd proto && ../$(BIN)/buf build --path quire/v1 --exclude-source-info -o ../docs/api.binpb
@@ -90,10 +95,13 @@ check-proto: setup-dev # The committed protobuf code and API reference are what 
 	@$(call protoc,build/pb,build/pb/inference)
 	@diff -rq -x __pycache__ -x __init__.py build/pb/quire/v1 quire/v1 && diff -rq -x __pycache__ -x __init__.py build/pb/quire/engine quire/engine \
 		&& cmp build/pb/inference.binpb $(INFERENCE).binpb && cmp build/pb/inference.pyi $(INFERENCE).pyi || { echo "generated code is stale: run make proto"; exit 1; }
-	@$(DESCRIBE) && $(BIN)/python docs/make_api.py build/api.binpb | diff - docs/api.md || { echo "docs/api.md is stale: run make api-docs"; exit 1; }
+	@$(DESCRIBE) && $(BIN)/python docs/make_api.py build/api.binpb | diff - docs/reference/api.md || { echo "docs/reference/api.md is stale: run make api-docs"; exit 1; }
 
 demo: setup ## Replay real traffic through a server, `make serve`'s or its own (flags: ARGS="--ray")
 	$(BIN)/python -m bench.replay $(ARGS)
+
+charts: setup-dev ## Draw the charts of the docs anew from bench/results
+	$(BIN)/python -m bench.charts
 
 dashboards: setup-dev ## Write deploy/grafana/dashboards anew
 	$(BIN)/python -m deploy.grafana.build

@@ -1,6 +1,6 @@
-"""Writes docs/api.md from the comments in proto/quire/v1: `make api-docs`.
+"""Writes docs/reference/api.md from the comments in proto/quire/v1: `make api-docs`.
 
-python docs/make_api.py DESCRIPTOR_SET > docs/api.md
+python docs/make_api.py DESCRIPTOR_SET > docs/reference/api.md
 """
 
 import sys
@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pb2 import (
 PACKAGE = "quire.v1"
 INTRODUCTION = """# API reference
 
-Generated from [`proto/quire/v1`](../proto/quire/v1) by `make api-docs`.
+Generated from [`proto/quire/v1`](../../proto/quire/v1) by `make api-docs`.
 """
 MESSAGE, ENUM, SERVICE, FIELD, VALUE, METHOD = 4, 5, 6, 2, 2, 2  # numbers of fields, in descriptor.proto's paths
 SCALARS = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}

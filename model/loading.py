@@ -25,6 +25,7 @@ from model.images import ImageStore
 from model.memory import free_bytes, free_host_bytes, pool_pages
 from model.page_store import PageStore, Store
 from model.parallel.collective import ALONE, Ranks
+from model.parallel.follow import Parts
 from model.parallel.lead import LedAttention, LedModel, LedStore
 from model.parallel.members import Led
 from model.progress import progress_bar
@@ -74,6 +75,11 @@ class Computer:
     device: torch.device
     numerics: bytes
     backend: Backend
+
+    @property
+    def parts(self) -> Parts:
+        """What a follower computes with."""
+        return Parts(self.model, self.attention, self.store, getattr(torch, self.dtype), self.device)
 
 
 def load(

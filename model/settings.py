@@ -54,7 +54,7 @@ class ModelSettings:
         default="auto",
         metadata={
             "help": "KV in: auto (as --dtype), float32, bfloat16, float16, or in 8 bits with a scale for each token "
-            "and head: int8, fp8 (e4m3). 8 bits hold nearly twice the tokens of 16, at a small loss: see the README."
+            "and head: int8, fp8 (e4m3). 8 bits hold nearly twice the tokens of 16, at a small loss."
         },
     )
     host_cache_memory: int | None = field(
@@ -78,7 +78,7 @@ class ModelSettings:
         default=None,
         metadata={
             "help": "int8: keep the weights of linear layers in 8 bits with a scale for each output, made while the "
-            "checkpoint is loaded. A half or a quarter of the memory, at a small loss: see the README. Unset: none."
+            "checkpoint is loaded. A half or a quarter of the memory, at a small loss. Unset: none."
         },
     )
 

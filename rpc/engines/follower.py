@@ -10,7 +10,7 @@ import torch
 
 from model.identity import checkpoint_identity
 from model.loading import choose_device, load_computer
-from model.parallel.follow import Parts, follow
+from model.parallel.follow import follow
 from model.parallel.shard import Shard
 from model.rank_group import Means, join
 from model.settings import ModelSettings
@@ -37,8 +37,7 @@ def run_follower(
         except Exception as error:
             joined.follower.failed(f"{type(error).__name__}: {error}")
             raise
-        dtype: torch.dtype = getattr(torch, computer.dtype)
-        follow(Parts(computer.model, computer.attention, computer.store, dtype, computer.device), joined)
+        follow(computer.parts, joined)
     finally:
         joined.close()
 

@@ -35,8 +35,8 @@ class Sliding(Holders):
         self._balance()
 
     def _check_first(self, row: int, window: int | None, before: Table, after: Table, computed: int) -> None:
-        # A full page whose published twin cannot be taken over yet, since a step of a row that left still touches it, is
-        # published with the next step. Until then the row keeps the last page that it has published.
+        # A full page whose published twin cannot be taken over yet, since a step of a row that left still touches it,
+        # is published with the next step. Until then the row keeps the last page that it has published.
         named = min(int(self.manager.names.named[row]), computed // self.size)
         needed = first_needed(window, computed, self.size)
         least = max(before.first, needed if named == computed // self.size else min(needed, max(named - 1, 0)))

@@ -1,4 +1,4 @@
-"""What files of `deploy/` say of the same thing agrees: with each other, with the command line, with docs/ports.md."""
+"""The files of `deploy/` agree: with each other, with the command line, with docs/reference/ports.md."""
 
 import json
 import re

@@ -205,12 +205,12 @@ def test_promtool_finds_one_that_does_not_fire(tmp_path: Path) -> None:
 
 
 def test_each_alert_has_its_section_in_the_runbook_and_each_section_its_alert() -> None:
-    page = (ROOT / "docs/runbook.md").read_text()
+    page = (ROOT / "docs/guides/runbook.md").read_text()
     sections = re.findall(r"^## (\w+)$", page, re.MULTILINE)
     assert sections == list(alerts()), "in the order of the alerts"
     for name, rule in alerts().items():
         path, anchor = rule["annotations"]["runbook_url"].split("#")
-        assert (path, anchor) == ("docs/runbook.md", name.lower())
+        assert (path, anchor) == ("docs/guides/runbook.md", name.lower())
         assert rule["labels"].keys() == {"severity"}
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
@@ -224,11 +224,11 @@ def test_the_runbook_s_addresses_become_those_of_a_site(tmp_path: Path) -> None:
     (place / "alerts.yml").write_text((RULES / "alerts.yml").read_text())
     subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
     urls = re.findall(r"runbook_url: (.*)", (place / "alerts.yml").read_text())
-    assert urls == [f"https://ADDRESS/docs/runbook.md#{name.lower()}" for name in alerts()]
+    assert urls == [f"https://ADDRESS/docs/guides/runbook.md#{name.lower()}" for name in alerts()]
 
 
 def test_what_the_runbook_names_is_there() -> None:
-    page = (ROOT / "docs/runbook.md").read_text()
+    page = (ROOT / "docs/guides/runbook.md").read_text()
     called = list(commands(page, "quire"))
     assert len(called) >= 3
     for words in called:
@@ -237,4 +237,4 @@ def test_what_the_runbook_names_is_there() -> None:
     for flag in re.findall(r"`(--[a-z-]+)", page):
         assert flag in known, flag
     for target in re.findall(r"\]\(([^)#]+)\)", page):
-        assert (ROOT / "docs" / target).exists(), target
+        assert (ROOT / "docs/guides" / target).exists(), target

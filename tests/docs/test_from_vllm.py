@@ -20,7 +20,7 @@ from tests.docs.test_pages import flags_below
 from tests.rpc.test_aliases import filled
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "from-vllm.md").read_text()
+TEXT = (ROOT / "docs" / "guides" / "from-vllm.md").read_text()
 REQUEST = {made.__name__: {field.name for field in fields(made)} for made in (Sampling, Stopping, Output)}
 PLACES = REQUEST | {
     "Beam": {field.name for field in fields(Beam)},

@@ -60,14 +60,14 @@ def test_every_link_of_the_site_leads_somewhere(tmp_path: Path) -> None:
     done = build(tmp_path)
     assert done.returncode == 0, done.stderr
     assert dead_links(tmp_path / "site") == []
-    text = (tmp_path / "site/adding-a-model/index.html").read_text()
+    text = (tmp_path / "site/guides/adding-a-model/index.html").read_text()
     assert "<code>model/config.py</code>" in text, "without an address of the repository a file is named"
 
 
 def test_links_to_files_beside_docs_lead_to_the_repository_where_it_has_an_address(tmp_path: Path) -> None:
     done = build(tmp_path, repo_url="https://example.org/quire/")
     assert done.returncode == 0, done.stderr
-    links = Page(tmp_path / "site/adding-a-model/index.html").links
+    links = Page(tmp_path / "site/guides/adding-a-model/index.html").links
     assert "https://example.org/quire/blob/HEAD/model/config.py" in links
     targets = {
         target
@@ -78,13 +78,25 @@ def test_links_to_files_beside_docs_lead_to_the_repository_where_it_has_an_addre
     assert {target for target in targets if not (ROOT / target).exists()} == set()
 
 
+def test_diagrams_are_drawn_where_the_site_has_a_script_for_them(tmp_path: Path) -> None:
+    script = "https://example.org/mermaid.esm.min.mjs"
+    for extra, drawn in (({"mermaid": None}, False), ({"mermaid": script}, True)):
+        done = build(tmp_path, extra=extra)
+        assert done.returncode == 0, done.stderr
+        page = (tmp_path / "site/architecture/index.html").read_text()
+        assert page.count('<pre class="mermaid">') == (5 if drawn else 0)
+        assert (script in page) is drawn
+        assert "sequenceDiagram" in page
+        assert script not in (tmp_path / "site/glossary/index.html").read_text()
+
+
 @pytest.mark.parametrize(
     "link", ["[there](security.md#nothing-is-here)", "[there](#nothing)", "[there](nowhere.md)", "[there](nowhere/)"]
 )
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, link: str) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    with (tmp_path / "docs/looking.md").open("a") as page:
+    with (tmp_path / "docs/guides/dashboard.md").open("a") as page:
         page.write(f"\nSee {link}.\n")
     done = build(tmp_path)
     assert done.returncode != 0
-    assert "looking.md" in done.stderr
+    assert "guides/dashboard.md" in done.stderr

@@ -26,7 +26,7 @@ from rpc.loadgen.settings import LoadSettings
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.server import QUIRE, RunningServer, clean_environment, running_server
 
-DOCS = Path(__file__).parents[2] / "docs" / "load.md"
+DOCS = Path(__file__).parents[2] / "docs" / "guides" / "load-testing.md"
 TOKEN = "bench-" + "b" * 20
 PROMPTS, OUTPUTS, ENDED = "quire_prompt_tokens_total", "quire_generation_tokens_total", "quire_requests_total{length}"
 

@@ -404,7 +404,7 @@ def test_other_errors(client: OpenAI) -> None:
 def test_the_example_of_the_documentation(gateway: RunningGateway, capsys: pytest.CaptureFixture[str]) -> None:
     import re
 
-    page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "openai.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(compile(example.replace("http://127.0.0.1:8000", gateway.url), "gateway.md", "exec"), {})  # noqa: S102
     assert len(capsys.readouterr().out) > 20

@@ -279,7 +279,7 @@ def test_images_are_base64_or_files(tmp_path: Path) -> None:
 
 
 def test_the_example_of_its_page_runs(server: RunningServer) -> None:
-    page = (ROOT / "docs" / "open-inference.md").read_text()
+    page = (ROOT / "docs" / "guides" / "open-inference.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     script = example.replace("127.0.0.1:50051", server.address)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

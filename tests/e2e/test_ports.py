@@ -1,4 +1,4 @@
-"""A server listens on what docs/ports.md says, and on nothing else; with Ray: `test_engine_process`."""
+"""A server listens on what docs/reference/ports.md says, and on nothing else; with Ray: `test_engine_process`."""
 
 import json
 import socket

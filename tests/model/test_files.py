@@ -15,7 +15,7 @@ from model.files import MOST_BYTES, MOST_OTHERS, read_file
 from model.identity import checkpoint_identity
 from model.inputs.added_tokens import read_tokenizer_config
 from model.inputs.chat import find_chat_template
-from model.inputs.tokenizer import Tokenizer
+from model.inputs.tokenizer_files import load_tokenizer
 from model.inputs.vision.processor import read_processor
 from model.verify import verify_files
 from model.weights import Checkpoint, weight_files
@@ -24,8 +24,8 @@ from rpc.paths import inputs_digest
 READERS: dict[str, Callable[[Path], object]] = {
     "config.json": lambda directory: read_json(directory / "config.json"),
     "generation_config.json": lambda directory: read_json(directory / "generation_config.json"),
-    "tokenizer.json": Tokenizer.load,
-    "tokenizer.model": Tokenizer.load,
+    "tokenizer.json": load_tokenizer,
+    "tokenizer.model": load_tokenizer,
     "tokenizer_config.json": read_tokenizer_config,
     "special_tokens_map.json": read_tokenizer_config,
     "chat_template.jinja": find_chat_template,

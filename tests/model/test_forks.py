@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from model.forward import ForwardBatch, ForwardOutput
 from scheduler.controls import Controls
 from scheduler.step import Join, StepPlan
 from tests.model.test_parity import random_prompts
@@ -42,9 +43,10 @@ class Watched:
         watched = self
 
         class Model:
-            def forward(self, *args: object) -> torch.Tensor:
-                watched.logits.append(forward(*args))
-                return watched.logits[-1]
+            def forward(self, batch: ForwardBatch) -> ForwardOutput:
+                output = forward(batch)
+                watched.logits.append(output.logits)
+                return output
 
         self.runner._model = Model()
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from model.cpu.decoder import CompiledDecoder
+from model.forward import ForwardBatch, ForwardOutput
 from model.inputs.tokenizer_files import load_tokenizer
 from scheduler.events import EndReason, Event, Finish, Submit
 from scheduler.settings import QueueLimits, SchedulerSettings
@@ -137,8 +137,8 @@ def test_one_bit_would_show(
     """Planted fault: logits whose last bits depend on how many rows stand beside a row."""
     forward = CompiledDecoder.forward
 
-    def leaky(self: CompiledDecoder, tokens: Tensor, *others: object) -> Tensor:
-        return forward(self, tokens, *others) * (1 + 1e-6 * len(tokens))
+    def leaky(self: CompiledDecoder, batch: ForwardBatch) -> ForwardOutput:
+        return ForwardOutput(forward(self, batch).logits * (1 + 1e-6 * len(batch.tokens)))
 
     monkeypatch.setattr(CompiledDecoder, "forward", leaky)
     rig = make_rig(tiny, record_logits=True)

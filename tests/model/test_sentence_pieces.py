@@ -243,7 +243,7 @@ def test_tokenizer_json_wins(tmp_path: Path) -> None:
 
 def test_the_library_is_imported_only_for_a_model_that_needs_it() -> None:
     program = (
-        "import sys; from model.inputs.tokenizer import Tokenizer; from rpc.paths import demo_directory\n"
+        "import sys; from model.inputs.tokenizer_files import load_tokenizer; from rpc.paths import demo_directory\n"
         "load_tokenizer(demo_directory()); assert 'sentencepiece' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -11,7 +11,7 @@ import torch
 
 from model.errors import RankLost
 from model.parallel.group import TOKEN_BYTES
-from model.parallel.opening import Led
+from model.parallel.members import Led
 from model.parallel.sockets import new_local
 from model.settings import ModelSettings
 from rpc.engines import group

@@ -1,4 +1,4 @@
-"""docs/seeds.md: every row is there, and every test and file that it names."""
+"""docs/explanation/seeds.md: every row is there, and every test and file that it names."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "seeds.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if re.match(r"\| \d", line)]
 NAME = re.compile(r"`((?:tests|bench|docs|model|scheduler|cache_manager|rpc)/[^`\s:]+)(?:::([^`]*))?`")
 STATES = ("shown", "partly", "open")

@@ -1,4 +1,4 @@
-"""The tables of docs/ports.md."""
+"""The tables of docs/reference/ports.md."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import psutil
 from tests.support.processes import tree
 from tests.support.server import RunningServer
 
-PAGE = Path(__file__).parents[2] / "docs/ports.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/ports.md"
 
 
 @dataclass(frozen=True)

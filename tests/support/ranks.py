@@ -59,7 +59,7 @@ class ThreadGroup:
                 try:
                     computer = load_computer(directory, settings, rows, recompute, 1, joined.ranks)
                     self.computers[rank] = computer
-                    follow(computer, joined)
+                    follow(computer.parts, joined)
                 finally:
                     joined.close()
             except RankLost:

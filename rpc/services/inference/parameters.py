@@ -57,7 +57,7 @@ def read_parameters(given: Mapping[str, object]) -> Parameters:
     for name, value in values.left.items():
         if name not in NEUTRAL or value != NEUTRAL[name]:
             shown = name[:SHOWN]
-            message = f"{shown} is no sampling parameter of this server; docs/open-inference.md names those that are"
+            message = f"{shown} is no sampling parameter here: docs/guides/open-inference.md names those that are"
             raise RequestFailed("INVALID_ARGUMENT", "NOT_SUPPORTED", message, field=shown)
     return made
 

@@ -1,4 +1,4 @@
-"""docs/families.md from the cases of this suite: `python -m tests.model.families.table` writes it."""
+"""docs/reference/families.md from the cases of this suite: `python -m tests.model.families.table` writes it."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.model.families.reference import NEW, TOP
 from tests.model.families.styles import CLASSIC, STYLES
 from tests.model.vision import table as seeing
 
-PAGE = Path(__file__).parents[3] / "docs" / "families.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "families.md"
 
 HEAD = f"""\
 # Families of models

@@ -1,4 +1,4 @@
-"""docs/families.md says what this suite checks, and the suite checks all that can be loaded."""
+"""docs/reference/families.md says what this suite checks, and the suite checks all that can be loaded."""
 
 from model.architectures.registry import ARCHITECTURES
 from model.multimodal import KINDS

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from model.cpu import shared_memory
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.exchange import _meet
 from model.cpu.kernels.rows import shared_rows
 from model.cpu.kernels.values import LANES
 from model.cpu.shared_memory import SharedMemory
-from model.parallel import shared
 from scheduler.request import Beam
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
@@ -150,7 +150,7 @@ def test_a_sum_whose_order_depends_on_the_place_is_seen(sixes: Path, monkeypatch
 
 
 def test_such_a_kernel_is_seen(sixes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_ring(ranks: int, add: bool) -> shared.Writer:
+    def write_ring(ranks: int, add: bool) -> shared_memory.Writer:
         def write(code: Code) -> None:
             _meet(code, ranks)
             rows, parts, part_bytes, row_bytes, y, y_stride, width = code.arguments(12)[5:]
@@ -169,7 +169,7 @@ def test_such_a_kernel_is_seen(sixes: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def renamed(self: SharedMemory, name: str, *rest: Any) -> Any:
         return call(self, f"ring_{name}" if name.startswith("sum") else name, *rest)
 
-    monkeypatch.setattr(shared, "write_sum", write_ring)
+    monkeypatch.setattr(shared_memory, "write_sum", write_ring)
     monkeypatch.setattr(SharedMemory, "call", renamed)
     one, other = (run(sixes, 3, backend="cpu", **kind) for kind in ({}, SCHEDULES["reversed"]))
     with pytest.raises(AssertionError):

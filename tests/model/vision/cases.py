@@ -35,7 +35,7 @@ IMAGE = 320  # the first id that the byte tokenizer leaves free
 @dataclass(frozen=True, eq=False)
 class Case:
     """text, tower: 'model_type's, and what they say beside TEXT and TOWER. top: of the whole config. processor: of
-    images, what its files say. covers: what it stands for, for docs/families.md.
+    images, what its files say. covers: what it stands for, for docs/reference/families.md.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The models that see in docs/families.md, from the cases of this suite; `tests.model.families.table` writes it."""
+"""Vision-language models in docs/reference/families.md; `tests.model.families.table` writes that page."""
 
 import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES

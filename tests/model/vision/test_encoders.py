@@ -1,11 +1,16 @@
 """Law: features and logits are those of transformers, and an image's features do not depend on other images."""
 
+from dataclasses import replace
+from typing import cast
+
 import pytest
 import torch
 
 from model.architectures.registry import load_model
+from model.attention.backend import AttentionBackend
 from model.blocks import PreNorm
 from model.config import read_config
+from model.forward import ForwardBatch
 from model.rope import Rope
 from model.weights import Checkpoint
 from tests.model.vision import forward, reference
@@ -123,9 +128,10 @@ def test_placeholders_may_be_past_the_vocabulary(shelf: Shelf) -> None:
     images = forward.placed(decoder, config, ids, tiles)
     assert images is not None
     positions, tokens = torch.arange(len(ids)), torch.tensor(ids)
-    there = decoder.embedding(tokens, positions, images)
+    batch = ForwardBatch(tokens, positions[None], positions, cast(AttentionBackend, None), None, images)
+    there = decoder.embedding(batch)
     past = tokens.masked_fill(tokens == config.vision.image_token_id, 2**40)  # type: ignore[union-attr]
-    assert torch.equal(decoder.embedding(past, positions, images), there)
+    assert torch.equal(decoder.embedding(replace(batch, tokens=past)), there)
     assert torch.equal(there[images.places], images.features)
 
 

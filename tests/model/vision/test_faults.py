@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model.config import read_config
 from model.decoder import Decoder, Embedding
+from model.forward import ForwardBatch
 from model.inputs.vision.tiles import Tiles
 from model.layers import gelu, quick_gelu
 from model.vision.encoder import MLPProjector, ShuffledProjector, VisionEncoder
@@ -103,8 +104,8 @@ class ScaledAfter:
     def __init__(self, old: Embedding) -> None:
         self.old = old
 
-    def __call__(self, tokens: Tensor, positions: Tensor, images: Any = None) -> Tensor:
-        x = replace(self.old, scale=None)(tokens, positions, images)
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        x = replace(self.old, scale=None)(batch)
         return x * (self.old.scale or 1.0)
 
 

@@ -1,4 +1,4 @@
-"""docs/security.md names limits that exist, with the defaults that they have."""
+"""docs/guides/security.md names limits that exist, with the defaults that they have."""
 
 import re
 from dataclasses import fields
@@ -16,7 +16,8 @@ ROOMS = (ListenSettings, SchedulerSettings, QueueLimits, FrontendSettings, Reque
 
 def test_the_table_of_limits_is_true() -> None:
     defaults = {flag_of(field): field.default for room in ROOMS for field in fields(room)}
-    table = {row["flag"]: row["default"] for row in ROW.finditer((ROOT / "docs" / "security.md").read_text())}
+    page = (ROOT / "docs" / "guides" / "security.md").read_text()
+    table = {row["flag"]: row["default"] for row in ROW.finditer(page)}
     assert len(table) > 20
     assert table.pop("--max-message-bytes").startswith("8 a token"), "what None means is said in words"
     assert table == {flag: str(defaults[flag]) for flag in table}
