@@ -1,6 +1,7 @@
 """What a server knows of the place where its engine runs."""
 
 import os
+import sys
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Protocol
 
 from model.settings import ModelSettings
 from rpc.cluster.host import RayCluster, RayHost
+from rpc.engines.launchers import Forker, Launcher, Spawner
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.frontend.engine_client import EngineClient
@@ -30,6 +32,9 @@ class EngineHost(Protocol):
 
     async def stop(self) -> None:
         """Ends the engine, dead or alive, and leaves nothing of it behind. Raises TimeoutError."""
+
+    async def close(self) -> None:
+        """Ends what it kept for the next `launch`. Due once, after the last `stop`."""
 
 
 def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
@@ -59,8 +64,18 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
             "--metrics-targets: an engine in a thread of this process has no metrics of its own (--engine)"
         )
     if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(settings):
-        return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(most)]
+        launcher = choose_launcher(settings.model.device)
+        return [ProcessHost(launcher, config, engine) for _ in range(most)]
     return [ThreadHost(config)]
+
+
+def choose_launcher(device: str) -> Launcher:
+    """Chooses how processes of engines start: forked where that is safe, else spawned.
+
+    On a GPU most of a start is CUDA's, and a driver that anything in the fork server has touched does not survive a
+    fork. On macOS frameworks that torch loads do not survive one. The rest is Linux's: pidfd_open, prctl.
+    """
+    return Forker() if sys.platform == "linux" and not _may_use_cuda(device) else Spawner()
 
 
 def _name_of(model: ModelSettings) -> str:
