@@ -106,6 +106,7 @@ def _become(order: ForkOrder, standard: Sequence[int], answers: socket.socket, s
     for target, descriptor in enumerate(standard):
         os.dup2(descriptor, target)
         os.close(descriptor)
+    _open_streams()
     os.chdir(order.directory)
     os.environ.clear()
     os.environ.update(order.environment)
@@ -115,6 +116,17 @@ def _become(order: ForkOrder, standard: Sequence[int], answers: socket.socket, s
         if not _answer(answers, {"pid": os.getpid()}):
             os._exit(1)  # who asked has gone
     importlib.import_module(order.module).main()
+
+
+def _open_streams() -> None:
+    """Makes Python's standard streams anew: those of the fork server know what kind of file its descriptors were."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        before = getattr(sys, name)
+        by_line = 1 if os.isatty(number) or name == "stderr" else -1
+        mode = "r" if name == "stdin" else "w"
+        stream = open(number, mode, by_line, before.encoding, before.errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _answer(answers: socket.socket, answer: dict[str, object]) -> bool:

@@ -17,6 +17,7 @@ def main() -> None:
         "threads": len(os.listdir("/proc/self/task")),
         "descriptors": [number for number in range(256) if Path(f"/proc/self/fd/{number}").exists()],
     }
-    print(json.dumps(told), flush=True)
     print("to standard error", file=sys.stderr, flush=True)
+    sys.stdout.reconfigure(errors="replace")  # a pipe, where the fork server's is a file
+    print(json.dumps(told), flush=True)
     sys.exit(int(sys.stdin.read() or 0))
