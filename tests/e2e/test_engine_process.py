@@ -74,7 +74,8 @@ class Serving:
 
 @contextmanager
 def serving(mode: str, *flags: str) -> Iterator[Serving]:
-    with temporary_directory() as place, running_server(*FLAGS[mode], *flags) as server:
+    """Of the installed command: what it imports is looked at."""
+    with temporary_directory() as place, running_server(*FLAGS[mode], *flags, forked=False) as server:
         yield Serving(mode, server, place)
 
 

@@ -16,7 +16,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 def test_python_examples_run() -> None:
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(examples) == 2
-    with running_server() as server:
+    with running_server(forked=False) as server:
         for example in examples:
             script = example.replace("127.0.0.1:50051", server.address)
             done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
