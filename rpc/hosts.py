@@ -4,6 +4,7 @@ Apart from `rpc.engines`, which `rpc.cluster` builds upon and which knows nothin
 """
 
 import os
+import sys
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from model.settings import ModelSettings
 from rpc.cluster.host import RayCluster, RayHost
 from rpc.engines.host import EngineHost
+from rpc.engines.launchers import Forker, Launcher, Spawner
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.paths import model_name
@@ -47,8 +49,18 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
             "--metrics-targets: an engine in a thread of this process has no metrics of its own (--engine)"
         )
     if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(settings):
-        return [ProcessHost("rpc.engines.engine_process", config, engine) for _ in range(most)]
+        launcher = choose_launcher(settings.model.device)
+        return [ProcessHost(launcher, config, engine) for _ in range(most)]
     return [ThreadHost(config)]
+
+
+def choose_launcher(device: str) -> Launcher:
+    """Chooses how processes of engines start: forked where that is safe, else spawned.
+
+    On a GPU most of a start is CUDA's, and a driver that anything in the fork server has touched does not survive a
+    fork. On macOS frameworks that torch loads do not survive one. The rest is Linux's: pidfd_open, prctl.
+    """
+    return Forker() if sys.platform == "linux" and not _may_use_cuda(device) else Spawner()
 
 
 def _name_of(model: ModelSettings) -> str:

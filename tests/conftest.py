@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 import model  # noqa: F401 - before torch: it says how OpenMP's threads wait
+from tests.support.forking import FORKS
 
 settings.register_profile("quire", deadline=None)  # no test is one of time: the machine may be busy
 settings.load_profile("quire")
@@ -38,5 +39,6 @@ def base_of_tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left_behind() -> Iterator[None]:
     yield
+    FORKS.close()
     left = [p.cmdline() for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
     assert left == []

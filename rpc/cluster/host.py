@@ -207,3 +207,6 @@ class RayHost:
         if self._name:
             await self._cluster.end(self._name)
         self._name, self._client = "", None  # now: who is cancelled before is asked again
+
+    async def close(self) -> None:
+        """The driver has ended with its last engine."""

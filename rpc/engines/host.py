@@ -17,3 +17,6 @@ class EngineHost(Protocol):
 
     async def stop(self) -> None:
         """Ends the engine, dead or alive, and leaves nothing of it behind. Raises TimeoutError."""
+
+    async def close(self) -> None:
+        """Ends what it kept for the next `launch`. Due once, after the last `stop`."""

@@ -1,9 +1,9 @@
 """An engine in a process of its own, behind the engine link.
 
-The process is `python -m MODULE ADDRESS` in a session of its own. It reads an EngineConfig as one line of JSON, and
-a line with the token that frontends have to show, from its standard input, whose end tells it to stop; serves the link
-at the address; and, where it cannot start or has failed, says why in a line on its standard output. Its standard error
-is the server's.
+The process is `python -m rpc.engines.engine_process ADDRESS`, or a fork that runs the same, in a session of its own. It
+reads an EngineConfig as one line of JSON, and a line with the token that frontends have to show, from its standard
+input, whose end tells it to stop; serves the link at the address; and, where it cannot start or has failed, says why in
+a line on its standard output. Its standard error is the server's.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ import secrets
 import shutil
 import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable
 from pathlib import Path
 
+from rpc.engines.launchers import EngineProcess, Launcher
 from rpc.engines.reaping import kill_session
 from rpc.frontend.engine_client import EngineClient, Reach
 from rpc.link.client import LinkClient
@@ -32,11 +32,11 @@ class EngineStartError(RuntimeError):
 
 
 class ProcessHost:
-    """`EngineHost` of engines in processes that `module` is the main module of."""
+    """`EngineHost` of engines in processes that `launcher`, which other hosts may share, starts."""
 
-    def __init__(self, module: str, config: EngineConfig, settings: EngineSettings) -> None:
-        self._module, self._config, self._settings = module, config, settings
-        self._process: Process | None = None
+    def __init__(self, launcher: Launcher, config: EngineConfig, settings: EngineSettings) -> None:
+        self._launcher, self._config, self._settings = launcher, config, settings
+        self._process: EngineProcess | None = None
         self._client: LinkClient | None = None
         self._directory: Path | None = None
 
@@ -45,9 +45,7 @@ class ProcessHost:
 
     async def launch(self, sink: Sink) -> EngineClient:
         reach = Reach(self._new_address(), secrets.token_urlsafe(32))
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", self._module, reach.address, stdin=PIPE, stdout=PIPE, start_new_session=True
-        )
+        process = self._process = await self._launcher.start(reach.address)
         assert process.stdin is not None  # noqa: S101 - a pipe was asked for
         process.stdin.write(f"{self._config.to_json()}\n{reach.token}\n".encode())
         place = f"process {process.pid}"
@@ -69,11 +67,14 @@ class ProcessHost:
     async def stop(self) -> None:
         await self._end(STOP_SECONDS)
 
+    async def close(self) -> None:
+        await self._launcher.close()
+
     async def _end(self, grace: float) -> None:
         """grace: seconds for a living process to end by itself."""
         process, client, directory = self._process, self._client, self._directory
         if process is not None and process.stdin is not None:
-            process.stdin.close()
+            process.stdin.write_eof()
             try:
                 async with asyncio.timeout(grace):
                     if client is not None and client.failure is None:
@@ -84,6 +85,7 @@ class ProcessHost:
             await asyncio.to_thread(kill_session, process.pid)
             async with asyncio.timeout(STOP_SECONDS):
                 await process.wait()
+            process.stdin.close()
         if client is not None:
             await client.close()
         if directory is not None:
@@ -110,7 +112,7 @@ async def connect(client: LinkClient, ended: Awaitable[str], seconds: float) -> 
         await asyncio.gather(connected, end, return_exceptions=True)
 
 
-async def _last_words(process: Process) -> str:
+async def _last_words(process: EngineProcess) -> str:
     """Why the process, once it has ended, did not serve."""
     assert process.stdout is not None  # noqa: S101 - a pipe was asked for
     words = (await process.stdout.read()).decode(errors="replace").strip()

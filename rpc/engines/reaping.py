@@ -35,7 +35,8 @@ def reap() -> None:
 def kill_session(leader: int) -> None:
     """Kills every process of the session that `leader` started, itself excepted if it is this process.
 
-    A session outlives its leader, so this finds what a killed leader left. Raises TimeoutError for what does not go.
+    A session outlives its leader, so this finds what a killed leader left. What of that this process has adopted is
+    reaped, the leader is not: who waits for it reaps it. Raises TimeoutError for what does not go.
     """
     deadline = time.monotonic() + PATIENCE
     while members := _members(leader):
@@ -44,6 +45,11 @@ def kill_session(leader: int) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {members} were killed and are still there after {PATIENCE:g} s")
         time.sleep(0.01)
+    if leader != os.getpid():  # in its own session are children that it has started, and waits for
+        for pid in psutil.pids():
+            if pid != leader and _session(pid) == leader:
+                with suppress(ChildProcessError):  # another's child
+                    os.waitpid(pid, os.WNOHANG)
 
 
 def _members(leader: int) -> list[int]:

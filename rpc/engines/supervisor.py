@@ -159,6 +159,7 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         ends = await asyncio.gather(*(keeper.stop() for keeper in self._keepers), return_exceptions=True)
+        ends += await asyncio.gather(*(keeper.close() for keeper in self._keepers), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
@@ -193,6 +194,10 @@ class Keeper:
     async def stop(self) -> None:
         """Raises TimeoutError."""
         await self._host.stop()
+
+    async def close(self) -> None:
+        """Once, after the last `stop`."""
+        await self._host.close()
 
     async def come(self) -> None:
         """Starts an engine, however long there is no room for it, and then as `keep`."""

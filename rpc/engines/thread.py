@@ -41,3 +41,6 @@ class ThreadHost:
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
             self._engine = None
+
+    async def close(self) -> None:
+        """Nothing was kept."""

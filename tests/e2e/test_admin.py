@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 from collections import Counter
 
 import grpc
@@ -16,7 +15,8 @@ from typer.testing import CliRunner
 
 from rpc.cli.main import app
 from rpc.distribution import own_version
-from tests.support.server import QUIRE, RunningServer, clean_environment, running_server, stream_request
+from tests.support.forking import run_quire
+from tests.support.server import RunningServer, clean_environment, running_server, stream_request
 
 PROMPT = "First Citizen: we are accounted poor citizens, the patricians good. " * 6
 
@@ -179,8 +179,8 @@ def at_once(server: RunningServer, *arguments: str) -> str:
 
 
 def admin(server: RunningServer, *arguments: str) -> str:
-    command = [QUIRE, "admin", *arguments, "--server", server.admin]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment(), check=True)
+    done = run_quire("admin", *arguments, "--server", server.admin, env=clean_environment())
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -203,7 +203,6 @@ def test_admin_port_is_on_loopback_and_no_other_service_is_there(server: Running
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    command = [QUIRE, "admin", "page-map", "--server", "127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment())
+    done = run_quire("admin", "page-map", "--server", "127.0.0.1:1", env=clean_environment())
     assert done.returncode == 1
     assert "no server answers at 127.0.0.1:1" in done.stderr

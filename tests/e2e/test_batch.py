@@ -14,7 +14,8 @@ import pytest
 
 from rpc.cli.batch import LINES_FAILED
 from rpc.paths import demo_directory
-from tests.support.server import QUIRE, RunningServer, clean_environment, running_server
+from tests.support.forking import Quire
+from tests.support.server import RunningServer, clean_environment, running_server
 
 LINES, BAD = 1000, frozenset(range(50, 1000, 97))
 BROKEN = ("not json", '{"id": "n%d", "prompt": 3}', '{"id": "n%d", "prompt": "A", "sampling": {"temperature": 9}}')
@@ -38,8 +39,8 @@ def write_input(path: Path, lines: int = LINES, bad: frozenset[int] = BAD, token
 
 
 def start(source: Path, output: Path, *flags: str) -> subprocess.Popen:
-    command = [QUIRE, "batch", "--input", str(source), "--output", str(output), *flags]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_environment() | {"COLUMNS": "200"})
+    arguments = ["batch", "--input", str(source), "--output", str(output), *flags]
+    return Quire(*arguments, stderr=subprocess.PIPE, text=True, env=clean_environment() | {"COLUMNS": "200"})
 
 
 def finish(job: subprocess.Popen, code: int = 0) -> str:

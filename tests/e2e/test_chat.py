@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,9 @@ from quire.v1 import tokenization_service_pb2_grpc as tokenization_pb_grpc
 
 from rpc.paths import demo_directory
 from tests.support.chats import conversation
+from tests.support.forking import run_quire
 from tests.support.processes import find, is_alive, started_server, tree, wait_until, when_ready
-from tests.support.server import QUIRE, RunningServer, clean_environment, details, running_server, stream_request
+from tests.support.server import RunningServer, clean_environment, details, running_server, stream_request
 
 TEMPLATE = """{{ eos_token }}{% for message in messages %}
 {% if message.content == 'loop' %}
@@ -152,8 +152,8 @@ def test_a_batch_job_takes_messages(server: RunningServer, channel: grpc.Channel
         {"id": "c", "messages": TURNS, "template_arguments": {"mood": "sad 1"}} | rest,
     ]
     (tmp_path / "in").write_text("\n".join(json.dumps(line) for line in lines))
-    command = [QUIRE, "batch", "--server", server.address, "--input", str(tmp_path / "in")]
-    done = subprocess.run([*command, "--output", str(tmp_path / "out")], timeout=120, env=clean_environment())
+    command = ["batch", "--server", server.address, "--input", str(tmp_path / "in")]
+    done = run_quire(*command, "--output", str(tmp_path / "out"), env=clean_environment())
     assert done.returncode == 3, "a line failed"
     results = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert results[0]["token_ids"] == generated(server, channel, asked(TURNS))
@@ -162,10 +162,8 @@ def test_a_batch_job_takes_messages(server: RunningServer, channel: grpc.Channel
 
 
 def test_the_command_line_sends_a_user_message(server: RunningServer, channel: grpc.Channel) -> None:
-    command = [QUIRE, "generate", "Who?", "--server", server.address, "--chat", "--temperature", "0"]
-    done = subprocess.run(
-        [*command, "--max-tokens", "10"], capture_output=True, text=True, timeout=60, env=clean_environment()
-    )
+    command = ["generate", "Who?", "--server", server.address, "--chat", "--temperature", "0"]
+    done = run_quire(*command, "--max-tokens", "10", env=clean_environment())
     assert done.returncode == 0, done.stderr
     spec = asked(conversation("user: Who?"))
     spec.stopping.ignore_eos = False
@@ -192,10 +190,8 @@ def test_offline(directory: Path) -> None:
 def test_a_template_with_an_error_stops_the_start(directory: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(directory, tmp_path / "broken"))
     (broken / "chat_template.jinja").write_text("a\n{% if %}")
-    done = subprocess.run(
-        [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", "--model", str(broken)],
-        capture_output=True, text=True, timeout=120, env=clean_environment(),
-    )  # fmt: skip
+    command = ["serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", "--model", str(broken)]
+    done = run_quire(*command, env=clean_environment())
     assert done.returncode == 1
     path = broken / "chat_template.jinja"
     assert f"quire: {path}: the model's chat template fails: line 2: Expected an expression" in done.stderr

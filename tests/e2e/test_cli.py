@@ -12,12 +12,33 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rpc.cli.main import app
-from tests.support.server import QUIRE, clean_environment, running_server
+from tests.support.forking import QUIRE, run_quire
+from tests.support.server import clean_environment, running_server
 
 
 def quire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [QUIRE, *arguments], capture_output=True, text=True, timeout=120, env=clean_environment() | environment
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--version",),
+        ("serve", "--no-such-flag"),
+        ("serve", "--page-size", "0"),
+        ("admin", "page-map", "--server", "127.0.0.1:1"),
+    ],
+    ids=" ".join,
+)
+def test_a_forked_command_says_what_the_installed_one_says(arguments: tuple[str, ...]) -> None:
+    """The one that other tests start in its place."""
+    installed, forked = quire(*arguments), run_quire(*arguments, env=clean_environment())
+    assert (forked.returncode, forked.stdout, forked.stderr) == (
+        installed.returncode,
+        installed.stdout,
+        installed.stderr,
     )
 
 
@@ -45,7 +66,7 @@ def test_client_and_frontend_import_no_torch() -> None:
 
 
 def test_generate_streams_to_the_terminal() -> None:
-    with running_server() as server:
+    with running_server(forked=False) as server:
         arguments = ("generate", "First Citizen:", "--server", server.address, "--seed", "1", "--max-tokens", "40")
         shown, quiet = quire(*arguments), quire(*arguments, "--quiet")
         assert shown.returncode == quiet.returncode == 0

@@ -54,7 +54,9 @@ from tests.support.server import RunningServer, running_server, stream_request
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 FLAGS = {"process": ("--engine", "process"), "ray": ("--ray",)}
+FORK_SERVER = "rpc.engines.fork_server"
 HOST = {"process": "rpc.engines.engine_process", "ray": "rpc.cluster.driver"}  # the server's child
+FIRST = {"process": FORK_SERVER, "ray": HOST["ray"]}  # the child that it starts first
 BEGUN = "quire_time_to_first_token_seconds_count"  # some that have begun can be over when the last one begins
 ENGINE = {"process": HOST["process"], "ray": "ray::EngineActor"}  # the process with the model
 
@@ -72,7 +74,8 @@ class Serving:
 
 @contextmanager
 def serving(mode: str, *flags: str) -> Iterator[Serving]:
-    with temporary_directory() as place, running_server(*FLAGS[mode], *flags) as server:
+    """Of the installed command: what it imports is looked at."""
+    with temporary_directory() as place, running_server(*FLAGS[mode], *flags, forked=False) as server:
         yield Serving(mode, server, place)
 
 
@@ -181,7 +184,7 @@ def test_dead_engine_is_replaced_and_every_call_goes_on(life: str) -> None:
     with serving(mode, "--engine-timeout", "2") as running:
         server = running.server
         for engines, death in enumerate(LIVES[life], 1):
-            victim, old = find(server.process.pid, death.victim), tree(server.process.pid)
+            victim, old = find(server.process.pid, death.victim), with_model(server)
             (leader,) = {os.getsid(process.pid) for process in old}
             assert leader != os.getsid(server.process.pid)
             assert server.metrics()["quire_engine_starts_total"] == engines
@@ -190,6 +193,23 @@ def test_dead_engine_is_replaced_and_every_call_goes_on(life: str) -> None:
             assert server.metrics()["quire_engine_starts_total"] == engines + 1
             server.wait_for_metric("quire_kv_pages_used", 0)
             assert len(list(running.place.iterdir())) == (1 if mode == "ray" else 0)
+
+
+def with_model(server: RunningServer) -> list[psutil.Process]:
+    """The processes below a server that belong to its engine: a fork server outlives engines."""
+    return [process for process in tree(server.process.pid) if FORK_SERVER not in process.cmdline()]
+
+
+def test_engine_outlives_its_fork_server_and_is_replaced_when_it_dies() -> None:
+    with serving("process") as running:
+        server, victims = running.server, (FORK_SERVER, ENGINE["process"])
+        for victim in [find(server.process.pid, name) for name in victims]:
+            victim.kill()
+            wait_until(lambda dead=victim: not is_alive(dead), "its end")
+        server.wait_for_metric("quire_engine_starts_total", 2)
+        assert {find(server.process.pid, name).ppid() for name in victims} == {server.process.pid}
+        zombies = [p for p in psutil.Process(server.process.pid).children() if p.status() == psutil.STATUS_ZOMBIE]
+        assert zombies == []
 
 
 async def _live_through(death: Death, server: RunningServer, victim: psutil.Process) -> None:
@@ -251,7 +271,7 @@ def test_drain_lets_streams_end_and_leaves_nothing(mode: str) -> None:
 @pytest.mark.parametrize("moment", ["its child was started", "its engine loads"])
 def test_server_that_still_starts_can_be_stopped(mode: str, moment: str) -> None:
     with temporary_directory(), started_server(*FLAGS[mode]) as process:
-        child = find(process.pid, HOST[mode])
+        child = find(process.pid, (FIRST if moment == "its child was started" else HOST)[mode])
         if moment == "its engine loads":
             engine = find(process.pid, "EngineActor") if mode == "ray" else child
             wait_until(lambda: has_loaded(engine.pid, "libtorch"), "torch loaded")

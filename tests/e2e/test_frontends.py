@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,8 +12,9 @@ import pytest
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client import Client
+from tests.support.forking import run_quire
 from tests.support.processes import tree
-from tests.support.server import QUIRE, RunningServer, running_frontend, running_server, stream_request
+from tests.support.server import RunningServer, running_frontend, running_server, stream_request
 from tests.support.watching_client import histories_of, outputs_of, until_running, watching
 
 STREAMS, TOKENS = 8, 700
@@ -74,8 +74,7 @@ def test_streams_of_a_frontend_outlive_a_restart_of_an_engine(
     server, guest = frontends
     process = watching(guest.address, STREAMS, TOKENS)
     until_running(process)
-    command = [QUIRE, "admin", "restart", "0", "--server", server.admin]
-    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert run_quire("admin", "restart", "0", "--server", server.admin).returncode == 0
     assert outputs_of(histories_of(process, STREAMS)) == expected
 
 
@@ -119,8 +118,7 @@ def test_streams_of_a_frontend_outlive_the_server(tmp_path: Path, expected: list
 
 def test_a_frontend_says_what_keeps_it_from_serving(tmp_path: Path) -> None:
     def refusal(*flags: str) -> str:
-        command = [QUIRE, "frontend", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = run_quire("frontend", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags)
         assert ended.returncode == 1
         return ended.stderr
 
@@ -144,7 +142,6 @@ def test_a_table_on_a_port_asks_for_its_token(tmp_path: Path) -> None:
             with grpc.insecure_channel(guest.address) as channel:
                 messages = list(guest.stub(channel).StreamGenerate(stream_request("ROMEO:", 3)))
             assert len([token for message in messages for token in ids_of(message)]) == 3
-        command = [QUIRE, "frontend", "--join", f"127.0.0.1:{port}", "--join-token-file", str(other)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = run_quire("frontend", "--join", f"127.0.0.1:{port}", "--join-token-file", str(other))
         assert "refuses this frontend" in ended.stderr
         assert "Traceback" not in ended.stderr

@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from tests.support.forking import QUIRE, run_quire
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.secrets import write
-from tests.support.server import QUIRE, clean_environment
+from tests.support.server import clean_environment
 
 NOBODY = "127.0.0.1:1"  # a server: none is needed to shake hands
 SECONDS = 30
@@ -129,10 +130,7 @@ def test_the_last_good_pair_stays_where_a_new_one_is_broken(pair: Pair, tmp_path
 
 
 def refusal(*flags: str) -> str:
-    done = subprocess.run(
-        [QUIRE, "gateway", "--server", NOBODY, "--port", "0", *flags],
-        capture_output=True, text=True, timeout=SECONDS, env=clean_environment(),
-    )  # fmt: skip
+    done = run_quire("gateway", "--server", NOBODY, "--port", "0", *flags, timeout=SECONDS, env=clean_environment())
     assert (done.returncode, done.stdout) == (1, ""), done
     assert "Traceback" not in done.stderr
     return " ".join(done.stderr.split())

@@ -19,8 +19,9 @@ import pytest
 
 from tests.e2e.test_cli import quire
 from tests.rpc.client.test_resuming_async import Scripted, message, serving
+from tests.support.forking import run_quire
 from tests.support.gateway import RunningGateway, read_answer, running_gateway
-from tests.support.server import QUIRE, RunningServer, clean_environment, running_server
+from tests.support.server import RunningServer, clean_environment, running_server
 
 PATH = "/v1/completions"
 LONG = {"prompt": "ROMEO:", "max_tokens": 900, "ignore_eos": True, "temperature": 1}
@@ -325,10 +326,7 @@ def test_tls(server: RunningServer, tmp_path: Path) -> None:
     tokens.touch(0o600)
     tokens.write_text(f"ann {'a' * 20}\n")
     flags = ("--tls-cert", str(certificate), "--tls-key", str(key), "--host", EVERYWHERE)
-    open_door = subprocess.run(
-        [QUIRE, "gateway", "--server", server.address, "--port", "0", *flags],
-        capture_output=True, text=True, timeout=60, env=clean_environment(),
-    )  # fmt: skip
+    open_door = run_quire("gateway", "--server", server.address, "--port", "0", *flags, env=clean_environment())
     assert open_door.returncode == 1
     assert "its servers ask for no token" in open_door.stderr
     with running_server("--token-file", str(tokens)) as guarded, running_gateway([guarded.address], *flags) as gateway:

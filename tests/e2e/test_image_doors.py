@@ -2,7 +2,6 @@
 
 import base64
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded
 from tests.model.vision.seen import NEW, PROMPTS, TEXTS, Seen
+from tests.support.forking import run_quire
 from tests.support.image_chats import CAPITALS
-from tests.support.server import QUIRE, RunningServer, clean_environment, running_server
+from tests.support.server import RunningServer, clean_environment, running_server
 
 GREEDY, STOPPING = Sampling(temperature=0), Stopping(max_tokens=NEW, ignore_eos=True)
 REST = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": NEW, "ignore_eos": True}}
@@ -81,8 +81,8 @@ def test_batch_jobs_read_files_and_base64(
         lines.append({"prompt": "<image>", "images": bad} | REST)
     (folder / "in").write_text("\n".join(json.dumps(line) for line in lines))
     where = ("--model", str(seen.directory), "--kv-cache-memory", "16MiB") if own else ("--server", server.address)
-    command = [QUIRE, "batch", *where, "--input", str(folder / "in"), "--output", str(tmp_path / "out")]
-    done = subprocess.run(command, timeout=120, env=clean_environment())
+    command = ["batch", *where, "--input", str(folder / "in"), "--output", str(tmp_path / "out")]
+    done = run_quire(*command, env=clean_environment())
     assert done.returncode == 3, "lines failed"
     results = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [result["token_ids"] for result in results[:5]] == seen.expected

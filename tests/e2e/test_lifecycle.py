@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -14,16 +13,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.paths import demo_directory
+from tests.support.forking import run_quire
 from tests.support.secrets import write
-from tests.support.server import QUIRE, clean_environment, running_server, stream_request
+from tests.support.server import clean_environment, running_server, stream_request
 
 SERVICE = "quire.v1.GenerationService"
 
 
 def serve_and_fail(*flags: str) -> str:
     """What a server that must not start says on stderr."""
-    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment())
+    command = ["serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
+    done = run_quire(*command, env=clean_environment())
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr
     assert "ready" not in done.stdout

@@ -6,16 +6,17 @@ import subprocess
 import grpc
 import pytest
 
+from tests.support.forking import Quire
 from tests.support.processes import started_server, when_ready
-from tests.support.server import QUIRE, READY, RunningServer, clean_environment, stream_request
+from tests.support.server import READY, RunningServer, clean_environment, stream_request
 
 PROMPT = "Wherefore art thou a prompt that nobody logs"
 
 
 def lines_of(*flags: str) -> list[dict]:
     """What a server with these flags wrote to standard error while it served a request."""
-    line = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", "--log-format", "json", *flags]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
+    line = ["serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", "--log-format", "json", *flags]
+    process = Quire(*line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
     try:
         assert process.stdout is not None
         found = READY.search(process.stdout.readline())

@@ -31,7 +31,7 @@ def test_it_is_short_and_says_its_status_at_once() -> None:
 def test_python_examples_run() -> None:
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(examples) == 3
-    with running_server() as server, running_gateway([server.address]) as gateway:
+    with running_server(forked=False) as server, running_gateway([server.address]) as gateway:
         for example in examples:
             script = example.replace("127.0.0.1:50051", server.address).replace("http://127.0.0.1:8000", gateway.url)
             done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

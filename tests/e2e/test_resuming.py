@@ -1,7 +1,6 @@
 """A client whose server dies goes on with another one."""
 
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +8,8 @@ import pytest
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client import Client, Stream, UnavailableError, tries
-from tests.support.server import QUIRE, RunningServer, running_server, stream_request
+from tests.support.forking import run_quire
+from tests.support.server import RunningServer, running_server, stream_request
 
 TOKENS = 600
 
@@ -56,10 +56,8 @@ def test_a_stream_goes_on_with_the_next_server(servers: list[RunningServer]) -> 
     first.process.wait()
     assert stream.server == second.address
     assert expected[1] == TOKENS
-    said = subprocess.run(
-        [QUIRE, "generate", "ROMEO:", "--server", first.address, "--server", second.address, "--max-tokens", "5"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    said = run_quire("generate", "ROMEO:", "--server", first.address, "--server", second.address, "--max-tokens", "5")
+    assert said.returncode == 0
     assert "5 generated tokens" in said.stderr
 
 

@@ -2,14 +2,14 @@
 
 import json
 import re
-import subprocess
 import urllib.request
 from pathlib import Path
 
 import grpc
 
+from tests.support.forking import run_quire
 from tests.support.processes import find, wait_until
-from tests.support.server import QUIRE, running_alone, stream_request
+from tests.support.server import running_alone, stream_request
 
 
 def scraped(target: dict) -> dict[str, float]:
@@ -43,7 +43,7 @@ def test_targets_are_the_engines_that_there_are(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     flags = ["--port", "0", "--metrics-port", "0", "--admin-port", "0", "--metrics-targets", f"{tmp_path}/no/file"]
-    ended = subprocess.run([QUIRE, "serve", *flags], capture_output=True, text=True, timeout=60, check=False)
+    ended = run_quire("serve", *flags)
     assert ended.returncode == 1
     assert "No such file or directory" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
 from rpc.cluster.host import RayCluster
+from rpc.engines.launchers import Forker, Launcher, Spawner
 from rpc.engines.process import ProcessHost
 from rpc.settings import EngineConfig, EngineSettings
 from tests.support.processes import temporary_directory, tree
@@ -22,11 +24,13 @@ async def cancelled(turns: int, what: asyncio.Task) -> None:
         await what
 
 
+@pytest.mark.parametrize("launcher", [Spawner, Forker])
 @pytest.mark.parametrize("turns", TURNS)
-def test_of_a_process(turns: int) -> None:
+def test_of_a_process(turns: int, launcher: Callable[[], Launcher]) -> None:
     async def check() -> None:
-        host = ProcessHost("rpc.engines.engine_process", EngineConfig(), EngineSettings())
+        host = ProcessHost(launcher(), EngineConfig(), EngineSettings())
         await cancelled(turns, asyncio.create_task(host.launch(lambda _: None)))
+        await host.close()
         assert tree(os.getpid()) == []
 
     with temporary_directory():

@@ -20,6 +20,7 @@ from model.settings import BACKENDS, DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, 
 from rpc import hosts
 from rpc.cli.options import flag_of
 from rpc.cluster.host import RayHost
+from rpc.engines.launchers import MODULE, Forker, Spawner
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.observe.settings import FORMATS
@@ -192,7 +193,7 @@ def test_no_two_settings_share_a_flag() -> None:
     assert [flag for flag, times in flags.items() if times > 1] == []
 
 
-RAY, PROCESS = "rpc.cluster.driver", "rpc.engines.engine_process"
+RAY, PROCESS = "rpc.cluster.driver", MODULE
 
 
 @pytest.mark.parametrize("nvidia", [False, True])
@@ -217,7 +218,8 @@ def test_the_settings_name_the_place(
         assert isinstance(chosen, RayHost)
     else:
         assert isinstance(chosen, ProcessHost)
-        assert (chosen._module, chosen._settings) == (expected, server.engine)
+        assert chosen._settings == server.engine
+        assert isinstance(chosen._launcher, Spawner if cuda or sys.platform != "linux" else Forker)
     assert chosen._config == replace(server.engine_config, secret=b"secret".hex())
 
 
@@ -241,7 +243,8 @@ def test_replicas_are_processes_that_share_the_machine_and_the_secret(engine: st
     assert len(replicas) == 3
     for chosen in replicas:
         assert isinstance(chosen, ProcessHost)
-        assert chosen._module == PROCESS
+        assert isinstance(hosts[0], ProcessHost)
+        assert chosen._launcher is hosts[0]._launcher, "each has a fork server of its own"
         assert (chosen._config.engines_here, chosen._config.secret) == (3, b"secret".hex())
         assert chosen._config.tells_names
 

@@ -48,6 +48,7 @@ class Rig:
     async def end(self) -> None:
         await self.supervisor.stop()
         assert not self.host.running
+        assert self.host.closes
         assert self.host.trouble == []
 
 

@@ -11,7 +11,8 @@ from typing import IO, Any
 
 from openai import AsyncOpenAI, OpenAI
 
-from tests.support.server import QUIRE, STOP_SECONDS, clean_environment
+from tests.support.forking import Quire
+from tests.support.server import STOP_SECONDS, clean_environment
 
 READY = re.compile(r"quire: ready: gateway (https?)://(\S+):(\d+)/v1 to ([^ ]+(?:, [^ ]+:\d+)*)(?:, metrics (\S+))?")
 
@@ -82,8 +83,8 @@ def read_answer(data: bytes) -> tuple[int, dict[str, str], Any]:
 def running_gateway(servers: list[str], *flags: str, stderr: IO[str] | None = None) -> Iterator[RunningGateway]:
     """On a free port, in front of these; afterwards it ends as it should. stderr: where its log goes."""
     named = [part for server in servers for part in ("--server", server)]
-    command = [QUIRE, "gateway", *named, "--port", "0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_environment())
+    arguments = ["gateway", *named, "--port", "0", *flags]
+    process = Quire(*arguments, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_environment())
     try:
         assert process.stdout is not None
         said = process.stdout.readline()

@@ -21,7 +21,7 @@ class FakeHost:
         self.failures = iter(failures)
         self.engines: list[MortalEngine] = []
         self.limits = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
-        self.launches = self.stops = self.cancelled = 0
+        self.launches = self.stops = self.closes = self.cancelled = 0
         self.running = False
         self.gate = asyncio.Event()
         self.gate.set()
@@ -51,6 +51,9 @@ class FakeHost:
     async def stop(self) -> None:
         self.stops += 1
         self.running = False
+
+    async def close(self) -> None:
+        self.closes += 1
 
 
 class Time:

@@ -19,7 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from tests.support.server import QUIRE, READY, RunningServer, clean_environment, stream_request
+from tests.support.forking import FORKS, Quire
+from tests.support.server import READY, RunningServer, clean_environment, stream_request
 
 PATIENCE = 30.0
 
@@ -40,9 +41,10 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """The living processes below this one."""
+    """The living processes below this one, without the tests' own fork server."""
     try:
-        return [child for child in psutil.Process(pid).children(recursive=True) if is_alive(child)]
+        children = psutil.Process(pid).children(recursive=True)
+        return [child for child in children if is_alive(child) and child.pid != FORKS.pid]
     except psutil.NoSuchProcess:
         return []
 
@@ -105,10 +107,10 @@ def started_server(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """As `running_server`, but not waited for: the first of a session and process group of its own, killed if it still
     runs in the end. What it says can be read from its pipes.
     """
-    command = [QUIRE, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
+    arguments = ["serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=clean_environment(), start_new_session=True
+    with Quire(
+        *arguments, stdout=pipe, stderr=pipe, text=True, env=clean_environment(), start_new_session=True
     ) as process:
         try:
             yield process

@@ -4,13 +4,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import grpc
@@ -19,7 +17,8 @@ from grpc_status import rpc_status
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-QUIRE = str(Path(sys.executable).parent / "quire")
+from tests.support.forking import QUIRE, Quire
+
 READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+), admin ([^\s,]+)(?:, page (\S+))?")
 START_SECONDS = 120
 STOP_SECONDS = 60
@@ -66,14 +65,17 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(*flags: str, stderr: IO[str] | None = None, **variables: str) -> Iterator[RunningServer]:
+def running_server(
+    *flags: str, stderr: IO[str] | None = None, forked: bool = True, **variables: str
+) -> Iterator[RunningServer]:
     """A server on free ports. Afterwards every page is free and the process gone.
 
     Args:
         stderr: Where its standard error goes; None: to the test's.
+        forked: Whether the test's fork server starts it; False: the installed command, in a new interpreter.
         variables: Of its environment.
     """
-    with _running("serve", *flags, stderr=stderr, **variables) as server:
+    with _running("serve", *flags, stderr=stderr, forked=forked, **variables) as server:
         yield server
         if server.process.poll() is None:
             server.wait_for_metric("quire_num_requests_running", 0)
@@ -95,10 +97,12 @@ def running_frontend(join: str, *flags: str) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def _running(command: str, *flags: str, stderr: IO[str] | None = None, **variables: str) -> Iterator[RunningServer]:
-    line = [QUIRE, command, "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
-    environment = clean_environment() | variables
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+def _running(
+    command: str, *flags: str, stderr: IO[str] | None = None, forked: bool = True, **variables: str
+) -> Iterator[RunningServer]:
+    arguments = [command, "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
+    options = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True, "env": clean_environment() | variables}
+    process = Quire(*arguments, **options) if forked else subprocess.Popen([QUIRE, *arguments], **options)
     try:
         assert process.stdout is not None
         said = process.stdout.readline()

@@ -1,0 +1,147 @@
+"""Ways to start an engine's process: forked by a process that has imported torch, or as a new interpreter."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE
+from typing import Protocol
+
+from rpc.engines.forks import ForkError, ForkOrder, ForkServer
+
+log = logging.getLogger("quire.engines")
+
+MODULE = "rpc.engines.engine_process"
+PRELOADED = ("rpc.assembly", "model.compiled", "model.kernels.logits", "model.kernels.machine", MODULE)
+"""What a fork server imports: torch, and all that an engine on a CPU imports while it starts."""
+
+
+class EngineProcess(Protocol):
+    """An engine's process, the leader of a session. Its standard input and output are these two."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdin(self) -> asyncio.StreamWriter | None: ...
+
+    @property
+    def stdout(self) -> asyncio.StreamReader | None: ...
+
+    async def wait(self) -> int:
+        """Waits for its end. Returns its exit code, a signal's number negated."""
+
+
+class Launcher(Protocol):
+    """Starts processes of engines; shared by the places of a server."""
+
+    async def start(self, address: str) -> EngineProcess:
+        """Starts `rpc.engines.engine_process` for a link at the address. A cancelled call leaves no process.
+
+        Raises:
+            OSError: There is no process.
+        """
+
+    async def close(self) -> None:
+        """Ends what it needed for starting, not what it started. A second call does nothing."""
+
+
+class Spawner:
+    """Starts a new interpreter for each engine, which imports torch itself: 2 s of a processor."""
+
+    async def start(self, address: str) -> EngineProcess:
+        command = (sys.executable, "-P", "-m", MODULE, address)
+        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+
+    async def close(self) -> None:
+        """It needs nothing."""
+
+
+class Forker:
+    """Has engines forked by a fork server, which starts with the first one and anew where it has ended.
+
+    Where a fork server does not become ready, say because an import starts a thread, engines are spawned from then on.
+    """
+
+    def __init__(self) -> None:
+        self._server: ForkServer | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._can_fork = True
+
+    async def start(self, address: str) -> EngineProcess:
+        async with self._one_at_a_time:
+            if self._can_fork and (self._server is None or not self._server.is_alive):
+                await self._start_server()
+        if not self._can_fork or self._server is None:
+            return await Spawner().start(address)
+        forking = asyncio.ensure_future(asyncio.to_thread(_fork, self._server, address))
+        try:
+            pid, connection = await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            await asyncio.wait((forking,))  # milliseconds: the process has to be known before it can be ended
+            if forking.exception() is None:
+                await asyncio.to_thread(_discard, *forking.result())
+            raise
+        return ForkedProcess(pid, *await asyncio.open_connection(sock=connection))
+
+    async def _start_server(self) -> None:
+        if self._server is not None:
+            log.warning("the fork server has ended: starting another one")
+            await self.close()
+        self._server = ForkServer(PRELOADED)
+        try:
+            await asyncio.to_thread(self._server.wait_ready)
+        except ForkError as error:
+            log.warning("engines are started without a fork server, which takes longer: %s", error)
+            self._can_fork = False
+            await self.close()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+
+
+class ForkedProcess:
+    """`EngineProcess` that a fork server forked, a child of this process. Lives on the loop that made it."""
+
+    def __init__(self, pid: int, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter) -> None:
+        """Args: stdout, stdin: both ends of the socket that is its standard input and output."""
+        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+        loop = asyncio.get_running_loop()
+        self._code: asyncio.Future[int] = loop.create_future()
+        self._handle = os.pidfd_open(pid)
+        loop.add_reader(self._handle, self._ended)
+
+    def _ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._handle)
+        os.close(self._handle)
+        self._code.set_result(_reap(self.pid))
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._code)
+
+
+def _fork(server: ForkServer, address: str) -> tuple[int, socket.socket]:
+    """Returns the process's id, and the other end of its standard input and output. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    command = (sys.executable, "-P", "-m", MODULE, address)
+    order = ForkOrder(MODULE, command[3:], command, dict(os.environ), os.getcwd())
+    try:
+        with theirs:
+            return server.fork(order, theirs.fileno(), theirs.fileno(), 2), ours
+    except BaseException:
+        ours.close()
+        raise
+
+
+def _discard(pid: int, connection: socket.socket) -> None:
+    connection.close()
+    os.kill(pid, signal.SIGKILL)
+    _reap(pid)
+
+
+def _reap(pid: int) -> int:
+    """Waits for a child's end. Returns its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
