@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from cache_manager.allocator import LedgerError, Pages
 from cache_manager.eviction import EvictionPolicy
 from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.runs import Nodes
 
 LIFETIMES = (.1, .5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600)  # fmt: skip
 """Upper bounds, in seconds, of the classes in which lifetimes are counted; one more class is above them."""
+BOUNDS = np.array(LIFETIMES)
 
 
 class Cause(Enum):
@@ -58,12 +60,17 @@ class PrefixCache:
         self.lifetimes = np.zeros(len(LIFETIMES) + 1, np.int64)
         self.lifetime_seconds = 0.0
 
-    def held(self, nodes: Sequence[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
+    def held(self, nodes: Sequence[int] | NDArray[np.integer]) -> NDArray[np.bool_]:
         """Whether somebody holds a page of each."""
         if self.anchor is not None:
-            return self._counts[self.index.pages[self.anchor, nodes]] > 0
+            return self._counts[self.index.pages[self.anchor][nodes]] > 0
         pages = self.index.pages[:, nodes]
         return ((self._counts[pages] > 0) & (pages != NONE)).any(axis=0)
+
+    def _is_held(self, node: int) -> bool:
+        if self.anchor is None:
+            return bool(self.held([node])[0])
+        return bool(self._counts[self.index.pages[self.anchor, node]] > 0)  # 0.3 us instead of 6
 
     def recount(self) -> None:
         """After counts were put right."""
@@ -79,10 +86,12 @@ class PrefixCache:
         if not kept:
             return pages
         self.cached += kept
-        nodes = nodes[named]
+        free = pages[:0]
+        if kept < len(pages):
+            nodes, free = nodes[named], pages[~named]
         for node in set(nodes[self.index.children[nodes] == 0].tolist()):
             self._offer_if_leaf(node)
-        return pages[~named]
+        return free
 
     def settle_slid(self, pages: Pages) -> Pages:
         """As `settle`, of pages that left the window of a sequence that goes on."""
@@ -116,8 +125,7 @@ class PrefixCache:
                 born.append(self.index.born[self.index.node_of[pages]])
                 self._evict_slid(pages)
             elif len(self.policy):
-                run = self._idle_run(self.policy.choose(), -(-left // len(self.index.pages)))
-                run = run[: self.policy.going(run)]
+                run = self._idle_run(self.policy.choose(-(-left // len(self.index.pages))))
                 pages = self.index.pages_of(run[::-1])
                 born.append(self.index.born[self.index.node_of[pages]])
                 self._not_slid(pages)
@@ -130,17 +138,24 @@ class PrefixCache:
         pages = np.concatenate(given)
         self.cached -= len(pages)
         self.evicted[Cause.CAPACITY] += len(pages)
-        lived = now - np.concatenate(born)
-        self.lifetimes += np.bincount(np.searchsorted(LIFETIMES, lived), minlength=len(self.lifetimes))
-        self.lifetime_seconds += float(lived.sum())
+        self._count_lifetimes(now - np.concatenate(born))
         return pages
 
-    def _remove(self, run: list[int]) -> int:
-        self.policy.evicted(run, self.index.names(run))
-        parent = self.index.remove(run)
+    def _count_lifetimes(self, lived: NDArray[np.float64]) -> None:
+        """lived: [n] seconds, n at least 1."""
+        self.lifetime_seconds += float(lived.sum())
+        shortest, longest = np.searchsorted(BOUNDS, (lived.min(), lived.max())).tolist()
+        if shortest == longest:  # pages come in runs, so most of the time
+            self.lifetimes[shortest] += len(lived)
+        else:
+            self.lifetimes += np.bincount(np.searchsorted(BOUNDS, lived), minlength=len(self.lifetimes))
+
+    def _remove(self, nodes: Nodes) -> int:
+        """Takes nodes out of the index for others' sake; `nodes` as in `PrefixIndex.remove`. Returns their parent."""
+        self.policy.evicted(nodes, self.index.remove(nodes))
         if self._gone is not None:
-            self._gone(run)
-        return parent
+            self._gone(nodes.tolist())
+        return int(self.index.parent[nodes[-1]])
 
     def _evict_slid(self, pages: Pages) -> None:
         self._not_slid(pages)
@@ -154,7 +169,7 @@ class PrefixCache:
         """
         while self.anchor is None and node != NONE and self._empty_leaf(node):
             self.policy.withdraw(node)
-            node = self._remove([node])
+            node = self._remove(np.array([node]))
         self._offer_if_leaf(node)
 
     def _empty_leaf(self, node: int) -> bool:
@@ -167,21 +182,24 @@ class PrefixCache:
             raise LedgerError(f"{self.cached} pages are counted as cached, none is")
         self.slid.update(dict.fromkeys(pages.tolist()))
 
-    def _idle_run(self, leaf: int, most: int) -> list[int]:
-        """A leaf and those before it, tail first, that nobody holds and that nothing else comes after."""
-        parent, run, node = self.index.parent, [leaf], self.index.parent[leaf]
-        if node == NONE or self.policy.going([leaf, node]) == 1:
-            return run
-        while len(run) < most and node != NONE:
-            run.append(node)
-            node = parent[node]
-        nodes = np.array(run)
-        kept = (self.index.children[nodes] != 1) | self.held(nodes)
+    def _idle_run(self, chosen: Nodes) -> Nodes:
+        """The part of what a policy chose that may go.
+
+        Args:
+            chosen: [n] a leaf, then nodes that go with it, as `EvictionPolicy.choose` returns them.
+
+        Returns:
+            [1 .. n] The leaf and those after it that are not held, each the parent and nothing else of the one before.
+        """
+        if len(chosen) == 1:
+            return chosen
+        kept = (self.index.children[chosen] != 1) | self.held(chosen)
         kept[0] = False
-        return run[: int(kept.argmax())] if kept.any() else run
+        kept[1:] |= self.index.apart(chosen)
+        return chosen[: int(kept.argmax())] if np.count_nonzero(kept) else chosen
 
     def _offer_if_leaf(self, node: int) -> None:
-        if node != NONE and not self.index.children[node] and not self.held([node])[0]:
+        if node != NONE and not self.index.children[node] and not self._is_held(node):
             self.policy.offer(node)
 
     def forget(self, nodes: Sequence[int], cause: Cause) -> Pages:
@@ -194,9 +212,8 @@ class PrefixCache:
         for node in doomed:
             if not self.index.children[node]:
                 self.policy.withdraw(node)
-            self.policy.evicted([node], self.index.names([node]))
-            self.index.remove([node])
-        for parent in {self.index.parent[node] for node in nodes} - set(doomed):
+            self.policy.evicted(np.array([node]), self.index.remove([node]))
+        for parent in set(self.index.parent[nodes].tolist()) - set(doomed):
             self._lost_child(parent)
         free = pages[self._counts[pages] == 0]
         self.cached -= len(free)

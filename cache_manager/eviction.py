@@ -1,7 +1,7 @@
-"""Which cached page goes first: what an eviction policy is told and asked, and least recently used.
+"""Which cached page goes first: the protocol of eviction policies, and least recently used.
 
 Only leaves are offered: a node goes before the nodes that its sequence needs to reach it, tail before head. So a policy
-ranks the ends of sequences, and what is asked of it for each page is cheap.
+ranks the ends of sequences. It names a victim together with the nodes before it that have the same rank.
 """
 
 import heapq
@@ -12,10 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.page_names import Name
+from cache_manager.runs import NodeRuns, Nodes
 
 
 class EvictionPolicy(Protocol):
-    """Ranks nodes of the prefix index. Numbers of nodes are used again once `evicted`."""
+    """Ranks nodes of the prefix index. Numbers of nodes are used again once `evicted`.
+
+    Attributes:
+        name: For settings and messages.
+    """
 
     name: str
 
@@ -23,27 +28,45 @@ class EvictionPolicy(Protocol):
         """Nodes that are offered."""
 
     def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:
-        """New nodes, whose pages are held by the request that computed them."""
+        """New nodes, whose pages are held by the requests that computed them.
 
-    def released(self, nodes: NDArray[np.int32]) -> None:
-        """A request that held these nodes, in order of its tokens, has left."""
-
-    def offer(self, node: int) -> None:
-        """Nobody holds this node, none comes after it: it may be chosen."""
-
-    def withdraw(self, node: int) -> None:
-        """It may not any more."""
-
-    def choose(self) -> int:
-        """The offered node that goes first, which is offered no more. There is one."""
-
-    def going(self, run: Sequence[int]) -> int:
-        """run: the node just chosen, then each the parent of the one before it. How many of these, 1 at least, go
-        before every node that is offered.
+        Args:
+            nodes: [n] each the parent of the next, or one each of n sequences.
+            names: [n] their block hashes.
         """
 
-    def evicted(self, run: Sequence[int], names: Sequence[Name]) -> None:
-        """Their pages are somebody else's now."""
+    def released(self, nodes: NDArray[np.int32]) -> None:
+        """A request that held nodes has left.
+
+        Args:
+            nodes: [n] in order of its tokens, each the parent of the next.
+        """
+
+    def offer(self, node: int) -> None:
+        """Offers a node, which no request holds and which has no children: it may be chosen."""
+
+    def withdraw(self, node: int) -> None:
+        """Takes back the offer of a node, if there is one."""
+
+    def choose(self, most: int) -> Nodes:
+        """Takes the node that goes first off the offer. At least one is offered.
+
+        Args:
+            most: Nodes to return at most, 1 or more.
+
+        Returns:
+            [1 .. most] The chosen node, then those that go before every node that is offered, each the parent of the
+            one before it. A policy may always return the chosen node alone. The cache evicts the first one, and those
+            after it up to one that is held, has another child, or is not the parent of the one before it.
+        """
+
+    def evicted(self, nodes: Nodes, names: Sequence[Name]) -> None:
+        """Nodes have lost their pages to others.
+
+        Args:
+            nodes: [n] each the parent of the one before it.
+            names: [n] their block hashes until now.
+        """
 
 
 class LeastRecentlyUsed:
@@ -51,26 +74,35 @@ class LeastRecentlyUsed:
 
     name = "lru"
 
-    def __init__(self, pages: int) -> None:
-        self._used = np.zeros(pages, np.int64)  # by node; there are seldom more of them than pages
+    def __init__(self, pages: int) -> None:  # noqa: ARG002
+        self._runs = NodeRuns()
         self._requests = 0
         self._offered: set[int] = set()
-        self._queue: list[tuple[int, int]] = []  # entries of nodes that were withdrawn stay until they are met
+        self._queue: list[tuple[int, int]] = []  # entries of withdrawn nodes stay until they come to the front
 
     def __len__(self) -> int:
         return len(self._offered)
 
-    def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:  # noqa: ARG002
-        if max(nodes) >= len(self._used):
-            self._used = np.pad(self._used, (0, max(nodes)))
+    def last_used(self, node: int) -> int:
+        """Number of the last request that left this node; 0 for none."""
+        run = self._runs.run_of(node)
+        return 0 if run is None else run.last
+
+    def is_offered(self, node: int) -> bool:
+        return node in self._offered
+
+    def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:
+        pass
 
     def released(self, nodes: NDArray[np.int32]) -> None:
         self._requests += 1
-        self._used[nodes] = self._requests
+        places = nodes.astype(np.intp)
+        self._runs.take_out(places)
+        self._runs.put(places, 0, self._requests)
 
     def offer(self, node: int) -> None:
         self._offered.add(node)
-        heapq.heappush(self._queue, (int(self._used[node]), node))
+        heapq.heappush(self._queue, (self.last_used(node), node))
         if len(self._queue) > 64 + 2 * len(self._offered):
             self._queue = [entry for entry in set(self._queue) if self._valid(entry)]
             heapq.heapify(self._queue)
@@ -78,22 +110,14 @@ class LeastRecentlyUsed:
     def withdraw(self, node: int) -> None:
         self._offered.discard(node)
 
-    def choose(self) -> int:
+    def choose(self, most: int) -> Nodes:
         while not self._valid(entry := heapq.heappop(self._queue)):
             pass
         self._offered.remove(entry[1])
-        return entry[1]
-
-    def going(self, run: Sequence[int]) -> int:
-        while self._queue and not self._valid(self._queue[0]):
-            heapq.heappop(self._queue)
-        if not self._queue:
-            return len(run)
-        later = np.flatnonzero(self._used[run] > self._queue[0][0])
-        return max(1, int(later[0])) if len(later) else len(run)
+        return self._runs.tail(entry[1], most)
 
     def _valid(self, entry: tuple[int, int]) -> bool:
-        return entry[1] in self._offered and self._used[entry[1]] == entry[0]
+        return entry[1] in self._offered and self.last_used(entry[1]) == entry[0]
 
-    def evicted(self, run: Sequence[int], names: Sequence[Name]) -> None:
-        pass
+    def evicted(self, nodes: Nodes, names: Sequence[Name]) -> None:  # noqa: ARG002
+        self._runs.take_out(nodes)

@@ -102,11 +102,11 @@ class PublishedNames:
                 self._close(row, start)
                 return
             if known == NONE:
-                stop = index.unnamed_until(chain, start, end)
-                pages = self.tables.between(row, start, stop)
+                pages = self.tables.between(row, start, end)
                 if self._anchor is None and node != NONE:
                     self.prefix.policy.withdraw(node)  # nobody may hold it; it is no end any more
-                nodes = index.add(node, chain, start, pages, self.pool.now)
+                nodes = index.add(node, chain, start, pages, self.pool.now)  # one at least: its hash is not taken
+                stop = start + len(nodes)
                 self.prefix.policy.published(nodes, chain.names[start:stop])
                 node, start = nodes[-1], stop
             elif self._take_over(row, start, known, after_step):

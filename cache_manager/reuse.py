@@ -14,13 +14,16 @@ the oldest ones is what ages out the rest.
 """
 
 import heapq
-from collections.abc import Sequence
-from itertools import repeat
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_manager.ghosts import Ghosts
 from cache_manager.page_names import Name
+from cache_manager.runs import NodeRuns, Nodes, Run, Stretch
 
 USES = 8  # more uses than this are all one
 KINDS = 5  # of request: 0 its last page; 1 to 4, by how much of it was new
@@ -32,140 +35,193 @@ GHOSTS = 4  # evicted pages that are remembered, in two generations of this many
 MEMORY = 64  # capacities after which an observation has faded to 1 / e
 SHRINK = 4  # requests' worth of pages that the classes around one weigh
 PRIOR = 0.01  # probability of a hit in one age bin that is assumed of anything: least recently used, to begin with
+Sums = tuple[list[float], list[float]]
 WEAK = 0.1  # requests' worth of pages by which a class's level is drawn towards 1
 
 
+Entry = tuple[int, int]
+"""Time of the last request, negative in a heap of newest ones; node."""
+
+
+@dataclass(slots=True)
+class Queues:
+    """Heaps of the offered nodes of one class. Entries of withdrawn nodes stay until they come to the front."""
+
+    oldest: list[Entry] = field(default_factory=list)
+    newest: list[Entry] = field(default_factory=list)
+
+
 class ReuseAware:
-    """See above. pages: of the pool."""
+    """Evicts what is worth least, see above. The pages of a run have one class and one age, so one worth.
+
+    Args:
+        pages: Pages of the pool.
+    """
 
     name = "reuse"
 
     def __init__(self, pages: int) -> None:
-        self._capacity = pages
         self._now = 0
-        self._uses = np.zeros(64, np.int32)  # by node: requests that have left
-        self._class = np.zeros(64, np.int32)
-        self._last = np.full(64, -1, np.int64)  # when the last one left; -1 for none
+        self._runs = NodeRuns()  # `kind` is the class, `last` is in pages used so far
         self._offered: set[int] = set()
-        self._oldest: list[list[tuple[int, int]]] = [[] for _ in range(CLASSES)]
-        self._newest: list[list[tuple[int, int]]] = [[] for _ in range(CLASSES)]
-        self._ghosts: tuple[dict[Name, int], dict[Name, int]] = ({}, {})
+        self._queues: dict[int, Queues] = {}  # by class
+        self._ghosts = Ghosts(GHOSTS * pages)
         self._hazards = Hazards(pages)
 
     def __len__(self) -> int:
         return len(self._offered)
 
-    def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:
-        self._widen(max(nodes) + 1)
-        index = np.array(nodes)
-        self._last[index], self._uses[index] = -1, 0
-        for ghosts in self._ghosts:
-            if ghosts.keys().isdisjoint(names):
-                continue
-            for node, name in zip(nodes, names, strict=True):
-                ghost = ghosts.pop(name, None)
-                if ghost is not None:
-                    self._last[node], self._class[node] = divmod(ghost, CLASSES)
-                    self._uses[node] = self._class[node] // KINDS + 1
+    def requests_of(self, node: int) -> int:
+        """Requests that have used a node and left, up to `USES`."""
+        return _requests(self._runs.run_of(node))
 
-    def _widen(self, nodes: int) -> None:
-        more = max(nodes, 2 * len(self._uses)) - len(self._uses)
-        if nodes > len(self._uses):
-            self._uses, self._class = np.pad(self._uses, (0, more)), np.pad(self._class, (0, more))
-            self._last = np.pad(self._last, (0, more), constant_values=-1)
+    def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:
+        for part in self._ghosts.recall(names):
+            returned = np.array(nodes[part.start : part.end])
+            self._runs.take_out(returned)
+            self._runs.put(returned, part.kind, part.last)
 
     def released(self, nodes: NDArray[np.int32]) -> None:
-        self._now += len(nodes)
+        count, places = len(nodes), nodes.astype(np.intp)
+        self._now += count
         self._hazards.advance(self._now)
-        seen = nodes[self._last[nodes] >= 0]
-        self._hazards.close(self._class[seen], self._last[seen], hit=True)
-        new = np.count_nonzero(self._uses[nodes] == 0) / len(nodes)
-        self._uses[nodes] += 1
-        level = np.minimum(self._uses[nodes], USES) - 1
-        self._class[nodes] = level * KINDS + 1 + min(3, int(4 * new))
-        self._class[nodes[-1]] = level[-1] * KINDS
-        self._last[nodes] = self._now
-        self._hazards.open(self._class[nodes])
+        stretches = self._runs.take_out(places)
+        seen = Counter[tuple[int, int]]()
+        for stretch in stretches:
+            if stretch.run is not None:
+                seen[stretch.run.last, stretch.run.kind] += len(stretch)
+        self._hazards.close(seen, hit=True)
+        newness = 1 + min(3, int(4 * (1 - seen.total() / count)))
+        start = 0
+        for level, end in _levels(stretches):
+            if start < min(end, count - 1):
+                self._wait_for(places[start : min(end, count - 1)], level * KINDS + newness)
+            if end == count:  # the request's last page is a class of its own
+                self._wait_for(places[-1:], level * KINDS)
+            start = end
+
+    def _wait_for(self, nodes: Nodes, kind: int) -> None:
+        self._runs.put(nodes, kind, self._now)
+        self._hazards.open(kind, len(nodes))
 
     def offer(self, node: int) -> None:
-        kind, last = int(self._class[node]), int(self._last[node])
+        kind, last = self._rank(node)
         self._offered.add(node)
-        heapq.heappush(self._oldest[kind], (last, node))
-        heapq.heappush(self._newest[kind], (-last, node))
-        for heaps, sign in ((self._oldest, 1), (self._newest, -1)):
-            if len(heaps[kind]) > 64 + 2 * len(self._offered):
-                heaps[kind] = [entry for entry in set(heaps[kind]) if self._valid(kind, sign * entry[0], entry[1])]
-                heapq.heapify(heaps[kind])
+        queues = self._queues.setdefault(kind, Queues())
+        heapq.heappush(queues.oldest, (last, node))
+        heapq.heappush(queues.newest, (-last, node))
+        for heap, sign in ((queues.oldest, 1), (queues.newest, -1)):
+            if len(heap) > 64 + 2 * len(self._offered):
+                heap[:] = [entry for entry in set(heap) if self._valid(kind, sign * entry[0], entry[1])]
+                heapq.heapify(heap)
 
     def withdraw(self, node: int) -> None:
         self._offered.discard(node)
 
-    def choose(self) -> int:
-        worth = self._hazards.worth
+    def choose(self, most: int) -> Nodes:
         best = (float("inf"), 0, -1)
-        for kind in range(CLASSES):
-            if not self._oldest[kind]:
-                continue
-            for heap, sign in ((self._oldest[kind], 1), (self._newest[kind], -1)):
+        for kind, queues in list(self._queues.items()):
+            for heap, sign in ((queues.oldest, 1), (queues.newest, -1)):
                 while heap and not self._valid(kind, sign * heap[0][0], heap[0][1]):
                     heapq.heappop(heap)
                 if heap:
                     last = sign * heap[0][0]
-                    best = min(best, (worth[kind][self._hazards.age_bin(self._now - last)], last, heap[0][1]))
+                    best = min(best, (self._hazards.worth(kind, self._now - last), last, heap[0][1]))
+            if not queues.oldest and not queues.newest:
+                del self._queues[kind]
         self._offered.remove(best[2])
-        return best[2]
+        return self._runs.tail(best[2], most)
+
+    def _rank(self, node: int) -> tuple[int, int]:
+        """Class of a node, and when its last request left; -1 for none."""
+        run = self._runs.run_of(node)
+        return (0, -1) if run is None else (run.kind, run.last)
 
     def _valid(self, kind: int, last: int, node: int) -> bool:
-        return node in self._offered and bool(self._class[node] == kind) and bool(self._last[node] == last)
+        return node in self._offered and self._rank(node) == (kind, last)
 
-    def going(self, run: Sequence[int]) -> int:
-        """Pages of one class that were used together have one worth."""
-        nodes = np.array(run)
-        same = (self._class[nodes] == self._class[nodes[0]]) & (self._last[nodes] == self._last[nodes[0]])
-        return len(run) if same.all() else int(same.argmin())
+    def evicted(self, nodes: Nodes, names: Sequence[Name]) -> None:
+        for stretch in self._runs.take_out(nodes):
+            if stretch.run is not None:  # else it was forgotten before any request has left it
+                ghosts = list(names[stretch.start : stretch.end])[::-1]
+                forgotten = self._ghosts.remember(ghosts, stretch.run.kind, stretch.run.last)
+                self._hazards.close(forgotten, hit=False)
 
-    def evicted(self, run: Sequence[int], names: Sequence[Name]) -> None:
-        nodes = np.array(run)
-        young, used = self._ghosts[0], self._last[nodes] >= 0
-        young.update(zip(names, (self._last[nodes] * CLASSES + self._class[nodes]).tolist(), strict=True))
-        for i in np.flatnonzero(~used).tolist():  # forgotten before any request has left them
-            del young[names[i]]
-        if len(young) >= GHOSTS * self._capacity:
-            forgotten = np.fromiter(self._ghosts[1].values(), np.int64)
-            self._hazards.close(forgotten % CLASSES, forgotten // CLASSES, hit=False)
-            self._ghosts = ({}, young)
+
+def _requests(run: Run | None) -> int:
+    """Requests that have left the nodes of a run, up to `USES`."""
+    return 0 if run is None else run.kind // KINDS + 1
+
+
+def _levels(stretches: Sequence[Stretch]) -> list[tuple[int, int]]:
+    """Classes by use, once one more request has left.
+
+    Returns:
+        Level, 0 .. USES - 1, and end of each stretch of nodes that have the same one.
+    """
+    levels = list[tuple[int, int]]()
+    for stretch in stretches:
+        level = min(_requests(stretch.run), USES - 1)
+        if levels and levels[-1][0] == level:
+            levels.pop()
+        levels.append((level, stretch.end))
+    return levels
 
 
 class Hazards:
     """How likely a page of each class is asked for again at each age, and what that makes it worth.
 
-    worth: [classes][age bins] lists. Pages are open from one use to the next, or until they are forgotten.
+    Pages are open from one use to the next, or until they are forgotten.
+
+    Args:
+        capacity: Pages of the pool.
     """
 
     def __init__(self, capacity: int) -> None:
         self._quantum = max(1, capacity // QUANTA)
         self._learn_every = capacity
-        self._bins = int(np.log2(self._quantum * EPOCHS) * BINS_AN_OCTAVE) + 4
-        edges = 2.0 ** (np.arange(self._bins + 1) / BINS_AN_OCTAVE)
+        self.bins = int(np.log2(self._quantum * EPOCHS) * BINS_AN_OCTAVE) + 4
+        edges = 2.0 ** (np.arange(self.bins + 1) / BINS_AN_OCTAVE)
         edges[0] = 0
         self._widths = np.diff(edges)
-        self._hits = np.zeros((CLASSES, self._bins))
-        self._closed = np.zeros((CLASSES, self._bins))
-        self._open = np.zeros((CLASSES, EPOCHS))  # by epoch of their birth, a ring
+        self._hits = np.zeros((CLASSES, self.bins))
+        self._closed = np.zeros((CLASSES, self.bins))
+        self._open = np.zeros((EPOCHS, CLASSES))  # by epoch of their birth, a ring
         self._now = self._requests = self._epoch = self._learnt = 0
+        # Of the classes and age bins that were asked for: few have pages that may be evicted.
+        self._sums: dict[int, Sums] = {}
+        self._worth: dict[tuple[int, int], float] = {}
         self._learn()
+
+    def worth(self, kind: int, age: int) -> float:
+        """What a page of a class is worth.
+
+        Args:
+            kind: Class.
+            age: Pages used since its last request left.
+
+        Returns:
+            Expected hits for each page of time that its place is taken.
+        """
+        place = kind, self.age_bin(age)
+        worth = self._worth.get(place)
+        if worth is None:
+            if kind not in self._sums:
+                self._sums[kind] = _sums(self._hazard[kind], self._widths)
+            worth = self._worth[place] = _gittins(self._sums[kind], place[1])
+        return worth
 
     def age_bin(self, age: int) -> int:
         """Of half octaves: 2 log2 of the age, without rounding errors."""
-        return min((age * age).bit_length() - 1, self._bins - 1) if age > 0 else 0
+        return min((age * age).bit_length() - 1, self.bins - 1) if age > 0 else 0
 
     def advance(self, now: int) -> None:
         """One more request has left."""
         self._now, self._requests = now, self._requests + 1
         epoch = now // self._quantum
         for e in range(self._epoch + 1, min(epoch, self._epoch + EPOCHS) + 1):
-            self._closed[:, -1] += self._open[:, e % EPOCHS]  # too old: closed without a hit
-            self._open[:, e % EPOCHS] = 0
+            self._closed[:, -1] += self._open[e % EPOCHS]  # too old: closed without a hit
+            self._open[e % EPOCHS] = 0
         if epoch > self._epoch:
             fade = np.exp(-(epoch - self._epoch) / (MEMORY * QUANTA))
             self._hits *= fade
@@ -174,20 +230,24 @@ class Hazards:
         if now - self._learnt >= min(self._learn_every, self._learnt / 4):
             self._learn()
 
-    def open(self, classes: NDArray[np.int32]) -> None:
-        """Pages of these classes are waited for from now on."""
-        self._open[:, self._epoch % EPOCHS] += np.bincount(classes, minlength=CLASSES)
+    def open(self, kind: int, pages: int) -> None:
+        """Pages of a class are waited for from now on."""
+        self._open[self._epoch % EPOCHS, kind] += pages
 
-    def close(self, classes: NDArray, births: NDArray[np.int64], hit: bool) -> None:
-        """They were asked for again, or are not waited for any more."""
-        alike, pages = np.unique(births * CLASSES + classes, return_counts=True)  # pages come in runs: few differ
-        for (birth, kind), n in zip(map(divmod, alike.tolist(), repeat(CLASSES)), pages.tolist(), strict=True):
+    def close(self, pages: Mapping[tuple[int, int], int], hit: bool) -> None:
+        """Pages were asked for again, or are not waited for any more.
+
+        Args:
+            pages: Their number by birth and class.
+            hit: Whether they were asked for.
+        """
+        for (birth, kind), count in sorted(pages.items()):
             epoch = birth // self._quantum
             if self._epoch - epoch < EPOCHS:  # older ones were closed when they fell off the ring
                 age = self.age_bin(self._now - birth)
-                self._open[kind, epoch % EPOCHS] -= n
-                self._closed[kind, age] += n
-                self._hits[kind, age] += n * hit
+                self._open[epoch % EPOCHS, kind] -= count
+                self._closed[kind, age] += count
+                self._hits[kind, age] += count * hit
 
     def _learn(self) -> None:
         self._learnt = self._now
@@ -200,30 +260,49 @@ class Hazards:
         level = (hits.sum(1) + weak) / ((seen * overall).sum(1) + weak)
         by_use = (hits + strength * np.minimum(0.9, level[:, None] * overall)) / (seen + strength)
         level2 = (hits3.sum(2) + weak) / ((exposed3 * by_use[:, None]).sum(2) + weak)
-        hazard = np.minimum(0.95, by_use[:, None] * level2[:, :, None]).reshape(CLASSES, -1)
-        self.worth = _gittins(hazard, self._widths).tolist()
+        self._hazard = np.minimum(0.95, by_use[:, None] * level2[:, :, None]).reshape(CLASSES, -1)
+        self._sums.clear()
+        self._worth.clear()
 
     def _exposed(self) -> NDArray[np.float64]:
         """[classes, age bins] pages that have come to this age or are in the middle of it."""
-        epochs = self._epoch - np.arange(EPOCHS)
+        epochs = self._epoch - np.arange(min(EPOCHS, self._epoch + 1))
         ages = np.maximum(self._now - epochs * self._quantum, 1)
-        bins = np.minimum((np.log2(ages) * BINS_AN_OCTAVE).astype(int), self._bins - 1)
+        bins = np.minimum((np.log2(ages) * BINS_AN_OCTAVE).astype(int), self.bins - 1)
+        starts = np.flatnonzero(np.diff(bins, prepend=-1))  # ages ascend, so a bin's epochs stand together
         waiting = np.zeros_like(self._closed)
-        np.add.at(waiting.T, bins, self._open[:, epochs % EPOCHS].T)
+        waiting[:, bins[starts]] = np.add.reduceat(self._open[epochs % EPOCHS], starts).T
         reached = np.cumsum((self._closed + waiting)[:, ::-1], axis=1)[:, ::-1]
         return reached - 0.5 * waiting
 
 
-def _gittins(hazard: NDArray[np.float64], widths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[classes, bins] best ratio, over all horizons, of the chance of a hit to the time until it or the horizon.
+def _sums(hazard: NDArray[np.float64], widths: NDArray[np.float64]) -> Sums:
+    """Expected hits, and expected time in pages used, from the beginning of each age bin on, as seen from the first.
 
-    hazard: [classes, bins] chance of a hit in a bin once its age is reached. widths: [bins] of the bins.
+    Args:
+        hazard: [bins] chance of a hit in a bin once its age is reached.
+        widths: [bins] of the bins, in pages used.
+
+    Returns:
+        [bins + 1] of each; 0 after the last bin.
     """
-    alive = np.cumprod(1 - hazard, axis=1) / (1 - hazard)  # at the beginning of a bin, as seen from the first one
+    alive = np.cumprod(1 - hazard) / (1 - hazard)  # at the beginning of a bin
     # Sums from the end, so that those of great ages, which few pages reach, are not lost in those of small ones.
-    hits, time = (np.cumsum((alive * part)[:, ::-1], axis=1)[:, ::-1] for part in (hazard, widths * (1 - hazard / 2)))
-    best = hits / time  # without an end
-    for end in range(1, hazard.shape[1]):
-        here = (hits[:, :end] - hits[:, end, None]) / (time[:, :end] - time[:, end, None])
-        np.maximum(best[:, :end], here, out=best[:, :end])
-    return best
+    hits = np.cumsum((alive * hazard)[::-1])[::-1]
+    time = np.cumsum((alive * (widths * (1 - hazard / 2)))[::-1])[::-1]
+    return [*hits.tolist(), 0.0], [*time.tolist(), 0.0]
+
+
+def _gittins(sums: Sums, start: int) -> float:
+    """Best ratio, over all horizons, of the chance of a hit to the time until it or the horizon.
+
+    Args:
+        sums: As `_sums` returns them.
+        start: Age bin that the page is at the beginning of.
+
+    Returns:
+        Hits for each page used.
+    """
+    hits, time = sums
+    here, now = hits[start], time[start]
+    return max((here - after) / (now - then) for after, then in zip(hits[start + 1 :], time[start + 1 :], strict=True))

@@ -195,10 +195,10 @@ def alike(state: State) -> tuple[object, ...]:
         for flown in world.flight
     )
     paths = {node: (*_path(index.parent, index._contents, node),) for node in index.all()}
-    used = {int(policy._used[node]) for node in paths}
+    used = {policy.last_used(node) for node in paths}
     rank = {use: i for i, use in enumerate(sorted(used))}
     nodes = tuple(
-        (path, label(index.pages[:, node].tolist()), rank[int(policy._used[node])], node in policy._offered)
+        (path, label(index.pages[:, node].tolist()), rank[policy.last_used(node)], policy.is_offered(node))
         for node, path in sorted(paths.items(), key=lambda item: item[1])
     )
     slid = label(list(manager.prefix.slid))

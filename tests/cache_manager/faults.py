@@ -307,10 +307,10 @@ def all_shared_pages_but_the_first_are_written_to(real):
 
 @fault(PrefixCache, "_idle_run", "play")
 def held_page_is_evicted(real):
-    def idle_run(self, leaf, most):
+    def idle_run(self, chosen):
         counts, self._counts = self._counts, np.zeros_like(self._counts)
         try:
-            return real(self, leaf, most)
+            return real(self, chosen)
         finally:
             self._counts = counts
 
@@ -329,9 +329,9 @@ def page_that_is_held_again_may_be_evicted(real):
 
 @fault(PrefixCache, "_idle_run")
 def page_is_evicted_before_those_that_come_after_it(real):
-    def idle_run(self, leaf, most):
-        parent = self.index.parent[leaf]
-        return [leaf] if parent == NONE or self.held([parent])[0] else [parent]
+    def idle_run(self, chosen):
+        parent = self.index.parent[chosen[0]]
+        return chosen[:1] if parent == NONE or self.held([parent])[0] else np.array([parent])
 
     return idle_run
 

@@ -35,9 +35,24 @@ def page_is_published_after_another_ones(real):
     return lambda self, parent, chain, index: self._node_named.get(chain.names[index], NONE)
 
 
-@fault(PrefixIndex, "unnamed_until", "collisions", (SHORT_NAMES,))
+@fault(PrefixIndex, "_give", "collisions", (SHORT_NAMES,))
 def name_is_given_twice(real):
-    return lambda self, chain, start, end: end
+    def give(self, names, nodes):
+        self._node_named.update(zip(names, nodes, strict=True))
+        return len(nodes)
+
+    return give
+
+
+@fault(PrefixIndex, "_give", "collisions", (SHORT_NAMES,))
+def names_after_one_that_is_taken_stay(real):
+    def give(self, names, nodes):
+        given = real(self, names, nodes)
+        for name, node in zip(names[given:], nodes[given:], strict=True):
+            self._node_named.setdefault(name, node)
+        return given
+
+    return give
 
 
 @fault(CacheManager, "match")

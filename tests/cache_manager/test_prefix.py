@@ -63,20 +63,34 @@ def test_a_hit_ends_where_a_name_stands_for_something_else():
     assert index.find(other, 3) == []
 
 
-def test_a_name_is_given_once():
+def test_a_block_hash_is_taken_once():
+    index, nodes = filled()
+    new = chain(5, 6, 7, 8)
+    new.names[3] = new.names[0]
+    new.names[1] = chain(1).names[0]
+    assert len(index.add(NONE, new, 0, pages(4, 5, 6, 7), now=7.0)) == 1, "the second hash is another node's"
+    assert index.node_of.tolist() == [*nodes, index.find(new, 1)[0], NONE, NONE, NONE]
+    assert not any(name in index for name in new.names[2:3])
+    again = chain(9, 6, 7, 8)
+    again.names[2] = again.names[0]
+    added = index.add(NONE, again, 0, pages(5, 6, 7, NONE)[:, :3], now=7.0)
+    assert len(added) == 2, "the third hash is that of the first page"
+    assert index.find(again, 3) == added
+    assert len(index) == len(set(index.all())) == 7
+
+
+def test_a_hash_that_is_taken_takes_no_number():
     index, _ = filled()
     new = chain(5, 6, 7, 8)
-    assert index.unnamed_until(new, 0, 4) == 4
-    new.names[2] = new.names[0]
-    assert index.unnamed_until(new, 0, 4) == 2
     new.names[1] = chain(1).names[0]
-    assert index.unnamed_until(new, 0, 4) == 1
+    (first,) = index.add(NONE, new, 0, pages(4, 5, 6, 7), now=7.0)
+    assert index.add(NONE, chain(6), 0, pages(5), now=7.0) == [first + 1]
 
 
 def test_tails_are_removed_and_their_numbers_used_again():
     index, nodes = filled()
-    assert index.remove([nodes[3]]) == nodes[1]
-    assert index.remove([nodes[2], nodes[1]]) == nodes[0]
+    assert index.remove([nodes[3]]) == chain(1, 2, 4).names[2:]
+    assert index.remove([nodes[2], nodes[1]]) == chain(1, 2, 3).names[:0:-1]
     assert index.find(chain(1, 2, 3), 3) == nodes[:1]
     assert index.node_of.tolist() == [nodes[0], *[NONE] * 7]
     assert int(index.children[nodes[0]]) == 0

@@ -1,0 +1,122 @@
+"""Runs: nodes of the prefix index that one request left together. Eviction policies rank runs, not single nodes.
+
+Nodes that a request left together have one age. So a policy keeps one entry for all of them, and a victim is a stretch
+of a run, found with a few array operations however long it is.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Nodes = NDArray[np.intp]
+
+NO_RUN = 0
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Nodes with one rank.
+
+    Attributes:
+        number: Unique key of the run.
+        nodes: [n] in order of the tokens. Some of them may be in other runs by now.
+        size: Nodes that are still in this run.
+        kind: Class, a number of the policy's own.
+        last: Time, on the policy's own clock, when the request left.
+    """
+
+    number: int
+    nodes: Nodes
+    size: int
+    kind: int
+    last: int
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """Places start .. end - 1 of an array of nodes, which are in one run, or in none."""
+
+    run: Run | None
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class NodeRuns:
+    """The run of each node. A node is in one run at most."""
+
+    def __init__(self) -> None:
+        self._number_of = np.zeros(64, np.int64)  # by node
+        self._runs: dict[int, Run] = {}
+        self._made = NO_RUN
+
+    def __len__(self) -> int:
+        """Runs that have nodes."""
+        return len(self._runs)
+
+    def run_of(self, node: int) -> Run | None:
+        return self._runs.get(int(self._number_of[node])) if node < len(self._number_of) else None
+
+    def put(self, nodes: Nodes, kind: int, last: int) -> None:
+        """Makes a run of nodes that `take_out` has taken out of others.
+
+        Args:
+            nodes: [n] in order of the tokens. The run keeps the array.
+            kind: As in `Run`.
+            last: As in `Run`.
+        """
+        self._made += 1
+        self._runs[self._made] = Run(self._made, nodes, len(nodes), kind, last)
+        self._number_of[nodes] = self._made
+
+    def take_out(self, nodes: Nodes) -> list[Stretch]:
+        """Takes nodes out of their runs.
+
+        Args:
+            nodes: [n], n at least 1, distinct.
+
+        Returns:
+            Their runs until now, one stretch after the other. Runs without nodes are gone.
+        """
+        try:
+            numbers = self._number_of[nodes]
+        except IndexError:  # nodes that no run has had so far
+            self._widen(int(nodes.max()) + 1)
+            numbers = self._number_of[nodes]
+        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        stretches = [
+            Stretch(self._runs.get(int(numbers[start])), start, end) for start, end in pairwise([0, *cuts, len(nodes)])
+        ]
+        for stretch in stretches:
+            if stretch.run is not None:
+                stretch.run.size -= len(stretch)
+                if not stretch.run.size:
+                    del self._runs[stretch.run.number]
+        self._number_of[nodes] = NO_RUN
+        return stretches
+
+    def tail(self, node: int, most: int) -> Nodes:
+        """The stretch of a run that ends with a node.
+
+        Args:
+            node: In a run or in none.
+            most: Nodes to return at most, 1 or more.
+
+        Returns:
+            [1 .. most] The node, then those before it in its run, up to the first that is in another run by now.
+        """
+        run = self.run_of(node)
+        if run is None or most == 1:
+            return np.array([node])
+        end = int(np.flatnonzero(run.nodes == node)[-1]) + 1
+        found = run.nodes[max(0, end - most) : end][::-1]
+        others = self._number_of[found] != run.number
+        return found[: int(others.argmax())] if np.count_nonzero(others) else found
+
+    def _widen(self, nodes: int) -> None:
+        have = len(self._number_of)
+        self._number_of = np.pad(self._number_of, (0, max(nodes, 2 * have) - have))
