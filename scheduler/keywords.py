@@ -28,7 +28,7 @@ REQUEST_KEYWORDS = {
     "include_stop_str_in_output": "Stopping(include_stop=...)",
     "length_penalty": "Sampling(beam=Beam(length_penalty=...))",
     "logit_bias": "Sampling(logit_bias=...)",
-    "logits_processors": NOT_HERE,
+    "logits_processors": "LLM(logits_processors=...), which holds for all requests",
     "logprobs": "Output(logprobs=True), with alternatives Output(top_logprobs=...)",
     "max_tokens": "Stopping(max_tokens=...)",
     "min_p": "Sampling(min_p=...)",
