@@ -90,9 +90,11 @@ def launcher() -> dict[str, Any]:
 
 
 def commands(text: str, program: str) -> Iterator[list[str]]:
-    """The words after `quire` or `ray` wherever it is called in shell, YAML or Markdown."""
+    """The words after `quire` or `ray` wherever it is called in shell, YAML or Markdown; the folder that a Dockerfile
+    copies is no call.
+    """
     whole = re.sub(r"\\\n\s*(#\s*)?", " ", text)
-    for found in re.finditer(rf"(?:^|[\s/`'\"(]){program} ((?:[a-z]+|--)[^\n`|&;]*)", whole):
+    for found in re.finditer(rf"(?:^|[\s/`'\"(])(?<!COPY ){program} ((?:[a-z]+|--)[^\n`|&;]*)", whole):
         words = found[1].split("#")[0].strip().removesuffix("'")
         yield shlex.split(words.replace("$", ""), posix=True)
 
