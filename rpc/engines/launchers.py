@@ -14,7 +14,7 @@ from rpc.engines.forks import ForkError, ForkOrder, ForkServer
 log = logging.getLogger("quire.engines")
 
 MODULE = "rpc.engines.engine_process"
-PRELOADED = ("rpc.assembly", "model.compiled", "model.kernels.logits", "model.kernels.machine", MODULE)
+PRELOADED = ("rpc.engines.assembly", "model.cpu.backend", MODULE)
 """What a fork server imports: torch, and all that an engine on a CPU imports while it starts."""
 
 

@@ -35,13 +35,22 @@ class Sliding(Holders):
         self._balance()
 
     def _check_first(self, row: int, window: int | None, before: Table, after: Table, computed: int) -> None:
-        # A full page whose published twin cannot be taken over yet, since a step of a row that left still touches it,
-        # is published with the next step. Until then the row keeps the last page that it has published.
-        named = min(int(self.manager.names.named[row]), computed // self.size)
         needed = first_needed(window, computed, self.size)
-        least = max(before.first, needed if named == computed // self.size else min(needed, max(named - 1, 0)))
+        if self._waits_to_publish(row, computed):  # the row goes on from the last page that it has published
+            needed = min(needed, max(int(self.manager.names.named[row]) - 1, 0))
+        least = max(before.first, needed)
         most = max(before.first, first_seen(window, computed) // self.size)  # for who need not go on from a page
         assert least <= after.first <= most, f"pages from {after.first} on are held, {least} to {most} was due"
+
+    def _waits_to_publish(self, row: int, computed: int) -> bool:
+        """Whether the row's next full page has a published twin that it cannot take over yet: a step in flight of a row
+        that left still touches the page.
+        """
+        named = int(self.manager.names.named[row])
+        if named >= computed // self.size:
+            return False
+        own = set(self.manager.tables.pages[:, row, named].tolist())
+        return any(own & set(pages) for _, pages in self.waiting)
 
     def _queue_up(self, pages: list[int]) -> None:
         node_of = self.manager.prefix.index.node_of

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model.config import read_config
 from model.cpu.decoder import CompiledDecoder
+from model.forward import ForwardBatch, ForwardOutput
 from model.settings import ModelSettings
 from rpc.hosts import choose_hosts
 from rpc.link import codec
@@ -220,8 +221,8 @@ def test_bits_that_depend_on_the_batch_would_show(
 ) -> None:
     forward = CompiledDecoder.forward
 
-    def leaky(self: CompiledDecoder, tokens: Tensor, *others: object) -> Tensor:
-        return forward(self, tokens, *others) * (1 + 1e-6 * len(tokens))
+    def leaky(self: CompiledDecoder, batch: ForwardBatch) -> ForwardOutput:
+        return ForwardOutput(forward(self, batch).logits * (1 + 1e-6 * len(batch.tokens)))
 
     monkeypatch.setattr(CompiledDecoder, "forward", leaky)
     assert differences(played("thread", tiny, TOGETHER, FEW), reference, FEW) != []

@@ -243,8 +243,8 @@ def test_replicas_are_processes_that_share_the_machine_and_the_secret(engine: st
     assert len(replicas) == 3
     for chosen in replicas:
         assert isinstance(chosen, ProcessHost)
-        assert isinstance(hosts[0], ProcessHost)
-        assert chosen._launcher is hosts[0]._launcher, "each has a fork server of its own"
+        assert isinstance(replicas[0], ProcessHost)
+        assert chosen._launcher is replicas[0]._launcher, "each has a fork server of its own"
         assert (chosen._config.engines_here, chosen._config.secret) == (3, b"secret".hex())
         assert chosen._config.tells_names
 
