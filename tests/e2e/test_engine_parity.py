@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from model.config import read_config
 from model.cpu.decoder import CompiledDecoder
