@@ -89,7 +89,8 @@ def test_killed_clients_free_their_pages_and_change_nobody(server: RunningServer
         if client in doomed:
             client.send_signal(signal.SIGKILL)
     for client in clients:
-        output, _ = client.communicate(timeout=120)
+        output = client.stdout.read() if client.stdout else ""  # `communicate` misses what came with the first line
+        client.wait(timeout=120)
         if client not in doomed:
             assert client.returncode == 0
             for seed, ids in json.loads(output).items():
