@@ -61,9 +61,12 @@ def load_factories(names: str | None) -> list[LogitsProcessorFactory]:
     Raises:
         ValueError: A name has no entry point, or its entry point cannot be imported or called.
     """
+    asked = [part.strip() for part in (names or "").split(",") if part.strip()]
+    if not asked:
+        return []  # reading the metadata of all distributions takes a part of an engine's start
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     factories: list[LogitsProcessorFactory] = []
-    for name in (part.strip() for part in (names or "").split(",") if part.strip()):
+    for name in asked:
         if name not in found:
             known = ", ".join(sorted(found)) or "no installed distribution has one"
             raise ValueError(f"--logits-processors: {name!r} is no entry point of {ENTRY_POINTS}; known: {known}")
