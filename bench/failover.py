@@ -1,10 +1,10 @@
-"""What clients see of an engine that is killed: streams over engines with steps of 20 ms, one of which dies.
+"""Measures a failover as clients see it: streams over engines with steps of 20 ms, one of which is killed.
 
     python -m bench.failover --rounds 10 --streams 16
 
 In each round one engine gets SIGKILL while all streams run. Prints the longest time between two messages of any stream
-in the second after it, beside that of the second before, which is what the machine does anyway. A gap or a duplicate in
-a stream ends the benchmark.
+in the second after it. The same figure of the second before shows the machine's own noise. A gap or a duplicate in a
+stream ends the benchmark.
 """
 
 import asyncio
@@ -32,13 +32,18 @@ WARM_UP, WINDOW = 1.0, 1.0  # seconds
 
 @dataclass
 class Watched:
-    """A stream. arrivals: when its messages came. tokens: so many, without a gap."""
+    """A stream's messages.
+
+    Attributes:
+        arrivals: Time of each message, in seconds of time.monotonic.
+        tokens: Number of tokens so far, without a gap.
+    """
 
     arrivals: list[float] = field(default_factory=list)
     tokens: int = 0
 
     def worst(self, start: float, end: float) -> float:
-        """The longest wait for a message that came in this time, in seconds."""
+        """Returns the longest wait in seconds for a message that came between `start` and `end`."""
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         return max(later - one for one, later in pairs if start < later <= end)
 
@@ -62,7 +67,7 @@ async def watch(stub: pb_grpc.GenerationServiceStub, number: int, watched: Watch
 
 
 async def one_round(chance: random.Random, count: int, engines: int) -> tuple[float, float]:
-    """The worst gap of all streams before the kill, and after it."""
+    """Returns the longest wait of all streams in the second before the kill, and in the one after it."""
     with running("process", str(engines)) as ids:
         async with aio.insecure_channel(ids["address"], options=[("grpc.enable_http_proxy", 0)]) as channel:
             stub, streams = pb_grpc.GenerationServiceStub(channel), [Watched() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""How a benchmark shows what it measured: a table for people, JSON for programs."""
+"""Prints a benchmark's figures: a table for people, JSON for programs."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")
 
 
 def show(title: str, figures: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
-    """figures: of each mode by their names, which are words joined by _ and end in their unit. A column a mode."""
+    """Prints figures with a column for each mode.
+
+    Args:
+        title: Title of the table.
+        figures: Mode to its figures by name. A name is words joined by _ and ends in its unit.
+        as_json: Whether to print JSON.
+    """
     if as_json:
         print(json.dumps(figures))
         return

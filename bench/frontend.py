@@ -1,10 +1,11 @@
-"""What a token costs in the frontend: the real service over an engine that computes nothing, one token a message.
+"""Measures the cost of a token in the frontend: the real service over a stub engine, one token a message.
 
-One run, interleaved: `floor`, a bare grpc.aio servicer that writes ready-made bytes of the same size, and `served`, the
-public service with its streams, detokenizer, stop strings and metrics over a stub engine. The server runs on one core,
-the clients on the others (on Linux). Its processor time a token is that of its whole process but for the stub's thread,
-and holds whoever else uses the machine; what happens in a second of the clock is true of a quiet one alone. The loop
-wakes up once for the engine's step, and once for each message that gRPC has written.
+Two modes are interleaved. `floor` is a bare grpc.aio servicer that writes ready-made bytes of the same size. `served`
+is the public service with its streams, detokenizer, stop strings and metrics. On Linux the server runs on one core, and
+the clients on the others.
+
+CPU time a token is that of the server's process but for the stub's thread. It is valid on a busy machine too; rates per
+second need a quiet one. The loop wakes up once for the engine's step, and once for each message that gRPC has written.
 """
 
 import asyncio
@@ -34,9 +35,14 @@ STREAM = f"/{pb.DESCRIPTOR.services_by_name['GenerationService'].full_name}/Stre
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """One window of one mode. messages: that the clients got. counts: of the server (see `bench.stub_engine`). others:
-    share of the machine that other processes used.
+class FrontendWindow:
+    """One window of one mode.
+
+    Attributes:
+        seconds: Length of the window.
+        messages: Messages that the clients got.
+        counts: Counters of the server in the window; see `bench.stub_engine`.
+        others: Share of the machine that other processes used.
     """
 
     seconds: float
@@ -46,12 +52,12 @@ class Window:
 
     @property
     def us(self) -> float:
-        """Microseconds of processor time a token."""
+        """Microseconds of CPU time a token."""
         return 1e6 * self.counts["cpu"] / max(1, self.counts["tokens"])
 
 
-class Served:
-    """A server of `bench.stub_engine`."""
+class StubServer:
+    """A running `bench.stub_engine`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None  # noqa: S101 - pipes were asked for
@@ -66,12 +72,12 @@ class Served:
 
 
 @contextmanager
-def running(mode: str, rate: float) -> Iterator[Served]:
+def running(mode: str, rate: float) -> Iterator[StubServer]:
     command = [sys.executable, "-m", "bench.stub_engine", mode, str(rate)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         with apart_from(process.pid):
-            yield Served(process)
+            yield StubServer(process)
     finally:
         process.kill()
         process.wait()
@@ -79,7 +85,7 @@ def running(mode: str, rate: float) -> Iterator[Served]:
 
 @contextmanager
 def apart_from(pid: int) -> Iterator[None]:
-    """The other process on the first core, this one on the rest, where there are several and the system can do it."""
+    """Pins another process to the first core and this one to the rest, on Linux with several cores."""
     if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield
         return
@@ -91,8 +97,8 @@ def apart_from(pid: int) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-class Machine:
-    """What other processes use."""
+class OtherProcesses:
+    """Measures the CPU use of other processes since its creation."""
 
     def __init__(self) -> None:
         self._began, self._before = time.monotonic(), self._busy()
@@ -102,21 +108,21 @@ class Machine:
         return sum(machine) - machine.idle - machine.iowait - time.process_time()
 
     def others(self, counts: dict[str, float]) -> float:
-        """Their share since the beginning. counts: of the server in this time."""
+        """Returns their share of the machine. `counts` are the server's counters of this time."""
         theirs = self._busy() - self._before - counts["cpu"] - counts["stub"]
         return max(0.0, theirs) / (time.monotonic() - self._began) / (psutil.cpu_count() or 1)
 
 
 def request(group: int) -> bytes:
-    """Text alone, a stop string that never comes, and no end before the context's. group: least tokens a message."""
+    """Returns a request without an end or a match of its stop string, with at least `group` tokens a message."""
     spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=[1, 2, 3, 4]), stopping=pb.StoppingCriteria(ignore_eos=True))
     spec.stopping.stop.append("\nqqqq")
     options = pb.StreamOptions(min_tokens_per_message=group)
     return pb.StreamGenerateRequest(spec=spec, stream_options=options).SerializeToString()
 
 
-async def measure(mode: str, streams: int, rate: float, seconds: float, group: int = 1) -> Window:
-    """Raises RuntimeError where a stream ends."""
+async def measure(mode: str, streams: int, rate: float, seconds: float, group: int = 1) -> FrontendWindow:
+    """Measures one window. Raises RuntimeError if a stream ends."""
     with running(mode, rate) as server:
         async with AsyncExitStack() as stack:
             options = [("grpc.use_local_subchannel_pool", 1)]
@@ -130,11 +136,11 @@ async def measure(mode: str, streams: int, rate: float, seconds: float, group: i
 async def measure_all(
     streams: Sequence[int], rate: float, group: int, rounds: int, seconds: float
 ) -> dict[int, dict[str, float]]:
-    """By number of streams, what `report` says."""
-    # On one loop: grpc.aio goes on telling the loops of earlier runs what comes.
+    """Returns the figures of `report` by number of streams."""
+    # On one loop: grpc.aio goes on waking up the loops of earlier runs.
     rows = {}
     for count in streams:
-        windows: dict[str, list[Window]] = {mode: [] for mode in MODES}
+        windows: dict[str, list[FrontendWindow]] = {mode: [] for mode in MODES}
         for _ in range(rounds):
             for mode in MODES:
                 windows[mode].append(await measure(mode, count, rate, seconds, group))
@@ -143,7 +149,7 @@ async def measure_all(
 
 
 class Readers:
-    """Clients that count their messages."""
+    """Clients of all streams, which count their messages."""
 
     def __init__(self, mode: str, channels: list[aio.Channel], streams: int, request: bytes) -> None:
         self.messages, self._request = 0, request
@@ -156,7 +162,7 @@ class Readers:
             self.messages += 1
 
     async def leave(self) -> None:
-        """Raises RuntimeError where a stream has ended."""
+        """Cancels all streams. Raises RuntimeError if one has ended before."""
         ended = [task for task in self._tasks if task.done()]
         for task in self._tasks:
             task.cancel()
@@ -165,18 +171,18 @@ class Readers:
             raise RuntimeError(f"{len(ended)} of {len(self._tasks)} streams ended: {ended[0].exception()}")
 
 
-async def _measure(server: Served, readers: Readers, seconds: float) -> Window:
+async def _measure(server: StubServer, readers: Readers, seconds: float) -> FrontendWindow:
     await asyncio.sleep(WARM_UP)
-    machine, began, before, first = Machine(), time.monotonic(), server.counts(), readers.messages
+    machine, began, before, first = OtherProcesses(), time.monotonic(), server.counts(), readers.messages
     await asyncio.sleep(seconds)
     took, after, messages = time.monotonic() - began, server.counts(), readers.messages - first
     counts = {key: after[key] - before[key] for key in after}
-    window = Window(took, messages, counts, machine.others(counts))
+    window = FrontendWindow(took, messages, counts, machine.others(counts))
     await readers.leave()
     return window
 
 
-def report(windows: dict[str, list[Window]]) -> dict[str, float]:
+def report(windows: dict[str, list[FrontendWindow]]) -> dict[str, float]:
     floor, ours = windows["floor"], windows["served"]
     us, bare = median(w.us for w in ours), median(w.us for w in floor)
     return {
@@ -194,7 +200,9 @@ def report(windows: dict[str, list[Window]]) -> dict[str, float]:
 
 
 def main(
-    streams: Annotated[list[int] | None, typer.Option(min=1, help="Concurrent streams; may be given again.")] = None,
+    streams: Annotated[
+        list[int] | None, typer.Option(min=1, help="Concurrent streams; may be given several times.")
+    ] = None,
     rate: Annotated[float, typer.Option(min=0, help="Steps a second; 0: the next once all tokens are taken.")] = 0,
     group: Annotated[int, typer.Option(min=1, help="Tokens that a message waits for; above 1 with a rate.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Windows of each mode; medians are reported.")] = 3,
@@ -203,7 +211,7 @@ def main(
 ) -> None:
     """Measure the frontend's own cost: 1, 16, 64 and 256 streams, one token a message.
 
-    Microseconds are of processor time; what is per second is true of a quiet machine alone.
+    Microseconds are CPU time; rates per second need a quiet machine.
     """
     if group > 1 and not rate:
         raise typer.BadParameter("--group above 1 needs a --rate: a step would wait for tokens that wait for it")

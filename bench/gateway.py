@@ -1,8 +1,8 @@
-"""What a token costs in the gateway: streams of chat chunks over an engine that computes nothing.
+"""Measures the cost of a token in the gateway: streams of chunks over an engine that computes nothing.
 
-One run, interleaved: `gateway`, a `quire gateway` whose clients read events from sockets, and `bare`, a grpc.aio client
-that reads the same streams and drops them. The server is `bench.stub_engine`, at a fixed pace. Processor time is that
-of the whole process of the gateway, or of the bare client, and holds for a machine on which others run too.
+Two modes are interleaved: `gateway`, a `quire gateway` whose clients read events from sockets, and `bare`, a grpc.aio
+client that reads the same streams and drops them. The server is `bench.stub_engine`, at a fixed pace. CPU time is that
+of the whole process of the gateway or the bare client, and is valid on a busy machine too.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ HEAD = (
 
 @contextmanager
 def gateway(server: str) -> Iterator[tuple[psutil.Process, str]]:
-    """And its HOST:PORT."""
+    """Starts a gateway, and yields its process and HOST:PORT."""
     command = [str(Path(sys.executable).parent / "quire"), "gateway", "--server", server, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -63,7 +63,7 @@ class Reader:
 
 
 async def through_gateway(address: str, streams: int, seconds: float) -> float:
-    """Microseconds of the gateway's processor time a token. Raises RuntimeError where a stream ends."""
+    """Returns microseconds of the gateway's CPU time a token. Raises RuntimeError if a stream ends."""
     with gateway(address) as (process, http):
         reader = Reader()
         tasks = [asyncio.create_task(reader.read(http)) for _ in range(streams)]
@@ -81,7 +81,7 @@ async def through_gateway(address: str, streams: int, seconds: float) -> float:
 
 
 async def read_bare(address: str, streams: int) -> None:
-    """Until it is killed; a line for each line of its input: how many messages."""
+    """Reads streams until killed. Answers each line of its input with the number of messages so far."""
     messages = 0
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [aio.insecure_channel(address, options) for _ in range(-(-streams // STREAMS_A_CONNECTION))]
@@ -97,7 +97,7 @@ async def read_bare(address: str, streams: int) -> None:
 
 
 async def bare(address: str, streams: int, seconds: float) -> float:
-    """As `through_gateway`, of a client that drops what it reads."""
+    """Returns microseconds of CPU time a token of a client that drops the messages it reads."""
     command = [sys.executable, "-m", "bench.gateway", "read", address, str(streams)]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
     try:

@@ -1,6 +1,6 @@
-"""Whether Quire's path of kernels is right on a CUDA device, and how fast it is, beside what the device can do.
+"""Checks Quire's kernels on a CUDA device, and measures them beside the device's limits.
 
-Markdown goes to standard output, progress to standard error. Ends with 1 where something was wrong or failed.
+Markdown goes to standard output, progress to standard error. Exits with 1 if a check was wrong or failed.
 
 python -m bench.gpu [--seconds 480] [--json FILE] [--sections ceilings,correctness]
 """
@@ -14,10 +14,10 @@ import sys
 import threading
 from pathlib import Path
 
-if not __package__:  # run as a file: beside it lie benches that are named as what they measure
+if not __package__:  # run as a file: modules beside it, such as scheduler.py, would hide Quire's packages
     sys.path[0] = str(Path(__file__).parents[1])
 
-import model  # noqa: F401 - before torch: it says how OpenMP's threads wait
+import model  # noqa: F401 - before torch: it sets how OpenMP's threads wait
 
 import torch  # isort: skip
 
@@ -26,10 +26,10 @@ from bench.on_gpu.budget import Budget
 from bench.on_gpu.device import facts, head
 from bench.on_gpu.report import Report, say
 from bench.on_gpu.sections import ON_HOST, SECTIONS, run_sections
-from bench.on_gpu.sizes import Sizes, sizes_for
+from bench.on_gpu.sizes import RunSizes, sizes_for
 from bench.on_gpu.timing import timer_of
 
-GRACE = 60.0  # seconds beyond its time after which a run that hangs is ended
+GRACE = 60.0  # seconds beyond the run's time after which a run that hangs is ended
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
         print(f"--json is {args.json}: no such directory", file=sys.stderr)
         return 2
     device, places = torch.device(args.device), list[Path]()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was written is removed then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that directories are removed
     watch = threading.Timer(args.seconds + GRACE, cut_off, [places])
     watch.daemon = True
     watch.start()
@@ -67,9 +67,21 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def run(
-    device: torch.device, sizes: Sizes, names: list[str], seconds: float, path: Path | None, places: list[Path]
+    device: torch.device, sizes: RunSizes, names: list[str], seconds: float, path: Path | None, places: list[Path]
 ) -> int:  # fmt: skip
-    """path: of the JSON. places: where directories that the caller removes are noted. Returns the exit status."""
+    """Runs the sections, and prints their report.
+
+    Args:
+        device: Device to measure.
+        sizes: Sizes of the work.
+        names: Sections to run.
+        seconds: Time of the run.
+        path: JSON file; None writes none.
+        places: Receives directories that the caller must remove.
+
+    Returns:
+        The exit status.
+    """
     report = Report(facts=facts(device), path=path)
     print(head(report.facts), flush=True)
     torch.set_float32_matmul_precision("highest")
@@ -89,7 +101,7 @@ def remove(places: list[Path]) -> None:
 
 
 def cut_off(places: list[Path]) -> None:
-    """Ends a run that hangs, and says where; what was found so far has been told."""
+    """Ends a run that hangs, and prints where it hangs. Its tables so far are printed already."""
     faulthandler.dump_traceback()
     remove(places)
     say("the run hangs: it was ended")

@@ -1,5 +1,6 @@
-"""What the host tier saves: prompts that come again after others have taken their place in the pool, with the tier and
-without, turn by turn in one process.
+"""Measures what the host tier saves, with the tier and without, interleaved in one process.
+
+Prompts come again after others have taken their place in the pool.
 
 python -m bench.host_tier
 """
@@ -15,13 +16,13 @@ import psutil
 from model.config import read_config
 from rpc.offline import LLM
 from rpc.paths import model_directory
-from scheduler.request import Sampling, Stopping
+from scheduler.parameters import Sampling, Stopping
 
 PAGE = 16
 
 
 def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
-    """Seconds until it is there, and how many of the prompt's tokens were not computed."""
+    """Returns seconds until the first token, and the number of cached prompt tokens."""
     began = time.perf_counter()
     (done,) = llm.generate([prompt], Sampling(temperature=0.0), Stopping(max_tokens=1))
     return time.perf_counter() - began, done.cached_tokens

@@ -1,14 +1,15 @@
-"""What the KV cache saves: tokens a second with it and without (`--recompute`), turn by turn in one process.
+"""Measures what the KV cache saves: tokens a second with it and without (`--recompute`), interleaved in one process.
 
 python -m bench.kv_cache [--rounds 5] [--model DIR] [--json]
 
-Without --model a random GPT-2 of the size that "LLMs from scratch" measures its own cache with: 6 layers, 256 wide, 8
-heads, 5,000 tokens, a prompt of 4. What that text's own code did is not measured here. In single runs on one thread of
-another, busy machine it made 72 / 49 / 27 / 10 tokens a second without a cache for 64 / 128 / 256 / 512 new ones, 2.1 /
-3.1 / 4.9 / 13 times that with a cache that appends by concatenation, 2.6 / 3.9 / 6.4 / 16 times with one that is
-allocated in advance. What a plain GPT with such a cache makes here is measured in the same turns, where no other model
-is asked for (`bench/plain_gpt.py`, our own); and what both make of several requests, which Quire runs together and the
-plain one, that can hold one, in a row.
+Without --model it runs a random GPT-2 of the size that "LLMs from scratch" measures its own cache with: 6 layers, 256
+wide, 8 heads, 5,000 tokens, a prompt of 4. That text's own code is not measured here. In single runs on one thread of
+another, busy machine, without a cache, it made 72 / 49 / 27 / 10 tokens a second. These are for 64 / 128 / 256 / 512
+new ones. A cache that appends by concatenation made 2.1 / 3.1 / 4.9 / 13 times that. One that is allocated in advance
+made 2.6 / 3.9 / 6.4 / 16 times.
+
+A plain GPT with such a cache (`bench/plain_gpt.py`, our own) is measured in the same rounds, if --model is not given.
+Then both run several requests: Quire together, the plain GPT one after the other.
 """
 
 import argparse
@@ -37,9 +38,12 @@ from model.config import read_config
 from model.loading import LoadedModel, load
 from model.settings import ModelSettings
 from scheduler.events import EndReason, Submit
-from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
+from scheduler.parameters import Output, Sampling, Stopping
+from scheduler.request import Request
+from scheduler.resolve import resolve
 from scheduler.scheduler import Scheduler
 from scheduler.settings import NO_QUEUE_LIMITS, RequestLimits, SchedulerSettings
+from scheduler.spec import Spec
 
 NEW = (64, 128, 256, 512)
 MANY, MANY_NEW = (1, 4, 16), 128
@@ -47,7 +51,7 @@ LAYERS, HIDDEN, HEADS, VOCABULARY, CONTEXT, PROMPT = 6, 256, 8, 5000, 1024, 4
 
 
 def write_gpt2(directory: Path) -> Path:
-    """A random checkpoint."""
+    """Writes a random checkpoint, and returns its directory."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -71,9 +75,11 @@ def write_gpt2(directory: Path) -> Path:
     return directory
 
 
-class Engine:
-    """So many sequences at once, without threads. moved: bytes of the slots that steps write, and of what is copied
-    in the pool.
+class StepEngine:
+    """Runs an engine step by step, without threads.
+
+    Attributes:
+        moved: Bytes of KV that steps write, and that are copied within the pool.
     """
 
     def __init__(self, directory: Path, recompute: bool, page_size: int = 16, sequences: int = 1) -> None:
@@ -90,7 +96,7 @@ class Engine:
         self._count_bytes()
 
     def _count_bytes(self) -> None:
-        attention: Any = self.loaded.runner._attention
+        attention: Any = self.loaded.runner.attention
         make, copy, layout = attention.plan, attention.copy, self.loaded.layout
 
         def counted_plan(shape: StepShape) -> Any:
@@ -104,7 +110,7 @@ class Engine:
         attention.plan, attention.copy = counted_plan, counted_copy
 
     def run(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
-        """Output ids of each, and seconds for all of it."""
+        """Returns the output ids of each prompt, and seconds for all."""
         first, self._attempt = self._attempt, self._attempt + len(prompts)
         events = [Submit(first + i, self._request(prompt, new)) for i, prompt in enumerate(prompts)]
         ids: list[list[int]] = [[] for _ in prompts]
@@ -143,8 +149,8 @@ def model(place: str | None) -> Iterator[Path]:
 
 
 def measure(directory: Path, rounds: int, plain: PlainGPT | None = None) -> list[dict[str, Any]]:
-    """A row for each length: medians over rounds, in which all take turns. plain: the same model."""
-    engines = {"recompute": Engine(directory, True), "cache": Engine(directory, False)}
+    """Returns a row of medians for each output length, over interleaved rounds. `plain` has the same model."""
+    engines = {"recompute": StepEngine(directory, True), "cache": StepEngine(directory, False)}
     limits = engines["cache"].loaded.limits
     prompt = np.random.default_rng(0).integers(1, limits.vocabulary, PROMPT).tolist()
     rows = []
@@ -173,8 +179,8 @@ def measure(directory: Path, rounds: int, plain: PlainGPT | None = None) -> list
 
 
 def measure_many(directory: Path, rounds: int, plain: PlainGPT) -> list[dict[str, Any]]:
-    """A row for each number of requests, of as many new tokens: tokens a second of all together."""
-    engine = Engine(directory, False, sequences=max(MANY))
+    """Returns a row for each number of requests: output tokens a second of all together."""
+    engine = StepEngine(directory, False, sequences=max(MANY))
     draw = np.random.default_rng(1)
     prompts = [draw.integers(1, VOCABULARY, PROMPT).tolist() for _ in range(max(MANY))]
     rows = []

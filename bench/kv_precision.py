@@ -1,5 +1,7 @@
-"""What 8-bit KV costs in quality and saves in memory: the demo model's log probabilities of text that it was not
-trained on, teacher-forced, with KV in each dtype beside float32.
+"""Measures the loss of quality and the memory of 8-bit KV.
+
+Compares the demo model's log probabilities of text that it was not trained on, teacher-forced, with KV in each dtype
+and in float32.
 
 python -m bench.kv_precision
 """
@@ -27,7 +29,7 @@ DTYPES = ("float32", "bfloat16", "int8", "fp8")
 
 
 def log_probabilities(model: Model, config: ModelConfig, kv_dtype: str, windows: list[list[int]]) -> torch.Tensor:
-    """[tokens, vocabulary] after each token of each window."""
+    """Returns log probabilities [tokens, vocabulary], float32, after each token of each window."""
     device, length = torch.device("cpu"), len(windows[0])
     layout = config.kv_layout(PAGE_SIZE, kv_dtype)
     pages = layout.pages_for(length)
@@ -46,7 +48,7 @@ def log_probabilities(model: Model, config: ModelConfig, kv_dtype: str, windows:
 
 
 def quality(exact: torch.Tensor, found: torch.Tensor, windows: list[list[int]]) -> dict[str, float]:
-    """exact, found: `log_probabilities` of these windows."""
+    """Compares two results of `log_probabilities` of the same windows: perplexity, KL divergence, top tokens."""
     follows = torch.tensor([token for window in windows for token in [*window[1:], -1]])
     scored = follows >= 0
     loss = -found[scored].gather(1, follows[scored, None]).mean().item()
@@ -69,7 +71,7 @@ def arguments(description: str | None) -> argparse.Namespace:
 
 
 def read_windows(directory: Path, args: argparse.Namespace) -> list[list[int]]:
-    """Ids of the text, 512 at a time."""
+    """Returns windows of up to 512 token ids of the text."""
     text = (args.text or directory.parent / "tinyshakespeare.txt").read_text(encoding="utf-8")
     ids = load_tokenizer(directory).encode(text if args.text else text[-len(text) // 10 :], True)
     length = min(512, read_config(directory).context)

@@ -1,8 +1,8 @@
-"""What the engine link costs: 64 streams, paced steps, the engine in the frontend's process and behind the link.
+"""Measures the cost of the engine link: 64 streams, paced steps, the engine in process and behind the link.
 
-One run, interleaved: `bare` (an engine whose outputs nobody reads), `thread` (in-process) and `process` (behind the
-link). The engine-side cost of the link is the processor time of the engine's process above bare's, by token; the added
-latency is the difference between the medians, from a step's end to the client's receipt over gRPC.
+Three modes are interleaved: `bare` (an engine whose outputs are dropped), `thread` (in process) and `process` (behind
+the link). The link's cost at the engine is the CPU time a token of the engine's process beyond that of `bare`. The
+added latency is the difference of the medians of `process` and `thread`, from a step's end to the client's receipt.
 """
 
 import asyncio
@@ -31,9 +31,15 @@ MODES = ("bare", "thread", "process")
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """One window of one mode. latencies: seconds, of each message. engine_cpu, frontend_cpu: processor seconds of their
-    processes. others: share of the machine that other processes used.
+class LinkWindow:
+    """One window of one mode.
+
+    Attributes:
+        tokens: Number of tokens.
+        latencies: Seconds from a step's end to the client, for each message.
+        engine_cpu: CPU seconds of the engine's process.
+        frontend_cpu: CPU seconds of the frontend's process.
+        others: Share of the machine that other processes used.
     """
 
     tokens: int
@@ -44,7 +50,7 @@ class Window:
 
     @property
     def engine_us(self) -> float:
-        """Microseconds of the engine's process by token."""
+        """Microseconds of CPU time of the engine's process a token."""
         return 1e6 * self.engine_cpu / self.tokens
 
 
@@ -63,7 +69,7 @@ def running(*mode: str) -> Iterator[dict[str, Any]]:
 
 
 class Meter:
-    """Processor time of the engine, the frontend and the machine over a window."""
+    """Measures the CPU time of the engine, the frontend and the machine since its creation."""
 
     def __init__(self, ids: dict[str, Any]) -> None:
         self._processes = {pid: psutil.Process(pid) for pid in {ids["engine"], ids.get("frontend", ids["engine"])}}
@@ -76,15 +82,17 @@ class Meter:
         machine = psutil.cpu_times()
         return times | {"own": sum(self._own.cpu_times()[:2]), "busy": sum(machine) - machine.idle - machine.iowait}
 
-    def window(self, tokens: int, latencies: list[float]) -> Window:
+    def window(self, tokens: int, latencies: list[float]) -> LinkWindow:
         used = {key: after - self._before[key] for key, after in self._read().items()}
         ours = sum(seconds for key, seconds in used.items() if key != "busy")
         capacity = (time.monotonic() - self._began) * (psutil.cpu_count() or 1)
         frontend = used[self._ids["frontend"]] if "frontend" in self._ids else 0.0
-        return Window(tokens, latencies, used[self._ids["engine"]], frontend, max(0.0, used["busy"] - ours) / capacity)
+        return LinkWindow(
+            tokens, latencies, used[self._ids["engine"]], frontend, max(0.0, used["busy"] - ours) / capacity
+        )
 
 
-def measure_bare(seconds: float) -> Window:
+def measure_bare(seconds: float) -> LinkWindow:
     with running("bare") as ids:
         time.sleep(WARM_UP)
         meter = Meter(ids)
@@ -92,12 +100,12 @@ def measure_bare(seconds: float) -> Window:
         return meter.window(round(seconds / PERIOD) * STREAMS, [])
 
 
-def measure_served(mode: str, seconds: float) -> Window:
+def measure_served(mode: str, seconds: float) -> LinkWindow:
     with running(mode) as ids:
         return asyncio.run(_measure(ids, seconds))
 
 
-async def _measure(ids: dict[str, Any], seconds: float) -> Window:
+async def _measure(ids: dict[str, Any], seconds: float) -> LinkWindow:
     latencies: list[float] = []
     tokens = 0
     measuring = False
@@ -126,12 +134,12 @@ async def _measure(ids: dict[str, Any], seconds: float) -> Window:
 
 
 def age(token: int, now: float) -> float:
-    """Seconds since the end of the step that made the token."""
+    """Returns seconds since the end of the step that made the token."""
     behind = (int(now / PERIOD) - token) % CYCLE
     return now - (int(now / PERIOD) - behind) * PERIOD
 
 
-def report(windows: dict[str, list[Window]]) -> dict[str, Any]:
+def report(windows: dict[str, list[LinkWindow]]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for mode, runs in windows.items():
         row: dict[str, Any] = {
@@ -157,7 +165,7 @@ def main(
     as_json: AsJson = False,
 ) -> None:
     """Measure the engine link: 64 streams, a token each every 20 ms."""
-    windows: dict[str, list[Window]] = {mode: [] for mode in MODES}
+    windows: dict[str, list[LinkWindow]] = {mode: [] for mode in MODES}
     for _ in range(rounds):
         for mode in MODES:
             windows[mode].append(measure_bare(seconds) if mode == "bare" else measure_served(mode, seconds))

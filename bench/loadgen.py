@@ -1,9 +1,8 @@
-"""What a token costs in the load generator (`quire bench serve`): streams of an engine that computes nothing.
+"""Measures the cost of a token in the load generator (`quire bench serve`), on streams of a stub engine.
 
-One run, interleaved: `bare`, a grpc.aio client that drops what it reads (with a rate only), `quire`, the generator on
-the same streams, and `openai`, the generator on those of a `quire gateway`. Processor time is that of the whole process
-of the client, and holds for a machine on which others run too; `busy` is the part of the time that its event loop's
-thread ran.
+Three modes are interleaved: `bare` is a grpc.aio client that drops its messages (with a rate only). `quire` is the
+generator on the same streams, `openai` the generator on those of a `quire gateway`. CPU time is that of the client's
+whole process, and is valid on a busy machine too. `busy` is the share of time in which its event loop ran.
 """
 
 import asyncio
@@ -19,17 +18,17 @@ from rpc.client.security import OPEN
 from rpc.loadgen.drive import Drive
 from rpc.loadgen.native import Native
 from rpc.loadgen.openai_http import OpenAI
-from rpc.loadgen.wire import Request, Wire
+from rpc.loadgen.wire import LoadRequest, Wire
 
 ENDLESS = 10**6
 PROMPT = [1, 2, 3, 4]
 
 
 async def of_generator(wire: Wire, streams: int, seconds: float) -> dict[str, float]:
-    """Of streams that all run the whole time, from when they are sent. Raises RuntimeError where one fails."""
+    """Returns the generator's figures for streams that run all the time. Raises RuntimeError if one fails."""
     drive = Drive(wire.send, 600, scheduled=False)
     asyncio.get_running_loop().call_later(seconds, drive.stop)
-    run = await drive.closed((Request(i, PROMPT, 4, ENDLESS) for i in range(streams)), streams)
+    run = await drive.run_closed((LoadRequest(i, PROMPT, 4, ENDLESS) for i in range(streams)), streams)
     await wire.close()
     tokens = sum(seen.tokens for seen in run.seen)
     if not tokens or any(seen.message for seen in run.seen):

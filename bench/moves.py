@@ -1,10 +1,10 @@
-"""What streams see of a drain, by copying their KV pages and by recompute: two servers of two engines each, in turn.
+"""Measures a drain as its streams see it: with a KV transfer, and with recompute, interleaved.
 
     python -m bench.moves --rounds 5 --streams 16 --prompt 800
 
-In each round all streams run on one engine of a server, with prompts that nobody has seen, and move to the other when
-theirs is drained. Prints the longest time between two messages of a stream after the drain: the median over the streams
-and the worst of them. The server that recomputes is the same one with --no-prefix-cache, which has no pages to copy. A
+Two servers have two engines each. In each round all streams run on one engine of a server, with new prompts, and move
+to the other when theirs is drained. Prints the longest time between two messages of a stream after the drain: the
+median over the streams, and the worst. The server that recomputes has --no-prefix-cache, so it has no pages to copy. A
 gap or a duplicate in a stream ends the benchmark.
 """
 
@@ -33,11 +33,11 @@ FLAGS = ("--replicas", "2", "--kv-cache-memory", "256MiB")
 WAYS = {"copied": FLAGS, "recomputed": (*FLAGS, "--no-prefix-cache")}
 DIRECT = [("grpc.enable_http_proxy", 0)]
 Round = tuple[float, float, float]
-"""Median and worst gap in seconds, and pages that were copied."""
+"""Median and longest gap in seconds, and number of copied pages."""
 
 
 async def watch(stub: pb_grpc.GenerationServiceStub, prompt: list[int], arrivals: list[float]) -> None:
-    """arrivals: when each token came."""
+    """Reads one stream, and appends the time of each token to `arrivals`."""
     spec = pb.GenerationSpec(
         token_ids=pb.TokenIds(ids=prompt),
         stopping=pb.StoppingCriteria(max_tokens=BEFORE + AFTER, ignore_eos=True),
@@ -51,7 +51,7 @@ async def watch(stub: pb_grpc.GenerationServiceStub, prompt: list[int], arrivals
 
 
 async def one_round(serving: Serving, prompts: list[list[int]], source: int) -> Round:
-    """source: the engine that all streams are on."""
+    """Drains engine `source`, on which all streams run, and returns the figures."""
     async with (
         aio.insecure_channel(serving.address, options=DIRECT) as channel,
         aio.insecure_channel(serving.admin, options=DIRECT) as admin_channel,

@@ -1,8 +1,8 @@
-"""What one client's heavy, valid requests cost another client of the same server.
+"""Measures what one client's heavy, valid requests cost another client of the same server.
 
 Beside each load a probe streams plain text, sends short requests one after the other, and asks for the health. The
 loads occupy the same number of batch rows: plain streams, beam searches with logprobs, requests of many sequences with
-logprobs. All run in turns on one server with the demo model; times are of the clock, so nothing else may run.
+logprobs. All run in turns on one server with the demo model. Times are wall-clock times, so nothing else may run.
 """
 
 import asyncio
@@ -27,8 +27,14 @@ TOKENS = 400
 
 
 @dataclass
-class Seen:
-    """Seconds that the probe measured."""
+class NeighbourTimes:
+    """Seconds measured by the probe.
+
+    Attributes:
+        gaps: Seconds between two messages of its stream.
+        short: Seconds of a short request.
+        health: Seconds of a health check.
+    """
 
     gaps: list[float] = field(default_factory=list)
     short: list[float] = field(default_factory=list)
@@ -87,8 +93,8 @@ async def stream_gaps(stub: pb_grpc.GenerationServiceStub, stop: asyncio.Event, 
 
 async def measure(
     address: str, load: Callable[[int], list[pb.GenerationSpec]] | None, groups: int, seconds: float
-) -> Seen:
-    seen, stop = Seen(), asyncio.Event()
+) -> NeighbourTimes:
+    seen, stop = NeighbourTimes(), asyncio.Event()
     unlimited = [("grpc.max_receive_message_length", -1)]
     async with aio.insecure_channel(address, unlimited) as heavy, aio.insecure_channel(address) as own:
         loads, probe = pb_grpc.GenerationServiceStub(heavy), pb_grpc.GenerationServiceStub(own)
@@ -114,7 +120,7 @@ async def measure(
     return seen
 
 
-def figures(seen: Seen) -> dict[str, float]:
+def figures(seen: NeighbourTimes) -> dict[str, float]:
     found = dict[str, float]()
     for name, values in (("token gap", seen.gaps), ("short request", seen.short), ("health", seen.health)):
         ordered = sorted(values)
@@ -132,7 +138,7 @@ def main(
     server: Annotated[str, typer.Option(help="HOST:PORT of a server that runs; else one is started.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measures the probe alone, then beside each load."""
+    """Measure the probe alone, then beside each load."""
 
     def run(address: str) -> None:
         found = {"alone": figures(asyncio.run(measure(address, None, 0, seconds / 4)))}

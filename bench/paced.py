@@ -1,8 +1,8 @@
-"""An engine without a model, whose steps end on a fixed grid of the machine's clock: for measuring what is around it.
+"""An engine without a model, whose steps end on a fixed grid of the machine's clock, to measure what surrounds it.
 
-A token says when it was made: it is the number of its step on the grid, modulo `CYCLE`.
+A token is the number of its step on the grid, modulo `CYCLE`, so a client knows when it was made.
 
-    python -m bench.paced bare               the engine, its outputs thrown away
+    python -m bench.paced bare               the engine, its outputs dropped
     python -m bench.paced thread             gRPC, frontend and engine in one process
     python -m bench.paced process            gRPC and frontend, the engine in a process behind the link
     python -m bench.paced process 2          two such engines
@@ -43,7 +43,7 @@ from scheduler.settings import NO_QUEUE_LIMITS, RequestLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
 
 PERIOD = 0.02  # seconds of a step
-CYCLE = 1500  # below the demo model's vocabulary, and 30 s: no token is that late
+CYCLE = 1500  # below the demo model's vocabulary; 30 s, more than any token's latency
 CONTEXT, STREAMS = 100_000, 64
 
 
@@ -72,7 +72,7 @@ class PacedExecutor:
 
 
 def make_engine(sink: Sink) -> LocalEngine:
-    layout = KVLayout(((0,),), 1, 1, 2, 16)
+    layout = KVLayout.uniform(((0,),), 1, 1, 2, 16)
     pages = STREAMS * layout.pages_for(CONTEXT)
     scheduler = Scheduler(SchedulerSettings(), NO_QUEUE_LIMITS, CacheManager(layout, pages, 256))
     limits = Limits(2048, CONTEXT, layout.tokens_in(pages), 256, RequestLimits())
@@ -114,7 +114,7 @@ async def serve(mode: str, engines: int) -> None:
     await server.start()
     print(json.dumps({"address": f"127.0.0.1:{port}", **ids}), flush=True)
     await end_of_input()
-    os._exit(0)  # and the child's input ends with this process
+    os._exit(0)  # the child's input ends with this process, and so does the child
 
 
 async def end_of_input() -> None:

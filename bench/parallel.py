@@ -1,9 +1,8 @@
-"""What it costs that ranks add up what they have, and what a divided model gives.
+"""Measures the all-reduce of tensor parallelism on a CPU, and the speed of a divided model.
 
-First a sum of [rows, width] float32 of two processes, in microseconds: in shared memory as a kernel of a program, which
-is how the CPU's kernels use it; the same layer by layer; by gloo, whose parts are added in the order of ranks; by
-gloo's own all_reduce. Then tokens a second of one process with two threads beside two processes with one thread each.
-All turn by turn.
+First a sum of [rows, width] float32 over two processes, in microseconds: in shared memory as a kernel of a program,
+like the CPU's kernels; in shared memory layer by layer; by gloo in the order of ranks; by gloo's own all_reduce. Then
+tokens a second of one process with two threads beside two processes with one thread each. All are interleaved.
 
 python -m bench.parallel [--model DIR]
 """
@@ -36,7 +35,7 @@ from model.parallel.collective import Collective
 from model.parallel.distributed import Distributed
 from model.parallel.shard import Shard
 from model.parallel.sockets import address_of, listen, new_local
-from model.rank_group import Means, join, lead
+from model.rank_group import GroupSettings, join, lead
 from model.settings import ModelSettings
 from rpc.engines.assembly import assemble
 from rpc.settings import EngineConfig
@@ -54,12 +53,12 @@ WAYS = ("program", "shared", "gloo", "gloo's own")
 Run = Callable[[], object]
 
 
-def means() -> Means:
-    return Means(False, ModelSettings().kernel_directory, 30.0)
+def group_settings() -> GroupSettings:
+    return GroupSettings(False, ModelSettings().kernel_directory, 30.0)
 
 
 def ways(shared: Collective, gloo: Collective, rows: int, width: int) -> dict[str, tuple[Run, int]]:
-    """What does each of WAYS once, and how many sums that are."""
+    """Returns, for each of `WAYS`, a function that runs it once, and the number of sums of that run."""
     if not isinstance(shared, SharedMemory) or not isinstance(gloo, Distributed):
         raise RuntimeError("ranks on this machine cannot share memory")
     x, count = torch.randn(rows, width), np.array([rows], np.int64)
@@ -79,7 +78,13 @@ def ways(shared: Collective, gloo: Collective, rows: int, width: int) -> dict[st
 
 
 def measure(shared: Collective, gloo: Collective, seconds: float) -> Iterator[dict[str, Any]]:
-    """Both ranks do the same, in the same order; rank 0's clock counts. seconds: hold for the number of rounds."""
+    """Measures all ways. Both ranks call this in the same order; rank 0's clock counts.
+
+    Args:
+        shared: Collective in shared memory.
+        gloo: Collective over gloo.
+        seconds: About the time of each way; sets the number of rounds.
+    """
     torch.set_num_threads(1)
     rounds = max(3, int(20 * seconds))
     for width in WIDTHS:
@@ -89,7 +94,7 @@ def measure(shared: Collective, gloo: Collective, seconds: float) -> Iterator[di
                 for _ in range(5):
                     began = time.perf_counter()
                     run()
-                    if number >= len(WAYS):  # the first round is none
+                    if number >= len(WAYS):  # the first round warms up
                         took[way].append((time.perf_counter() - began) / sums * 1e6)
             yield (
                 {"rows": rows, "width": width}
@@ -99,8 +104,8 @@ def measure(shared: Collective, gloo: Collective, seconds: float) -> Iterator[di
 
 
 def follow(addresses: list[str], seconds: float) -> None:
-    """Rank 1 of two groups."""
-    joined = [join(address, Shard(1, RANKS), TOKEN, {}, means(), lambda _: None) for address in addresses]
+    """Runs rank 1 of both groups."""
+    joined = [join(address, Shard(1, RANKS), TOKEN, {}, group_settings(), lambda _: None) for address in addresses]
     for _ in measure(joined[0].collective, joined[1].collective, seconds):
         pass
     joined[0].follower.exchange({})
@@ -113,7 +118,7 @@ def sums(seconds: float) -> Iterator[dict[str, Any]]:
     addresses = [address_of(listener) for listener in listeners]
     other = multiprocessing.get_context("spawn").Process(target=follow, args=(addresses, seconds))
     other.start()
-    led = [lead(listener, RANKS, TOKEN, {}, means()) for listener in listeners]
+    led = [lead(listener, RANKS, TOKEN, {}, group_settings()) for listener in listeners]
     yield from measure(led[0].collective, led[1].collective, seconds)
     led[0].ranks.exchange({})
     for one in led:
@@ -122,7 +127,7 @@ def sums(seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def worker(model: str, ranks: int) -> None:
-    """Answers each line `SEQUENCES PROMPT NEW` with how many seconds they took."""
+    """Answers each line `SEQUENCES PROMPT NEW` with the seconds that these requests took."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     outputs = queue.SimpleQueue[StepOutputs]()
@@ -148,7 +153,7 @@ def worker(model: str, ranks: int) -> None:
 
 @contextmanager
 def workers(model: str, threads: int) -> Iterator[dict[int, Callable[[str], float]]]:
-    """By degree: what asks an engine with so many threads in all."""
+    """Starts an engine for each number of ranks, with `threads` threads in all; yields functions that run a line."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "bench.parallel", "--worker"]
     pipe = subprocess.PIPE
@@ -204,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="model directory, or demo")
     parser.add_argument(
-        "--shape", choices=MODELS, default="qwen3-0.6b", help="random weights, where there is no --model"
+        "--shape", choices=MODELS, default="qwen3-0.6b", help="shape of the random weights, without --model"
     )
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long each sum is measured")
     parser.add_argument("--rounds", type=int, default=5)
@@ -215,17 +220,17 @@ def main() -> None:
         worker(args.model, args.worker)
         return
 
-    def told(values: dict[str, Any]) -> None:
+    def print_values(values: dict[str, Any]) -> None:
         row = "  ".join(
             f"{key} {value:.2f}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
         )
         print(json.dumps(values) if args.json else row, flush=True)
 
     for values in sums(args.seconds):
-        told(values)
+        print_values(values)
     with tempfile.TemporaryDirectory() as place:
         for values in engines(args.model or str(write_model(Path(place), MODELS[args.shape])), args.rounds):
-            told(values)
+            print_values(values)
 
 
 if __name__ == "__main__":

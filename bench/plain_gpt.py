@@ -1,7 +1,7 @@
-"""A plain GPT-2 with a KV cache that is allocated in advance: what Quire's paged cache is measured beside.
+"""A plain GPT-2 with a KV cache that is allocated in advance: the baseline of Quire's paged cache.
 
-One request, keys and values of each layer in one buffer of the whole context that is cleared before the next request,
-torch's own attention. Nothing is shared, queued, paged or checked: the least that a text can be generated with.
+It runs one request at a time with torch's own attention. Each layer has one buffer for the keys and values of the whole
+context, cleared before the next request. Nothing is shared, queued, paged or checked.
 """
 
 import json
@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 
 class PlainGPT:
-    """A directory of GPT2LMHeadModel whose config.json leaves the rest to GPT-2's defaults, in float32."""
+    """A GPT2LMHeadModel in float32, of a directory whose config.json has GPT-2's defaults for the rest."""
 
     def __init__(self, directory: Path) -> None:
         config = json.loads((directory / "config.json").read_text())
-        self._weights = load_file(directory / "model.safetensors")
+        self.weights = load_file(directory / "model.safetensors")
         self._layers, self._heads, self._hidden = config["n_layer"], config["n_head"], config["n_embd"]
         shape = (self._layers, self._heads, config["n_positions"], self._hidden // self._heads)
         self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
@@ -27,7 +27,7 @@ class PlainGPT:
 
     @torch.inference_mode()
     def run(self, prompt: list[int], new: int) -> tuple[list[int], float]:
-        """Output ids, each the likeliest, and seconds for all of it."""
+        """Returns the greedy output ids, and seconds for all."""
         began = time.perf_counter()
         self._keys.zero_()
         self._values.zero_()
@@ -38,15 +38,15 @@ class PlainGPT:
         return ids, time.perf_counter() - began
 
     def _step(self, tokens: list[int]) -> int:
-        """Takes them in and gives the token after them. More than one only at the beginning."""
+        """Computes tokens, and returns the next one. Only the first call may have more than one token."""
         start, self._held = self._held, self._held + len(tokens)
-        x = self._weights["wte.weight"][tokens] + self._weights["wpe.weight"][start : self._held]
+        x = self.weights["wte.weight"][tokens] + self.weights["wpe.weight"][start : self._held]
         for layer in range(self._layers):
             name = f"h.{layer}."
             x = x + self._attend(layer, self._norm(name + "ln_1", x))
             up = F.gelu(self._linear(name + "mlp.c_fc", self._norm(name + "ln_2", x)), approximate="tanh")
             x = x + self._linear(name + "mlp.c_proj", up)
-        return int((self._norm("ln_f", x[-1]) @ self._weights["wte.weight"].T).argmax())
+        return int((self._norm("ln_f", x[-1]) @ self.weights["wte.weight"].T).argmax())
 
     def _attend(self, layer: int, x: Tensor) -> Tensor:
         packed = self._linear(f"h.{layer}.attn.c_attn", x)
@@ -58,7 +58,7 @@ class PlainGPT:
         return self._linear(f"h.{layer}.attn.c_proj", seen.transpose(0, 1).reshape(len(x), self._hidden))
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return torch.addmm(self._weights[name + ".bias"], x, self._weights[name + ".weight"])
+        return torch.addmm(self.weights[name + ".bias"], x, self.weights[name + ".weight"])
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self._hidden,), self._weights[name + ".weight"], self._weights[name + ".bias"])
+        return F.layer_norm(x, (self._hidden,), self.weights[name + ".weight"], self.weights[name + ".bias"])

@@ -1,5 +1,6 @@
-"""Replays real traffic through a server over gRPC: arrivals and lengths of a conversation service of Azure, prompts cut
-from Shakespeare's plays. `make demo` runs it.
+"""Replays real traffic through a server over gRPC. `make demo` runs it.
+
+Arrivals and lengths are those of a conversation service of Azure; prompts are cut from Shakespeare's plays.
 """
 
 import asyncio
@@ -18,23 +19,23 @@ from rich.table import Table
 from bench.serving import Serving, serves, started
 from model.config import read_config
 from rpc.client.security import OPEN
-from rpc.loadgen.drive import Run
+from rpc.loadgen.drive import LoadRun
 from rpc.loadgen.native import Native
-from rpc.loadgen.plan import Plan
+from rpc.loadgen.observation import Targets
+from rpc.loadgen.plan import RequestPlan
 from rpc.loadgen.run import run_load
-from rpc.loadgen.seen import Targets
 from rpc.loadgen.settings import LoadSettings
 from rpc.loadgen.summary import summary as figures
 from rpc.paths import demo_directory
 
 DEFAULT = Serving("127.0.0.1:50051", "http://127.0.0.1:9464/metrics")
 TRACE = "azure-conv"
-PATIENT = ("--max-queue-time", "300")  # a slow machine falls behind; what fits is not to be refused for that
-SAMPLE_SECONDS = 0.1  # between two looks at the metrics
+LONG_QUEUE_TIME = ("--max-queue-time", "300")  # a slow machine falls behind, and must not refuse requests for that
+SAMPLE_SECONDS = 0.1  # between two samples of the metrics
 
 
 @dataclass(slots=True)
-class Load:
+class ServerGauges:
     """The server's gauges during the replay."""
 
     pages_peak: float = 0.0
@@ -43,15 +44,15 @@ class Load:
     waiting_peak: float = 0.0
 
 
-async def replay(serving: Serving, settings: LoadSettings, bar: Progress) -> tuple[Run, Load]:
-    """All requests at their times. Returns what came of each, and the server's load."""
-    load, task = Load(), bar.add_task("", total=None, tokens=0)
+async def replay(serving: Serving, settings: LoadSettings, bar: Progress) -> tuple[LoadRun, ServerGauges]:
+    """Sends all requests at their times; returns the load's result and the server's gauges."""
+    load, task = ServerGauges(), bar.add_task("", total=None, tokens=0)
     watch = asyncio.create_task(observe(serving, load))
 
-    def ready(plan: Plan, *_: object) -> None:
+    def ready(plan: RequestPlan, *_: object) -> None:
         bar.update(task, total=plan.total)
 
-    def look(run: Run) -> None:
+    def look(run: LoadRun) -> None:
         bar.update(task, completed=run.ended, tokens=run.tokens)
 
     run = await run_load(Native(serving.address, "", OPEN, settings.ignore_eos), settings, ready, look)
@@ -60,7 +61,7 @@ async def replay(serving: Serving, settings: LoadSettings, bar: Progress) -> tup
     return run, load
 
 
-async def observe(serving: Serving, load: Load) -> None:
+async def observe(serving: Serving, load: ServerGauges) -> None:
     while True:
         metrics = await asyncio.to_thread(serving.metrics)
         load.pages_peak = max(load.pages_peak, metrics["quire_kv_pages_used"])
@@ -71,15 +72,15 @@ async def observe(serving: Serving, load: Load) -> None:
 
 
 def wait_pages_free(serving: Serving, seconds: float = 10.0) -> float:
-    """Pages that are still held when nothing runs any more, at most so long after."""
+    """Waits until no page is held, at most `seconds`; returns the number of pages that still are."""
     deadline = time.monotonic() + seconds
     while (used := serving.metrics()["quire_kv_pages_used"]) and time.monotonic() < deadline:
         time.sleep(SAMPLE_SECONDS)
     return used
 
 
-def summary(run: Run, load: Load, targets: Targets) -> dict[str, Any]:
-    """As `rpc.loadgen.summary` has it; a request whose number of tokens is another is lost."""
+def summary(run: LoadRun, load: ServerGauges, targets: Targets) -> dict[str, Any]:
+    """Returns the figures of `rpc.loadgen.summary`. A request with too few or too many tokens counts as lost."""
     found = figures(run, targets)
     refused = sum(seen.code.startswith("RESOURCE_EXHAUSTED") for seen in run.seen)
     ok = sum(seen.complete and not seen.short for seen in run.seen)
@@ -121,24 +122,25 @@ def main(
     server: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT of a running server of the demo model. Unset: the one of `make serve` if it runs, else one "
-            "that is started for this.",
+            help="HOST:PORT of a running server of the demo model. Unset: the one of `make serve` if it runs, else a "
+            "new one.",
             show_default=False,
         ),
     ] = None,
-    metrics: Annotated[str, typer.Option(help="Its metrics page.")] = DEFAULT.metrics_url,
+    metrics: Annotated[str, typer.Option(help="Address of the server's metrics.")] = DEFAULT.metrics_url,
     ray: Annotated[bool, typer.Option("--ray", help="Start a server with its engine in a Ray actor.")] = False,
-    requests: Annotated[int, typer.Option(min=1, max=200, help="How many requests of the trace.")] = 200,
-    speed: Annotated[float, typer.Option(min=0.01, help="Times as fast as they came.")] = 2.0,
+    requests: Annotated[int, typer.Option(min=1, max=200, help="Requests of the trace.")] = 200,
+    speed: Annotated[float, typer.Option(min=0.01, help="Factor of the arrivals' rate.")] = 2.0,
     ttft: Annotated[float, typer.Option(help="Target for a request's first token, in seconds.")] = 10.0,
     tpot: Annotated[float, typer.Option(help="Target for each other token of a request on average.")] = 0.5,
     share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Of the requests: so many must meet both, else this fails.")
+        float, typer.Option(min=0.0, max=1.0, help="Fail if a smaller share of the requests meets both targets.")
     ] = 0.0,
     json_output: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Replay real traffic through a server; fails if a request was lost or refused, a KV page stays held, or fewer
-    requests met the targets of latency than must.
+    """Replay real traffic through a server.
+
+    Fails if a request is lost or refused, if a KV page stays held, or if too few requests meet the targets of latency.
     """
     console = Console(stderr=True)
     place: AbstractContextManager[Serving]
@@ -148,7 +150,7 @@ def main(
         place = nullcontext(DEFAULT)
     else:
         console.print("starting a server" + (" with its engine in a Ray actor" if ray else ""))
-        place = started(*PATIENT, *(["--ray"] if ray else []))
+        place = started(*LONG_QUEUE_TIME, *(["--ray"] if ray else []))
     context = read_config(demo_directory()).context
     settings = LoadSettings(trace=TRACE, speed=speed, requests=requests, context=context)
     try:

@@ -1,9 +1,8 @@
-"""Steps of a decoder on the CPU, in parts of what the machine could do, which is measured in the same turns: kernels
-and torch, on random weights in bfloat16.
+"""Measures steps of a decoder on the CPU as shares of the machine's limits: kernels and torch, in bfloat16.
 
-The floor of a step is the larger of the time in which all threads together read as many bytes as its weights and KV
-are, and of the time of its products at the rate of torch's best one. All are medians: what the memory of a shared
-machine gives changes from minute to minute.
+Weights are random. The limits are measured in the same rounds: the memory's bandwidth of a shared machine changes from
+minute to minute, so all figures are medians. The floor of a step is the larger of two times: all threads together read
+the bytes of its weights and KV, or compute its products at the rate of torch's best one.
 
 python -m bench.roofline [--model llama-135m]
 """
@@ -32,13 +31,20 @@ from model.loading import LoadedModel, load
 from model.settings import ModelSettings
 from scheduler.settings import RequestLimits
 
-READ = 2**29  # bytes that are read to know how fast memory is
-PRODUCT = 2 * 1024**3  # operations of the product that says how fast they can be
+READ = 2**29  # bytes read to measure the bandwidth of memory
+PRODUCT = 2 * 1024**3  # operations of the product that measures the rate of products
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """So many sequences that have `before` tokens each get `now` more."""
+class StepCase:
+    """A step in which each of some sequences gets tokens.
+
+    Attributes:
+        name: Name in the report.
+        sequences: Number of sequences.
+        before: Tokens that each has in the cache.
+        now: Tokens of each in this step.
+    """
 
     name: str
     sequences: int
@@ -47,10 +53,10 @@ class Case:
 
 
 CASES = (
-    Case("decode, 1 sequence of 192", 1, 192, 1),
-    Case("decode, 16 sequences of 160", 16, 160, 1),
-    Case("decode, 32 sequences of 1,024", 32, 1024, 1),
-    Case("prefill of 512", 1, 0, 512),
+    StepCase("decode, 1 sequence of 192", 1, 192, 1),
+    StepCase("decode, 16 sequences of 160", 16, 160, 1),
+    StepCase("decode, 32 sequences of 1,024", 32, 1024, 1),
+    StepCase("prefill of 512", 1, 0, 512),
 )
 
 
@@ -80,15 +86,15 @@ def main() -> None:
                   f"| {rates[0]:.0f} | {rates[1]:.0f} | {others:.0%} |")  # fmt: skip
 
 
-def bytes_of(shape: dict, case: Case) -> int:
-    """Of memory that a step must read: all weights, and the keys and values of what was there before."""
+def bytes_of(shape: dict, case: StepCase) -> int:
+    """Returns the bytes that a step must read: all weights, and the keys and values of earlier tokens."""
     weights = sum(2 * size[0] * size[1] for _, size in tensor_shapes(shape) if len(size) == 2)
     token = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     return weights + case.sequences * case.before * token
 
 
-def products_of(shape: dict, case: Case) -> float:
-    """Floating-point operations: all tokens go through the layers, the last of each sequence through the head."""
+def products_of(shape: dict, case: StepCase) -> float:
+    """Returns a step's floating-point operations. Only the last token of a sequence goes through the head."""
     layers = sum(2 * size[0] * size[1] for name, size in tensor_shapes(shape) if len(size) == 2 and ".layers." in name)
     tokens = case.sequences * case.now
     head = 2 * shape["vocab_size"] * shape["hidden_size"] * case.sequences
@@ -98,7 +104,7 @@ def products_of(shape: dict, case: Case) -> float:
 
 
 def reader() -> Callable[[], None]:
-    """Reads READ bytes in all threads together."""
+    """Returns a program that reads `READ` bytes in all threads together."""
 
     def read(code: Code) -> None:
         source, size, out = code.arguments(3)
@@ -116,7 +122,7 @@ def reader() -> Callable[[], None]:
 
 
 def product() -> Callable[[], object]:
-    """Torch's best: 1,024 rows, weights packed."""
+    """Returns torch's fastest product: 1,024 rows, packed weights."""
     x, weight = (torch.randn(1024, 1024).bfloat16() for _ in range(2))
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
@@ -128,7 +134,7 @@ def load_side(directory: Path, backend: str) -> LoadedModel:
 
 
 def measure(works: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[str, float], float]:
-    """Seconds of each, the median of rounds in which all take turns; and how much of the machine others used."""
+    """Returns median seconds of each over interleaved rounds, and the machine's share that other processes used."""
     process, began = psutil.Process(), time.perf_counter()
     own, everyone = sum(process.cpu_times()[:2]), sum(psutil.cpu_times()[:3])
     taken: dict[str, list[float]] = {name: [] for name in works}
@@ -142,8 +148,8 @@ def measure(works: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[s
     return {name: statistics.median(times[2:]) for name, times in taken.items()}, max(0.0, others) / spent
 
 
-def stepper(side: LoadedModel, case: Case) -> Callable[[], object]:
-    """One forward pass, its plan of attention included."""
+def stepper(side: LoadedModel, case: StepCase) -> Callable[[], object]:
+    """Returns a function that runs one forward pass, its plan of attention included."""
     size, pages = side.layout.page_size, -(-(case.before + case.now) // side.layout.page_size)
     tables = np.arange(case.sequences * pages, dtype=np.int32).reshape(1, case.sequences, pages)
     slices = np.array([[row, case.before, case.now] for row in range(case.sequences)], np.int32)
@@ -153,7 +159,7 @@ def stepper(side: LoadedModel, case: Case) -> Callable[[], object]:
     shape = StepShape(slices, positions, slots, tables, np.zeros(case.sequences, np.int64))
     tokens = torch.randint(side.config.vocabulary, positions.shape)
     wanted = torch.arange(case.now - 1, len(tokens), case.now)
-    model, attention = side.runner._model, side.runner._attention
+    model, attention = side.runner.model, side.runner.attention
 
     places = torch.from_numpy(positions)[None]
     return lambda: model.forward(ForwardBatch(tokens, places, wanted, attention, attention.plan(shape)))

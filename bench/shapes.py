@@ -1,4 +1,4 @@
-"""Shapes of real models, and checkpoints of them with random weights. Needs nothing but torch and safetensors."""
+"""Shapes of real models, and checkpoints of them with random weights. Needs only torch and safetensors."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ COMMON = {"max_position_embeddings": 8192, "tie_word_embeddings": True, "torch_d
 
 
 def write_model(directory: Path, shape: dict) -> Path:
-    """A directory that loads: random matrices, norms of 1."""
+    """Writes a checkpoint of random matrices and norms of 1, and returns its directory."""
     (directory / "config.json").write_text(json.dumps(COMMON | shape))
     generator = torch.Generator().manual_seed(0)
     tensors = {
@@ -36,7 +36,7 @@ def write_model(directory: Path, shape: dict) -> Path:
 
 
 def tensor_shapes(shape: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """By name. An output layer of its own comes second, where the shape says that it is not tied."""
+    """Yields name and shape of each tensor. An untied output layer comes second."""
     hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     queries, keys = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
     yield "model.embed_tokens.weight", (shape["vocab_size"], hidden)

@@ -1,11 +1,11 @@
-"""A server whose engine computes nothing, and a bare one to compare with: for measuring what a frontend costs.
+"""A server whose engine computes nothing, and a bare one to compare it with, to measure the cost of a frontend.
 
     python -m bench.stub_engine served 0     the service, its streams, detokenizer, stop strings and metrics
     python -m bench.stub_engine floor 50     a bare grpc.aio servicer that writes the same bytes again and again
 
-The number is of steps a second, one token for each stream in each; with 0 the next step ends as soon as all tokens of
-the last one were taken (the bare servicer: as soon as a message is written). Each prints its address when it is ready,
-answers each line of its input with a line of JSON, its counts so far, and ends with its input.
+The number is the rate of steps a second, with one token for each stream. With 0 the next step ends as soon as all
+tokens of the last one were taken (the bare servicer: as soon as a message is written). Each prints its address when it
+is ready, answers each line of its input with its counters as a line of JSON, and ends with its input.
 """
 
 import asyncio
@@ -39,15 +39,21 @@ from rpc.settings import ListenSettings
 from scheduler import events
 from scheduler.engine import Sink
 from scheduler.limits import Limits
-from scheduler.request import Request, Spec
+from scheduler.request import Request
+from scheduler.spec import Spec
 
 CONTEXT, SEQUENCES = 2**20, 1024
 FLOOR = "/bench.Floor/Stream"
-LOST = 1.0  # seconds after which a token that nobody takes holds up no step any more
+LOST = 1.0  # seconds after which a token that is not taken no longer delays a step
 
 
 class CountingSelector(selectors.DefaultSelector):
-    """turns: of the event loop. sleeps: those of them that began with nothing to do."""
+    """Selector that counts the event loop's iterations.
+
+    Attributes:
+        turns: Iterations of the loop.
+        sleeps: Iterations that began with nothing to do.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +66,12 @@ class CountingSelector(selectors.DefaultSelector):
 
 
 class Ticker(ABC):
-    """A thread that ends steps: so many a second, or with 0 each as soon as `go` says so."""
+    """A thread that ends steps at a rate a second; with rate 0 each when `go` is called.
+
+    Attributes:
+        steps: Number of steps with tokens.
+        tokens: Number of tokens.
+    """
 
     def __init__(self, rate: float) -> None:
         self._period = 1 / rate if rate else 0.0
@@ -76,7 +87,7 @@ class Ticker(ABC):
 
     @abstractmethod
     def step(self) -> int:
-        """Ends one step; how many tokens it gave."""
+        """Ends one step, and returns the number of its tokens."""
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -94,12 +105,12 @@ class Ticker(ABC):
                 time.sleep(0.001)
 
     def cpu(self) -> float:
-        """Seconds of processor time of its thread."""
+        """Returns the CPU seconds of its thread."""
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident or 0))
 
 
 class StubEngine(Ticker):
-    """An `EngineClient`: each attempt that lives gets a random token of the vocabulary in every step."""
+    """An `EngineClient` that gives each live attempt a random token of the vocabulary in every step."""
 
     failure = None
 
@@ -110,7 +121,7 @@ class StubEngine(Ticker):
         self.info = EngineInfo(Limits(vocabulary, CONTEXT, CONTEXT * SEQUENCES, SEQUENCES), 1, "none", "cpu")
         self._sink = sink
         self._rng = np.random.default_rng(0)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # `send` runs on the loop's thread, `step` on the ticker's
         self._positions: dict[int, int] = {}
         self._starts: list[events.Start] = []
         self._untaken = 0
@@ -121,7 +132,7 @@ class StubEngine(Ticker):
                 if isinstance(event, events.Submit):
                     self._positions[event.attempt] = 0
                     self._starts.append(events.Start(event.attempt, 0.0))
-                elif isinstance(event, events.Finish):
+                elif isinstance(event, events.Abort):
                     self._positions.pop(event.attempt, None)
 
     def overdue(self) -> str:
@@ -131,7 +142,7 @@ class StubEngine(Ticker):
         return 0.0
 
     def taken(self, tokens: int) -> None:
-        """On the loop's thread: so many went into a message."""
+        """Records that this number of tokens went into a message. Called on the loop's thread."""
         self._untaken -= tokens
         if self._untaken <= 0:
             self.go()
@@ -166,7 +177,7 @@ class StubEngine(Ticker):
 
 
 class CountedStream(RequestStream):
-    """Tells the engine what is taken."""
+    """A stream that reports to the engine the tokens that are taken."""
 
     def __init__(self, spec: Spec, request: Request, tokenizer: Tokenizer, engine: StubEngine) -> None:
         super().__init__(spec, request, tokenizer)
@@ -178,7 +189,7 @@ class CountedStream(RequestStream):
 
 
 class CountedFrontend(Frontend):
-    """Its streams tell its engine what is taken."""
+    """A frontend with counted streams."""
 
     def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
         replica = self.replicas.get(0)
@@ -189,7 +200,7 @@ class CountedFrontend(Frontend):
 
 
 class FloorTicker(Ticker):
-    """Wakes all streams of the bare servicer at the end of a step; without a rate they do not wait for it."""
+    """Wakes all streams of the bare servicer at the end of a step; with rate 0 they do not wait."""
 
     def __init__(self, rate: float) -> None:
         super().__init__(rate)
@@ -208,7 +219,7 @@ class FloorTicker(Ticker):
 
 
 class Floor(grpc.GenericRpcHandler):
-    """Writes one message over and over, to whoever calls."""
+    """Writes one message again and again to each caller."""
 
     def __init__(self, ticker: FloorTicker) -> None:
         self._ticker, self._message = ticker, typical_message()
@@ -231,7 +242,7 @@ class Floor(grpc.GenericRpcHandler):
 
 
 def typical_message() -> bytes:
-    """Of a stream: one token's text, in the middle of its output."""
+    """Returns a message with one token's text, in the middle of an output."""
     delta = pb.SequenceDelta(text="king", token_count=1, first_position=1000)
     return pb.StreamGenerateResponse(deltas=[delta]).SerializeToString()
 
@@ -269,7 +280,7 @@ async def serve(mode: str, rate: float, selector: CountingSelector) -> None:
 
 
 async def answer_lines(counts: Callable[[], dict[str, float]]) -> None:
-    """Until the input ends."""
+    """Answers each line of the input with the counters, until the input ends."""
     ended = asyncio.Event()
 
     def read() -> None:

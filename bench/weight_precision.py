@@ -1,5 +1,7 @@
-"""What 8-bit weights cost in quality and save in memory: the demo model's log probabilities of text that it was not
-trained on, teacher-forced, with each kind of weights beside the checkpoint's own in float32. KV is in the same dtype.
+"""Measures the loss of quality and the memory of 8-bit weights.
+
+Compares the demo model's log probabilities of text that it was not trained on, teacher-forced. It does so with each
+kind of weights, and with the checkpoint's own in float32. KV has the dtype of the weights.
 
 python -m bench.weight_precision
 """
@@ -10,10 +12,11 @@ from bench.kv_precision import arguments, log_probabilities, quality, read_windo
 from model.architectures.registry import build_model
 from model.config import read_config
 from model.tensors import Tensors
+from model.weight_formats.registry import open_weight_format
 from model.weights import Checkpoint
 from rpc.paths import model_directory
 
-KINDS = (("float32", False), ("float32", True), ("bfloat16", False), ("bfloat16", True))
+KINDS = (("float32", None), ("float32", "int8"), ("bfloat16", None), ("bfloat16", "int8"))
 
 
 def main() -> None:
@@ -21,11 +24,12 @@ def main() -> None:
     directory = model_directory(args.model)
     windows, config = read_windows(directory, args), read_config(directory)
     exact: torch.Tensor | None = None
-    for dtype, quantized in KINDS:
-        tensors = Tensors(Checkpoint(directory), getattr(torch, dtype), torch.device("cpu"), quantized)
+    for dtype, quantization in KINDS:
+        weights = open_weight_format(config, quantization)
+        tensors = Tensors(Checkpoint(directory), getattr(torch, dtype), torch.device("cpu"), weights)
         found = log_probabilities(build_model(config, tensors), config, dtype, windows)
         exact = found if exact is None else exact
-        kind = {"dtype": dtype, "quantization": "int8" if quantized else None, "weight_bytes": tensors.held.bytes}
+        kind = {"dtype": dtype, "quantization": quantization, "weight_bytes": tensors.held.bytes}
         report(kind | quality(exact, found, windows), args.json)
 
 

@@ -1,8 +1,8 @@
-"""The whole server over gRPC beside its engine alone: the same requests, turn by turn.
+"""Measures the whole server over gRPC beside its engine alone, with the same requests, interleaved.
 
-`alone` is an engine whose outputs nobody reads, `served` a `quire serve` whose clients are in this process; both run a
-llama of random weights on the same cores. What the clients take of these is told beside the ratio. Times are of the
-clock, so nothing else may run.
+`alone` is an engine whose outputs are dropped, `served` a `quire serve` whose clients are in this process. Both run a
+llama of random weights on the same cores. The clients' CPU use is printed beside the ratio. Times are wall-clock times,
+so nothing else may run.
 """
 
 import argparse
@@ -30,14 +30,15 @@ from rpc.frontend.prepare import load_preparer
 from rpc.paths import demo_directory
 from rpc.settings import EngineConfig
 from scheduler.events import StepOutputs, Submit
-from scheduler.request import Sampling, Spec, Stopping
+from scheduler.parameters import Sampling, Stopping
+from scheduler.spec import Spec
 
 PROMPT = tuple(range(1, 17))
 KV_BYTES = 2**30
 
 
 def alone(directory: str) -> None:
-    """Reads lines of `streams tokens`, answers each with the seconds that they took."""
+    """Answers each line `STREAMS TOKENS` with the seconds that these requests took."""
     config = EngineConfig(model=ModelSettings(directory, kv_cache_memory=KV_BYTES))
     preparer, done, waiting = load_preparer(config.model), threading.Event(), set[int]()
 
@@ -92,7 +93,11 @@ def engine_alone(directory: Path) -> Iterator[Alone]:
 
 
 async def run_served(serving: Serving, streams: int, tokens: int, group: int) -> float:
-    """Seconds. group: least tokens a message. Raises RuntimeError where tokens are missing."""
+    """Returns seconds for all streams, with at least `group` tokens a message.
+
+    Raises:
+        RuntimeError: Tokens are missing.
+    """
     spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=PROMPT))
     spec.sampling.temperature = 0.0
     spec.stopping.max_tokens, spec.stopping.ignore_eos = tokens, True
@@ -120,7 +125,7 @@ async def compare(directory: Path, streams: int, tokens: int, group: int, rounds
             first = engine.run(streams, tokens)
             cpu = time.process_time()
             second = await run_served(serving, streams, tokens, group)
-            if i:  # else it warms up
+            if i:  # the first round warms up
                 without.append(first)
                 served.append(second)
                 clients.append((time.process_time() - cpu) / second)

@@ -1,11 +1,11 @@
 """Block allocator: hands out fixed-size KV pages and counts their holders.
 
-A page is free, held (count > 0: page tables and steps in flight) or cached (count 0, content still named by the prefix
+A page is free, held (count > 0: page tables and steps in flight) or cached (count 0, its block hash still in the prefix
 index). The allocator knows nothing of sequences, tokens or time; `cache_manager.manager` does. After Kwon et al.,
 PagedAttention, SOSP 2023.
 
-What does not balance is not done: a page that is dropped without a holder, or freed twice, is set aside, with a note,
-and never given out again. Two sequences in one page would be worse than a page less.
+The allocator refuses an operation that does not balance. A page that is dropped without a holder, or freed twice, is
+set aside with the reason and never handed out again: two sequences in one page would be worse than one page less.
 """
 
 import numpy as np
@@ -15,13 +15,20 @@ Pages = NDArray[np.int32]
 
 
 class LedgerError(RuntimeError):
-    """The books of the page pool do not balance: a bug in Quire, never a client's fault."""
+    """Raised where the books of the page pool do not balance: a bug in Quire, never a client's fault."""
 
 
 class PageAllocator:
-    """Pages 0 .. size - 1. `counts[page]` is the number of its holders. free: pages on the free list.
+    """Free list and holder counts of pages 0 .. size - 1.
 
-    shared: pages with two holders or more. suspects: why each page that was set aside was.
+    Invariant: a page on the free list has count 0 and is not set aside. The allocator is the only writer of the free
+    list, and of `counts` but for `PagePool.quarantine`, which corrects them.
+
+    Attributes:
+        counts: [size] int32. Holders of each page: page tables and steps in flight.
+        free: Number of pages on the free list.
+        shared: Number of pages with at least two holders.
+        suspects: Pages that were set aside, each with the reason.
     """
 
     def __init__(self, size: int) -> None:
@@ -30,7 +37,7 @@ class PageAllocator:
         self.counts = np.zeros(size, np.int32)
         # A stack with the lowest ids on top: long prompts get ascending runs, which are read as one stream.
         self._stack = np.arange(size - 1, -1, -1, dtype=np.int32)
-        self._listed = np.ones(size, np.bool_)  # is on the stack
+        self._listed = np.ones(size, np.bool_)  # whether each page is on the stack
         self.free = size
         self.shared = 0
         self.suspects: dict[int, str] = {}
@@ -40,7 +47,11 @@ class PageAllocator:
         return len(self.counts)
 
     def take(self, n: int) -> Pages | None:
-        """n free pages, each with count 1, or None (and nothing taken) where fewer are free."""
+        """Takes n pages off the free list; each gets count 1.
+
+        Returns:
+            [n] the pages, or None where fewer are free; then nothing is taken.
+        """
         if n > self.free:
             return None
         pages = self._stack[self.free - n : self.free][::-1].copy()
@@ -51,16 +62,27 @@ class PageAllocator:
         return pages
 
     def hold(self, pages: Pages) -> None:
-        """One more holder for each of these distinct pages, held or cached. Raises LedgerError for a free one."""
+        """Adds a holder to each of these distinct pages, which are held or cached.
+
+        Raises:
+            LedgerError: A page is on the free list.
+        """
         if self._listed[pages].any():
             raise LedgerError(f"pages {pages[self._listed[pages]].tolist()} are free and cannot be shared")
         self.counts[pages] += 1
         self.shared += int(np.count_nonzero(self.counts[pages] == 2))
 
     def drop(self, pages: Pages) -> Pages:
-        """One holder less for each of these distinct pages. Returns those that have none left: free or keep them."""
+        """Removes a holder from each of these distinct pages.
+
+        A page without a holder is set aside instead.
+
+        Returns:
+            The pages without a holder now. The caller caches them or gives them to `put_back`.
+        """
         places = pages.astype(np.intp)
         left = self.counts[places] - 1
+        # The common case, a sequence that shares nothing: all counts were 1, so no page is wrong and none was shared.
         if not np.count_nonzero(left):
             self.counts[places] = 0
             return pages
@@ -72,7 +94,10 @@ class PageAllocator:
         return pages[left == 0]
 
     def put_back(self, pages: Pages) -> None:
-        """Frees these distinct pages, which have no holder and no name."""
+        """Puts these distinct pages, which have no holder and no block hash, on the free list.
+
+        A page that is held or free already is set aside instead; a page that was set aside stays off the list.
+        """
         places = pages.astype(np.intp)
         if np.count_nonzero(self.counts[places]) or np.count_nonzero(self._listed[places]):
             wrong = (self.counts[pages] > 0) | self._listed[pages]
@@ -80,13 +105,13 @@ class PageAllocator:
             pages = pages[~wrong]
         if self.suspects:
             pages = pages[[page not in self.suspects for page in pages.tolist()]]
-        # Reversed: the next to take them gets the same ascending run.
+        # Reversed: the next `take` returns them as the same ascending run.
         self._stack[self.free : self.free + len(pages)] = pages[::-1]
         self._listed[pages] = True
         self.free += len(pages)
 
     def set_aside(self, pages: Pages, why: str) -> None:
-        """Never gives these pages out again. Who holds one keeps it."""
+        """Takes these pages out of circulation for good. Their holders keep them; a first reason stands."""
         for page in pages.tolist():
             self.suspects.setdefault(page, why)
         listed = self._stack[: self.free]
@@ -96,9 +121,9 @@ class PageAllocator:
         self._listed[pages] = False
 
     def recount(self) -> None:
-        """After counts were put right."""
+        """Derives `shared` from `counts` again, after `counts` were corrected from outside."""
         self.shared = int(np.count_nonzero(self.counts > 1))
 
     def free_pages(self) -> Pages:
-        """Ids of the free pages, in no particular order."""
+        """Returns the free pages, in no particular order."""
         return self._stack[: self.free].copy()

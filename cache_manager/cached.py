@@ -1,11 +1,13 @@
-"""The prefix cache: published pages, those of them that nobody holds, and the order in which these are given up.
+"""The prefix cache: published pages, those of them without a holder, and the order in which these are evicted.
 
-A page without a holder keeps its name, and its content, until its place is needed. Nothing is set apart for it: cached
-pages count as available.
+A page without a holder keeps its block hash and its content until the pool needs the page. No memory is set apart for
+the cache: cached pages count as available.
 
-Where a group of layers has a window, its pages that left the window of a running sequence go first, those that left
-longest ago before the others: they are of use only to who goes on from right there. Then the policy says. A page that
-it cannot reach yet, since what comes after it is held, goes last.
+Order of eviction:
+    1. Pages that left the window of a running sequence, longest ago first. They serve only a sequence that continues
+       from exactly that position.
+    2. Pages that the eviction policy chooses.
+    3. Pages that the policy cannot reach, since pages that come after them are held.
 """
 
 from collections import Counter
@@ -22,12 +24,12 @@ from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.runs import Nodes
 
 LIFETIMES = (.1, .5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600)  # fmt: skip
-"""Upper bounds, in seconds, of the classes in which lifetimes are counted; one more class is above them."""
+"""Upper bounds, in seconds, of the histogram of lifetimes; one more class lies above them."""
 BOUNDS = np.array(LIFETIMES)
 
 
 class Cause(Enum):
-    """Why a page lost its name."""
+    """Why a page lost its block hash."""
 
     CAPACITY = "capacity"
     RESET = "reset"
@@ -35,13 +37,26 @@ class Cause(Enum):
 
 
 class PrefixCache:
-    """`counts` is the allocator's: holders by page. anchor: a group without a window, so that every node has a page in
-    it, and who holds a page of any group holds this one; None where all groups have windows. gone: is told of each run
-    of nodes that made place for others, the last one first.
+    """Published pages without a holder, and their eviction.
 
-    slid: cached pages that left the window of a sequence that went on, in that order. cached: pages that have a name
-    and no holder. evicted: pages that lost their names, by cause. lifetimes: [classes] how long what those lost for
-    their place hold had been published.
+    Writes `slid`, the counters below and the policy's offers. Removes nodes from the index; `PublishedPages` adds them.
+    Reads the allocator's counts and never writes them.
+
+    Args:
+        index: Block hashes of the pages.
+        policy: Chooses what is evicted.
+        counts: [pages] int32. The allocator's array of holder counts.
+        anchor: A group without a window. Every node has a page in it, and whoever holds a page of a node holds this
+            one. None where all groups have windows.
+        on_evicted: Called with each run of nodes that was evicted for capacity, the last node of the sequence first.
+
+    Attributes:
+        slid: Cached pages that left the window of a sequence that went on, in that order; a dict as an ordered set.
+        cached: Number of pages with a block hash and no holder.
+        evicted: Number of pages that lost their block hashes, by cause.
+        lifetimes: [classes] int64. Pages evicted for capacity, by the time from publication to eviction; bounds are
+            `LIFETIMES`.
+        lifetime_seconds: Sum of these times.
     """
 
     def __init__(
@@ -50,9 +65,9 @@ class PrefixCache:
         policy: EvictionPolicy,
         counts: NDArray[np.int32],
         anchor: int | None = 0,
-        gone: Callable[[list[int]], None] | None = None,
+        on_evicted: Callable[[list[int]], None] | None = None,
     ) -> None:
-        self._gone = gone
+        self._on_evicted = on_evicted
         self.index, self.policy, self._counts, self.anchor = index, policy, counts, anchor
         self.slid: dict[int, None] = {}
         self.cached = 0
@@ -61,7 +76,7 @@ class PrefixCache:
         self.lifetime_seconds = 0.0
 
     def held(self, nodes: Sequence[int] | NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Whether somebody holds a page of each."""
+        """Returns [n] whether a page of each node is held."""
         if self.anchor is not None:
             return self._counts[self.index.pages[self.anchor][nodes]] > 0
         pages = self.index.pages[:, nodes]
@@ -70,40 +85,52 @@ class PrefixCache:
     def _is_held(self, node: int) -> bool:
         if self.anchor is None:
             return bool(self.held([node])[0])
-        return bool(self._counts[self.index.pages[self.anchor, node]] > 0)  # 0.3 us instead of 6
+        # The anchor's page is held where any page of the node is: one look, 0.3 us instead of 6.
+        return bool(self._counts[self.index.pages[self.anchor, node]] > 0)
 
     def recount(self) -> None:
-        """After counts were put right."""
+        """Derives `cached` again, after the allocator's counts were corrected."""
         self.cached = int(np.count_nonzero((self._counts == 0) & (self.index.node_of != NONE)))
 
     def settle(self, pages: Pages) -> Pages:
-        """Pages that have lost their last holder: keeps those with a name, returns the others, which are free."""
+        """Sorts pages that have lost their last holder: those with a block hash become cached pages.
+
+        Args:
+            pages: [n] pages with count 0.
+
+        Returns:
+            The pages without a block hash, which are free.
+        """
         if not len(self.index):
             return pages
         nodes = self.index.node_of[pages]
-        named = nodes != NONE
-        kept = int(np.count_nonzero(named))
+        published = nodes != NONE
+        kept = int(np.count_nonzero(published))
         if not kept:
             return pages
         self.cached += kept
         free = pages[:0]
         if kept < len(pages):
-            nodes, free = nodes[named], pages[~named]
+            nodes, free = nodes[published], pages[~published]
         for node in set(nodes[self.index.children[nodes] == 0].tolist()):
             self._offer_if_leaf(node)
         return free
 
     def settle_slid(self, pages: Pages) -> Pages:
-        """As `settle`, of pages that left the window of a sequence that goes on."""
+        """Does as `settle` for pages that left the window of a sequence that goes on; they are evicted first."""
         free = self.settle(pages)
         self.slid.update(dict.fromkeys(pages[self.index.node_of[pages] != NONE].tolist()))
         return free
 
     def revive(self, nodes: Sequence[int], pages: Pages) -> None:
-        """These pages of these nodes, which have them in all groups but for what left a window, are about to be held
-        (again).
+        """Takes pages out of the cached state before they get a holder. Call before the counts rise.
+
+        Args:
+            nodes: Nodes of the pages, consecutive ones of a sequence.
+            pages: Their pages of all groups, without those that have left a window.
         """
         idle = int(np.count_nonzero(self._counts[pages] == 0))
+        # Where all pages are held already, none of their nodes is offered to the policy.
         if idle:
             self.cached -= idle
             for node in np.array(nodes)[self.index.children[nodes] == 0].tolist():
@@ -115,11 +142,23 @@ class PrefixCache:
             self.slid.pop(page, None)
 
     def evict(self, count: int, now: float) -> Pages:
-        """Takes the names from at least `count` of the cached pages, of which there are so many; returns them."""
-        given: list[Pages] = []
+        """Evicts at least `count` cached pages.
+
+        Args:
+            count: Pages needed, at most `cached`.
+            now: Seconds on the scheduler's clock.
+
+        Returns:
+            The pages, which are free. A run of nodes with several groups may bring more than `count`.
+
+        Raises:
+            LedgerError: `cached` counts pages that do not exist.
+        """
+        evicted: list[Pages] = []
         born: list[NDArray[np.float64]] = []
         left = count
         while left > 0:
+            # The birth times of pages are read before their nodes are removed, which are used again.
             if self.slid:
                 pages = np.array(list(islice(self.slid, left)), np.int32)
                 born.append(self.index.born[self.index.node_of[pages]])
@@ -131,41 +170,60 @@ class PrefixCache:
                 self._not_slid(pages)
                 self._lost_child(self._remove(run))
             else:
-                self._reach_all()
+                self._reach_all()  # fills `slid`, which the next turn takes from
                 continue
-            given.append(pages)
+            evicted.append(pages)
             left -= len(pages)
-        pages = np.concatenate(given)
+        pages = np.concatenate(evicted)
         self.cached -= len(pages)
         self.evicted[Cause.CAPACITY] += len(pages)
         self._count_lifetimes(now - np.concatenate(born))
         return pages
 
     def _count_lifetimes(self, lived: NDArray[np.float64]) -> None:
-        """lived: [n] seconds, n at least 1."""
+        """Adds lifetimes to the histogram.
+
+        Args:
+            lived: [n] float64 seconds, n at least 1.
+        """
         self.lifetime_seconds += float(lived.sum())
         shortest, longest = np.searchsorted(BOUNDS, (lived.min(), lived.max())).tolist()
-        if shortest == longest:  # pages come in runs, so most of the time
+        # Pages of a run were published together, so mostly all fall into one class.
+        if shortest == longest:
             self.lifetimes[shortest] += len(lived)
         else:
             self.lifetimes += np.bincount(np.searchsorted(BOUNDS, lived), minlength=len(self.lifetimes))
 
     def _remove(self, nodes: Nodes) -> int:
-        """Takes nodes out of the index for others' sake; `nodes` as in `PrefixIndex.remove`. Returns their parent."""
+        """Removes nodes from the index for capacity.
+
+        Args:
+            nodes: [n] as in `PrefixIndex.remove`.
+
+        Returns:
+            The parent of the last one.
+        """
         self.policy.evicted(nodes, self.index.remove(nodes))
-        if self._gone is not None:
-            self._gone(nodes.tolist())
+        if self._on_evicted is not None:
+            self._on_evicted(nodes.tolist())
         return int(self.index.parent[nodes[-1]])
 
     def _evict_slid(self, pages: Pages) -> None:
+        """Takes pages from their nodes. The nodes stay: pages of other groups, or later nodes, need them."""
         self._not_slid(pages)
         nodes = set(self.index.unbind(pages).tolist())
+        # With an anchor each node keeps the anchor's page, so none is left empty.
         for node in nodes if self.anchor is None else ():
             self._lost_child(node)
 
     def _lost_child(self, node: int) -> None:
-        """Something that came after this node is gone, or its pages are: of nodes without pages only those stay through
-        which others are found.
+        """Updates a node that has lost a child or its pages.
+
+        Removes it where it has neither pages nor children, then its parent likewise. A node that is a leaf now and is
+        not held is offered to the policy.
+
+        Args:
+            node: The node, or NONE, which changes nothing.
         """
         while self.anchor is None and node != NONE and self._empty_leaf(node):
             self.policy.withdraw(node)
@@ -176,22 +234,28 @@ class PrefixCache:
         return not self.index.children[node] and bool((self.index.pages[:, node] == NONE).all())
 
     def _reach_all(self) -> None:
-        """Pages of groups with windows that nobody holds, before others that somebody does."""
+        """Makes every cached page evictable, where the policy has no leaf to choose.
+
+        The remaining cached pages belong to groups with windows, on nodes before nodes that are held.
+
+        Raises:
+            LedgerError: No page is cached, though `cached` says so.
+        """
         pages = np.flatnonzero((self._counts == 0) & (self.index.node_of != NONE))
         if not len(pages):
             raise LedgerError(f"{self.cached} pages are counted as cached, none is")
         self.slid.update(dict.fromkeys(pages.tolist()))
 
     def _idle_run(self, chosen: Nodes) -> Nodes:
-        """The part of what a policy chose that may go.
+        """Cuts a policy's choice down to the nodes that may be evicted.
 
         Args:
             chosen: [n] a leaf, then nodes that go with it, as `EvictionPolicy.choose` returns them.
 
         Returns:
-            [1 .. n] The leaf and those after it that are not held, each the parent and nothing else of the one before.
+            [1 .. n] the leaf, then the nodes after it that are not held and have no other child than the one before.
         """
-        if len(chosen) == 1:
+        if len(chosen) == 1:  # only leaves without holders are offered
             return chosen
         kept = (self.index.children[chosen] != 1) | self.held(chosen)
         kept[0] = False
@@ -203,10 +267,16 @@ class PrefixCache:
             self.policy.offer(node)
 
     def forget(self, nodes: Sequence[int], cause: Cause) -> Pages:
-        """Takes the names from these nodes and all that come after them, as `PrefixIndex.under` says; returns those of
-        their pages that nobody holds, which are free.
+        """Removes nodes, and all nodes that come after them, from the index.
+
+        Args:
+            nodes: Nodes to remove.
+            cause: Why; counted in `evicted`.
+
+        Returns:
+            Their pages without a holder, which are free. Pages with a holder stay with it, without a block hash.
         """
-        doomed = self.index.under(nodes)
+        doomed = self.index.under(nodes)  # children first, as `PrefixIndex.remove` demands
         pages = self.index.pages_of(doomed)
         self._not_slid(pages)
         for node in doomed:
@@ -221,9 +291,9 @@ class PrefixCache:
         return free
 
     def reset(self) -> Pages:
-        """As `forget`, of everything."""
+        """Removes all nodes; returns their pages without a holder, which are free."""
         return self.forget([n for n in self.index.all() if self.index.parent[n] == NONE], Cause.RESET)
 
 
 PolicyMaker = Callable[[int], EvictionPolicy]
-"""Makes a policy for a pool of so many pages."""
+"""Makes a policy for a pool, from its number of pages."""

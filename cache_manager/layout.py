@@ -1,63 +1,176 @@
-"""How many bytes keys and values take: the arithmetic behind pool sizes, estimates and admission.
+"""Sizes of keys and values in bytes and pages: the arithmetic behind pool sizes, estimates and admission.
 
-Only K and V of the KV heads are kept, never queries, so a token costs 2 x layers x KV heads x head_dim x bytes an
-element. Layers that look no further back than a window keep the pages within it only.
+A token costs, in each layer, `KVShape.elements` x bytes an element, and scales with 8-bit KV. Layers with a window keep
+only the pages within it.
+
+Layers are cut into groups, each with page tables of its own, as in vLLM's hybrid KV cache manager. All groups take
+pages of one size from one pool. Where layers differ in shape, groups differ in how many layers fill a page.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import gcd
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import gcd, lcm
 
 MOST_TOKENS = 2**31 - 1
+TOKENS_TOGETHER = 16  # tokens that kernels read together, where a page has a multiple of them
 
 
-def layer_groups(windows: Sequence[int | None]) -> tuple[tuple[tuple[int, ...], ...], tuple[int | None, ...]]:
-    """`groups` and `windows` of a layout, from the window of each layer: as few groups as can have equally many layers.
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """KV of one token in one layer.
 
-    A group without a window, if there is one, comes first.
+    Attributes:
+        heads: KV heads.
+        key_dim: Elements of a key of one head.
+        value_dim: Elements of a value of one head.
     """
-    layers: dict[int | None, list[int]] = {None: []} if None in windows else {}
-    for layer, window in enumerate(windows):
-        layers.setdefault(window, []).append(layer)
-    size = gcd(*map(len, layers.values()))
-    cut = [(window, tuple(of[i : i + size])) for window, of in layers.items() for i in range(0, len(of), size)]
-    return tuple(group for _, group in cut), tuple(window for window, _ in cut) if layers.keys() - {None} else ()
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def elements(self) -> int:
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share page tables: all have one window, and KV of one shape.
+
+    Attributes:
+        layers: Layer numbers.
+        shape: KV of each of these layers.
+        window: Tokens that a token sees, itself included; None for all tokens before it.
+    """
+
+    layers: tuple[int, ...]
+    shape: KVShape
+    window: int | None = None
+
+
+def layer_groups(shapes: Sequence[KVShape], windows: Sequence[int | None]) -> tuple[LayerGroup, ...]:
+    """Cuts layers into groups, so that a token takes the fewest bytes, then the fewest groups.
+
+    A page has as many bytes as the largest group needs, so a group with fewer bytes wastes the rest. Layers of equal
+    shape are cut into groups with equally many layers, which waste nothing.
+
+    Args:
+        shapes: KV of each layer.
+        windows: Window of each layer in tokens, None for a layer without one.
+
+    Returns:
+        The groups. One without a window, if there is one, comes first.
+    """
+    alike: dict[tuple[int | None, KVShape], list[int]] = {}
+    for layer, kind in enumerate(zip(windows, shapes, strict=True)):
+        alike.setdefault(kind, []).append(layer)
+    kinds = sorted(alike, key=lambda kind: kind[0] is not None)  # stable: otherwise in order of the first layer
+
+    def counts(size: int) -> list[int]:
+        """Returns the groups of each kind, where a page has room for `size` elements a token."""
+        return [-(-len(alike[kind]) // (size // kind[1].elements)) for kind in kinds]
+
+    largest = max(shape.elements for shape in shapes)
+    sizes = {n * shape.elements for (_, shape), layers in alike.items() for n in range(1, len(layers) + 1)}
+    size = min((s for s in sizes if s >= largest), key=lambda s: (s * sum(counts(s)), -s))
+    return tuple(
+        LayerGroup(part, shape, window)
+        for (window, shape), groups in zip(kinds, counts(size), strict=True)
+        for part in _parts(alike[window, shape], groups)
+    )
+
+
+def _parts(layers: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Cuts layers into `count` runs whose lengths differ by 1 at most."""
+    ends = [len(layers) * i // count for i in range(count + 1)]
+    return [tuple(layers[a:b]) for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """Shape of the KV cache of one model.
 
-    groups: layer numbers by layer group; layers of a group share page tables. Llama has one group. A page id addresses
-    as many bytes in every group, so groups have equally many layers. scale_bytes: beside the elements, for each token
-    and head, K and V apart (8-bit KV). windows: by group, how many tokens a token sees, itself included, or None for
-    all before it; () where all groups see all.
+    Attributes:
+        groups: The layer groups. Llama has one.
+        element_bytes: Bytes of an element.
+        page_size: Tokens a page.
+        scale_bytes: Bytes of scales beside the elements (8-bit KV), a token and head, once for K and once for V.
+        windows: Window of each group; () where no group has one.
+        page_bytes: Bytes of one page, the same in every group: `page_size` tokens in all layers of the largest group.
+            Where groups differ, a multiple of what each group needs for the tokens that kernels read together.
+
+    Raises:
+        ValueError: The page size or a window is below 1, or a group has no layers.
     """
 
-    groups: tuple[tuple[int, ...], ...]
-    kv_heads: int
-    head_dim: int
+    groups: tuple[LayerGroup, ...]
     element_bytes: int
     page_size: int
     scale_bytes: int = 0
-    windows: tuple[int | None, ...] = ()
+    windows: tuple[int | None, ...] = field(init=False)
+    page_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
             raise ValueError(f"page size is {self.page_size}, must be at least 1 token")
-        if not self.groups or len({len(group) for group in self.groups}) != 1:
-            raise ValueError(f"layer groups must have equally many layers, got {[len(g) for g in self.groups]}")
-        if self.windows and len(self.windows) != len(self.groups):
-            raise ValueError(f"{len(self.groups)} layer groups have {len(self.windows)} windows")
-        if any(window is not None and window < 1 for window in self.windows):
-            raise ValueError(f"windows are {self.windows}, each must be at least 1 token")
+        if not self.groups or not all(group.layers for group in self.groups):
+            raise ValueError(f"each layer group must have layers, got {[len(g.layers) for g in self.groups]}")
+        windows = tuple(group.window for group in self.groups)
+        if any(window is not None and window < 1 for window in windows):
+            raise ValueError(f"windows are {windows}, each must be at least 1 token")
+        object.__setattr__(self, "windows", windows if any(window is not None for window in windows) else ())
+        most = max(map(self.group_bytes, range(len(self.groups))))
+        step = gcd(self.page_size, TOKENS_TOGETHER) * lcm(*map(self.layer_bytes, range(len(self.groups))))
+        object.__setattr__(self, "page_bytes", most if self.same_shapes else -(-most // step) * step)
+
+    @classmethod
+    def uniform(
+        cls,
+        groups: Sequence[Sequence[int]],
+        kv_heads: int,
+        head_dim: int,
+        element_bytes: int,
+        page_size: int,
+        scale_bytes: int = 0,
+        windows: Sequence[int | None] = (),
+    ) -> "KVLayout":
+        """Returns the layout of layers of one shape.
+
+        Args:
+            groups: Layer numbers of each layer group.
+            kv_heads: KV heads of a layer.
+            head_dim: Elements of a key, and of a value, of one head.
+            element_bytes: As the attribute.
+            page_size: As the attribute.
+            scale_bytes: As the attribute.
+            windows: Window of each group; () where no group has one.
+        """
+        shape = KVShape(kv_heads, head_dim, head_dim)
+        seen = windows or [None] * len(groups)
+        made = tuple(LayerGroup(tuple(layers), shape, window) for layers, window in zip(groups, seen, strict=True))
+        return cls(made, element_bytes, page_size, scale_bytes)
+
+    def without_windows(self) -> "KVLayout":
+        """Returns the layout that keeps the pages of all tokens in every group."""
+        groups = tuple(replace(group, window=None) for group in self.groups)
+        return KVLayout(groups, self.element_bytes, self.page_size, self.scale_bytes)
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page: page_size tokens in all layers of one group."""
-        a_head = self.head_dim * self.element_bytes + self.scale_bytes
-        return 2 * len(self.groups[0]) * self.kv_heads * a_head * self.page_size
+    def same_shapes(self) -> bool:
+        """Whether all groups have equally many layers of one shape, so that pages of all groups have one form."""
+        return len({(len(group.layers), group.shape) for group in self.groups}) == 1
+
+    def layer_bytes(self, group: int) -> int:
+        """Returns the bytes of one token in one layer of a group."""
+        shape = self.groups[group].shape
+        return shape.elements * self.element_bytes + 2 * shape.heads * self.scale_bytes
+
+    def group_bytes(self, group: int) -> int:
+        """Returns the bytes of a page that the layers of a group use."""
+        return len(self.groups[group].layers) * self.layer_bytes(group) * self.page_size
 
     @property
     def token_bytes(self) -> int:
@@ -65,25 +178,44 @@ class KVLayout:
         return self.page_bytes * len(self.groups) // self.page_size
 
     def window(self, group: int) -> int | None:
-        return self.windows[group] if self.windows else None
+        return self.groups[group].window
 
     def pages_before(self, window: int) -> int:
-        """Pages that the first token of a page sees beside its own; 1 at least, so that there is one to go on from."""
+        """Returns how many earlier pages the first token of a page sees.
+
+        At least 1: a row publishes its next page under the node of the page before it.
+        """
         return max(1, -(-(window - 1) // self.page_size))
 
     def pages_within(self, window: int, ahead: int) -> int:
-        """Most pages that a sequence holds of a group with this window while `ahead` of its tokens are computed."""
+        """Returns the most pages that a sequence holds in a group with a window.
+
+        Args:
+            window: Tokens that a token sees, itself included.
+            ahead: Tokens of the sequence that are being computed at one time.
+        """
         return -(-(max(window, self.page_size) - 1 + ahead) // self.page_size) + 1
 
     def pages_for(self, tokens: int, ahead: int = MOST_TOKENS) -> int:
-        """Pages, over all groups, of a sequence that holds so many tokens, of which at most `ahead` are being computed
-        at one time: what is further back than a window is gone by then.
+        """Returns the pages, over all groups, of one sequence.
+
+        Pages that lie wholly before a group's window do not count.
+
+        Args:
+            tokens: Length of the sequence.
+            ahead: Tokens that are being computed at one time, at most.
         """
-        whole = -(-tokens // self.page_size)
+        pages = -(-tokens // self.page_size)
         windows = self.windows or (None,) * len(self.groups)
-        return sum(whole if window is None else min(whole, self.pages_within(window, ahead)) for window in windows)
+        return sum(pages if window is None else min(pages, self.pages_within(window, ahead)) for window in windows)
 
     def tokens_in(self, pages: int, ahead: int = MOST_TOKENS) -> int:
-        """Tokens that so many pages hold for a single sequence; no more than `MOST_TOKENS`."""
+        """Returns the longest sequence, in tokens of whole pages, that fits into pages; at most `MOST_TOKENS`.
+
+        Args:
+            pages: Pages over all groups.
+            ahead: As in `pages_for`.
+        """
+        # `pages_for` never falls as tokens rise, so a binary search finds the longest.
         most = range(MOST_TOKENS // self.page_size + 1)
         return (bisect_right(most, pages, key=lambda n: self.pages_for(n * self.page_size, ahead)) - 1) * self.page_size

@@ -1,4 +1,7 @@
-"""Double-entry books of the page pool: each page's count against its holders by name, and what else must add up."""
+"""The audit of the page pool: compares each page's count with its holders, and checks the index and the host tier.
+
+Reads all arrays of the cache manager and writes none, but for `audit`, which quarantines wrong pages.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,14 +20,19 @@ MOST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """A page whose books do not balance."""
+    """A page whose books do not balance.
+
+    Attributes:
+        page: Page, or `NONE` where the fault is of no single page.
+        why: The fault.
+    """
 
     page: int
     why: str
 
 
 class PageState(IntEnum):
-    """What a page is used for."""
+    """Use of a page."""
 
     FREE = 0
     HELD = 1
@@ -34,7 +42,13 @@ class PageState(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holder:
-    """A running sequence, by its attempt, or a step in flight. pages: in order of the tokens, group by group."""
+    """A running sequence or a step in flight.
+
+    Attributes:
+        is_step: Whether the holder is a step.
+        number: Attempt of the sequence, or number of the step.
+        pages: [n] int32. A sequence's pages group by group, in order of the tokens; a step's in no order.
+    """
 
     is_step: bool
     number: int
@@ -47,7 +61,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageMap:
-    """The pool at one moment. states: [pages] of `PageState`. counts: [pages] holders of each."""
+    """The pool at one moment.
+
+    Attributes:
+        page_size: Tokens a page.
+        states: [pages] uint8 of `PageState`.
+        counts: [pages] int32. Holders of each page.
+        holders: Running sequences and steps in flight that hold pages.
+    """
 
     page_size: int
     states: NDArray[np.uint8]
@@ -56,7 +77,7 @@ class PageMap:
 
 
 def holders(manager: CacheManager) -> Iterator[Holder]:
-    """Who holds which pages."""
+    """Yields the rows and the steps in flight that hold pages."""
     for row in np.flatnonzero(manager.tables.held.any(axis=0)).tolist():
         yield Holder(False, int(manager.owners[row]), manager.tables.row(row))
     for step, parts in manager.pool.in_flight.items():
@@ -64,7 +85,9 @@ def holders(manager: CacheManager) -> Iterator[Holder]:
 
 
 def page_map(manager: CacheManager) -> PageMap:
+    """Returns a snapshot of the pool."""
     counts = manager.allocator.counts.copy()
+    # Each line overrides those before it: a published page may be held, and a page that was set aside too.
     states = np.full(manager.pool.total, PageState.FREE, np.uint8)
     states[manager.prefix.index.node_of != NONE] = PageState.CACHED
     states[counts > 0] = PageState.HELD
@@ -73,42 +96,45 @@ def page_map(manager: CacheManager) -> PageMap:
 
 
 def imbalances(manager: CacheManager) -> list[Imbalance]:
-    """All that is wrong."""
-    kept = [] if manager.pool.tier is None else _miskept(manager.pool.tier, manager.prefix.index)
-    return _miscounted(manager) + _misnamed(manager) + kept
+    """Returns all faults of counts, prefix index and host tier."""
+    kept = [] if manager.pool.tier is None else _tier_faults(manager.pool.tier, manager.prefix.index)
+    return _count_faults(manager) + _index_faults(manager) + kept
 
 
 def _expected_counts(manager: CacheManager) -> NDArray[np.int64]:
+    """Returns [pages] the number of page tables and steps in flight that hold each page."""
     parts = [holder.pages for holder in holders(manager)]
     return np.bincount(np.concatenate(parts) if parts else [], minlength=manager.pool.total)[: manager.pool.total]
 
 
-def _miscounted(manager: CacheManager) -> list[Imbalance]:
-    """Pages whose count is not its page tables + steps in flight, or that are in two states or in none."""
+def _count_faults(manager: CacheManager) -> list[Imbalance]:
+    """Finds pages whose count is not page tables + steps in flight, and pages in two states or in none."""
     allocator = manager.allocator
     expected = _expected_counts(manager)
     listed = np.bincount(allocator.free_pages(), minlength=allocator.size)
-    named = manager.prefix.index.node_of != NONE
+    published = manager.prefix.index.node_of != NONE
     aside = np.zeros(allocator.size, np.bool_)
     aside[list(allocator.suspects)] = True
     checks = (
         (expected != allocator.counts, "its count is not that of its holders"),
         (listed > 1, "stands on the free list twice"),
         ((listed > 0) & (expected > 0), "is held and on the free list"),
-        ((listed > 0) & named, "has a name and is on the free list"),
-        ((listed == 0) & (expected == 0) & ~named & ~aside, "is lost: neither free, held nor cached"),
+        ((listed > 0) & published, "has a block hash and is on the free list"),
+        ((listed == 0) & (expected == 0) & ~published & ~aside, "is lost: neither free, held nor cached"),
     )
     wrong = {page: why for bad, why in checks for page in np.flatnonzero(bad).tolist()}
     found = [Imbalance(page, why) for page, why in allocator.suspects.items()]
     for page, why in wrong.items():
         by = [holder.name for holder in holders(manager) if page in holder.pages]
-        found.append(Imbalance(page, f"{why}; count {allocator.counts[page]}, held by {by}, named {bool(named[page])}"))
+        found.append(
+            Imbalance(page, f"{why}; count {allocator.counts[page]}, held by {by}, published {bool(published[page])}")
+        )
     return found
 
 
-def _misnamed(manager: CacheManager) -> list[Imbalance]:
-    """What is wrong in the prefix index and in what is counted of it."""
-    found = _misplaced(manager)
+def _index_faults(manager: CacheManager) -> list[Imbalance]:
+    """Finds faults of the prefix index and of the counters derived from it."""
+    found = _node_faults(manager)
     index, counts = manager.prefix.index, manager.allocator.counts
     cached = int(np.count_nonzero((counts == 0) & (index.node_of != NONE)))
     if cached != manager.prefix.cached:
@@ -116,15 +142,16 @@ def _misnamed(manager: CacheManager) -> list[Imbalance]:
     shared = int(np.count_nonzero(counts > 1))
     slid = list(manager.prefix.slid)
     if counts[slid].any() or (index.node_of[slid] == NONE).any():
-        found.append(Imbalance(NONE, "pages that left a window are held, or have no name, and may be evicted"))
+        found.append(Imbalance(NONE, "pages that left a window are held, or have no block hash, and may be evicted"))
     if shared != manager.allocator.shared:
         found.append(Imbalance(NONE, f"{shared} pages are shared, {manager.allocator.shared} are counted"))
     return found
 
 
-def _misplaced(manager: CacheManager) -> list[Imbalance]:
-    """Nodes whose pages, parents, holders or numbers of children are wrong: who holds a page holds all before it in
-    groups without a window.
+def _node_faults(manager: CacheManager) -> list[Imbalance]:
+    """Finds nodes with wrong pages, parents, holders or child counts.
+
+    Invariant: in groups without a window, whoever holds a page holds all pages before it.
     """
     index, held = manager.prefix.index, manager.prefix.held
     nodes = index.all()
@@ -134,7 +161,7 @@ def _misplaced(manager: CacheManager) -> list[Imbalance]:
         pages, parent = index.pages_of([node]), index.parent[node]
         page = int(pages[0]) if len(pages) else NONE
         if (index.node_of[pages] != node).any():
-            found.append(Imbalance(page, f"node {node} names pages that do not know it"))
+            found.append(Imbalance(page, f"node {node} has pages of another node"))
         gone = [g for g in range(len(index.pages)) if index.pages[g, node] == NONE and manager.layout.window(g) is None]
         if gone:
             found.append(Imbalance(page, f"node {node} has no page in groups {gone}, which have no window"))
@@ -157,35 +184,46 @@ def _misplaced(manager: CacheManager) -> list[Imbalance]:
     return found
 
 
-def _miskept(tier: HostTier, index: PrefixIndex) -> list[Imbalance]:
-    """Host slots that are in two places or in none, and copies that nobody can come to."""
+def _tier_faults(tier: HostTier, index: PrefixIndex) -> list[Imbalance]:
+    """Finds host slots that are in two places or in none, and copies whose predecessor is gone."""
     slots = tier.free_slots() + [slot for copy in tier.copies.values() for slot in copy.slots if slot != NONE]
     times = np.bincount(slots, minlength=tier.slots)
     found = [Imbalance(NONE, f"host slot {slot} is in {times[slot]} places") for slot in np.flatnonzero(times != 1)]
-    for name, copy in tier.copies.items():
+    for block_hash, copy in tier.copies.items():
         if copy.parent != FIRST and copy.parent not in tier.copies and copy.parent not in index:
-            found.append(Imbalance(NONE, f"the copy {name.hex()[:8]} comes after one that is neither cached nor kept"))
+            found.append(
+                Imbalance(NONE, f"the copy {block_hash.hex()[:8]} comes after one that is neither cached nor kept")
+            )
     return found
 
 
 def explain(found: list[Imbalance]) -> str:
+    """Words the first `MOST_SHOWN` faults for an error or a log."""
     lines = [f"page {i.page}: {i.why}" for i in found[:MOST_SHOWN]]
     more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
     return "the page ledger does not balance: " + "; ".join(lines) + more
 
 
 def verify(manager: CacheManager) -> None:
-    """Raises LedgerError, naming pages and holders, unless all books balance."""
+    """Checks all books.
+
+    Raises:
+        LedgerError: The books do not balance; the message has pages and holders.
+    """
     found = imbalances(manager)
     if found:
         raise LedgerError(explain(found))
 
 
 def audit(manager: CacheManager) -> str:
-    """Counts alone, which is quick: what is newly wrong, "" where nothing is. The pages concerned are set aside, with
-    counts that fit their holders, so that the rest goes on.
+    """Checks the counts alone, which is quick, and quarantines wrong pages so that serving goes on.
+
+    The counts of these pages are corrected to their holders.
+
+    Returns:
+        Faults that were not reported before; "" where there are none.
     """
-    found = [i for i in _miscounted(manager) if i.page not in manager.pool.quarantined]
+    found = [i for i in _count_faults(manager) if i.page not in manager.pool.quarantined]
     if not found:
         return ""
     pages = np.unique([i.page for i in found]).astype(np.int32)

@@ -1,15 +1,15 @@
 """Opens, grows, forks and releases the page tables of batch rows, on pages of the one pool.
 
-A row that leaves while a step that can touch its pages is in flight hands them to that step. So a late write of a dead
-sequence never lands in a living one's page.
+A row that leaves while a step that can touch its pages is in flight hands them to that step. So a late write of an
+ended sequence never lands in a page of a running one.
 
-Full pages are published under a name once their KV has been computed, and other sequences go on from them (Kwon et al.,
-PagedAttention, SOSP 2023), see `cache_manager.publishing`. A row that writes into a page which it shares after a fork
-gets a copy of that one page first.
+Full pages are published under their block hash once their KV is computed, and other sequences continue from them (Kwon
+et al., PagedAttention, SOSP 2023); see `cache_manager.publishing`. A row that writes into a page which it shares after
+a fork gets a copy of that one page first.
 
-A layer group with a window keeps what the next token sees: pages wholly before it are let go as a sequence goes on.
-Those that have a name stay cached until their place is needed, and a prefix is valid up to where each such group has
-all that the next token sees (as in vLLM's hybrid KV cache manager).
+A layer group with a window keeps the pages that the next token sees, and drops earlier ones as the sequence grows.
+Published ones stay cached until the pool needs them. A prefix is valid where each such group has every page that the
+next token sees, as in vLLM's hybrid KV cache manager.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.allocator import LedgerError, Pages
+from cache_manager.block_hash import BlockHash, HashChain
 from cache_manager.cached import PolicyMaker
 from cache_manager.eviction import LeastRecentlyUsed
 from cache_manager.layout import MOST_TOKENS, KVLayout
 from cache_manager.matching import NO_MATCH, Match, firsts, valid_pages
-from cache_manager.page_names import Name, PageChain
 from cache_manager.pool import PagePool
 from cache_manager.prefix import PrefixIndex
-from cache_manager.publishing import PublishedNames
+from cache_manager.publishing import CLOSED, PublishedPages
 from cache_manager.tables import PageTables
 from cache_manager.tier import HostTier
 
@@ -34,11 +34,31 @@ Ints = NDArray[np.int32]
 
 
 class CacheManager:
-    """Pages for up to `rows` running sequences from a pool of `pages`. ahead: tokens of one of them that steps in
-    flight compute at most; a group with a window gives no more slots in advance. tier: where pages go that are evicted.
+    """Page tables of up to `rows` running sequences over one pool: the scheduler's interface to the KV cache.
 
-    owners: [rows] the attempt that each row is held for. forked: [rows] whether it may share pages that are still
-    written to.
+    Invariant: a row has slots of its own, in every group, for each position that a step in flight may write. A page is
+    reused only after each step that can touch it has retired.
+
+    Writes `owners` and `forked`, and alone calls the writing methods of `tables`, but for `PublishedPages`, which
+    replaces duplicate pages. The other arrays belong to `pool`, `published` and the prefix index.
+
+    Args:
+        layout: Shape of the KV cache.
+        pages: Pages of the pool.
+        rows: Rows of the batch.
+        make_policy: Makes the eviction policy.
+        ahead: Tokens of one sequence that steps in flight compute at most. A group with a window gets no more slots in
+            advance.
+        tier: Home of copies of evicted pages; None without one.
+
+    Attributes:
+        tables: Page table of each row and group.
+        pool: The pages, and the changes that the next plan carries.
+        allocator: Holder counts; the pool's.
+        prefix: Prefix cache; the pool's.
+        published: Publication state of each row.
+        owners: [rows] int64. Attempt that each row is held for.
+        forked: [rows] bool. Whether the row may share pages that are still written to.
     """
 
     def __init__(
@@ -53,7 +73,7 @@ class CacheManager:
         self.layout, self.ahead = layout, ahead
         self._groups = range(len(layout.groups))
         self._windows = {group: window for group in self._groups if (window := layout.window(group)) is not None}
-        # Who holds a page of this group holds all before it: with it, rows are followed through the index.
+        # A holder of a page of this group holds all pages before it, so a row's pages lead through the index.
         anchor = next((group for group in self._groups if group not in self._windows), None)
         self.tables = PageTables(len(layout.groups), rows)
         index = PrefixIndex(len(layout.groups), pages, bool(self._windows))
@@ -61,82 +81,126 @@ class CacheManager:
         self.allocator, self.prefix = self.pool.allocator, self.pool.prefix
         self.owners = np.full(rows, -1, np.int64)
         self.forked = np.zeros(rows, np.bool_)
-        self.names = PublishedNames(layout, self.tables, self.pool, rows, anchor)
+        self.published = PublishedPages(layout, self.tables, self.pool, rows, anchor)
 
     def slots_unused(self, scheduled: int) -> int:
-        """Places for tokens in the pages of all rows that come after those scheduled, so many together."""
+        """Returns the slots in pages of all rows that no token takes yet.
+
+        Args:
+            scheduled: Sum of the scheduled tokens of all rows.
+        """
+        # `reach` counts pages that left a window too, as `scheduled` counts their tokens.
         return self.tables.reach * self.layout.page_size - len(self._groups) * scheduled
 
     # Sequences
 
-    def match(self, chain: PageChain, most: int, brought: Collection[Name] = ()) -> Match:
-        """The longest published prefix of a sequence, of at most `most` tokens; chain: names of its pages. brought: of
-        those whose content, of all groups, the sequence has come with.
+    def match(self, chain: HashChain, most: int, transferred: Collection[BlockHash] = ()) -> Match:
+        """Finds the longest published prefix of a sequence.
 
-        A prefix that ends inside a span whose tokens see each other in both directions was computed with the same whole
-        span, as its name says; where a group has a window it is none: the rest of the span sees pages that are gone.
+        The prefix consists of pages in the pool, then pages in the host tier, then transferred pages.
+
+        A prefix may end inside the bidirectional prefix: its hashes depend on all of that, so its KV was computed with
+        it. Where a group has a window such a match does not count: later tokens of the span see pages that are gone.
+
+        Args:
+            chain: Hashes of the sequence's full pages.
+            most: Tokens that the match may have.
+            transferred: Hashes of the pages whose content, of all groups, came with the sequence.
+
+        Returns:
+            The match. It holds no pages, so it is valid until the cache changes.
         """
         size = self.layout.page_size
-        most = min(most // size, len(chain.names))
-        if not most or (self._unknown(chain.names[0]) and chain.names[0] not in brought):
+        most = min(most // size, len(chain.hashes))
+        # Without its first page nothing of the prefix can be found: most prompts without a hit end here.
+        if not most or (self._unknown(chain.hashes[0]) and chain.hashes[0] not in transferred):
             return NO_MATCH
         nodes = self.prefix.index.find(chain, most)
         kept = self.pool.tier.find(chain, len(nodes), most) if self.pool.tier is not None and self.pool.swaps else []
         here = len(nodes) + len(kept)
-        come = list(takewhile(brought.__contains__, islice(chain.names, here, most))) if brought else []
-        pages = here + len(come)
+        received = list(takewhile(transferred.__contains__, islice(chain.hashes, here, most))) if transferred else []
+        pages = here + len(received)
         if self._windows and pages:
-            pages = self._valid(nodes, kept, len(come))
-            nodes, kept, come = nodes[:pages], kept[: max(0, pages - len(nodes))], come[: max(0, pages - here)]
-        awaited = self.names.awaited(chain, len(nodes), most)
-        if self._windows and pages * size < chain.scope.whole:
-            nodes, kept, come, pages = [], [], [], 0
-        return Match(pages * size, nodes, kept, come, firsts(self.layout, pages), awaited)
+            pages = self._valid(nodes, kept, len(received))
+            nodes, kept, received = nodes[:pages], kept[: max(0, pages - len(nodes))], received[: max(0, pages - here)]
+        awaited = self.published.awaited(chain, len(nodes), most)
+        if self._windows and pages * size < chain.scope.bidirectional:
+            nodes, kept, received, pages = [], [], [], 0
+        return Match(pages * size, nodes, kept, received, firsts(self.layout, pages), awaited)
 
-    def _unknown(self, name: Name) -> bool:
-        known = name in self.prefix.index or name in self.names.frontiers.row_of
-        return not known and (self.pool.tier is None or name not in self.pool.tier.copies)
+    def _unknown(self, block_hash: BlockHash) -> bool:
+        """Whether a page is neither published, nor being computed, nor in the host tier."""
+        known = block_hash in self.prefix.index or block_hash in self.published.frontiers.row_of
+        return not known and (self.pool.tier is None or block_hash not in self.pool.tier.copies)
 
-    def _valid(self, nodes: list[int], kept: list[Name], come: int) -> int:
-        """As `valid_pages`, of these and so many that came with the sequence."""
+    def _valid(self, nodes: list[int], kept: list[BlockHash], received: int) -> int:
+        """Returns the number of leading pages that make a valid prefix, as `valid_pages` says.
+
+        Args:
+            nodes: Nodes of the first pages.
+            kept: Hashes of the following pages, which have copies in the host tier.
+            received: Number of transferred pages after these.
+        """
         there = self.prefix.index.pages[:, nodes]
         if self.pool.tier is not None and kept:
             there = np.concatenate((there, self.pool.tier.slots_of(kept)), axis=1)
-        if come:
-            there = np.pad(there, ((0, 0), (0, come)))
+        if received:
+            there = np.pad(there, ((0, 0), (0, received)))  # any page but NONE: they have the content of all groups
         return valid_pages(there, self.layout)
 
     def _pages_of(self, match: Match) -> list[Pages]:
-        """By group."""
+        """Returns the published pages that a match uses, by group."""
         pages = self.prefix.index.pages
         return [pages[g, match.nodes[match.firsts[g] :] if match.firsts else match.nodes] for g in self._groups]
 
     def needed(self, match: Match, tokens: int) -> int:
-        """Pages that a sequence of so many tokens which goes on from `match` takes out of `free` at most."""
-        whole, need = -(-tokens // self.layout.page_size), 0
+        """Returns how far admission of a sequence lowers `pool.free` at most.
+
+        Cached pages of the match count, since they are free until they are held; held ones do not.
+
+        Args:
+            match: Prefix that the sequence continues from.
+            tokens: Length of the sequence.
+        """
+        total, need = -(-tokens // self.layout.page_size), 0
         for group, pages in zip(self._groups, self._pages_of(match), strict=True):
             first = match.firsts[group] if match.firsts else 0
-            more = whole - first - int(np.count_nonzero(self.allocator.counts[pages]))
-            if group in self._windows:  # pages that others hold too do not come back when they leave the window
+            more = total - first - int(np.count_nonzero(self.allocator.counts[pages]))
+            # Pages come back as they leave the window, which caps the need. Shared ones do not, so the cap stays whole.
+            if group in self._windows:
                 more = min(more, self.layout.pages_within(self._windows[group], self.ahead))
             need += more
         return need
 
-    def promised(self, rows: Ints, tokens: Ints) -> int:
-        """Pages that groups with windows will take on for these rows, until so many tokens of each are computed, beyond
-        those that they hold.
+    def pages_still_to_take(self, rows: Ints, tokens: Ints) -> int:
+        """Returns the pages that rows still take in groups with windows.
+
+        Such a group takes pages as the row advances, not all at admission.
+
+        Args:
+            rows: [n] int32 batch rows.
+            tokens: [n] int32. Length of each that is computed in the end.
         """
-        promised, tables, whole = 0, self.tables, -(-tokens // self.layout.page_size)
+        pages, tables, total = 0, self.tables, -(-tokens // self.layout.page_size)
         for group, window in self._windows.items():
             first, held = tables.first[group, rows], tables.held[group, rows]
-            most = np.minimum(whole - first, min(self.layout.pages_within(window, self.ahead), MOST_TOKENS))
-            promised += int(np.maximum(most - (held - first), 0).sum())
-        return promised
+            most = np.minimum(total - first, min(self.layout.pages_within(window, self.ahead), MOST_TOKENS))
+            pages += int(np.maximum(most - (held - first), 0).sum())
+        return pages
 
-    def open(self, row: int, owner: int = -1, chain: PageChain | None = None, match: Match = NO_MATCH) -> None:
-        """Starts a table with the pages of a match of this moment; its copies stay where they are until the next plan,
-        for `fetch`. owner: the attempt, for the ledger. chain: None
-        publishes nothing. Raises LedgerError where the row still holds pages.
+    def open(self, row: int, owner: int = -1, chain: HashChain | None = None, match: Match = NO_MATCH) -> None:
+        """Starts a row's page table with the pages of a match.
+
+        Copies in the host tier are reserved until the next plan, so that `fetch` finds them.
+
+        Args:
+            row: Row to open.
+            owner: Attempt that holds the row, for the ledger.
+            chain: Hashes of its pages; None publishes nothing.
+            match: A match that is still valid; see `match`.
+
+        Raises:
+            LedgerError: The row holds pages.
         """
         if self.tables.held[:, row].any():
             raise LedgerError(f"row {row} is opened while it holds {len(self.tables.row(row))} pages")
@@ -150,16 +214,24 @@ class CacheManager:
                 self.pool.changes.grew(group, row, first, pages[group])
         if self.pool.tier is not None:
             self.pool.tier.reserve(match.kept)
-        self.names.open(row, chain, len(match.nodes))
+        self.published.open(row, chain, len(match.nodes))
 
     def covers(self, rows: Ints, ends: Ints) -> NDArray[np.bool_]:
-        """For each row, whether it can write positions below its end, from its last page on, without `grow`."""
+        """Returns [n] whether each row can write from its last page on, below its end, without `grow`.
+
+        Args:
+            rows: [n] int32 batch rows.
+            ends: [n] int32. Position after the last one that the row writes.
+        """
+        # A forked row may share the page that it writes next, which `grow` copies.
         held = self.tables.held[0, rows] if len(self._groups) == 1 else self.tables.held[:, rows].min(axis=0)
         return (held * self.layout.page_size >= ends) & ~self.forked[rows]
 
     def grow(self, row: int, start: int, end: int) -> bool:
-        """Gives the row slots of its own for positions start .. end - 1, in groups with windows for `ahead` of these.
-        False, and nothing changed, where pages are lacking.
+        """Gives a row slots of its own for positions start .. end - 1; in groups with windows, for the first `ahead`.
+
+        Returns:
+            Whether there were enough pages; where not, nothing has changed.
         """
         size, tables = self.layout.page_size, self.tables
         soon = min(end, start + self.ahead)
@@ -168,6 +240,7 @@ class CacheManager:
             for group in self._groups
         ]
         shared = self._shared_from(row, start // size) if self.forked[row] else []
+        # All pages are taken before anything is written, so a lack of pages changes nothing.
         taken = self.pool.take(sum(missing) + len(shared))
         if taken is None:
             return False
@@ -177,28 +250,37 @@ class CacheManager:
                 self.pool.changes.grew(group, row, int(tables.held[group, row]), pages)
                 tables.append(group, row, pages)
         for i, (group, index) in enumerate(shared):
+            # Only the page of `start` can hold earlier tokens, which the copy must have.
             self._unshare(group, row, index, taken[i : i + 1], start > index * size)
         self.forked[row] = False
         return True
 
     def fetch(self, row: int, match: Match) -> None:
-        """Has the copies that the host tier keeps of a match put into the row's pages, which `grow` has given it."""
+        """Plans swap-ins of a match's copies in the host tier into the row's pages. Call after `grow`."""
         if self.pool.tier is None or not match.kept:
             return
         start = len(match.nodes)
         pages = self.tables.between(row, start, start + len(match.kept))
         self.pool.changes.swap_in(self.pool.tier.fetch(match.kept, pages, self.pool.step))
 
-    def to_fill(self, row: int, match: Match) -> Pages:
-        """[groups, n] pages of the row, which `grow` has given it, for what is `brought` of a match; NONE for those
-        that are not needed.
+    def transfer_targets(self, row: int, match: Match) -> Pages:
+        """Returns the pages that receive the transferred pages of a match. Call after `grow`.
+
+        Returns:
+            [groups, n] int32. NONE where a page is before the group's window.
         """
         start = len(match.nodes) + len(match.kept)
-        return self.tables.between(row, start, start + len(match.brought))
+        return self.tables.between(row, start, start + len(match.transferred))
 
     def arrived(self, step: int, lost: Sequence[int]) -> list[int]:
-        """The step has run. lost: pages whose copies were not what had been put there; these copies are dropped.
-        Returns the rows that were to go on from them: whatever these have computed since is void.
+        """Takes in the result of a step's swap-ins.
+
+        Args:
+            step: The step that has run.
+            lost: Pages whose copy did not hold the stored content. These copies are dropped.
+
+        Returns:
+            Rows that hold such a page: all that they have computed since is void.
         """
         if self.pool.tier is None:
             return []
@@ -207,63 +289,113 @@ class CacheManager:
         return [row for row in rows if np.isin(self.tables.row(row), list(lost)).any()]
 
     def lack_a_page(self, rows: Ints, ends: Ints) -> bool:
-        """Whether one more page in every group is what each of these rows needs to write below its end."""
+        """Whether each row needs exactly one more page in every group: the condition of `grow_by_page`.
+
+        Args:
+            rows: [n] int32 distinct rows.
+            ends: [n] int32. Position after the last one that the row writes.
+        """
         due = -(-ends // self.layout.page_size) - 1
         other = np.count_nonzero(self.tables.held[:, rows] != due)
         return not other and not np.count_nonzero(self.forked[rows])
 
     def grow_by_page(self, rows: Ints) -> bool:
-        """One more page in every group for each of these distinct rows, for which `lack_a_page` holds. False, and
-        nothing changed, where pages are lacking.
+        """Gives each row one more page in every group: a fast path of `grow` for many decoding rows at once.
+
+        Legal where `lack_a_page` holds: no row is forked, so nothing must be copied, and all groups hold equally many
+        pages of a row.
+
+        Args:
+            rows: [n] int32 distinct rows.
+
+        Returns:
+            Whether there were enough pages; where not, nothing has changed.
         """
         taken = self.pool.take(len(rows) * len(self._groups))
         if taken is None:
             return False
         pages = taken.reshape(len(self._groups), len(rows))
-        self.pool.changes.grew_each(rows, self.tables.held[0, rows], pages)
-        self.tables.append_each(rows, pages)
+        self.pool.changes.grew_each(rows, self.tables.append_each(rows, pages), pages)
         return True
 
-    def fork(self, parent: int, child: int, owner: int = -1) -> PageChain | None:
-        """The child row, which is empty, shares all of the parent's pages. Returns the chain that it goes on with.
-        Raises LedgerError for a row in use.
+    def fork(self, parent: int, child: int, owner: int = -1) -> HashChain | None:
+        """Lets an empty row share all pages of another one.
+
+        Args:
+            parent: Row to fork.
+            child: Empty row.
+            owner: Attempt that holds the child, for the ledger.
+
+        Returns:
+            The child's chain; None where the parent publishes nothing.
+
+        Raises:
+            LedgerError: The child holds pages.
         """
         self.open(child, owner)
         self.allocator.hold(self.tables.row(parent))
         for group in self._groups:
-            first, pages = int(self.tables.first[group, parent]), self.tables.of(group, parent).copy()
+            first, pages = int(self.tables.first[group, parent]), self.tables.pages_of(group, parent).copy()
             self.tables.start(group, child, first, pages)
             self.pool.changes.grew(group, child, first, pages)
         self.forked[parent] = self.forked[child] = True
-        return self.names.fork(parent, child)
+        return self.published.fork(parent, child)
 
-    def slide(self, rows: Ints, computed: Ints) -> None:
-        """Lets go of pages that no position from `computed` on of these rows sees. All steps that compute earlier ones
-        have retired, and what they filled is published.
+    def slide(self, rows: Ints | NDArray[np.intp], computed: Ints) -> None:
+        """Drops pages that lie wholly before the windows of rows.
+
+        Args:
+            rows: [n] int32 batch rows.
+            computed: [n] int32. Each row's first position that is still to be computed. All steps that compute earlier
+                ones have retired, and the pages that these filled are published.
         """
         size, tables = self.layout.page_size, self.tables
         for group, window in self._windows.items():
-            # A row goes on from the last page that it has published.
-            firsts = np.minimum(np.maximum(computed - window + 1, 0) // size, np.maximum(self.names.named[rows] - 1, 0))
+            # The last published page stays: the next one is published under its node, which the table leads to.
+            firsts = np.minimum(
+                np.maximum(computed - window + 1, 0) // size, np.maximum(self.published.count[rows] - 1, 0)
+            )
             for i in np.flatnonzero(firsts > tables.first[group, rows]).tolist():
                 gone = tables.cut(group, int(rows[i]), int(firsts[i]))
                 self.pool.drop_slid(gone)
 
+    def truncate(self, row: int, length: int) -> None:
+        """Drops the pages that hold none of a row's first `length` tokens.
+
+        For tokens that were computed and do not count, such as rejected drafts. Slots beyond `length` in the remaining
+        pages are written again before they are read. No step in flight may touch the row.
+
+        Raises:
+            LedgerError: A page beyond `length` is published: its block hash would stand for dropped tokens.
+        """
+        keep = -(-length // self.layout.page_size)
+        published = int(self.published.count[row])
+        if published != CLOSED and published * self.layout.page_size > length:
+            raise LedgerError(f"row {row} has published {published} pages and is to keep {length} tokens")
+        for group in self._groups:
+            if self.tables.held[group, row] > keep:
+                self.pool.drop(self.tables.truncate(group, row, keep))
+
     def release(self, row: int, after_step: int | None) -> None:
-        """Empties the row's table. Its pages are let go at once (None), or when `after_step` has retired."""
-        self.names.leave(row)
+        """Empties a row's page table.
+
+        Args:
+            row: Row that ends.
+            after_step: Last step in flight that can touch its pages, which they wait for; None without one.
+        """
+        self.published.leave(row)  # first: it finds the row's nodes by its page table
         pages = self.tables.row(row)
         self.pool.let_go(pages, after_step)
         self.tables.clear(row)
         waiting = self.pool.changes.waiting(pages)
-        if len(waiting):  # nothing is copied to what is in no table any more
+        if len(waiting):  # a copy into a page is planned: cancel it unless another row's table has the page
             rows = np.flatnonzero(self.tables.held.any(axis=0)).tolist()
             tables = np.concatenate([pages[:0], *map(self.tables.row, rows)])
             self.pool.changes.not_copied(np.setdiff1d(waiting, tables))
-        self.pool.changes.left(row)
+        self.pool.changes.row_left(row)
 
     def _shared_from(self, row: int, index: int) -> list[tuple[int, int]]:
-        """Groups and indices, from `index` on, of pages that other rows hold too."""
+        """Returns group and index of each page, from `index` on, that other rows hold too."""
         tables, holders = self.tables, self.pool.holders
         return [
             (group, i)
@@ -273,8 +405,15 @@ class CacheManager:
         ]
 
     def _unshare(self, group: int, row: int, index: int, page: Pages, written: bool) -> None:
-        """Puts a page [1] of its own in the row's table, and has it filled from the one before if that had been
-        written to; which then waits for the step that copies.
+        """Replaces a shared page of a row by a page of its own.
+
+        Args:
+            group: Layer group.
+            row: Batch row.
+            index: Index of the page in the table.
+            page: [1] the new page.
+            written: Whether the shared page holds tokens of the row. It is copied then, and waits for the step that
+                copies it.
         """
         before = self.tables.replace(group, row, index, page)
         self.pool.changes.grew(group, row, index, page)

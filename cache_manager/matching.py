@@ -1,4 +1,4 @@
-"""What the prefix cache has of a prompt, and which running sequence computes what it lacks."""
+"""Prefix matches: the pages of a prompt that are at hand, and the running row that computes the next ones."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -6,34 +6,44 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_manager.block_hash import BlockHash, HashChain
 from cache_manager.layout import KVLayout
-from cache_manager.page_names import Name, PageChain
 from cache_manager.prefix import NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A page that is being computed: of this index and name, by this row."""
+    """A page that a running row is computing.
+
+    Attributes:
+        row: The row.
+        index: Index of the page in its sequence.
+        block_hash: Hash that the page will have.
+    """
 
     row: int
     index: int
-    name: Name
+    block_hash: BlockHash
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """What the prefix cache has of a prompt. tokens: a multiple of the page size. nodes: of the prefix index.
+    """The longest available prefix of a prompt: pages in the pool, then in the host tier, then transferred ones.
 
-    kept: names of pages after these that have copies in the host tier, brought: of those after them whose content came
-    from another engine; both are counted in tokens. firsts: by group, from which
-    of all these on its pages are used; () where all groups use all. awaited: where a row is
-    computing what comes next, the last page that it has in common with the prompt.
+    Attributes:
+        tokens: Length of the prefix, a multiple of the page size.
+        nodes: Nodes of the pages in the pool, each the parent of the next.
+        kept: Block hashes of the following pages, which have copies in the host tier.
+        transferred: Block hashes of the pages after these, whose content came from another engine.
+        firsts: By group, index of the first page of the prefix that is used. () where all groups use all.
+        awaited: The last page that the prompt has in common with a row which is computing the next page; None without
+            such a row.
     """
 
     tokens: int = 0
     nodes: list[int] = field(default_factory=list)
-    kept: list[Name] = field(default_factory=list)
-    brought: list[Name] = field(default_factory=list)
+    kept: list[BlockHash] = field(default_factory=list)
+    transferred: list[BlockHash] = field(default_factory=list)
     firsts: tuple[int, ...] = ()
     awaited: Awaited | None = None
 
@@ -42,8 +52,14 @@ NO_MATCH = Match()
 
 
 def valid_pages(pages: NDArray[np.int32], layout: KVLayout) -> int:
-    """pages: [groups, n] what is there of a prefix, page by page, NONE where a group has lost it. How many of these
-    make a prefix of which every group with a window has the pages that the next token sees.
+    """Finds the longest prefix of which every group has the pages that the next token sees.
+
+    Args:
+        pages: [groups, n] int32. Pages of a prefix, NONE where a group has lost one.
+        layout: Windows of the groups. Groups without a window lack no page.
+
+    Returns:
+        Number of pages of the prefix.
     """
     counts = np.arange(1, pages.shape[1] + 1)
     valid = np.ones(len(counts), np.bool_)
@@ -56,32 +72,50 @@ def valid_pages(pages: NDArray[np.int32], layout: KVLayout) -> int:
 
 
 def firsts(layout: KVLayout, pages: int) -> tuple[int, ...]:
-    """By group, the first page that is seen from the one after so many; () without windows."""
+    """Returns by group the index of the first page that the next token sees; () without windows.
+
+    Args:
+        layout: Windows of the groups.
+        pages: Pages before the next token.
+    """
     seen = (pages if window is None else layout.pages_before(window) for window in layout.windows)
     return tuple(max(0, pages - before) for before in seen)
 
 
 class Frontiers:
-    """The page that each row computes next, by the name that it will have."""
+    """The page that each row computes next, found by its future block hash.
+
+    Where several rows compute the same page, the first has the entry.
+
+    Attributes:
+        row_of: Row that computes the page with this hash.
+    """
 
     def __init__(self) -> None:
-        self.row_of: dict[Name, int] = {}
+        self.row_of: dict[BlockHash, int] = {}
 
-    def set(self, row: int, chain: PageChain, index: int) -> None:
-        """It is the chain's page of this index, if its tokens are known by now. The first row to say so has it."""
-        if index < len(chain.names):
-            self.row_of.setdefault(chain.names[index], row)
+    def set(self, row: int, chain: HashChain, index: int) -> None:
+        """Enters the chain's page of this index as the row's next, if all its tokens are known by now."""
+        if index < len(chain.hashes):
+            self.row_of.setdefault(chain.hashes[index], row)
 
-    def forget(self, row: int, chain: PageChain, index: int) -> bool:
-        """Whether the row had it."""
-        if index < len(chain.names) and self.row_of.get(chain.names[index]) == row:
-            del self.row_of[chain.names[index]]
+    def forget(self, row: int, chain: HashChain, index: int) -> bool:
+        """Removes a row's entry; returns whether the row had it."""
+        if index < len(chain.hashes) and self.row_of.get(chain.hashes[index]) == row:
+            del self.row_of[chain.hashes[index]]
             return True
         return False
 
 
-def last_in_common(one: PageChain, other: PageChain, index: int, most: int) -> int:
-    """The index, below `most`, of the last page that two chains share which share that of `index`."""
-    # Names are chained: two chains are equal up to some index, and nowhere after it.
-    end = min(most, len(other.names))
-    return bisect_left(range(end), True, lo=index + 1, key=lambda i: one.names[i] != other.names[i]) - 1
+def last_in_common(one: HashChain, other: HashChain, index: int, most: int) -> int:
+    """Returns the index of the last page that two chains have in common.
+
+    Args:
+        one: Chain with at least `most` pages.
+        other: Chain with the same page of `index`.
+        index: A common page.
+        most: Pages to compare at most.
+    """
+    # Hashes are chained: two chains are equal up to some index and nowhere after it, so a binary search finds the end.
+    end = min(most, len(other.hashes))
+    return bisect_left(range(end), True, lo=index + 1, key=lambda i: one.hashes[i] != other.hashes[i]) - 1

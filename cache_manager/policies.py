@@ -1,4 +1,4 @@
-"""The eviction policies by the names that settings know them by."""
+"""The registry of eviction policies, by their names in `cache_manager.settings`."""
 
 from cache_manager.cached import PolicyMaker
 from cache_manager.eviction import LeastRecentlyUsed

@@ -1,8 +1,8 @@
-"""The page pool: which pages can be had, who gives way for them, and when pages that somebody lets go can be had again.
+"""The page pool: hands out free and cached pages, and delays the return of pages that a step in flight can touch.
 
-A page's count is page tables + steps in flight. Pages that are let go while a step that can touch them is in flight
-wait for that step; then they are free, or cached where they have a name. Cached pages can be had too: the prefix cache
-gives up the least worthy, and the host tier, where there is one, takes copies of these.
+A page's count is page tables + steps in flight. A page that is released while a step can touch it waits for that step.
+Then it is free, or cached where it has a block hash. Cached pages are available too: the prefix cache evicts the least
+valuable ones, and the host tier, where there is one, takes copies of these.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,36 @@ from cache_manager.tier import HostTier
 
 
 class PagePool:
-    """`size` pages. index: what names them; it is empty. anchor: as in `PrefixCache`.
+    """All pages of an engine: allocator, prefix cache and host tier together, in step with the plans.
 
-    swaps: whether the tier is used at the moment. returning: pages that lose a holder as steps in flight retire.
-    in_flight: these pages, by the step they wait for. changes: what the plan of the step must tell its executor.
-    quarantined: pages that `quarantine` has dealt with. now, step: the time, and the step that is planned.
+    Writes `in_flight` and `changes`. Holder counts change through the allocator, but for `quarantine`, which corrects
+    them.
+
+    Args:
+        size: Number of pages.
+        index: An empty prefix index for these pages.
+        make_policy: Makes the eviction policy.
+        anchor: As in `PrefixCache`.
+        tier: Home of copies of evicted pages; None without one.
+
+    Attributes:
+        allocator: Free list and holder counts.
+        prefix: Published pages and their eviction.
+        tier: The host tier.
+        swaps: Whether pages are swapped out to and found in the tier at present.
+        returning: Number of holders that pages lose as steps in flight retire.
+        in_flight: Pages that wait for a step, by its number.
+        changes: Page changes for the plan of this step.
+        quarantined: Pages that `quarantine` has taken out of circulation.
+        now: Seconds on the scheduler's clock.
+        step: Number of the step that is being planned.
     """
 
     def __init__(
         self, size: int, index: PrefixIndex, make_policy: PolicyMaker, anchor: int | None, tier: HostTier | None
     ) -> None:
         self.allocator = PageAllocator(size)
-        self.prefix = PrefixCache(index, make_policy(size), self.allocator.counts, anchor, self._gone)
+        self.prefix = PrefixCache(index, make_policy(size), self.allocator.counts, anchor, self._swap_out)
         self.tier = tier
         self.swaps = tier is not None
         self.returning = 0
@@ -37,7 +55,7 @@ class PagePool:
         self.changes = PageChanges()
         self.quarantined: set[int] = set()
         self.now, self.step = 0.0, 0
-        self._sources: dict[int, int] = {}  # how often each page is copied from in the step that is being planned
+        self._sources: dict[int, int] = {}  # page -> copies that read it in the step that is being planned
 
     @property
     def total(self) -> int:
@@ -45,15 +63,20 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that can be had: free ones, and cached ones that nobody holds."""
+        """Number of pages that `take` can return: free and cached ones."""
         return self.allocator.free + self.prefix.cached
 
     def begin(self, now: float, step: int) -> None:
-        """From here on the time is `now`, in seconds on any clock, and `step` is planned."""
+        """Starts the planning of a step.
+
+        Args:
+            now: Seconds on the scheduler's clock.
+            step: Number of the step.
+        """
         self.now, self.step = now, step
 
     def take_changes(self) -> PageChanges:
-        """All that the plan of the step must tell its executor."""
+        """Returns the page changes for the plan, and starts an empty set for the next one."""
         changes, self.changes = self.changes, PageChanges()
         self._sources.clear()
         if self.tier is not None:
@@ -61,7 +84,11 @@ class PagePool:
         return changes
 
     def take(self, count: int) -> Pages | None:
-        """So many pages, with one holder each; None, and nothing changed, where fewer can be had."""
+        """Takes pages with one holder each, evicting cached ones where too few are free.
+
+        Returns:
+            [count] the pages, or None where fewer are available; then nothing has changed.
+        """
         short = count - self.allocator.free
         if short > 0:
             if short > self.prefix.cached:
@@ -70,22 +97,37 @@ class PagePool:
         return self.allocator.take(count)
 
     def hold(self, nodes: Sequence[int], pages: Pages) -> None:
-        """One more holder for these pages of these published nodes, as in `PrefixCache.revive`."""
-        self.prefix.revive(nodes, pages)
+        """Adds a holder to published pages.
+
+        Args:
+            nodes: As in `PrefixCache.revive`.
+            pages: Their pages.
+        """
+        self.prefix.revive(nodes, pages)  # first: it tells cached pages by their count of 0
         self.allocator.hold(pages)
 
     def holders(self, page: int) -> int:
-        """How many hold a page, without those that hold it only until it has been copied from."""
+        """Returns the number of holders of a page, without those that wait only for it to be copied in this step."""
         return int(self.allocator.counts[page]) - self._sources.get(page, 0)
 
     def copy(self, source: Pages, target: Pages) -> None:
-        """source: [1], let go by who copies it to `target` [1]; it waits for the step that does."""
+        """Plans a copy of a page, and releases the source after the step that copies it.
+
+        Args:
+            source: [1] page that loses a holder.
+            target: [1] page that replaces it.
+        """
         self.changes.copy(source, target)
         self._sources[int(source[0])] = self._sources.get(int(source[0]), 0) + 1
         self.let_go(source, self.step)
 
     def let_go(self, pages: Pages, after_step: int | None) -> None:
-        """One holder less for each of these pages, at once (None) or when `after_step` has retired."""
+        """Removes a holder from each of these pages.
+
+        Args:
+            pages: [n] distinct pages.
+            after_step: Step to wait for; None removes the holders at once.
+        """
         if after_step is None:
             self.drop(pages)
         elif len(pages):
@@ -93,32 +135,33 @@ class PagePool:
             self.returning += len(pages)
 
     def drop(self, pages: Pages) -> None:
+        """Removes a holder from each of these pages at once."""
         self._free(self.prefix.settle(self.allocator.drop(pages)))
 
     def drop_slid(self, pages: Pages) -> None:
-        """As `drop`, of pages that left the window of a sequence that goes on."""
+        """Does as `drop` for pages that left the window of a sequence that goes on."""
         self._free(self.prefix.settle_slid(self.allocator.drop(pages)))
 
     def retire(self, step: int) -> None:
-        """No step up to and with this one can touch a page any more."""
+        """Releases the pages that wait for this step or an earlier one: none of these can touch a page any more."""
         for waiting in [s for s in self.in_flight if s <= step]:
             for pages in self.in_flight.pop(waiting):
                 self.returning -= len(pages)
                 self.drop(pages)
 
     def shrink_cache(self, pages: int) -> None:
-        """Gives up cached pages until at most so many are left."""
+        """Evicts cached pages until at most `pages` are left."""
         if self.prefix.cached > pages:
             self._free(self.prefix.evict(self.prefix.cached - pages, self.now))
 
     def forget(self, nodes: list[int]) -> None:
-        """What these nodes' pages hold, or what came after them, may be wrong."""
-        if self.tier is not None:
-            self.tier.forget(self.prefix.index.names(self.prefix.index.under(nodes)))
+        """Removes nodes whose content may be wrong, with all nodes and copies that come after them."""
+        if self.tier is not None:  # first: `under` finds nodes while they are in the index
+            self.tier.forget(self.prefix.index.hashes(self.prefix.index.under(nodes)))
         self._free(self.prefix.forget(nodes, Cause.FAULT))
 
     def forget_all(self) -> int:
-        """Forgets all that is published, and all copies in the host tier. Returns how many pages were published."""
+        """Removes all block hashes and all copies in the host tier; returns the number of pages that had one."""
         before = self.prefix.evicted[Cause.RESET]
         self._free(self.prefix.reset())
         if self.tier is not None:
@@ -126,7 +169,12 @@ class PagePool:
         return self.prefix.evicted[Cause.RESET] - before
 
     def quarantine(self, pages: Pages, counts: NDArray[np.int64]) -> None:
-        """pages: wrong in the ledger. counts: of their holders. From now on nobody else gets one, or its content."""
+        """Takes pages out of circulation whose books are wrong; their content gets no new reader.
+
+        Args:
+            pages: [n] the pages.
+            counts: [n] holders that they have by page tables and steps in flight.
+        """
         self.quarantined.update(pages.tolist())
         nodes = self.prefix.index.node_of[pages]
         self.allocator.set_aside(pages, "wrong in the ledger")
@@ -135,8 +183,8 @@ class PagePool:
         self.prefix.recount()
         self.allocator.recount()
 
-    def _gone(self, run: list[int]) -> None:
-        """These nodes made place for others; the last one first."""
+    def _swap_out(self, run: list[int]) -> None:
+        """Plans swap-outs of nodes that were just evicted, the last one of the sequence first."""
         if self.tier is not None:
             self.changes.swap_out(self.tier.keep(self.prefix.index, run, self.swaps))
 

@@ -1,9 +1,10 @@
-"""Prefix index: which page has the keys and values of which tokens. It names pages, it does not hold them.
+"""Prefix index: finds published pages by block hash. It is no holder of the pages.
 
-A trie of nodes, one for each named place in some sequence; a node has a page in every layer group, but for groups with
-a window, where a page that left it may be gone before its node. Nodes are numbers into flat lists. A lookup goes by
-name, one dict probe a page, and is then confirmed: each node must have the content asked for and the node before it as
-its parent. So even where two contents have one name, nobody gets another's page.
+A trie of nodes, one for each published position in a sequence, in steps of a page. A node has a page in every layer
+group. In groups with a window the page may be evicted before its node. Nodes are numbers into flat arrays.
+
+A lookup probes one dict a page by block hash, then confirms the result: each node must have the wanted content, and the
+node before it as its parent. So even where hashes collide, no sequence gets a page of another content.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,18 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.allocator import Pages
-from cache_manager.name_log import NameLog
-from cache_manager.page_names import Name, PageChain
+from cache_manager.block_hash import BlockHash, HashChain
+from cache_manager.kv_events import KVEventLog
 
 NONE = -1  # no node, no page: the parent of a first page
 
 
 class PrefixIndex:
-    """For a pool of `pages` pages. windows: some groups have windows. node_of: [pages] the node of each page, NONE for
-    one without a name.
+    """Trie of published pages, in arrays that it alone writes.
 
-    By node: pages [groups, nodes], NONE where there is none; parent [nodes], the node before it; children [nodes], how
-    many come after it; born [nodes], when it was published, in seconds on the scheduler's clock.
+    Invariant: `node_of[pages[g, node]] == node` for each page of a node, and a node's parent is in the index.
+
+    Args:
+        groups: Layer groups.
+        pages: Pages of the pool.
+        windows: Whether some groups have windows, so that nodes may lack pages.
+
+    Attributes:
+        node_of: [pages] int32. Node of each page, NONE for a page without a block hash.
+        pages: [groups, nodes] int32. Pages of each node, NONE where a group has none.
+        children: [nodes] int32. Number of nodes that come after each; NONE for a removed node.
+        born: [nodes] float64. Time of publication, in seconds on the scheduler's clock.
+        parent: [nodes] int. Node before each, NONE for the first page of a sequence.
+        log: Gets the events of block hashes; None without a reader.
     """
 
     def __init__(self, groups: int, pages: int, windows: bool = False) -> None:
@@ -36,39 +48,47 @@ class PrefixIndex:
         self.born = np.zeros(64)
         self.parent = np.full(64, NONE)
         self._contents = [b""] * 64
-        self._names: list[Name] = [b""] * 64
-        self._node_named: dict[Name, int] = {}
+        self._hashes: list[BlockHash] = [b""] * 64
+        self._node_of_hash: dict[BlockHash, int] = {}
         # A stack with the lowest numbers on top. Runs come back as they were taken, so most new runs are consecutive.
         self._unused = np.arange(63, -1, -1)
         self._unused_count = 64
-        self.log: NameLog | None = None
-        """What is told of names that are given and taken; None: nobody wants to know."""
+        self.log: KVEventLog | None = None
 
     def __len__(self) -> int:
-        """Named places."""
-        return len(self._node_named)
+        """Returns the number of nodes."""
+        return len(self._node_of_hash)
 
-    def __contains__(self, name: Name) -> bool:
-        return name in self._node_named
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._node_of_hash
 
     def content(self, node: int) -> bytes:
         return self._contents[node]
 
-    def complete(self, name: Name) -> bool:
-        """Whether this name is given, to a page in every group."""
-        node = self._node_named.get(name)
+    def complete(self, block_hash: BlockHash) -> bool:
+        """Whether this hash has a node with a page in every group."""
+        node = self._node_of_hash.get(block_hash)
         return node is not None and not (self._windows and (self.pages[:, node] == NONE).any())
 
-    def find(self, chain: PageChain, most: int) -> list[int]:
-        """Nodes of the chain's pages from its first one on, at most so many, up to the first that is not here."""
-        get, found = self._node_named.get, list[int]()
-        if not most or chain.names[0] not in self._node_named:
+    def find(self, chain: HashChain, most: int) -> list[int]:
+        """Finds the longest published prefix of a chain.
+
+        Args:
+            chain: Block hashes and contents of a sequence.
+            most: Nodes to return at most.
+
+        Returns:
+            Nodes of the chain's first pages, each the parent of the next. They may lack pages in groups with windows.
+        """
+        get, found = self._node_of_hash.get, list[int]()
+        if not most or chain.hashes[0] not in self._node_of_hash:
             return found
-        for name in islice(chain.names, most):
-            node = get(name)
+        for block_hash in islice(chain.hashes, most):
+            node = get(block_hash)
             if node is None:
                 break
             found.append(node)
+        # One comparison confirms all nodes, since collisions next to never happen. Else `_confirmed` finds the first.
         contents = self._contents
         same = [contents[node] for node in found] == chain.contents[: len(found)]
         nodes = np.fromiter(found, np.intp, len(found))
@@ -76,7 +96,8 @@ class PrefixIndex:
             return found
         return found[: self._confirmed(found, chain)]
 
-    def _confirmed(self, found: list[int], chain: PageChain) -> int:
+    def _confirmed(self, found: list[int], chain: HashChain) -> int:
+        """Returns the number of leading nodes with the chain's contents, each the parent of the next."""
         before = NONE
         for i, node in enumerate(found):
             if self._contents[node] != chain.contents[i] or self.parent[node] != before:
@@ -84,20 +105,25 @@ class PrefixIndex:
             before = node
         return len(found)
 
-    def run(self, names: Iterable[Name]) -> list[int]:
-        """Nodes of these names, each the parent of the next and with its page in every group; up to the first that is
-        not here like that.
+    def run(self, hashes: Iterable[BlockHash]) -> list[int]:
+        """Finds consecutive nodes by hash alone, for a transfer of their pages.
+
+        Args:
+            hashes: Block hashes of consecutive pages of a sequence, from any of its pages on.
+
+        Returns:
+            Their nodes, each the parent of the next and with a page in every group, up to the first that is not so.
         """
         found = list[int]()
-        for name in names:
-            node = self._node_named.get(name)
+        for block_hash in hashes:
+            node = self._node_of_hash.get(block_hash)
             if node is None or (found and self.parent[node] != found[-1]) or (self.pages[:, node] == NONE).any():
                 break
             found.append(node)
         return found
 
     def path(self, node: int) -> list[int]:
-        """From the first node to this one; nothing for NONE."""
+        """Returns the nodes from the first page of a sequence to this one; none for NONE."""
         path = list[int]()
         while node != NONE:
             path.append(node)
@@ -105,44 +131,61 @@ class PrefixIndex:
         return path[::-1]
 
     def apart(self, nodes: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """nodes: [n]. Returns [n - 1] which of the nodes after the first are not the parent of the one before."""
+        """Returns [n - 1] bool: whether each of n nodes after the first is not the parent of the one before it."""
         return self.parent[nodes[:-1]] != nodes[1:]
 
-    def child(self, parent: int, chain: PageChain, index: int) -> int | None:
-        """The node of the chain's page of this index under `parent`; NONE where there is none yet, None where its name
-        stands for something else, so that it cannot be published.
+    def child(self, parent: int, chain: HashChain, index: int) -> int | None:
+        """Finds the node of a chain's page under a parent.
+
+        Args:
+            parent: Node of the page before, NONE for the first page.
+            chain: Block hashes and contents of the sequence.
+            index: Index of the page.
+
+        Returns:
+            The node. NONE where the hash is not taken. None where it belongs to another content or parent, so that the
+            page cannot be published.
         """
-        node = self._node_named.get(chain.names[index])
+        node = self._node_of_hash.get(chain.hashes[index])
         if node is None:
             return NONE
         return node if bool(self.parent[node] == parent) and self._contents[node] == chain.contents[index] else None
 
-    def names(self, nodes: Sequence[int]) -> list[Name]:
-        """Block hashes of these nodes."""
+    def hashes(self, nodes: Sequence[int]) -> list[BlockHash]:
+        """Returns [n] the block hashes of n nodes."""
         if len(nodes) == 1:  # `itemgetter` returns the item itself then
-            return [self._names[nodes[0]]]
-        return list(itemgetter(*nodes)(self._names)) if nodes else []
+            return [self._hashes[nodes[0]]]
+        return list(itemgetter(*nodes)(self._hashes)) if nodes else []
 
     def pages_of(self, nodes: Sequence[int] | NDArray[np.integer]) -> Pages:
-        """Their pages, group by group."""
+        """Returns the pages of nodes, group by group, without NONE."""
         pages = self.pages[:, nodes].reshape(-1)
         return pages[pages != NONE] if self._windows else pages
 
     def bind(self, node: int, pages: Pages) -> None:
-        """pages: [groups], NONE where the node has one. These, which have no name, are the node's from now on."""
+        """Gives pages to a node that lacks them.
+
+        Args:
+            node: The node.
+            pages: [groups] pages without a block hash; NONE in groups where the node has a page.
+        """
         new = pages != NONE
         self.pages[new, node] = pages[new]
         self.node_of[pages[new]] = node
 
     def unbind(self, pages: Pages) -> NDArray[np.int32]:
-        """Takes the names from these pages, whose nodes keep them. Returns the nodes."""
+        """Takes published pages from their nodes, which keep their block hashes.
+
+        Returns:
+            [n] the node of each page.
+        """
         nodes = self.node_of[pages]
         groups, which = np.nonzero(self.pages[:, nodes] == pages)
         self.pages[groups, nodes[which]] = NONE
         self.node_of[pages] = NONE
         return nodes
 
-    def add(self, parent: int, chain: PageChain, start: int, pages: Pages, now: float) -> list[int]:
+    def add(self, parent: int, chain: HashChain, start: int, pages: Pages, now: float) -> list[int]:
         """Publishes the chain's pages from index `start` on, up to the first whose block hash is taken.
 
         Args:
@@ -157,26 +200,27 @@ class PrefixIndex:
         """
         index = self._new_nodes(pages.shape[1])
         nodes = index.tolist()
-        names = chain.names[start : start + len(nodes)]
-        if (taken := self._give(names, nodes)) < len(nodes):
+        hashes = chain.hashes[start : start + len(nodes)]
+        if (taken := self._enter_hashes(hashes, nodes)) < len(nodes):
             self._return_nodes(index[taken:])
-            index, nodes, names, pages = index[:taken], nodes[:taken], names[:taken], pages[:, :taken]
+            index, nodes, hashes, pages = index[:taken], nodes[:taken], hashes[:taken], pages[:, :taken]
         if not nodes:
             return nodes
         if self.log is not None:
-            self.log.given(names)
+            self.log.stored(hashes)
         if parent != NONE:
             self.children[parent] += 1
         contents = chain.contents[start : start + len(nodes)]
         first, end = nodes[0], nodes[0] + len(nodes)
-        if nodes[-1] == end - 1 and (index[1:] > index[:-1]).all():  # slices: 2 us for 512 nodes instead of 40
-            self._names[first:end], self._contents[first:end] = names, contents
+        # Ascending numbers that span their own count are consecutive: slices take 2 us for 512 nodes instead of 40.
+        if nodes[-1] == end - 1 and (index[1:] > index[:-1]).all():
+            self._hashes[first:end], self._contents[first:end] = hashes, contents
         else:
-            for node, name, content in zip(nodes, names, contents, strict=True):
-                self._names[node], self._contents[node] = name, content
+            for node, block_hash, content in zip(nodes, hashes, contents, strict=True):
+                self._hashes[node], self._contents[node] = block_hash, content
         self.parent[index[1:]] = index[:-1]
         self.parent[first] = parent
-        self.children[index] = 1
+        self.children[index] = 1  # each has the next one as its child, but for the last
         self.children[nodes[-1]] = 0
         self.born[index] = now
         self.pages[:, index] = pages
@@ -186,55 +230,71 @@ class PrefixIndex:
             self.node_of[pages] = index
         return nodes
 
-    def _give(self, names: list[Name], nodes: list[int]) -> int:
+    def _enter_hashes(self, hashes: list[BlockHash], nodes: list[int]) -> int:
         """Enters these block hashes, up to the first that is taken, by another node or by one before it in the list.
 
         Returns:
             The number of hashes that were entered.
         """
         # Hashes collide next to never: all are entered in one pass, and what follows a collision is undone.
-        entered = list(map(self._node_named.setdefault, names, nodes))
+        entered = list(map(self._node_of_hash.setdefault, hashes, nodes))
         if entered == nodes:
             return len(nodes)
         same = [one == other for one, other in zip(entered, nodes, strict=True)]
         first = same.index(False)
-        for name, ours in zip(names[first:], same[first:], strict=True):
+        for block_hash, ours in zip(hashes[first:], same[first:], strict=True):
             if ours:
-                del self._node_named[name]
+                del self._node_of_hash[block_hash]
         return first
 
-    def add_each(self, parents: list[int], named: list[tuple[Name, bytes]], pages: Pages, now: float) -> list[int]:
-        """As `add`, for n sequences: one page under each of these parents, with these names, which are not given yet,
-        and contents. pages: [groups, n].
+    def add_each(
+        self, parents: list[int], entries: list[tuple[BlockHash, bytes]], pages: Pages, now: float
+    ) -> list[int]:
+        """Publishes one page of each of n sequences.
+
+        Args:
+            parents: [n] node before each page, never NONE.
+            entries: [n] block hash and content of each page; the hashes are distinct and not taken.
+            pages: [groups, n] the pages, none of which is published.
+            now: Seconds on the scheduler's clock.
+
+        Returns:
+            [n] their nodes.
         """
         index = self._new_nodes(len(parents))
         nodes = index.tolist()
-        for node, (name, content) in zip(nodes, named, strict=True):
-            self._names[node], self._contents[node] = name, content
-            self._node_named[name] = node
+        for node, (block_hash, content) in zip(nodes, entries, strict=True):
+            self._hashes[node], self._contents[node] = block_hash, content
+            self._node_of_hash[block_hash] = node
         if self.log is not None:
-            self.log.given(name for name, _ in named)
+            self.log.stored(block_hash for block_hash, _ in entries)
         before = np.array(parents)
-        np.add.at(self.children, before[before != NONE], 1)
+        np.add.at(self.children, before, 1)  # not +=: forks have the same parent
         self.parent[index], self.children[index], self.born[index] = before, 0, now
         self.pages[:, index] = pages
         self.node_of[pages] = index
         return nodes
 
     def _new_nodes(self, count: int) -> NDArray[np.intp]:
+        """Takes [count] unused numbers, and widens the arrays where there are too few."""
         if count > self._unused_count:
-            self._widen(max(count - self._unused_count, len(self._names)))
+            self._widen(max(count - self._unused_count, len(self._hashes)))
         self._unused_count -= count
         return self._unused[self._unused_count : self._unused_count + count][::-1].copy()
 
     def _return_nodes(self, nodes: NDArray[np.intp]) -> None:
-        """nodes: in order of the tokens."""
+        """Makes the numbers of nodes unused.
+
+        Args:
+            nodes: [n] in order of the tokens; the next run gets them in the same order.
+        """
         self._unused[self._unused_count : self._unused_count + len(nodes)] = nodes[::-1]
         self._unused_count += len(nodes)
 
     def _widen(self, extra: int) -> None:
-        room = len(self._names)
-        for values in (self._names, self._contents):
+        """Adds `extra` numbers to all arrays."""
+        room = len(self._hashes)
+        for values in (self._hashes, self._contents):
             values.extend([b""] * extra)
         self.parent = np.pad(self.parent, (0, extra), constant_values=NONE)
         self.pages = np.pad(self.pages, ((0, 0), (0, extra)), constant_values=NONE)
@@ -244,34 +304,38 @@ class PrefixIndex:
         self._unused = np.concatenate((below, self._unused))
         self._unused_count += extra
 
-    def remove(self, nodes: Sequence[int] | NDArray[np.intp]) -> list[Name]:
-        """Takes back the block hashes of nodes.
+    def remove(self, nodes: Sequence[int] | NDArray[np.intp]) -> list[BlockHash]:
+        """Removes nodes, whose pages lose their block hash.
 
         Args:
             nodes: [n] A node without children, then each the parent of the one before it, with no other child.
 
         Returns:
-            [n] the hashes.
+            [n] their block hashes until now. Parents, pages and contents of the nodes stay readable until new nodes get
+            their numbers.
         """
         index = np.asarray(nodes)
         run = index.tolist()
-        names, named = self.names(run), self._node_named
-        for name in names:
-            del named[name]
+        hashes, node_of_hash = self.hashes(run), self._node_of_hash
+        for block_hash in hashes:
+            del node_of_hash[block_hash]
         if self.log is not None:
-            self.log.taken(names)
+            self.log.removed(hashes)
         self.node_of[self.pages_of(index)] = NONE
-        self.children[index] = NONE  # what is gone is no leaf
+        self.children[index] = NONE  # not 0: a removed node is no leaf
         parent = int(self.parent[run[-1]])
         if parent != NONE:
             self.children[parent] -= 1
         self._return_nodes(index[::-1])
-        return names
+        return hashes
 
     def under(self, nodes: Iterable[int]) -> list[int]:
-        """These nodes and all that come after them, children before parents. Takes time of the size of the index."""
+        """Returns these nodes and all that come after them, children before parents.
+
+        Takes time proportional to the size of the index, since nodes do not list their children.
+        """
         after: dict[int, list[int]] = {}
-        for node in self._node_named.values():
+        for node in self._node_of_hash.values():
             after.setdefault(int(self.parent[node]), []).append(node)
         asked, order = set(nodes), list[int]()
         stack = [node for node in asked if not self._comes_after(node, asked)]
@@ -281,10 +345,12 @@ class PrefixIndex:
         return order[::-1]
 
     def _comes_after(self, node: int, nodes: set[int]) -> bool:
+        """Whether a node has one of these nodes before it."""
         while (node := int(self.parent[node])) != NONE:
             if node in nodes:
                 return True
         return False
 
     def all(self) -> list[int]:
-        return list(self._node_named.values())
+        """Returns all nodes."""
+        return list(self._node_of_hash.values())

@@ -1,16 +1,17 @@
-"""The default eviction policy: keeps what is likely to be asked for again, as learned from the traffic itself.
+"""The default eviction policy: keeps pages that are likely to be requested again, as learned from the traffic.
 
-Time is the number of pages that requests have used so far. When a request leaves, each of its pages falls into a class:
-how many requests have used it, and what part of that request was new (or: it was the request's last page). Of each
-class the policy learns how likely a page is asked for again at which age, from pages that are asked for again and pages
-that are not; evicted ones are remembered for a while to that end (the estimate of Kaplan and Meier, 1958). A class with
-few observations is drawn towards the classes around it.
+Time is the number of pages that requests have used so far. When a request leaves, each of its pages gets a class from
+two features: how many requests have used the page, and what part of the last request was new. The last page of a
+request has a class of its own.
 
-A page's worth is then the best ratio, over all ways to keep it for a while, of expected hits to the expected time that
-its place is taken: the index of Gittins, 1979. It is what least hit density (Beckmann et al., LHD, NSDI 2018)
-approximates. As worth mostly rises and then falls with age, its minimum in a class is at the oldest or the newest page,
-so only these two of each class are compared. Looking at the newest ones is what turns away one-time prompts; looking at
-the oldest ones is what ages out the rest.
+For each class the policy learns the probability of another request at each age, its hazard, with the estimator of
+Kaplan and Meier, 1958. Evicted pages are remembered for a while as ghosts, so that requests for them count too. The
+hazard of a class with few observations is shrunk towards its neighbours'.
+
+A page's worth is the best ratio, over all horizons, of expected hits to the expected time that it occupies memory: the
+index of Gittins, 1979. Least hit density (Beckmann et al., LHD, NSDI 2018) approximates it. Worth mostly rises and then
+falls with age. So its minimum in a class is at the oldest or the newest page, and only these two are compared: the
+newest to evict one-time prompts at once, the oldest to age out the rest.
 """
 
 import heapq
@@ -21,38 +22,45 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_manager.block_hash import BlockHash
 from cache_manager.ghosts import Ghosts
-from cache_manager.page_names import Name
 from cache_manager.runs import NodeRuns, Nodes, Run, Stretch
 
-USES = 8  # more uses than this are all one
-KINDS = 5  # of request: 0 its last page; 1 to 4, by how much of it was new
+USES = 8  # levels of use: pages with more uses are in the last one
+KINDS = 5  # kinds within a level: 0, the last page of its request; 1 to 4, by the part of the request that was new
 CLASSES = USES * KINDS
-BINS_AN_OCTAVE = 2  # ages are told apart by a factor of sqrt 2
-QUANTA = 8  # births are counted in quanta of capacity / 8 ...
-EPOCHS = 256  # ... for the last 256: what is older than 32 times the capacity is not waited for any more
-GHOSTS = 4  # evicted pages that are remembered, in two generations of this many times the capacity
-MEMORY = 64  # capacities after which an observation has faded to 1 / e
-SHRINK = 4  # requests' worth of pages that the classes around one weigh
-PRIOR = 0.01  # probability of a hit in one age bin that is assumed of anything: least recently used, to begin with
+BINS_AN_OCTAVE = 2  # age bins grow by a factor of sqrt 2
+QUANTA = 8  # births are counted in epochs of capacity / 8 ...
+EPOCHS = 256  # ... for the last 256: a page older than 32 times the capacity counts as not requested again
+GHOSTS = 4  # capacity of a generation of ghosts, in capacities of the pool
+MEMORY = 64  # capacities of the pool after which an observation has faded to 1 / e
+SHRINK = 4  # weight of the classes around one, in requests' worth of pages
+PRIOR = 0.01  # hit probability in an age bin before any observation; equal for all, so the policy starts as LRU
 Sums = tuple[list[float], list[float]]
-WEAK = 0.1  # requests' worth of pages by which a class's level is drawn towards 1
+WEAK = 0.1  # weight, in requests' worth of pages, that shrinks a class's level towards 1
 
 
 Entry = tuple[int, int]
-"""Time of the last request, negative in a heap of newest ones; node."""
+"""Time of the last request (negative in a heap of newest ones), and node."""
 
 
 @dataclass(slots=True)
 class Queues:
-    """Heaps of the offered nodes of one class. Entries of withdrawn nodes stay until they come to the front."""
+    """Heaps of the offered nodes of one class. Entries of withdrawn nodes stay until they come to the front.
+
+    Attributes:
+        oldest: Heap with the node whose last request left longest ago in front.
+        newest: Heap with the node whose last request left last in front.
+    """
 
     oldest: list[Entry] = field(default_factory=list)
     newest: list[Entry] = field(default_factory=list)
 
 
 class ReuseAware:
-    """Evicts what is worth least, see above. The pages of a run have one class and one age, so one worth.
+    """Evicts the pages of least worth, as the module's docstring says.
+
+    The pages of a run have one class and one age, so one worth.
 
     Args:
         pages: Pages of the pool.
@@ -62,7 +70,7 @@ class ReuseAware:
 
     def __init__(self, pages: int) -> None:
         self._now = 0
-        self._runs = NodeRuns()  # `kind` is the class, `last` is in pages used so far
+        self._runs = NodeRuns()  # `kind` is the class; `last` is in pages used so far, as `_now` is
         self._offered: set[int] = set()
         self._queues: dict[int, Queues] = {}  # by class
         self._ghosts = Ghosts(GHOSTS * pages)
@@ -72,11 +80,11 @@ class ReuseAware:
         return len(self._offered)
 
     def requests_of(self, node: int) -> int:
-        """Requests that have used a node and left, up to `USES`."""
+        """Returns the number of requests that have used a node and left, up to `USES`."""
         return _requests(self._runs.run_of(node))
 
-    def published(self, nodes: Sequence[int], names: Sequence[Name]) -> None:
-        for part in self._ghosts.recall(names):
+    def published(self, nodes: Sequence[int], hashes: Sequence[BlockHash]) -> None:
+        for part in self._ghosts.recall(hashes):
             returned = np.array(nodes[part.start : part.end])
             self._runs.take_out(returned)
             self._runs.put(returned, part.kind, part.last)
@@ -101,6 +109,7 @@ class ReuseAware:
             start = end
 
     def _wait_for(self, nodes: Nodes, kind: int) -> None:
+        """Gives nodes a class, from which they are observed until the next request."""
         self._runs.put(nodes, kind, self._now)
         self._hazards.open(kind, len(nodes))
 
@@ -111,7 +120,7 @@ class ReuseAware:
         heapq.heappush(queues.oldest, (last, node))
         heapq.heappush(queues.newest, (-last, node))
         for heap, sign in ((queues.oldest, 1), (queues.newest, -1)):
-            if len(heap) > 64 + 2 * len(self._offered):
+            if len(heap) > 64 + 2 * len(self._offered):  # mostly stale entries: bounds the memory
                 heap[:] = [entry for entry in set(heap) if self._valid(kind, sign * entry[0], entry[1])]
                 heapq.heapify(heap)
 
@@ -122,6 +131,7 @@ class ReuseAware:
         best = (float("inf"), 0, -1)
         for kind, queues in list(self._queues.items()):
             for heap, sign in ((queues.oldest, 1), (queues.newest, -1)):
+                # Stale entries: of nodes withdrawn, or used again since.
                 while heap and not self._valid(kind, sign * heap[0][0], heap[0][1]):
                     heapq.heappop(heap)
                 if heap:
@@ -133,31 +143,35 @@ class ReuseAware:
         return self._runs.tail(best[2], most)
 
     def _rank(self, node: int) -> tuple[int, int]:
-        """Class of a node, and when its last request left; -1 for none."""
+        """Returns a node's class, and the time when its last request left; -1 for none."""
         run = self._runs.run_of(node)
         return (0, -1) if run is None else (run.kind, run.last)
 
     def _valid(self, kind: int, last: int, node: int) -> bool:
+        """Whether an entry of a heap still describes an offered node."""
         return node in self._offered and self._rank(node) == (kind, last)
 
-    def evicted(self, nodes: Nodes, names: Sequence[Name]) -> None:
+    def evicted(self, nodes: Nodes, hashes: Sequence[BlockHash]) -> None:
         for stretch in self._runs.take_out(nodes):
-            if stretch.run is not None:  # else it was forgotten before any request has left it
-                ghosts = list(names[stretch.start : stretch.end])[::-1]
+            if stretch.run is not None:  # else removed before any request has left it: nothing was learned of it
+                ghosts = list(hashes[stretch.start : stretch.end])[::-1]
                 forgotten = self._ghosts.remember(ghosts, stretch.run.kind, stretch.run.last)
                 self._hazards.close(forgotten, hit=False)
 
 
 def _requests(run: Run | None) -> int:
-    """Requests that have left the nodes of a run, up to `USES`."""
+    """Returns the number of requests that have left the nodes of a run, up to `USES`."""
     return 0 if run is None else run.kind // KINDS + 1
 
 
 def _levels(stretches: Sequence[Stretch]) -> list[tuple[int, int]]:
-    """Classes by use, once one more request has left.
+    """Computes the levels of use of nodes, once one more request has left.
+
+    Args:
+        stretches: Runs of the nodes until now.
 
     Returns:
-        Level, 0 .. USES - 1, and end of each stretch of nodes that have the same one.
+        Level, 0 .. USES - 1, and end, of each stretch of nodes with the same level.
     """
     levels = list[tuple[int, int]]()
     for stretch in stretches:
@@ -169,9 +183,13 @@ def _levels(stretches: Sequence[Stretch]) -> list[tuple[int, int]]:
 
 
 class Hazards:
-    """How likely a page of each class is asked for again at each age, and what that makes it worth.
+    """Learns the probability of another request by class and age, and derives the worth of a page.
 
-    Pages are open from one use to the next, or until they are forgotten.
+    A page is open from one use until the next, or until its ghost is forgotten. Then it is closed, with or without a
+    hit.
+
+    Writes its arrays alone: hits and closed observations [classes, age bins], open pages [epochs, classes] and, from
+    these, hazards [classes, age bins].
 
     Args:
         capacity: Pages of the pool.
@@ -186,37 +204,35 @@ class Hazards:
         self._widths = np.diff(edges)
         self._hits = np.zeros((CLASSES, self.bins))
         self._closed = np.zeros((CLASSES, self.bins))
-        self._open = np.zeros((EPOCHS, CLASSES))  # by epoch of their birth, a ring
+        self._open = np.zeros((EPOCHS, CLASSES))  # a ring, by epoch of birth
         self._now = self._requests = self._epoch = self._learnt = 0
-        # Of the classes and age bins that were asked for: few have pages that may be evicted.
+        # Computed on demand, until hazards are learned anew: few classes and ages have evictable pages.
         self._sums: dict[int, Sums] = {}
         self._worth: dict[tuple[int, int], float] = {}
         self._learn()
 
     def worth(self, kind: int, age: int) -> float:
-        """What a page of a class is worth.
+        """Returns the worth of a page: expected hits for each unit of time that it occupies memory.
 
         Args:
             kind: Class.
             age: Pages used since its last request left.
-
-        Returns:
-            Expected hits for each page of time that its place is taken.
         """
         place = kind, self.age_bin(age)
         worth = self._worth.get(place)
         if worth is None:
             if kind not in self._sums:
-                self._sums[kind] = _sums(self._hazard[kind], self._widths)
-            worth = self._worth[place] = _gittins(self._sums[kind], place[1])
+                self._sums[kind] = hazard_sums(self._hazard[kind], self._widths)
+            worth = self._worth[place] = gittins_index(self._sums[kind], place[1])
         return worth
 
     def age_bin(self, age: int) -> int:
-        """Of half octaves: 2 log2 of the age, without rounding errors."""
+        """Returns the age bin of an age in pages used."""
+        # Bins are half octaves: floor(2 log2(age)) is the bit length of age squared, less 1, without rounding errors.
         return min((age * age).bit_length() - 1, self.bins - 1) if age > 0 else 0
 
     def advance(self, now: int) -> None:
-        """One more request has left."""
+        """Advances time after one more request has left: closes old pages, fades observations, learns when due."""
         self._now, self._requests = now, self._requests + 1
         epoch = now // self._quantum
         for e in range(self._epoch + 1, min(epoch, self._epoch + EPOCHS) + 1):
@@ -227,19 +243,20 @@ class Hazards:
             self._hits *= fade
             self._closed *= fade
             self._epoch = epoch
+        # Once a capacity of pages used; more often at the start, where estimates rest on little.
         if now - self._learnt >= min(self._learn_every, self._learnt / 4):
             self._learn()
 
     def open(self, kind: int, pages: int) -> None:
-        """Pages of a class are waited for from now on."""
+        """Opens a number of pages of a class, from now on."""
         self._open[self._epoch % EPOCHS, kind] += pages
 
     def close(self, pages: Mapping[tuple[int, int], int], hit: bool) -> None:
-        """Pages were asked for again, or are not waited for any more.
+        """Closes pages.
 
         Args:
             pages: Their number by birth and class.
-            hit: Whether they were asked for.
+            hit: Whether they were requested again; else they were forgotten.
         """
         for (birth, kind), count in sorted(pages.items()):
             epoch = birth // self._quantum
@@ -250,9 +267,17 @@ class Hazards:
                 self._hits[kind, age] += count * hit
 
     def _learn(self) -> None:
+        """Estimates the hazards from hits and exposed pages, shrunk in four steps.
+
+        1. Overall hazard by age, shrunk towards `PRIOR`.
+        2. Level of each use, a factor on the overall hazard, shrunk towards 1.
+        3. Hazard by use and age, shrunk towards the product of these.
+        4. Level of each class, a factor on the hazard of its use, shrunk towards 1.
+        """
         self._learnt = self._now
         exposed = self._exposed()
-        mean = max(1.0, self._now / max(1, self._requests))  # pages a request: what is drawn on does not depend on size
+        # Pages a request: weights in these units do not depend on the length of requests.
+        mean = max(1.0, self._now / max(1, self._requests))
         strength, weak = SHRINK * mean, WEAK * mean
         hits3, exposed3 = self._hits.reshape(USES, KINDS, -1), exposed.reshape(USES, KINDS, -1)
         overall = (self._hits.sum(0) + strength * PRIOR) / (exposed.sum(0) + strength)
@@ -265,7 +290,10 @@ class Hazards:
         self._worth.clear()
 
     def _exposed(self) -> NDArray[np.float64]:
-        """[classes, age bins] pages that have come to this age or are in the middle of it."""
+        """Returns [classes, age bins] the pages that have reached each age bin.
+
+        Open pages within a bin count half: they have seen half of it on average.
+        """
         epochs = self._epoch - np.arange(min(EPOCHS, self._epoch + 1))
         ages = np.maximum(self._now - epochs * self._quantum, 1)
         bins = np.minimum((np.log2(ages) * BINS_AN_OCTAVE).astype(int), self.bins - 1)
@@ -276,32 +304,31 @@ class Hazards:
         return reached - 0.5 * waiting
 
 
-def _sums(hazard: NDArray[np.float64], widths: NDArray[np.float64]) -> Sums:
-    """Expected hits, and expected time in pages used, from the beginning of each age bin on, as seen from the first.
+def hazard_sums(hazard: NDArray[np.float64], widths: NDArray[np.float64]) -> Sums:
+    """Sums expected hits and expected time from the beginning of each age bin on, as seen from the first bin.
 
     Args:
-        hazard: [bins] chance of a hit in a bin once its age is reached.
-        widths: [bins] of the bins, in pages used.
+        hazard: [bins] float64. Probability of a hit in a bin once its age is reached.
+        widths: [bins] float64. Widths of the bins, in pages used.
 
     Returns:
-        [bins + 1] of each; 0 after the last bin.
+        [bins + 1] expected hits and [bins + 1] expected time in pages used; 0 after the last bin.
     """
-    alive = np.cumprod(1 - hazard) / (1 - hazard)  # at the beginning of a bin
-    # Sums from the end, so that those of great ages, which few pages reach, are not lost in those of small ones.
+    alive = np.cumprod(1 - hazard) / (1 - hazard)  # probability to reach the beginning of each bin
+    # Sums from the end: great ages, which few pages reach, would be lost in a difference of sums from the front.
     hits = np.cumsum((alive * hazard)[::-1])[::-1]
     time = np.cumsum((alive * (widths * (1 - hazard / 2)))[::-1])[::-1]
     return [*hits.tolist(), 0.0], [*time.tolist(), 0.0]
 
 
-def _gittins(sums: Sums, start: int) -> float:
-    """Best ratio, over all horizons, of the chance of a hit to the time until it or the horizon.
+def gittins_index(sums: Sums, start: int) -> float:
+    """Returns the Gittins index: the best ratio, over all horizons, of expected hits to expected time.
+
+    A page is kept until its hit or until the horizon. The unit is hits for each page used.
 
     Args:
-        sums: As `_sums` returns them.
-        start: Age bin that the page is at the beginning of.
-
-    Returns:
-        Hits for each page used.
+        sums: As `hazard_sums` returns them.
+        start: Age bin at whose beginning the page is.
     """
     hits, time = sums
     here, now = hits[start], time[start]

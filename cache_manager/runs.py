@@ -1,7 +1,7 @@
-"""Runs: nodes of the prefix index that one request left together. Eviction policies rank runs, not single nodes.
+"""Runs: nodes of the prefix index that one request left together, which eviction policies rank as one.
 
-Nodes that a request left together have one age. So a policy keeps one entry for all of them, and a victim is a stretch
-of a run, found with a few array operations however long it is.
+Nodes of a run have one age, so a policy has one entry for all of them. A victim is a stretch of a run, found with a few
+array operations however long it is.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class Run:
     """Nodes with one rank.
 
     Attributes:
-        number: Unique key of the run.
-        nodes: [n] in order of the tokens. Some of them may be in other runs by now.
-        size: Nodes that are still in this run.
-        kind: Class, a number of the policy's own.
-        last: Time, on the policy's own clock, when the request left.
+        number: Unique key of the run, never used again.
+        nodes: [n] nodes in order of the tokens. Some of them may be in other runs by now.
+        size: Number of nodes that are still in this run.
+        kind: Class; the policy defines the numbers.
+        last: Time on the policy's clock when the request left.
     """
 
     number: int
@@ -36,7 +36,13 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """Places start .. end - 1 of an array of nodes, which are in one run, or in none."""
+    """Places start .. end - 1 of an array of nodes, all in one run or all in none.
+
+    Attributes:
+        run: The run; None for nodes without one.
+        start: First place.
+        end: Place after the last one.
+    """
 
     run: Run | None
     start: int
@@ -47,7 +53,10 @@ class Stretch:
 
 
 class NodeRuns:
-    """The run of each node. A node is in one run at most."""
+    """The run of each node. Writes runs and the array of their numbers by node.
+
+    Invariant: a node is in at most one run, and each run has at least one node.
+    """
 
     def __init__(self) -> None:
         self._number_of = np.zeros(64, np.int64)  # by node
@@ -55,17 +64,18 @@ class NodeRuns:
         self._made = NO_RUN
 
     def __len__(self) -> int:
-        """Runs that have nodes."""
+        """Returns the number of runs."""
         return len(self._runs)
 
     def run_of(self, node: int) -> Run | None:
+        """Returns a node's run; None where no request has left it."""
         return self._runs.get(int(self._number_of[node])) if node < len(self._number_of) else None
 
     def put(self, nodes: Nodes, kind: int, last: int) -> None:
-        """Makes a run of nodes that `take_out` has taken out of others.
+        """Makes a run of nodes. Call after `take_out` of the same nodes.
 
         Args:
-            nodes: [n] in order of the tokens. The run keeps the array.
+            nodes: [n] nodes in order of the tokens. The run keeps the array.
             kind: As in `Run`.
             last: As in `Run`.
         """
@@ -74,17 +84,17 @@ class NodeRuns:
         self._number_of[nodes] = self._made
 
     def take_out(self, nodes: Nodes) -> list[Stretch]:
-        """Takes nodes out of their runs.
+        """Takes nodes out of their runs, and drops runs that have no more nodes.
 
         Args:
-            nodes: [n], n at least 1, distinct.
+            nodes: [n] distinct nodes, n at least 1.
 
         Returns:
-            Their runs until now, one stretch after the other. Runs without nodes are gone.
+            Stretches of the array by the runs until now, in order.
         """
         try:
             numbers = self._number_of[nodes]
-        except IndexError:  # nodes that no run has had so far
+        except IndexError:  # nodes that no run has had so far, which is rare
             self._widen(int(nodes.max()) + 1)
             numbers = self._number_of[nodes]
         cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
@@ -100,14 +110,14 @@ class NodeRuns:
         return stretches
 
     def tail(self, node: int, most: int) -> Nodes:
-        """The stretch of a run that ends with a node.
+        """Returns the stretch of a run that ends with a node, backwards.
 
         Args:
-            node: In a run or in none.
+            node: Node in a run or in none.
             most: Nodes to return at most, 1 or more.
 
         Returns:
-            [1 .. most] The node, then those before it in its run, up to the first that is in another run by now.
+            [1 .. most] the node, then those before it in its run, up to the first that is in another run by now.
         """
         run = self.run_of(node)
         if run is None or most == 1:
@@ -118,5 +128,6 @@ class NodeRuns:
         return found[: int(others.argmax())] if np.count_nonzero(others) else found
 
     def _widen(self, nodes: int) -> None:
+        """Makes room for node numbers below `nodes`."""
         have = len(self._number_of)
         self._number_of = np.pad(self._number_of, (0, max(nodes, 2 * have) - have))

@@ -1,4 +1,4 @@
-"""Settings of the KV cache's books."""
+"""Settings of the prefix cache."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,13 @@ POLICIES = ("reuse", "lru")
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """What is kept of sequences that have ended, and for whom."""
+    """Prefix cache on or off, its eviction policy and the secret of its block hashes.
+
+    The fields' help texts are those of the command line.
+
+    Raises:
+        ValueError: The eviction policy is unknown.
+    """
 
     prefix_cache: bool = field(
         default=True, metadata={"help": "Keep the KV of full pages for other requests that start alike."}
@@ -24,7 +30,7 @@ class CacheSettings:
         default=None,
         metadata={
             "flag": "--cache-secret-file",
-            "help": "File, readable by nobody else, with the secret that page names are made with. Engines that may "
+            "help": "File, readable by nobody else, with the secret of the block hashes. Engines that may "
             "share pages need the same one. Unset: a random one.",
         },
     )

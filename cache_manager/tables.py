@@ -8,11 +8,18 @@ from cache_manager.prefix import NONE
 
 
 class PageTables:
-    """`pages[group, row, index]` is the page of positions index x page_size and on. Set are those of the indices from
-    `first[group, row]` to `held[group, row]` - 1; those before have left the group's window.
+    """Page tables, in arrays that this class alone writes.
 
-    Columns grow as sequences do, so a long context limit costs nothing. entries: pages in all tables, one that is in
-    several of them as often. reach: these and those before `first`.
+    `pages[group, row, index]` is the page of positions index x page_size and following. Entries are valid from
+    `first[group, row]` to `held[group, row]` - 1; pages before these have left the group's window. Columns are added as
+    sequences grow, so a long context limit costs no memory.
+
+    Attributes:
+        pages: [groups, rows, columns] int32. Entries of the tables.
+        first: [groups, rows] int32. Index of the first valid entry.
+        held: [groups, rows] int32. Index after the last valid entry.
+        entries: Number of valid entries in all tables. A page counts once for each table that has it.
+        reach: `entries`, and the number of indices before `first`.
     """
 
     def __init__(self, groups: int, rows: int) -> None:
@@ -22,13 +29,26 @@ class PageTables:
         self.entries = self.reach = 0
 
     def start(self, group: int, row: int, index: int, pages: Pages) -> None:
-        """pages: [n], the row's first ones, at this index."""
+        """Starts a row's empty table.
+
+        Args:
+            group: Layer group.
+            row: Batch row.
+            index: Index of the first entry.
+            pages: [n] the first entries.
+        """
         self.first[group, row] = self.held[group, row] = index
         self.reach += index
         self.append(group, row, pages)
 
     def append(self, group: int, row: int, pages: Pages) -> None:
-        """pages: [n], the next ones of this row."""
+        """Appends pages to a row's table.
+
+        Args:
+            group: Layer group.
+            row: Batch row.
+            pages: [n] the next entries.
+        """
         start = int(self.held[group, row])
         end = start + len(pages)
         self._widen(end)
@@ -36,19 +56,30 @@ class PageTables:
         self.held[group, row] = end
         self._more(len(pages))
 
-    def append_each(self, rows: NDArray[np.int32], pages: Pages) -> None:
-        """pages: [groups, n], the next page of each of these n distinct rows, which hold as many in every group."""
-        indices = self.held[0, rows]
-        self._widen(int(indices.max(initial=0)) + 1)
-        self.pages[:, rows, indices] = pages
-        self.held[:, rows] = indices + 1
+    def append_each(self, rows: NDArray[np.int32], pages: Pages) -> NDArray[np.int32]:
+        """Appends one page to each of several rows' tables.
+
+        Args:
+            rows: [n] int32 distinct rows, n at least 1, each with equally many pages in every group.
+            pages: [groups, n] the next entry of each.
+
+        Returns:
+            [n] int32. Index of each row's entry, the same in all groups.
+        """
+        places = rows.astype(np.intp)  # else numpy converts them at each use
+        indices = self.held[0, places]
+        self._widen(int(indices.max()) + 1)
+        self.pages[:, places, indices] = pages
+        self.held[:, places] = indices + 1
         self._more(pages.size)
+        return indices
 
     def _more(self, entries: int) -> None:
         self.entries += entries
         self.reach += entries
 
     def _widen(self, columns: int) -> None:
+        """Makes room for at least `columns` entries a table, doubling so that growth is rare."""
         have = self.pages.shape[2]
         if columns > have:
             pages = np.zeros((*self.pages.shape[:2], max(columns, 2 * have)), np.int32)
@@ -56,41 +87,60 @@ class PageTables:
             self.pages = pages
 
     def replace(self, group: int, row: int, index: int, page: Pages) -> Pages:
-        """page: [1], from now on that of this index. Returns the one before."""
+        """Replaces an entry.
+
+        Args:
+            group: Layer group.
+            row: Batch row.
+            index: Index of the entry.
+            page: [1] the new page.
+
+        Returns:
+            [1] the page until now.
+        """
         before = self.pages[group, row, index : index + 1].copy()
         self.pages[group, row, index] = page[0]
         return before
 
     def cut(self, group: int, row: int, first: int) -> Pages:
-        """Takes the pages before this index out of the table; returns them."""
+        """Removes the entries before index `first`; returns their pages."""
         gone = self.pages[group, row, self.first[group, row] : first].copy()
         self.first[group, row] = first
         self.entries -= len(gone)
         return gone
 
-    def of(self, group: int, row: int) -> Pages:
-        """[n] pages of this row in a group."""
+    def truncate(self, group: int, row: int, end: int) -> Pages:
+        """Removes the entries from index `end` on; returns their pages."""
+        gone = self.pages[group, row, end : self.held[group, row]].copy()
+        self.held[group, row] = end
+        self._more(-len(gone))
+        return gone
+
+    def pages_of(self, group: int, row: int) -> Pages:
+        """Returns [n] the pages of a row in a group: a view of the array."""
         return self.pages[group, row, self.first[group, row] : self.held[group, row]]
 
     def row(self, row: int) -> Pages:
-        """[n] pages of this row, group by group."""
+        """Returns [n] the pages of a row, group by group: a copy."""
         if len(self.pages) == 1:
-            return self.of(0, row).copy()
-        return np.concatenate([self.of(group, row) for group in range(len(self.pages))])
+            return self.pages_of(0, row).copy()
+        return np.concatenate([self.pages_of(group, row) for group in range(len(self.pages))])
 
     def between(self, row: int, start: int, end: int) -> Pages:
-        """[groups, n] pages of these indices, NONE where they have left the group's window."""
+        """Returns [groups, n] the pages of indices start .. end - 1, NONE where they have left the group's window."""
         pages = self.pages[:, row, start:end].copy()
-        if self.reach > self.entries:
+        if self.reach > self.entries:  # else no table has an index before its `first`
             pages[np.arange(start, end) < self.first[:, row, None]] = NONE
         return pages
 
     def rows_with(self, group: int, index: int, page: int) -> NDArray[np.int64]:
-        """Rows whose table of a group has this page at this index."""
+        """Returns the rows whose table of a group has a page at an index."""
         rows = np.flatnonzero(self.pages[group, :, index] == page)
+        # Columns outside first .. held - 1 have entries of the past.
         return rows[(self.first[group, rows] <= index) & (index < self.held[group, rows])]
 
     def clear(self, row: int) -> None:
+        """Empties the tables of a row, in all groups."""
         reach = int(self.held[:, row].sum())
         self.reach -= reach
         self.entries -= reach - int(self.first[:, row].sum())

@@ -25,8 +25,8 @@ MESSAGE, ENUM, SERVICE, FIELD, VALUE, METHOD = 4, 5, 6, 2, 2, 2  # numbers of fi
 SCALARS = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
 
-class Page:
-    """Of one file."""
+class ApiDocument:
+    """The reference of one .proto file."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
         self._file = file
@@ -88,14 +88,14 @@ def type_of(field: FieldDescriptorProto, message: DescriptorProto) -> str:
 
 
 def linked(name: str) -> str:
-    """A type, with a link to where this page has it."""
+    """Returns a type's name, with a link to its section."""
     package, _, short = name.removeprefix(".").rpartition(".")
     return f"[{short}](#{short.lower()})" if package == PACKAGE else f"`{package}.{short}`"
 
 
 def page(files: Sequence[FileDescriptorProto]) -> str:
     ours = [file for file in files if file.package == PACKAGE]
-    parts = ["\n".join(Page(file).lines()) for file in sorted(ours, key=lambda file: file.name)]
+    parts = ["\n".join(ApiDocument(file).lines()) for file in sorted(ours, key=lambda file: file.name)]
     return "\n".join([INTRODUCTION, *parts]).rstrip() + "\n"
 
 

@@ -18,7 +18,7 @@ LEAST = 3  # shorter prompts are left alone
 
 
 class NoRepeats:
-    """Of one sequence. It is told each token that was drawn, and changes the logits of the next one."""
+    """The processor of one sequence: gets each drawn token, and changes the logits of the next one."""
 
     def __init__(self) -> None:
         self._drawn: list[int] = []
@@ -32,7 +32,7 @@ class NoRepeats:
 
 
 def no_repeats(prompt: np.ndarray) -> LogitsProcessor | None:
-    """Called with the token ids of each prompt. None leaves the sequence alone."""
+    """Makes a prompt's processor; None leaves its sequence alone. prompt: int32 [tokens]."""
     return NoRepeats() if len(prompt) >= LEAST else None
 
 

@@ -22,9 +22,10 @@ asked = parser.parse_args()
 
 with Client(asked.server, timeout=60) as client, grpc.insecure_channel(asked.admin) as channel, ExitStack() as streams:
     for role in ("ROMEO", "JULIET", "MERCUTIO", "NURSE"):
-        stream = streams.enter_context(client.stream(f"{role}:", max_tokens=900, ignore_eos=True))
+        # No max_tokens and no end of text: a request that ended before the others began would have its engine free.
+        stream = streams.enter_context(client.stream(f"{role}:", ignore_eos=True))
         print(f"{role} has begun: {''.join(delta.text for delta in next(stream).deltas)!r}")
     operator = admin_service_pb2_grpc.AdminServiceStub(channel)
     for replica in operator.ListReplicas(admin_service_pb2.ListReplicasRequest()).replicas:
-        print(f"replica {replica.number}, {replica.place}: {replica.request_count} requests")
+        print(f"replica {replica.number}, {replica.place}: {replica.request_count} live requests")
     # Leaving the streams ends what is left of the requests.

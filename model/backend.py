@@ -1,4 +1,4 @@
-"""What a back end is: the code that computes a model on one kind of device.
+"""Contract of a back end: the code that computes a model on one kind of device.
 
 Each back end is a folder of its own, with its attention and its kernels: `model.cpu`, `model.gpu`, `model.reference`.
 `model.backends` chooses among them.
@@ -19,7 +19,8 @@ class Backend(Protocol):
     """Makes the parts of an engine that depend on the device.
 
     Attributes:
-        numerics: What the bits of its results depend on. KV pages are exchanged between engines with the same one.
+        numerics: Name of the arithmetic that fixes the bits of results. Only engines with the same one exchange KV
+            pages.
         maker: Makes the products of a model while it is loaded. None for plain ones.
         logit_ops: Operations of the sampler.
         starter: Draws while the host goes on. None where the host draws.
@@ -51,4 +52,4 @@ class Backend(Protocol):
 
 
 class NoKernels(Exception):
-    """Why a back end cannot run a model here."""
+    """Reports why a back end cannot run a model here."""

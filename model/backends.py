@@ -1,6 +1,6 @@
 """Chooses the back end that computes a model.
 
-Kernels are imported when they are asked for: without their compilers, llvmlite and Triton, everything else works.
+Kernels are imported when they are chosen. Everything else works without their compilers, llvmlite and Triton.
 """
 
 import logging
@@ -19,13 +19,15 @@ log = logging.getLogger("quire.model")
 def choose_backend(
     config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks = ALONE
 ) -> Backend:
-    """Chooses by `settings.backend` and by what can run here.
+    """Chooses by `settings.backend` and by the kernels that can run here.
 
     Args:
-        dtype: Of the weights.
-        kv_dtype: Of the KV cache.
+        config: The model.
+        settings: Settings with the wanted back end.
+        dtype: Type of the weights.
+        kv_dtype: Type of the KV cache.
         device: cpu or cuda.
-        ranks: Among which the model is divided. All of them choose alike.
+        ranks: Ranks that the model is divided among. All of them choose alike.
 
     Raises:
         ValueError: The settings insist on kernels that cannot run here.
@@ -49,7 +51,11 @@ def choose_backend(
 
 
 def _open_gpu(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> Backend:
-    """Raises NoKernels."""
+    """Opens the GPU's back end.
+
+    Raises:
+        NoKernels: It cannot run here.
+    """
     if device != "cuda":
         raise NoKernels("they need --device cuda" if settings.device == "cpu" else "there is no CUDA device")
     if torch.version.hip is not None:
@@ -64,7 +70,11 @@ def _open_gpu(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype
 def _open_cpu(
     config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks
 ) -> Backend:
-    """Raises NoKernels."""
+    """Opens the CPU's back end.
+
+    Raises:
+        NoKernels: It cannot run here.
+    """
     if device != "cpu":
         raise NoKernels(f"the device is {device}")
     try:

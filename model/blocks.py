@@ -1,4 +1,4 @@
-"""The parts that layers are made of, each with its weights. Activations are packed: [tokens, width]."""
+"""Building blocks of layers, each with its weights. Activations are packed: [tokens, width]."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,28 +14,34 @@ from model.rope import Rope, rotate
 Norm = Callable[[Tensor], Tensor]
 
 
-class Part(Protocol):
-    """Half of a layer: what comes after its attention, or beside it."""
+class FeedForward(Protocol):
+    """The half of a layer after its attention, or beside it: an MLP or a mixture of experts."""
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None, /) -> Tensor:
-        """x: [rows, hidden] -> the same shape. batch: as in `model.layers.Product`."""
+        """Maps [rows, hidden] to the same shape.
+
+        Args:
+            x: [rows, hidden].
+            batch: See `model.layers.Product`.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Together:
-    """A norm of all heads of a token as one row. x: [tokens, heads, head_dim]."""
+    """A norm over all heads of a token as one vector."""
 
     norm: Norm
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Normalises [tokens, heads, head_dim]."""
         return self.norm(x.flatten(1)).view(x.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """Parts one after the other; none changes nothing."""
+    """Functions applied one after the other; an empty chain is the identity."""
 
-    parts: Sequence[Norm | Part]
+    parts: Sequence[Norm | FeedForward]
 
     def __call__(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -45,8 +51,16 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelfAttention:
-    """Causal attention of layer `number`. qkv: one product for queries, keys and values, in this order. query_norm,
-    key_norm: of [tokens, heads, head_dim], before the rotation.
+    """Causal self-attention of one layer.
+
+    Attributes:
+        number: Index of the layer in the model.
+        qkv: One product for queries, keys and values, in this order.
+        output: Product after attention.
+        rope: Rotary embedding. None without one.
+        query_norm: Norm of queries [tokens, heads, head_dim], before the rotation. Applied only together with
+            `key_norm`.
+        key_norm: Norm of keys, likewise.
     """
 
     number: int
@@ -60,6 +74,7 @@ class SelfAttention:
     key_norm: Norm | None = None
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """Returns the attention of x [tokens, hidden]. Writes the tokens' KV first, so that they see one another."""
         qkv = self.qkv(x, batch).view(len(x), -1, self.head_dim)
         queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
         if self.query_norm is not None and self.key_norm is not None:
@@ -73,7 +88,7 @@ class SelfAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MLP:
-    """Up, activation, down."""
+    """An MLP: up projection, activation, down projection."""
 
     up: Product
     down: Product
@@ -85,7 +100,11 @@ class MLP:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedMLP:
-    """The same with a gate. gate_up: both in one product."""
+    """An MLP with a gate (Shazeer, GLU Variants Improve Transformer, 2020).
+
+    Attributes:
+        gate_up: One product for gate and up projection, in this order.
+    """
 
     gate_up: Product
     down: Product
@@ -97,14 +116,18 @@ class GatedMLP:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """A mixture of experts (Shazeer et al., 2017): each token goes through the `used` ones that its router likes best.
+    """A mixture of experts (Shazeer et al., 2017): each token goes through the `used` experts of highest router weight.
 
-    normalised: their weights are made to add up to 1. An expert has the tokens of all sequences at once; what it makes
-    of one does not depend on the others, and is added up in order of its weights.
+    An expert computes the tokens of all sequences at once. Its output for a token does not depend on the others.
+    Outputs are added in the order of their weights, so a token's bits do not depend on the batch.
+
+    Attributes:
+        used: Experts for each token.
+        normalised: Whether the weights of a token's experts are scaled to a sum of 1.
     """
 
     router: Product
-    experts: Sequence[Part]
+    experts: Sequence[FeedForward]
     used: int
     normalised: bool
 
@@ -122,7 +145,7 @@ class Experts:
 
 
 def _added(parts: Sequence[Tensor]) -> Tensor:
-    """From the first to the last, so that the bits do not depend on how many rows there are."""
+    """Adds tensors from the first to the last, so that the bits do not depend on the number of rows."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -131,12 +154,12 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreNorm:
-    """A layer that normalises before each of its two parts, one after the other (Xiong et al., 2020)."""
+    """A layer that normalises before attention and before its MLP (Xiong et al., 2020)."""
 
     attention_norm: Norm
     attention: SelfAttention
     mlp_norm: Norm
-    mlp: Part
+    mlp: FeedForward
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         x = x + self.attention(self.attention_norm(x), batch)
@@ -145,11 +168,11 @@ class PreNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PostNorm:
-    """A layer that normalises after its parts have been added, as the first transformers (Vaswani et al., 2017)."""
+    """A layer that normalises after each residual sum, as the first transformers (Vaswani et al., 2017)."""
 
     attention: SelfAttention
     attention_norm: Norm
-    mlp: Part
+    mlp: FeedForward
     mlp_norm: Norm
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
@@ -159,14 +182,16 @@ class PostNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parallel:
-    """A layer whose two parts read the same input (Wang and Komatsuzaki, GPT-J, 2021). mlp_norm None: what attention's
-    norm has made.
+    """A layer whose attention and MLP read the same input (Wang and Komatsuzaki, GPT-J, 2021).
+
+    Attributes:
+        mlp_norm: Norm of the MLP's input. None: the MLP reads what `attention_norm` returns.
     """
 
     attention_norm: Norm
     attention: SelfAttention
     mlp_norm: Norm | None
-    mlp: Part
+    mlp: FeedForward
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         normal = self.attention_norm(x)
@@ -176,13 +201,16 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sandwich:
-    """A layer that normalises what its parts make, before it is added, and what they read too if the norms for that are
-    there (Gemma 2 has them, OLMo 2 has not).
+    """A layer that normalises the outputs of attention and MLP before they are added.
+
+    Attributes:
+        before_attention: Norm of attention's input. Gemma 2 has it, OLMo 2 does not.
+        before_mlp: Norm of the MLP's input, likewise.
     """
 
     attention: SelfAttention
     attention_norm: Norm
-    mlp: Part
+    mlp: FeedForward
     mlp_norm: Norm
     before_attention: Norm | None = None
     before_mlp: Norm | None = None

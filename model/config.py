@@ -5,30 +5,42 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from cache_manager.layout import KVLayout, layer_groups
+from cache_manager.layout import KVLayout, KVShape, layer_groups
 from model.errors import MOST_SHOWN, CheckpointError, shown
 from model.families import FAMILIES, RENAMED, family_of
 from model.fields import Fields, read_json
-from model.multimodal import KINDS, NANO, Vision, read_text, read_vision
+from model.multimodal import KINDS, NANO, Vision, read_text
 from model.nano import is_nano, read_nano_text, read_nano_vision
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import ModelDefaults
-from scheduler.request import InvalidRequest, Sampling
+from scheduler.parameter import parameters_of
+from scheduler.parameters import Sampling
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8": (1, 4), "fp8": (1, 4)}
 """By dtype of the KV pool: bytes of an element, and of the scale of each token and head."""
 
 
+STORED_FORMATS: tuple[str, ...] = ()
+"""`quant_method` of the quantized checkpoints that are served; `model.weight_formats.registry.STORED` has the same."""
+
 MOST_EOS = 256  # ids that end a sequence; each step compares what it draws with all of them
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What all rooms need to know of a model. context: longest sequence in tokens. windows: by layer, how many tokens a
-    token sees, itself included; None for all before it. scale: of attention's scores, which `soft_cap` then bounds by
-    its tanh; None leaves them. dtype: of the checkpoint's weights. fields: all of config.json, for what only the
-    architecture knows; of a model that sees, what its text model's would hold. vision: None for a model of text alone.
-    first_position: where rope begins to count.
+    """Facts of a model that all packages need.
+
+    Attributes:
+        context: Longest sequence, in tokens.
+        windows: Tokens that a token sees, itself included, by layer; None for all before it.
+        scale: Factor of attention's scores, which `soft_cap` then bounds by its tanh. None leaves them.
+        dtype: Name of the dtype of the checkpoint's weights.
+        fields: All of config.json, for what only the architecture knows. For a vision-language model, what its text
+            model's would hold.
+        vision: None for a model of text alone.
+        first_position: Position that rope gives the first token.
+        quantization: `quantization_config` of a checkpoint whose weights are stored in a format of their own.
     """
 
     architecture: str
@@ -48,12 +60,23 @@ class ModelConfig:
     fields: Fields = field(repr=False, compare=False)
     vision: Vision | None = None
     first_position: int = 0
+    quantization: Fields | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def rotary_axes(self) -> int:
+        """Axes of rotary positions, see `Vision`."""
+        return 1 if self.vision is None else self.vision.rotary_axes
+
+    @property
+    def stored_format(self) -> str:
+        """Name of the format that the checkpoint's weights are stored in; empty for plain ones."""
+        return "" if self.quantization is None else self.quantization.get("quant_method", str)
 
     def kv_layout(self, page_size: int, dtype: str) -> KVLayout:
-        """dtype: of the KV pool."""
+        """Returns the layout of the KV cache in a pool of this dtype."""
         element, scale = KV_BYTES[dtype]
-        groups, windows = layer_groups(self.windows)
-        return KVLayout(groups, self.kv_heads, self.head_dim, element, page_size, scale, windows)
+        shape = KVShape(self.kv_heads, self.head_dim, self.head_dim)
+        return KVLayout(layer_groups([shape] * self.layers, self.windows), element, page_size, scale)
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -62,8 +85,12 @@ def read_config(directory: Path) -> ModelConfig:
     values = read_json(path)
     fields = Fields(path, {RENAMED.get(key, key): value for key, value in values.items()})
     architecture = NANO if is_nano(fields) else _architecture(fields)
-    if "quantization_config" in fields:
-        raise CheckpointError(f"{path}: 'quantization_config' is set; quantized checkpoints are not supported yet")
+    quantization = _quantization(fields)
+    return replace(_read_any(architecture, fields, directory), quantization=quantization)
+
+
+def _read_any(architecture: str, fields: Fields, directory: Path) -> ModelConfig:
+    """Reads the config of a text or a vision-language model. Raises CheckpointError."""
     if architecture == NANO:
         text = _read(NANO, read_nano_text(fields, directory))
         return replace(text, vision=read_nano_vision(fields, directory))
@@ -74,13 +101,27 @@ def read_config(directory: Path) -> ModelConfig:
     return replace(
         _read(name, text_fields),
         architecture=architecture,
-        vision=read_vision(fields, kind, name),
+        vision=kind.reader(fields, kind, name),
         first_position=kind.first_position,
     )
 
 
+def _quantization(fields: Fields) -> Fields | None:
+    """Returns 'quantization_config', None where there is none. Raises CheckpointError unless its format is served."""
+    if "quantization_config" not in fields:
+        return None
+    section = fields.section("quantization_config")
+    method = section.values.get("quant_method")
+    if method not in STORED_FORMATS:
+        raise CheckpointError(
+            f"{fields.path}: 'quantization_config' is set: weights in the format {shown(method)} are not served; "
+            "use the checkpoint that it was made from, with --quantization int8 for weights in 8 bits"
+        )
+    return section
+
+
 def _architecture(fields: Fields) -> str:
-    """The architecture that config.json names.
+    """Returns the architecture that config.json names.
 
     Comes before all other fields: those of an architecture that is not served have other names.
 
@@ -97,7 +138,7 @@ def _architecture(fields: Fields) -> str:
 
 
 def _read(architecture: str, fields: Fields) -> ModelConfig:
-    """Of a model of text. Raises CheckpointError."""
+    """Reads the config of a text model. Raises CheckpointError."""
     path, family = fields.path, family_of(architecture)
     hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     layers, context = fields.positive("num_hidden_layers"), _context(fields, family.context)
@@ -129,7 +170,10 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
 
 
 def _context(fields: Fields, default: int | None) -> int:
-    """Longest sequence. With 'longrope' that of the training: past it, keys in the cache would have to turn anew."""
+    """Returns the longest sequence in tokens.
+
+    With 'longrope' it is that of the training: past it, keys in the cache would have to be rotated again.
+    """
     context = fields.positive("max_position_embeddings", default)
     for key in ("rope_parameters", "rope_scaling"):
         rope = fields.section(key)
@@ -154,28 +198,20 @@ def _eos(path: Path, values: dict[str, Any], vocabulary: int) -> tuple[int, ...]
 
 
 def read_defaults(directory: Path, config: ModelConfig) -> ModelDefaults:
-    """What requests get where they are silent, from generation_config.json if there is one. Raises CheckpointError."""
+    """Reads the defaults of request parameters from generation_config.json, if it exists. Raises CheckpointError."""
     path = directory / "generation_config.json"
     if not path.exists():
         return ModelDefaults(eos_token_ids=config.eos_token_ids)
     fields = Fields(path, read_json(path))
-    sampled = fields.get("do_sample", bool, True)
-    defaults = ModelDefaults(
-        temperature=fields.get("temperature", float, 1.0) if sampled else 0.0,
-        top_p=fields.get("top_p", float, 1.0),
-        top_k=fields.get("top_k", int, 0),
-        min_p=fields.get("min_p", float, 0.0),
-        repetition_penalty=fields.get("repetition_penalty", float, 1.0),
-        eos_token_ids=_eos(path, fields.values, config.vocabulary) or config.eos_token_ids,
-    )
+    silent, sampled = ModelDefaults(), fields.get("do_sample", bool, True)
+    given: dict[str, Any] = {} if sampled else {"temperature": 0.0}
+    for entry in parameters_of(Sampling):
+        default = getattr(silent, entry.name, None)  # None: no model has a default of it
+        if default is not None and entry.name not in given:
+            given[entry.name] = fields.get(entry.name, entry.kind, default)
+    eos = _eos(path, fields.values, config.vocabulary) or config.eos_token_ids
     try:
-        Sampling(
-            defaults.temperature,
-            defaults.top_p,
-            defaults.top_k,
-            defaults.min_p,
-            repetition_penalty=defaults.repetition_penalty,
-        )
+        Sampling(**given)
     except InvalidRequest as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return defaults
+    return ModelDefaults(**given, eos_token_ids=eos)

@@ -1,4 +1,4 @@
-"""The decoder that all families are: embedding, layers, norm, output layer."""
+"""The decoder that every architecture fills in: embedding, layers, norm, output layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.blocks import Norm
-from model.forward import ForwardBatch, ForwardOutput
+from model.forward import ForwardBatch, ForwardOutput, ImageEncoder, ImageFeatures
 from model.layers import Product, soft_capped
-from model.vision.encoder import VisionEncoder
 
 Layer = Callable[[Tensor, ForwardBatch], Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """tokens: [vocabulary, width]. scale: of them. positions: [context + offset, hidden] learned ones, of which the
-    first `offset` are not used. projection: from width to hidden.
+    """Token and position embeddings.
+
+    Attributes:
+        tokens: [vocabulary, width].
+        scale: Factor of token embeddings. None for none.
+        positions: [context + offset, hidden]. Learned position embeddings; the first `offset` are not used.
+        projection: Product from width to hidden. None where they are equal.
     """
 
     tokens: Tensor
@@ -28,17 +32,19 @@ class Embedding:
     projection: Product | None = None
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
-        """Returns [tokens, hidden]. Features of images are not scaled: they come as they enter the first layer."""
+        """Returns [tokens, hidden]. Features of images are not scaled: they are made as inputs of the first layer."""
         tokens, images = batch.tokens, batch.images
         if images is not None:
+            # Any number may stand where an image does, so it is replaced by a valid id before the look-up.
             tokens = tokens.index_fill(0, images.places, 0)
         x = F.embedding(tokens, self.tokens)
         if self.scale is not None:
-            x = x * float(torch.tensor(self.scale, dtype=x.dtype))  # a number, as a graph can be made of it
+            # Rounded to the dtype as transformers does, yet a Python number, which a CUDA graph can capture.
+            x = x * float(torch.tensor(self.scale, dtype=x.dtype))
         if self.projection is not None:
             x = self.projection(x, batch)
         if images is not None:
-            x = x.index_copy(0, images.places, images.features)
+            x = x.index_copy(0, images.places, images.features[0])
         if self.positions is not None:
             x = x + F.embedding(batch.positions[0] + self.offset, self.positions)
         return x
@@ -46,11 +52,13 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """A model, layer by layer. See `model.forward.Model`.
+    """A model, run layer by layer. See `model.forward.Model`.
 
     Attributes:
-        soft_cap: Bound of the logits (Gemma 2), None for none.
+        soft_cap: Bound of the logits (Gemma 2). None for none.
         vision: Makes features of images. None for a model of text alone.
+        deepstack: Numbers of layers, from 0. After each, one more depth of the images' features is added (DeepStack,
+            Meng et al., 2024).
     """
 
     embedding: Embedding
@@ -58,7 +66,8 @@ class Decoder:
     norm: Norm
     head: Product
     soft_cap: float | None = None
-    vision: VisionEncoder | None = None
+    vision: ImageEncoder | None = None
+    deepstack: tuple[int, ...] = ()
 
     def forward(self, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
         """Computes the batch.
@@ -68,11 +77,18 @@ class Decoder:
             out: [n, vocabulary] float32 for the logits. None allocates it.
         """
         x = self.embedding(batch)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             x = layer(x, batch)
+            if batch.images is not None and number in self.deepstack:
+                x = _with_depth(x, batch.images, 1 + self.deepstack.index(number))
         hidden = self.norm(x[batch.wanted])
         logits = self.head(hidden, batch.select(batch.wanted))
         if self.soft_cap is not None:
             logits = soft_capped(logits.float(), self.soft_cap)
         logits = logits.float() if out is None else out.copy_(logits)
         return ForwardOutput(logits, hidden if batch.hidden else None)
+
+
+def _with_depth(x: Tensor, images: ImageFeatures, depth: int) -> Tensor:
+    """Returns x [tokens, hidden] with one depth of the features added in their places."""
+    return x.index_copy(0, images.places, x[images.places] + images.features[depth])

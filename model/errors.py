@@ -6,7 +6,7 @@ MOST_SHOWN = 200
 """Characters of a name or value of a checkpoint in a message."""
 
 LONGEST_MESSAGE = 2000
-"""Characters of a message. Longer ones lose their middle: the place stands in front, the advice at the end."""
+"""Characters of a message. Longer ones lose their middle: the place stands in front, the remedy at the end."""
 
 _END = 500  # characters of the end that a cut message keeps
 
@@ -21,20 +21,20 @@ class _Short(reprlib.Repr):
 
 
 def shown(value: object) -> str:
-    """The value of a checkpoint's file for a message, cut at 200 characters."""
+    """Formats a value of a checkpoint's file for a message, cut at 200 characters."""
     text = _Short().repr(value)
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
 def named(name: str) -> str:
-    """A name that a checkpoint gives (tensor, file) for a message: without quotes, cut at 200 characters."""
+    """Formats a name that a checkpoint gives (tensor, file) for a message: unquoted, cut at 200 characters."""
     return name if len(name) <= MOST_SHOWN else name[: MOST_SHOWN - 3] + "..."
 
 
 class CheckpointError(ValueError):
-    """A model directory that cannot be served. The message names file and tensor and says what to do.
+    """A model directory that cannot be served. The message names file and tensor, and the remedy.
 
-    Names and values come from files that nobody vouches for: characters that a terminal would obey are escaped, and a
+    Names and values come from untrusted files. Control characters are escaped, so that no terminal obeys them. A
     message has at most `LONGEST_MESSAGE` characters.
     """
 
@@ -46,8 +46,11 @@ class CheckpointError(ValueError):
 
 
 class RequestFault(Exception):
-    """What ends one request while it is computed. Its text is for the client."""
+    """Ends one request while it is computed. Its text is for the client."""
 
 
 class RankLost(RuntimeError):
-    """A rank of a tensor-parallel group has ended or hangs, says which one and why: the group can compute no more."""
+    """A rank of a tensor-parallel group has ended or hangs. Names rank and reason.
+
+    The group computes no more.
+    """

@@ -1,7 +1,6 @@
-"""What decides the shape of a model's KV cache and of its attention, by architecture: how far each layer looks back,
-how many heads of keys there are, and what a config.json may leave unsaid. Imports no torch.
+"""Shapes of KV cache and attention by architecture: windows of layers, KV heads, defaults of config.json.
 
-What else a family has is read where its layers are, in `model/architectures/`.
+Imports no torch. Everything else of a family is read beside its layers, in `model/architectures/`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 RENAMED = {"n_embd": "hidden_size", "n_embed": "hidden_size", "n_layer": "num_hidden_layers",
            "n_head": "num_attention_heads", "n_positions": "max_position_embeddings"}  # fmt: skip
-"""Keys of GPT-2's time, and what they are called since."""
+"""Old keys of config.json (GPT-2), and their present names."""
 
 Windows = Sequence[int | None]
 
@@ -24,7 +23,7 @@ def _everything(fields: Fields, layers: int) -> Windows:  # noqa: ARG001
 
 
 def _everywhere(default: int | None) -> Callable[[Fields, int], Windows]:
-    """All layers have 'sliding_window'; null is none."""
+    """Gives all layers 'sliding_window'; null is no window."""
 
     def windows(fields: Fields, layers: int) -> Windows:
         return (_window(fields, default),) * layers
@@ -33,7 +32,7 @@ def _everywhere(default: int | None) -> Callable[[Fields, int], Windows]:
 
 
 def _by_type(default: int | None, kinds: Callable[[Fields, int], list[str]]) -> Callable[[Fields, int], Windows]:
-    """'layer_types' says which layers have it; kinds: where that is not there."""
+    """'layer_types' names the layers with a window. `kinds` gives the types where config.json does not."""
 
     def windows(fields: Fields, layers: int) -> Windows:
         window = _window(fields, default)
@@ -43,7 +42,7 @@ def _by_type(default: int | None, kinds: Callable[[Fields, int], list[str]]) -> 
 
 
 def _where_used(kinds: Callable[[Fields, int], list[str]]) -> Callable[[Fields, int], Windows]:
-    """Qwen has a switch beside it."""
+    """Qwen: windows count only with 'use_sliding_window'."""
 
     def windows(fields: Fields, layers: int) -> Windows:
         if not fields.flag("use_sliding_window"):
@@ -60,7 +59,16 @@ def _window(fields: Fields, default: int | None) -> int | None:
 
 
 def layer_types(fields: Fields, layers: int, kinds: Callable[[Fields, int], list[str]]) -> list[str]:
-    """A kind of attention for each layer. Raises CheckpointError."""
+    """Returns the type of attention of each layer.
+
+    Args:
+        fields: The model's config.json.
+        layers: The number of layers.
+        kinds: Gives the types where config.json has no 'layer_types'.
+
+    Raises:
+        CheckpointError: 'layer_types' does not name a known type for each layer.
+    """
     named = fields.get("layer_types", list, kinds(fields, layers))
     if len(named) != layers or not all(kind in (SLIDING, FULL) for kind in named):
         raise CheckpointError(
@@ -75,18 +83,18 @@ def all_sliding(fields: Fields, layers: int) -> list[str]:  # noqa: ARG001
 
 
 def every_other(fields: Fields, layers: int) -> list[str]:  # noqa: ARG001
-    """Gemma 2: the first one slides."""
+    """Gemma 2: every other layer has a window, from the first on."""
     return [FULL if layer % 2 else SLIDING for layer in range(layers)]
 
 
 def every_sixth(fields: Fields, layers: int) -> list[str]:
-    """Gemma 3: each last one of 'sliding_window_pattern' looks at everything."""
+    """Gemma 3: each 'sliding_window_pattern'-th layer has no window, the others have one."""
     pattern = fields.positive("sliding_window_pattern", 6)
     return [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
 
 
 def _last_ones(fields: Fields, layers: int) -> list[str]:
-    """Qwen: those from 'max_window_layers' on slide."""
+    """Qwen: layers from 'max_window_layers' on have a window."""
     first = fields.get("max_window_layers", int, 28)
     return [FULL if layer < first else SLIDING for layer in range(layers)]
 
@@ -107,9 +115,17 @@ def _kv_heads_as_heads(fields: Fields, heads: int) -> int:  # noqa: ARG001
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """windows, kv_heads: see above. scaled: 'query_pre_attn_scalar' says how attention is scaled. The rest holds
-    where config.json is silent. head_dim None: hidden size over heads. norm_eps: of 'rms_norm_eps'. soft_cap: of
-    'attn_logit_softcapping'; None where the family has no such thing, whatever its config says.
+    """Shape of a family's attention, with the values that hold where config.json is silent.
+
+    Attributes:
+        windows: Returns the window of each layer; None is no window.
+        kv_heads: Returns the number of KV heads.
+        head_dim: Elements of a head. None: hidden size / heads.
+        context: Positions of the model. None: config.json must say.
+        tied: Whether the output layer shares the embedding's weight.
+        scaled: Whether 'query_pre_attn_scalar' sets the scale of attention's scores.
+        norm_eps: Value of 'rms_norm_eps'.
+        soft_cap: Value of 'attn_logit_softcapping'. None: the family has no soft cap, whatever its config.json holds.
     """
 
     windows: Callable[[Fields, int], Windows] = _everything

@@ -11,10 +11,10 @@ from model.files import read_file
 T = TypeVar("T")
 
 LARGEST = 2**31 - 1
-"""Of all integers, so that each fits what it is put into (int32 of page tables, of token ids)."""
+"""Bound of all integers, so that each fits where it is stored (int32 of page tables and token ids)."""
 
 MOST = 2**20
-"""Of what is counted (widths, experts, tokens), where `MOST_OF` says nothing else."""
+"""Bound of counts (widths, experts, tokens) that have none in `MOST_OF`."""
 
 _VOCABULARY, _CONTEXT, _LAYERS, _HEADS, _SIDE = 2**22, 2**22, 2**10, 2**12, 2**13
 MOST_OF = {
@@ -49,14 +49,14 @@ MOST_OF = {
     "scale_factor": 2**6,
     "mp_pixel_shuffle_factor": 2**6,
 }
-"""By key, about ten times what any model has today: what a loader loops over or makes is bounded before it begins."""
+"""Bounds by key, about ten times the largest of today's models. They bound a loader's loops and allocations."""
 
 LEAST_FLOAT, MOST_FLOAT = 1e-20, 1e20
-"""Of numbers above 0: quotients, products and logarithms of a few of them stay finite."""
+"""Bounds of numbers above 0: quotients, products and logarithms of a few of them stay finite."""
 
 
 class Fields:
-    """A JSON object of this file. A key that holds null counts as missing. All methods raise CheckpointError."""
+    """A JSON object of a file. A key that holds null counts as missing. All methods raise CheckpointError."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self.path, self.values = path, values
@@ -65,6 +65,7 @@ class Fields:
         return self.values.get(key) is not None
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Returns the value of a key, checked to be of type `kind`. An integer counts as a float."""
         value = self.values.get(key)
         if value is None:
             if default is None:
@@ -83,7 +84,7 @@ class Fields:
         return self.get(key, bool, default)
 
     def positive_float(self, key: str, default: float | None = None) -> float:
-        """A number above 0, within bounds that keep what is computed of it finite."""
+        """Returns a number above 0, within bounds that keep results computed from it finite."""
         value = self.get(key, float, default)
         if not 0 < value < math.inf:
             raise CheckpointError(f"{self.path}: {key!r} is {value}, must be a number above 0")
@@ -92,7 +93,7 @@ class Fields:
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
-        """A count: at least 1, and no more than `MOST_OF` or `MOST` allow."""
+        """Returns a count: at least 1, at most `MOST_OF` of the key or `MOST`."""
         value, most = self.get(key, int, default), MOST_OF.get(key, MOST)
         if value < 1:
             raise CheckpointError(f"{self.path}: {key!r} is {value}, must be at least 1")
@@ -101,27 +102,31 @@ class Fields:
         return value
 
     def numbers(self, key: str, least: float, most: float, default: list[float] | None = None) -> list[float]:
-        """A list of numbers in [least, most]."""
+        """Returns a list of numbers in [least, most]."""
         values = self.get(key, list, default)
         if not all(isinstance(v, int | float) and not isinstance(v, bool) and least <= v <= most for v in values):
             raise self.refuse(key, f"must be a list of numbers in [{least:g}, {most:g}]")
         return [float(value) for value in values]
 
     def section(self, key: str) -> "Fields":
-        """The object under this key, empty where there is none."""
+        """Returns the object under this key, an empty one where there is none."""
         return Fields(self.path, self.get(key, dict, {}))
 
     def having(self, changes: dict[str, Any]) -> "Fields":
-        """The same with other values for some keys."""
+        """Returns the same fields with other values for some keys."""
         return Fields(self.path, self.values | changes)
 
     def refuse(self, key: str, why: str) -> CheckpointError:
-        """What to raise for a value that is not supported."""
+        """Makes the error for a value that is not supported."""
         return CheckpointError(f"{self.path}: {key!r} is {shown(self.values.get(key))}, {why}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError where the file is missing, is not to be read (`read_file`) or holds no JSON object."""
+    """Reads a JSON object.
+
+    Raises:
+        CheckpointError: The file is missing, cannot be read (`read_file`), or holds no JSON object.
+    """
     try:
         content = read_file(path)
     except FileNotFoundError:

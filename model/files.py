@@ -1,7 +1,7 @@
-"""Opens the files of a model directory: regular files alone, none read further than its bound. Imports no torch.
+"""Opens files of a model directory: regular files alone, none read further than its bound. Imports no torch.
 
-A directory may come from anybody. A pipe in it would hang the start, a device would be read without end. Symbolic links
-are followed, since the cache of the Hugging Face hub consists of them.
+A directory may be untrusted. A pipe in it would block the start, a device would be read without end. Symbolic links are
+followed, since the cache of the Hugging Face hub consists of them.
 """
 
 import os
@@ -24,20 +24,19 @@ MOST_BYTES = {
     "added_tokens.json": 16 * MIB,
     "SHA256SUMS": 16 * MIB,
 }
-"""By name: bytes that a file may have. The largest tokenizer.json of the models that are served has 33 MiB."""
+"""Bytes that a file may have, by name. The largest tokenizer.json of the models that are served has 33 MiB."""
 
 MOST_OTHERS = 4 * MIB
-"""Of files with other names: config.json, chat_template.jinja and the like have some thousand."""
+"""Bytes that a file of another name may have: config.json, chat_template.jinja and the like have some thousand."""
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Opens a regular file for reading, without a buffer.
+    """Opens a regular file for unbuffered reading.
 
     Raises:
-        CheckpointError: The path is a pipe, a device, a directory or a socket, or cannot be opened, or cannot be read
-            in the body of the `with`.
-        FileNotFoundError: There is nothing at the path.
+        CheckpointError: The path is no regular file, or cannot be opened, or cannot be read in the body of the `with`.
+        FileNotFoundError: Nothing exists at the path.
     """
     try:
         with open(path, "rb", buffering=0, opener=_without_waiting) as file:
@@ -53,21 +52,25 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opens a file. O_NONBLOCK: else opening a pipe waits for its writer; for regular files it means nothing."""
+    """Opens a file without blocking. Opening a pipe would wait for its writer; regular files ignore O_NONBLOCK."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_file(path: Path, most: int | None = None) -> bytes:
-    """Reads a file whole, if it has at most so many bytes; None: as its name allows (`MOST_BYTES`).
+    """Reads a whole file of bounded size.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have. None: as its name allows (`MOST_BYTES`).
 
     Raises:
-        CheckpointError: As `open_regular`, or the file is too large.
-        FileNotFoundError: There is nothing at the path.
+        CheckpointError: See `open_regular`; or the file is too large.
+        FileNotFoundError: Nothing exists at the path.
     """
     most = MOST_BYTES.get(path.name, MOST_OTHERS) if most is None else most
     parts, size = [], 0
     with open_regular(path) as file:
-        # The size that a file system tells is not believed: /proc says 0 of files without an end.
+        # The size that the file system reports is not trusted: in /proc it is 0 for endless files.
         while size <= most and (part := file.read(min(MIB, most + 1 - size))):
             parts.append(part)
             size += len(part)
@@ -77,7 +80,12 @@ def read_file(path: Path, most: int | None = None) -> bytes:
 
 
 def read_text_file(path: Path) -> str:
-    """Reads a text in UTF-8. Raises as `read_file`, and CheckpointError for bytes that are no text."""
+    """Reads a text in UTF-8.
+
+    Raises:
+        CheckpointError: See `read_file`; or the bytes are no UTF-8.
+        FileNotFoundError: Nothing exists at the path.
+    """
     try:
         return read_file(path).decode()
     except UnicodeDecodeError as error:

@@ -11,21 +11,24 @@ from model.decoder import Decoder
 from model.errors import CheckpointError
 from model.parallel.collective import ALONE, Ranks
 from model.tensors import ProductMaker, Tensors
+from model.weight_formats.registry import open_weight_format
 from model.weights import MOST_TENSORS
 
 
-class _Shapes:
-    """A checkpoint that has the shapes of what is asked for, and no numbers."""
+class Shapes:
+    """A checkpoint whose tensors have the shapes that a model asks for, and no numbers."""
 
     def __init__(self) -> None:
         self._taken = 0
 
-    def take(self, _: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+    def take(
+        self, _: str, shape: tuple[int, ...], dtype: torch.dtype | None, /, stored: torch.dtype | None = None
+    ) -> Tensor:
         """Raises CheckpointError once a model asks for more tensors than a checkpoint may hold."""
         self._taken += 1
         if self._taken > MOST_TENSORS:
             raise CheckpointError(f"config.json describes a model of more than {MOST_TENSORS} tensors")
-        return torch.empty(shape, dtype=dtype, device="meta")
+        return torch.empty(shape, dtype=dtype or stored, device="meta")
 
     def __contains__(self, name: str) -> bool:
         return False
@@ -34,7 +37,7 @@ class _Shapes:
         return iter(())
 
     def ignore(self, pattern: str) -> None:
-        """Nothing is left over."""
+        """Does nothing: no tensor can be left over."""
 
 
 def shape_of(
@@ -44,17 +47,32 @@ def shape_of(
     maker: ProductMaker | None = None,
     ranks: Ranks = ALONE,
 ) -> Decoder:
-    """The model without its numbers. maker, ranks: as in `Tensors`. Raises CheckpointError as `build_model`."""
-    tensors = Tensors(_Shapes(), dtype, torch.device("meta"), quantization is not None, maker, ranks)
+    """Builds a model without its numbers.
+
+    Args:
+        config: Configuration of the model.
+        dtype: Dtype of weights that are not quantized.
+        quantization: See `open_weight_format`.
+        maker: See `Tensors`.
+        ranks: See `Tensors`.
+
+    Raises:
+        CheckpointError: See `build_model`.
+    """
+    weights = open_weight_format(config, quantization)
+    tensors = Tensors(Shapes(), dtype, torch.device("meta"), weights, maker, ranks)
     with torch.inference_mode():
         return build_model(config, tensors)
 
 
 def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = None) -> int:
-    """dtype: of what is not quantized. As on a CPU, where an output layer that is tied is a copy of the embedding in
-    float32 and bfloat16. Raises CheckpointError as `build_model`.
+    """Returns the bytes of a model's weights on a CPU, where a tied output layer copies the embedding.
+
+    The copy is in float32 and bfloat16. `dtype` is that of weights that are not quantized. Raises CheckpointError as
+    `build_model`.
     """
-    tensors = Tensors(_Shapes(), getattr(torch, dtype), torch.device("meta"), quantization is not None)
+    weights = open_weight_format(config, quantization)
+    tensors = Tensors(Shapes(), getattr(torch, dtype), torch.device("meta"), weights)
     with torch.inference_mode():
         build_model(config, tensors)
     return tensors.held.bytes

@@ -1,11 +1,11 @@
 """The contract of a forward pass: a batch of packed tokens in, logits out.
 
-The runner makes a `ForwardBatch` for each step. Each layer and each product gets it beside its input. So what depends
-on a token's row, on its position, or on what the step returns has one way in. One signature holds for a decoder, its
+The runner makes a `ForwardBatch` for each step. Each layer and each product gets it beside its input. So anything that
+depends on a token's row, its position or the step's outputs has one way in. One signature holds for a decoder, its
 compiled program, its CUDA graphs and its rank group.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,28 +16,47 @@ from model.attention.backend import AttentionBackend
 CosSin = tuple[Tensor, Tensor]
 """Cosines and sines of rotary angles, each [tokens, 1, pairs]."""
 
-ImageEncoder = Callable[[Tensor], Tensor]
-"""uint8 pixels [tiles, 3, height, width] of one image -> features [features, hidden] in the model's dtype."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderInput:
+    """One image for an encoder.
+
+    Attributes:
+        pixels: [frames, 3, height, width] uint8, on the device.
+        grid: Shape of its features, as in `scheduler.request.PromptImage`.
+    """
+
+    pixels: Tensor
+    grid: tuple[int, ...]
+
+
+ImageEncoder = Callable[[Sequence[EncoderInput]], Sequence[Tensor]]
+"""Makes the features of images: of each a tensor [depths, features, hidden] in the model's dtype.
+
+Depth 0 stands in the place of token embeddings, each further one is added after one of `Decoder.deepstack`. Images of
+one shape may be computed together, but an image's features have the same bits whatever is encoded beside it.
+"""
 
 
 class RotaryEmbedding(Protocol):
-    """Angles by position."""
+    """Rotary angles by position."""
 
     def at(self, positions: Tensor) -> CosSin:
         """Looks up the angles of tokens.
 
         Args:
-            positions: [axes, tokens] int64.
+            positions: [axes, tokens] int64, as `ForwardBatch.positions`.
         """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
-    """Features of the images in a step, which stand in the place of token embeddings.
+    """Features of the images in a step.
 
     Attributes:
         places: [n] int64. Packed offsets, each at most once.
-        features: [n, hidden] in the model's dtype, as they enter the first layer.
+        features: [depths, n, hidden] in the model's dtype. Depth 0 enters the first layer in the place of token
+            embeddings. Each further one is added to the output of one of `Decoder.deepstack`.
     """
 
     places: Tensor
@@ -51,10 +70,10 @@ class ForwardBatch:
     Attributes:
         tokens: [tokens] int64. Token ids; any number where an image stands.
         positions: [axes, tokens] int64. Axis 0 is the position in the sequence, which attention and KV pages go by. A
-            model whose rotary embedding turns by several axes has more.
+            model whose rotary embedding turns by several axes has these behind it (`Vision.rotary_axes`).
         wanted: [n] int64. Packed offsets of the tokens whose logits are returned.
         attention: Back end that owns the KV pool.
-        plan: What `attention.plan` made of the step's shape. Opaque to layers.
+        plan: Result of `attention.plan` for the step's shape. Opaque to layers.
         images: Features of the step's images, None without images.
         hidden: Whether hidden states are returned beside the logits.
         rows: [k] int64. Packed offset of each row of a product's input. None where the rows are all tokens in order.
@@ -91,7 +110,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardOutput:
-    """What a forward pass returns for the wanted tokens, in their order. It may hold until the next call alone.
+    """Results for the wanted tokens, in their order. They may hold until the next call alone.
 
     Attributes:
         logits: [n, vocabulary] float32.

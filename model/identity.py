@@ -1,4 +1,4 @@
-"""Which model a directory holds, as bytes that differ where its weights do."""
+"""Identifies the model of a directory by a digest that differs where its weights do."""
 
 import hashlib
 import os
@@ -11,9 +11,11 @@ HEADER_BYTES = 2**16
 
 
 def checkpoint_identity(directory: Path) -> bytes:
-    """[32] a digest of the configuration and of the weight files: their beginnings, with names and shapes of tensors,
-    and 256 samples of 4 KiB spread over each. Hashing all of a large model would take longer than loading it; a model
-    that was trained further differs in practically every sample.
+    """Returns a digest of the configuration and the weight files, 32 bytes.
+
+    It covers the beginnings of the files, with names and shapes of tensors, and 256 samples of 4 KiB spread over each.
+    Hashing all of a large model would take longer than loading it. A model that was trained further differs in
+    practically every sample.
     """
     digest = hashlib.blake2b(digest_size=32)
     for path in sorted((directory / "config.json", *directory.glob("*.safetensors"))):

@@ -22,7 +22,7 @@ FEWEST_ROWS = 4
 
 
 def onednn_multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has a product of such weights here: of bfloat16 not on a CPU without registers of 512 bits."""
+    """Whether oneDNN multiplies weights of this dtype here: bfloat16 only on a CPU with registers of 512 bits."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -31,7 +31,7 @@ def onednn_multiplies(dtype: torch.dtype) -> bool:
 
 
 class Product(Protocol):
-    """y = x W^T + b: a `Linear`, `model.quantization.Int8Linear`, or one of a back end's own."""
+    """y = x W^T + b: a `Linear`, one of another weight format (`model.weight_formats`), or of a back end's own."""
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None, /) -> Tensor:
         """Multiplies.
@@ -54,12 +54,13 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._bias = bias
+        self.nbytes = weight.nbytes  # packing keeps them
         self._pad = weight.device.type == "cpu"
         self._packed = self._pad and onednn_multiplies(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self._packed else weight
 
     def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
-        """x: [rows, in] -> [rows, out], in x's dtype."""
+        """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
         rows = x.shape[0]
         if self._pad and rows < FEWEST_ROWS:
             x = F.pad(x, (0, 0, 0, FEWEST_ROWS - rows))
@@ -71,7 +72,7 @@ class Linear:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Zhang and Sennrich, 2019. x: [tokens, width]."""
+    """Computes RMSNorm of x [tokens, width] (Zhang and Sennrich, 2019)."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -90,7 +91,7 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerNorm:
-    """Ba, Kiros and Hinton, 2016. x: [..., width]."""
+    """LayerNorm of x [..., width] (Ba, Kiros and Hinton, 2016)."""
 
     weight: Tensor
     bias: Tensor | None
@@ -105,12 +106,12 @@ def silu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Hendrycks and Gimpel, 2016."""
+    """Computes GELU (Hendrycks and Gimpel, 2016)."""
     return x * 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The same, approximated: x sigmoid(2 u) is x (1 + tanh u) / 2."""
+    """Computes GELU's tanh approximation: x sigmoid(2 u) is x (1 + tanh u) / 2."""
     return _by_sigmoid(x, 2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))
 
 
@@ -119,8 +120,10 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 def _by_sigmoid(x: Tensor, y: Tensor) -> Tensor:
-    """x sigmoid(y). Spelled out with exp: F.silu, F.gelu and torch.sigmoid treat the last elements of a buffer with
-    other code, so their bits depend on the batch. Those of exp, erf and tanh do not.
+    """Returns x sigmoid(y), spelled out with exp.
+
+    F.silu, F.gelu and torch.sigmoid treat the last elements of a buffer with other code, so their bits depend on the
+    batch. Those of exp, erf and tanh do not.
     """
     return x / (1.0 + torch.exp(-y))
 
@@ -130,11 +133,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": silu, "swish": silu, "gelu": gelu, "gelu_new": gelu_tanh, "gelu_fast": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh, "quick_gelu": quick_gelu, "relu": F.relu,
 }  # fmt: skip
-"""By their names in config files. Of float32."""
+"""Activations of float32, by their names in config files."""
 
 
 def read_activation(fields: Fields, key: str, default: str) -> Activation:
-    """Raises CheckpointError for a name that is not known."""
+    """Returns the activation of this name. Raises CheckpointError for an unknown one."""
     name = fields.get(key, str, default)
     if name not in ACTIVATIONS:
         raise fields.refuse(key, f"must be one of {', '.join(ACTIVATIONS)}")
@@ -142,16 +145,16 @@ def read_activation(fields: Fields, key: str, default: str) -> Activation:
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
-    """In x's dtype, computed in float32."""
+    """Applies an activation in float32. Returns x's dtype."""
     return activation(x.float()).to(x.dtype)
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """A gated linear unit (Shazeer, 2020): activation(gate) x up for gate_up [tokens, 2 x width]."""
+    """Computes a gated linear unit (Shazeer, 2020): activation(gate) x up for gate_up [tokens, 2 x width]."""
     gate, up = gate_up.chunk(2, -1)
     return activated(gate, activation) * up
 
 
 def soft_capped(x: Tensor, cap: float) -> Tensor:
-    """Within -cap .. cap (Gemma 2)."""
+    """Bounds logits to -cap .. cap by tanh (Gemma 2)."""
     return torch.tanh(x / cap) * cap

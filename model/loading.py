@@ -1,10 +1,12 @@
-"""From a model directory to what an engine runs: config, weights, KV pool, runner. Everything that can be wrong with a
-checkpoint is found here, before a port opens.
+"""Loading: from a model directory to what an engine runs: config, weights, KV pool, runner.
+
+A checkpoint that cannot be served is refused here, before a port opens.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,16 @@ from model.images import ImageStore
 from model.memory import free_bytes, free_host_bytes, pool_pages
 from model.page_store import PageStore, Store
 from model.parallel.collective import ALONE, Ranks
-from model.parallel.follow import Parts
-from model.parallel.lead import LedAttention, LedModel, LedStore
-from model.parallel.members import Led
+from model.parallel.follow import ShardParts
+from model.parallel.lead import RankGroupAttention, RankGroupModel, RankGroupStore
+from model.parallel.members import RankGroup
 from model.progress import progress_bar
 from model.runner import Runner
-from model.sampling.logits_processors import LogitsProcessorFactory, load_factories
+from model.sampling.logits_processors import LogitsProcessorFactory, NamedFactory, load_factories
+from model.sampling.readiness import FactoryReadiness
 from model.settings import ModelSettings
 from model.verify import MANIFEST, verify_files
+from model.weight_formats.registry import open_weight_format
 from model.weights import Checkpoint, weight_files
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.settings import RequestLimits
@@ -42,9 +46,15 @@ log = logging.getLogger("quire.model")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """What `load` makes. pages: size of the KV pool. host_slots: pages that fit in the host tier, 0 without. numerics:
-    what the numbers in a page depend on beside tokens. With several ranks layout is of this one's part.
-    last_compiled: when, on the monotonic clock, a kernel was.
+    """A loaded model.
+
+    Attributes:
+        pages: Pages of the KV pool.
+        host_slots: Pages that fit in the host tier, 0 without one.
+        numerics: Everything that the numbers in a page depend on, beside tokens.
+        layout: Layout of the KV pool; with several ranks, of this rank's part.
+        last_compiled: Returns when, on the monotonic clock, a kernel was compiled last.
+        readiness: Asks whether the logits processors of requests can be made; None where none needs time.
     """
 
     config: ModelConfig
@@ -58,11 +68,17 @@ class LoadedModel:
     numerics: bytes
     runner: Runner
     last_compiled: Callable[[], float]
+    readiness: FactoryReadiness | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computer:
-    """What a rank computes with. pages: of the pool, which has one more; all ranks have as many, as of host slots."""
+    """One rank's part of a model, of its KV pool and of its host tier.
+
+    Attributes:
+        pages: Pages of the pool that the scheduler knows, the same number in all ranks. The pool has one more.
+        host_slots: Pages that fit in the host tier, the same number in all ranks.
+    """
 
     config: ModelConfig
     model: Model
@@ -77,9 +93,9 @@ class Computer:
     backend: Backend
 
     @property
-    def parts(self) -> Parts:
-        """What a follower computes with."""
-        return Parts(self.model, self.attention, self.store, getattr(torch, self.dtype), self.device)
+    def parts(self) -> ShardParts:
+        """The parts that a follower computes with."""
+        return ShardParts(self.model, self.attention, self.store, getattr(torch, self.dtype), self.device)
 
 
 def load(
@@ -90,25 +106,28 @@ def load(
     request_limits: RequestLimits,
     recompute: bool = False,
     engines: int = 1,
-    group: Led | None = None,
+    group: RankGroup | None = None,
     factories: Sequence[LogitsProcessorFactory] = (),
 ) -> LoadedModel:
     """Loads a model for an engine.
 
     Args:
+        directory: Directory of the checkpoint.
+        settings: Settings of the model.
         rows: Sequences that run at once.
         ahead: Tokens of one sequence that the steps in flight compute at most.
-        recompute: As in `Runner`.
-        engines: That share the machine's memory where no setting says how much one takes.
+        request_limits: Limits of one request, from the settings.
+        recompute: See `Runner`.
+        engines: Engines that share the machine's memory, where no setting says how much one takes.
         group: The other ranks, which load their parts meanwhile. None for a model that is not divided.
-        factories: Of logits processors, after those that the settings name.
+        factories: Factories of logits processors, applied after those that the settings name.
 
     Raises:
         CheckpointError: The checkpoint cannot be served.
         ValueError: A setting cannot be met.
         RankLost: Another rank has ended.
     """
-    factories = [*load_factories(settings.logits_processors), *factories]
+    named = [*load_factories(settings.logits_processors), *map(NamedFactory.of, factories)]
     if settings.verify_weights:
         _verify(directory)
     computer = load_computer(directory, settings, rows, recompute, engines, ALONE if group is None else group.ranks)
@@ -119,7 +138,7 @@ def load(
         layout.tokens_in(computer.pages, ahead),
         rows,
         request_limits,
-        bool(factories),
+        tuple(one.name for one in named),
     )
     images = None
     if computer.model.vision is not None:
@@ -127,11 +146,15 @@ def load(
     model, attention, starter = computer.model, computer.attention, computer.backend.starter
     store: Store | None = computer.store
     if group is not None:
-        attention, model, starter = LedAttention(attention, group), LedModel(model, group, layout.page_size), None
-        store = None if store is None else LedStore(store, group)
+        attention, model, starter = (
+            RankGroupAttention(attention, group),
+            RankGroupModel(model, group, layout.page_size),
+            None,
+        )
+        store = None if store is None else RankGroupStore(store, group)
     runner = Runner(
         model, attention, layout, rows, device, computer.pages, settings.poison_freed_pages, store, recompute, images,
-        computer.backend.logit_ops, starter, factories,
+        computer.backend.logit_ops, starter, named, config.rotary_axes,
     )  # fmt: skip
     try:
         runner.probe()
@@ -143,16 +166,19 @@ def load(
         group.started()
     return LoadedModel(
         config, read_defaults(directory, config), limits, layout, computer.pages, computer.host_slots, computer.dtype,
-        device.type, computer.numerics, runner, computer.backend.last_compiled,
+        device.type, computer.numerics, runner, computer.backend.last_compiled, FactoryReadiness(named) or None,
     )  # fmt: skip
 
 
 def load_computer(
     directory: Path, settings: ModelSettings, rows: int, recompute: bool, engines: int, ranks: Ranks
 ) -> Computer:
-    """A rank's part of the model, of its KV pool and of its host tier. engines: as in `load`. Raises as that does."""
+    """Loads a rank's part of the model, of its KV pool and of its host tier.
+
+    `engines` and errors are those of `load`.
+    """
     config = read_config(directory)
-    ranks.shard.check(config)
+    _check_division(config, settings, ranks)
     own = ranks.shard.of(config)
     device = choose_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
@@ -163,7 +189,7 @@ def load_computer(
         decoder = _load_weights(directory, config, settings, torch_dtype, torch.device(device), backend, ranks)
         windowed = own.kv_layout(settings.page_size, kv_dtype)
         # What is computed again needs its place again, also behind a window.
-        layout = replace(windowed, windows=()) if recompute else windowed
+        layout = windowed.without_windows() if recompute else windowed
         degree = f" 1/{ranks.shard.size}" if ranks.shard.size > 1 else ""
         numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {backend.numerics} {layout}{degree}"
         numerics = checkpoint_identity(directory) + numbers.encode()
@@ -187,6 +213,15 @@ def load_computer(
     )
 
 
+def _check_division(config: ModelConfig, settings: ModelSettings, ranks: Ranks) -> None:
+    """Raises ValueError where the heads, or blocks of the weight format, cannot be divided among the ranks."""
+    weights = open_weight_format(config, settings.quantization)
+    rows, columns = weights.blocks
+    why = f", {weights.name} keeps {rows} outputs and {columns} inputs together" if rows * columns > 1 else ""
+    # Queries are outputs of one product and inputs of the next, keys are outputs alone.
+    ranks.shard.check(config, lcm(rows, columns), rows, why)
+
+
 def _agree(
     settings: ModelSettings,
     layout: KVLayout,
@@ -196,7 +231,7 @@ def _agree(
     engines: int,
     ranks: Ranks,
 ) -> tuple[int, int]:
-    """Pages of the KV pool and slots of the host tier, as many as every rank can have. Raises ValueError."""
+    """Returns the pages of the KV pool and slots of the host tier that every rank can have. Raises ValueError."""
     ranks.exchange({})  # all have their weights: what is free now stays so
     # Ranks of one machine share its memory. Where they do not, this is too careful; --kv-cache-memory says how much.
     sharing = engines * (ranks.shard.size if device == "cpu" else 1)
@@ -247,7 +282,7 @@ def _load_weights(
 
 
 def _host_slots(memory: int, free: int, layout: KVLayout) -> int:
-    """Pages in so many bytes of host memory, of which so many are free. Raises ValueError."""
+    """Returns the pages that fit in `memory` bytes of the host. Raises ValueError where fewer bytes are free."""
     if memory > free:
         raise ValueError(f"--host-cache-memory is {memory} bytes, only {free} are free beside the KV pool")
     if memory < layout.page_bytes * len(layout.groups):
@@ -258,7 +293,11 @@ def _host_slots(memory: int, free: int, layout: KVLayout) -> int:
 
 
 def choose_device(name: str) -> str:
-    """cpu or cuda. Raises ValueError for what is neither, nor auto, or is not here."""
+    """Returns "cpu" or "cuda".
+
+    Raises:
+        ValueError: The name is neither, nor "auto", or the device is not here.
+    """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

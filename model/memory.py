@@ -1,4 +1,4 @@
-"""How much memory is free, and how many KV pages it makes."""
+"""Measures free memory, and the number of KV pages that fit."""
 
 from pathlib import Path
 
@@ -9,7 +9,10 @@ DEVICE_FRACTION = 0.9
 
 
 def free_host_bytes() -> int:
-    """What this process may still take: the machine's available memory, or less if its cgroup has less left."""
+    """Returns the bytes that this process may still allocate.
+
+    The machine's available memory, or less if the process's cgroup has less left.
+    """
     import psutil  # here: a GPU's engine does not ask
 
     free = int(psutil.virtual_memory().available)
@@ -23,7 +26,7 @@ def free_host_bytes() -> int:
 
 
 def free_bytes(device: str) -> tuple[int, float]:
-    """Free bytes on a device, and the part of them that a KV pool takes if nobody says otherwise."""
+    """Returns the free bytes of a device, and the fraction of them that a KV pool takes by default."""
     if device == "cuda":
         import torch
 
@@ -32,7 +35,16 @@ def free_bytes(device: str) -> tuple[int, float]:
 
 
 def pool_pages(layout: KVLayout, memory: int, most_tokens: int) -> int:
-    """Pages in `memory` bytes, but no more than `most_tokens` need. Raises ValueError where not one page fits."""
+    """Returns the number of pages that fit.
+
+    Args:
+        layout: Layout of the KV pool.
+        memory: Bytes for it.
+        most_tokens: Tokens beyond which no pages are needed.
+
+    Raises:
+        ValueError: Less than one page of each group fits.
+    """
     pages = memory // layout.page_bytes
     if pages < len(layout.groups):
         raise ValueError(

@@ -1,10 +1,10 @@
-"""What config.json says of models that see: which text model they have, what it leaves unsaid, and the shape of the
-encoder of their images. Imports no torch.
+"""Reads config.json of vision-language models: their text model, their defaults and the shape of their image encoder.
 
-Where 'text_config' and 'vision_config' are silent, the defaults of transformers' classes of their 'model_type' hold.
+Imports no torch. Where 'text_config' and 'vision_config' are silent, the defaults of transformers' classes of their
+'model_type' hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from model.families import family_of
 from model.fields import Fields
 
 MOST_PATCHES_ACROSS = 128
-"""In a row of a tile. The encoder's attention grows with the fourth power of this; 64 is the most of today's models."""
+"""Patches in a row of a tile. The encoder's attention costs their fourth power; models of 2025 have at most 64."""
 
 NANO = "nanoVLM"
 """The architecture of checkpoints of github.com/huggingface/nanoVLM, whose config.json names none."""
@@ -24,8 +24,16 @@ IDEFICS3, SMOLVLM = "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGe
 
 @dataclass(frozen=True, slots=True)
 class TowerShape:
-    """Shape of an image encoder, a transformer over patches. kind: the 'model_type'. image, patch: sides in pixels.
-    activation: its name.
+    """Shape of an image encoder, a transformer over patches.
+
+    Attributes:
+        kind: Its 'model_type'.
+        hidden: Width of its layers.
+        intermediate: Width of its MLPs.
+        image: Side of a tile in pixels, 0 where images have any resolution.
+        patch: Side of a patch in pixels.
+        eps: Epsilon of its norms.
+        activation: Name of its activation.
     """
 
     kind: str
@@ -40,14 +48,23 @@ class TowerShape:
 
     @property
     def patches(self) -> int:
-        """Of an image of `image` x `image` pixels."""
+        """The number of patches in a tile of `image` x `image` pixels."""
         return (self.image // self.patch) ** 2
 
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """What a model has beside its text. text: architecture of that. image_token_id: what stands in a prompt for a
-    feature of an image. prefix_lm: tokens of a prompt see each other in both directions. fields: all of config.json.
+    """The vision part of a vision-language model.
+
+    Attributes:
+        text: Architecture of the text model.
+        image_token_id: Id of the placeholder that stands in a prompt for a feature of an image.
+        prefix_lm: Whether a prompt is a bidirectional prefix.
+        tower: Shape of the image encoder.
+        fields: All of config.json.
+        rotary_axes: Axes of its rotary positions. With one, a token's position is that in the sequence. With several,
+            features stand where their images say (`PromptImage.positions`), and text goes on after them.
+        deepstack: As in `model.decoder.Decoder`.
     """
 
     text: str
@@ -55,31 +72,8 @@ class Vision:
     prefix_lm: bool
     tower: TowerShape
     fields: Fields = field(repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """text, tower: their 'model_type' where config.json says none. image_token: id, likewise. tied: likewise.
-    tied_by_text: the text's word on that counts too. first_position: of a sequence. texts: which it may have.
-    """
-
-    text: str
-    tower: str
-    image_token: int
-    tied: bool = False
-    tied_by_text: bool = False
-    prefix_lm: bool = False
-    first_position: int = 0
-    texts: tuple[str, ...] = ("llama", "mistral", "qwen2", "gemma", "gemma2")
-
-
-KINDS = {
-    PALIGEMMA: Kind("gemma", "siglip_vision_model", 256000, tied=True, prefix_lm=True, first_position=1,
-                    texts=("gemma", "gemma2")),
-    LLAVA: Kind("llama", "clip_vision_model", 32000, tied_by_text=True),
-    IDEFICS3: Kind("llama", "idefics3_vision", 128257),
-    SMOLVLM: Kind("llama", "smolvlm_vision", 128257),
-}  # fmt: skip
+    rotary_axes: int = 1
+    deepstack: tuple[int, ...] = ()
 
 
 def _text(
@@ -105,7 +99,7 @@ TEXTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", _text(256000, 3072, 24576, 28, 16, 8192, num_key_value_heads=16, eos_token_id=1)),
     "gemma2": ("Gemma2ForCausalLM", _text(256000, 2304, 9216, 26, 8, 8192, num_key_value_heads=4, eos_token_id=1)),
 }  # fmt: skip
-"""By 'model_type': architecture, and what its config class says where text_config is silent."""
+"""Architecture and defaults of the config class, by 'model_type' of the text model."""
 
 
 def _tower(
@@ -130,11 +124,18 @@ TOWERS: Mapping[str, dict[str, Any]] = {
     "smolvlm_vision": _tower(1152, 3072, 12, 16, 32, 1e-6),
     "idefics3": _tower(1152, 3072, 12, 16, 32, 1e-6),
 }
-"""By 'model_type', likewise."""
+"""Defaults of the config class, by 'model_type' of the image encoder."""
 
 
-def read_text(fields: Fields, kind: Kind) -> tuple[str, Fields]:
-    """Architecture of the text model, and what its own config.json would hold. Raises CheckpointError."""
+def read_text(fields: Fields, kind: "VisionLanguageFamily") -> tuple[str, Fields]:
+    """Reads the text model.
+
+    Returns:
+        Its architecture, and the fields that its own config.json would hold.
+
+    Raises:
+        CheckpointError: The text model is not supported, or a field has a wrong type.
+    """
     section = fields.section("text_config")
     name = section.get("model_type", str, kind.text)
     if name not in kind.texts:
@@ -152,7 +153,15 @@ def read_text(fields: Fields, kind: Kind) -> tuple[str, Fields]:
 
 
 def read_tower(fields: Fields, default: str) -> TowerShape:
-    """fields: of 'vision_config'. default: its model_type, where it has none. Raises CheckpointError."""
+    """Reads the shape of the image encoder.
+
+    Args:
+        fields: The section 'vision_config'.
+        default: 'model_type' where the section has none.
+
+    Raises:
+        CheckpointError: The encoder is not supported, or a field is wrong.
+    """
     kind = fields.get("model_type", str, default)
     if kind not in TOWERS:
         raise fields.refuse("model_type", f"a vision encoder that is none of {', '.join(TOWERS)} is not supported")
@@ -176,7 +185,15 @@ def read_tower(fields: Fields, default: str) -> TowerShape:
 
 
 def check_tower(where: str, tower: TowerShape) -> None:
-    """Raises CheckpointError."""
+    """Checks that heads divide the width, and the number of patches.
+
+    Args:
+        where: File name for the message.
+        tower: The shape.
+
+    Raises:
+        CheckpointError: The shape is not possible.
+    """
     if tower.hidden % tower.heads:
         raise CheckpointError(f"{where}: a vision encoder {tower.hidden} wide cannot have {tower.heads} heads")
     if not 1 <= tower.image // tower.patch <= MOST_PATCHES_ACROSS:
@@ -186,10 +203,55 @@ def check_tower(where: str, tower: TowerShape) -> None:
         )
 
 
-def read_vision(fields: Fields, kind: Kind, text: str) -> Vision:
-    """text: its architecture. Raises CheckpointError."""
+def read_vision(fields: Fields, kind: "VisionLanguageFamily", text: str) -> Vision:
+    """Reads the vision part of a model.
+
+    Args:
+        fields: All of config.json.
+        kind: Defaults of the model's family.
+        text: Architecture of the text model.
+
+    Raises:
+        CheckpointError: A field is wrong, or the encoder is not supported.
+    """
     key = "image_token_id" if "image_token_id" in fields else "image_token_index"
     token = fields.get(key, int, kind.image_token)
     if token < 0:
         raise fields.refuse(key, "must be at least 0")
     return Vision(text, token, kind.prefix_lm, read_tower(fields.section("vision_config"), kind.tower), fields)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionLanguageFamily:
+    """Defaults of a family of vision-language models.
+
+    Attributes:
+        text: 'model_type' of the text model where config.json names none.
+        tower: 'model_type' of the image encoder, likewise.
+        image_token: Id of the placeholder, likewise.
+        tied: Whether the output layer shares the embedding's weight, likewise.
+        tied_by_text: Whether 'tie_word_embeddings' of the text model counts too.
+        prefix_lm: Whether prompts are bidirectional prefixes.
+        first_position: Number of a sequence's first position.
+        texts: Values of 'model_type' that the text model may have.
+        reader: Reads the vision part from all of config.json, the family, and the text model's architecture.
+    """
+
+    text: str
+    tower: str
+    image_token: int
+    tied: bool = False
+    tied_by_text: bool = False
+    prefix_lm: bool = False
+    first_position: int = 0
+    texts: tuple[str, ...] = ("llama", "mistral", "qwen2", "gemma", "gemma2")
+    reader: Callable[[Fields, "VisionLanguageFamily", str], Vision] = read_vision
+
+
+KINDS = {
+    PALIGEMMA: VisionLanguageFamily("gemma", "siglip_vision_model", 256000, tied=True, prefix_lm=True, first_position=1,
+                    texts=("gemma", "gemma2")),
+    LLAVA: VisionLanguageFamily("llama", "clip_vision_model", 32000, tied_by_text=True),
+    IDEFICS3: VisionLanguageFamily("llama", "idefics3_vision", 128257),
+    SMOLVLM: VisionLanguageFamily("llama", "smolvlm_vision", 128257),
+}  # fmt: skip

@@ -1,8 +1,7 @@
-"""config.json of nanoVLM (github.com/huggingface/nanoVLM), in the words of the config files of transformers. Imports no
-torch.
+"""Reads config.json of nanoVLM (github.com/huggingface/nanoVLM) into the names of transformers' config files.
 
-nanoVLM saves no tokenizer beside its weights, and takes one from the Hub. Here it must be there: what its
-`get_tokenizer` returns, with the tokens of 'vlm_extra_tokens' in it, writes itself with `save_pretrained`.
+Imports no torch. nanoVLM saves no tokenizer beside its weights, and takes one from the Hub. Quire needs it in the
+directory: `save_pretrained` of the one that nanoVLM's `get_tokenizer` returns writes it, with 'vlm_extra_tokens'.
 """
 
 from pathlib import Path
@@ -13,7 +12,7 @@ from model.fields import LARGEST, Fields, read_json
 from model.multimodal import NANO, TowerShape, Vision, check_tower
 
 NO_PLACEHOLDER = 0
-"""Stands for image features where the vocabulary has no token for them: replaced before it is ever looked at."""
+"""Stands for image features where the vocabulary has no token for them. Features replace it before any look-up."""
 
 
 def is_nano(fields: Fields) -> bool:
@@ -21,10 +20,13 @@ def is_nano(fields: Fields) -> bool:
 
 
 def read_nano_text(fields: Fields, directory: Path) -> Fields:
-    """What a Llama's config.json would say of its language model. Its rope scales with the length of a sequence past
-    'lm_max_position_embeddings', where keys in the cache would have to turn anew: the context ends there.
+    """Returns the fields that a Llama's config.json would hold for the language model.
 
-    Raises CheckpointError.
+    nanoVLM's rope scales with the length of a sequence past 'lm_max_position_embeddings'. Cached keys would have to be
+    rotated again, so the context ends there.
+
+    Raises:
+        CheckpointError: A field is missing or wrong.
     """
     hidden, heads = fields.positive("lm_hidden_dim"), fields.positive("lm_n_heads")
     values: dict[str, Any] = {
@@ -45,7 +47,11 @@ def read_nano_text(fields: Fields, directory: Path) -> Fields:
 
 
 def read_nano_vision(fields: Fields, directory: Path) -> Vision:
-    """Raises CheckpointError."""
+    """Reads the vision part of a model.
+
+    Raises:
+        CheckpointError: A field is missing or wrong, or the encoder is not supported.
+    """
     if fields.flag("vit_cls_flag"):
         raise fields.refuse("vit_cls_flag", "but an encoder with one feature an image is not supported")
     tower = TowerShape(
@@ -64,7 +70,10 @@ def read_nano_vision(fields: Fields, directory: Path) -> Vision:
 
 
 def _placeholder(fields: Fields, directory: Path) -> int:
-    """As the tokenizer has it, or, without one, in the place that nanoVLM gives it: after the base vocabulary."""
+    """Returns the placeholder's id, as the tokenizer has it.
+
+    Without a tokenizer it is nanoVLM's own: extra tokens follow the base vocabulary in their order.
+    """
     extra = fields.section("vlm_extra_tokens")
     if "image_token" not in extra:
         return NO_PLACEHOLDER
@@ -76,8 +85,9 @@ def _placeholder(fields: Fields, directory: Path) -> int:
 
 
 def _end(fields: Fields, directory: Path) -> object:
-    """Id of the token that ends a text, as the tokenizer's files say it, or else the config.json of the first version;
-    None where neither does.
+    """Returns the id of the token that ends a text, None where there is none.
+
+    The tokenizer's files win over config.json, which has it in the first version alone.
     """
     config = directory / "tokenizer_config.json"
     end = read_json(config).get("eos_token") if config.exists() else None
@@ -87,7 +97,7 @@ def _end(fields: Fields, directory: Path) -> object:
 
 
 def _added(directory: Path, text: object) -> int | None:
-    """Id of an added token of tokenizer.json, None where it has no such or is not there."""
+    """Returns the id of an added token of tokenizer.json. None where it has no such token, or does not exist."""
     path = directory / "tokenizer.json"
     added = read_json(path).get("added_tokens", []) if path.exists() else []
     if not isinstance(added, list):

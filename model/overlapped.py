@@ -7,10 +7,10 @@ from scheduler.step import Executor, StepPlan, StepResult
 
 
 class Overlapped:
-    """`Executor` around another one, whose steps run in order on one thread. torch lets go of the interpreter lock
-    while it computes, which is when the scheduler plans.
+    """`Executor` that runs another one's steps in order on one thread.
 
-    The thread is a daemon: a step that hangs must not keep the process from ending.
+    torch releases the interpreter lock while it computes; the scheduler plans meanwhile. The thread is a daemon: a step
+    that hangs must not keep the process from ending.
     """
 
     def __init__(self, inner: Executor) -> None:
@@ -23,7 +23,7 @@ class Overlapped:
         self._plans.put(plan)
 
     def collect(self) -> StepResult:
-        """Raises what the step raised."""
+        """Waits for the oldest step that was not collected, and returns its result. Raises the step's error."""
         result = self._results.get()
         if isinstance(result, Exception):
             raise result

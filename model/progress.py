@@ -4,13 +4,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LARGE = 2**30  # bytes; less is there before one has read what the bar says
+LARGE = 2**30  # bytes; less is read sooner than a bar
 
 
 @contextmanager
 def progress_bar(what: str, size: int) -> Iterator[Callable[[int], object] | None]:
-    """Gives a function to be told of bytes as they are read, `size` in all; None, and no bar, where standard error is
-    no terminal, or the size is small.
+    """Shows a progress bar in the body of the `with`.
+
+    Args:
+        what: The bar's label.
+        size: Bytes in all.
+
+    Yields:
+        A function that takes the number of bytes of each read. None without a bar: standard error is no terminal, or
+            the size is small.
     """
     if size < LARGE or not sys.stderr.isatty():
         yield None

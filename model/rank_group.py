@@ -1,4 +1,4 @@
-"""Opens a group: all ranks connected, by a socket each for what is to be done and by a `Collective` for the sums."""
+"""Opens a rank group: connects all ranks, by a socket each for control and by a `Collective` for tensors."""
 
 import logging
 import socket
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from model.parallel.collective import Collective
 from model.parallel.gathering import gather
 from model.parallel.group import Follower, Leader
-from model.parallel.members import Joined, Led
+from model.parallel.members import FollowerGroup, RankGroup
 from model.parallel.shard import Shard
 from model.parallel.sockets import address_of, split
-from model.parallel.wire import Kind, pack_words, send, unpack_words
+from model.parallel.wire import FrameKind, pack_words, send, unpack_words
 
 if TYPE_CHECKING:
     from model.cpu.kernels.program import Machine
@@ -22,9 +22,13 @@ log = logging.getLogger("quire.ranks")
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What a group may be connected with. gpu: the model runs on one. kernels: where compiled ones are kept, None keeps
-    none. seconds: that a rank may be silent, once all have loaded.
+class GroupSettings:
+    """Settings of a rank group's connections.
+
+    Attributes:
+        gpu: Whether the model runs on a GPU.
+        kernels: Directory of compiled kernels. None keeps none.
+        seconds: Silence after which a rank counts as lost, once all have loaded.
     """
 
     gpu: bool
@@ -37,44 +41,65 @@ def lead(
     size: int,
     token: bytes,
     runs: Mapping[str, Any],
-    means: Means,
+    settings: GroupSettings,
     ended: Callable[[], str] = str,
-) -> Led:
-    """Waits for the followers of a group of so many ranks. listener: is closed then. runs, ended: as in
-    `gather`. Raises RankLost, Refused, OSError.
+) -> RankGroup:
+    """Opens the group as rank 0: waits for its followers.
+
+    Args:
+        listener: Socket that followers connect to. It is closed on return.
+        size: The number of ranks, with rank 0.
+        token: The group's token, which followers show.
+        runs: Facts that all ranks must agree on, as in `gather`.
+        settings: Settings of the connections.
+        ended: Returns why a rank will never come, as in `gather`.
+
+    Raises:
+        RankLost: A rank did not come, or has ended.
+        FollowerRefused: A follower runs something else.
+        OSError: A socket failed.
     """
     shard, address = Shard(0, size), address_of(listener)
     try:
-        leader = Leader(gather(listener, size, token, {"size": size, **runs}, ended), means.seconds)
+        leader = Leader(gather(listener, size, token, {"size": size, **runs}, ended), settings.seconds)
     finally:
         listener.close()
     try:
         here = listener.family == socket.AF_UNIX
-        collective = _welcome(leader, shard, means, "127.0.0.1" if here else split(address)[0], here)
+        collective = _welcome(leader, shard, settings, "127.0.0.1" if here else split(address)[0], here)
     except BaseException:
         leader.close()
         raise
     log.info("%d ranks are connected by %s", size, collective.name)
-    return Led(leader, shard, collective, means.seconds)
+    return RankGroup(leader, shard, collective, settings.seconds)
 
 
-def _welcome(leader: Leader, shard: Shard, means: Means, host: str, here: bool) -> Collective:
-    """host: this machine's. here: all ranks run on it."""
-    machine = _machine(means.kernels) if here and not means.gpu else None
+def _welcome(leader: Leader, shard: Shard, settings: GroupSettings, host: str, here: bool) -> Collective:
+    """Opens the collective, and sends followers how to join it.
+
+    Args:
+        leader: Connections of the followers.
+        shard: Rank 0's shard.
+        settings: Settings of the connections.
+        host: This machine's address.
+        here: Whether all ranks run on this machine.
+    """
+    # Ranks of one machine without GPUs exchange tensors in shared memory; its kernels are compiled.
+    machine = _machine(settings.kernels) if here and not settings.gpu else None
     if machine is not None:
         from model.cpu.shared_memory import SharedMemory, shared_memory
 
         file = shared_memory()
         for follower in leader.sockets.values():
-            send(follower, Kind.WELCOME, pack_words({"collective": SharedMemory.name}))
+            send(follower, FrameKind.WELCOME, pack_words({"collective": SharedMemory.name}))
             socket.send_fds(follower, [b"\0"], [file])
         return SharedMemory(machine, shard, file)
     from model.parallel.distributed import Distributed, offer_store
 
-    name, (store, port) = "nccl" if means.gpu else "gloo", offer_store(host, shard.size)
+    name, (store, port) = "nccl" if settings.gpu else "gloo", offer_store(host, shard.size)
     for follower in leader.sockets.values():
-        send(follower, Kind.WELCOME, pack_words({"collective": name, "host": host, "port": port}))
-    return Distributed(name, shard, store, host, means.seconds)
+        send(follower, FrameKind.WELCOME, pack_words({"collective": name, "host": host, "port": port}))
+    return Distributed(name, shard, store, host, settings.seconds)
 
 
 def join(
@@ -82,24 +107,39 @@ def join(
     shard: Shard,
     token: bytes,
     runs: Mapping[str, Any],
-    means: Means,
+    settings: GroupSettings,
     lost: Callable[[str], None],
-) -> Joined:
-    """As a follower. lost: is told why the group computes no more. Raises RankLost, Refused, OSError."""
+) -> FollowerGroup:
+    """Opens the group as a follower.
+
+    Args:
+        address: Address of rank 0's listener.
+        shard: This rank's shard.
+        token: The group's token.
+        runs: Facts that must equal rank 0's.
+        settings: Settings of the connections.
+        lost: Called with the reason once the group computes no more.
+
+    Raises:
+        RankLost: Rank 0 has ended.
+        FollowerRefused: Rank 0 runs something else.
+        OSError: A socket failed.
+    """
     follower = Follower.join(address, shard.rank, token, {"size": shard.size, **runs})
     try:
-        welcome = unpack_words(follower.answer(Kind.WELCOME))
-        collective = _accepted(follower, welcome, shard, means)
+        welcome = unpack_words(follower.answer(FrameKind.WELCOME))
+        collective = _accepted(follower, welcome, shard, settings)
     except BaseException:
         follower.close()
         raise
-    return Joined(follower, shard, collective, means.seconds, lost)
+    return FollowerGroup(follower, shard, collective, settings.seconds, lost)
 
 
-def _accepted(follower: Follower, welcome: Mapping[str, Any], shard: Shard, means: Means) -> Collective:
+def _accepted(follower: Follower, welcome: Mapping[str, Any], shard: Shard, settings: GroupSettings) -> Collective:
+    """Joins the collective that rank 0's welcome names."""
     if "port" not in welcome:
         _, files, _, _ = socket.recv_fds(follower.socket, 1, 1)
-        machine = _machine(means.kernels)
+        machine = _machine(settings.kernels)
         if machine is None or not files:
             raise OSError("rank 0 shares memory, which this rank cannot")
         from model.cpu.shared_memory import SharedMemory
@@ -111,10 +151,11 @@ def _accepted(follower: Follower, welcome: Mapping[str, Any], shard: Shard, mean
     store = find_store(host, int(welcome["port"]), shard.size)
     name = follower.socket.getsockname()
     own = host if follower.socket.family == socket.AF_UNIX else name[0]
-    return Distributed(str(welcome["collective"]), shard, store, own, means.seconds)
+    return Distributed(str(welcome["collective"]), shard, store, own, settings.seconds)
 
 
 def _machine(kernels: Path | None) -> "Machine | None":
+    """Opens the CPU's compiler of kernels. None where it cannot be used: ranks then share no memory."""
     try:
         from model.cpu.kernels.machine import open_machine
 

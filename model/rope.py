@@ -1,8 +1,8 @@
-"""Rotary position embeddings (Su et al., 2021), halves rotated, as Hugging Face lays out heads, and the ways in which
-config files stretch them to longer contexts.
+"""Rotary position embeddings (Su et al., 2021) with rotated halves, as Hugging Face lays out heads.
 
-A key keeps the angle with which it was written, so nothing here depends on how long a sequence is: where a model's
-own rule does ('dynamic', and 'longrope' past the length of its training), it is refused, or the context ends there.
+Includes the rules by which config files stretch them to longer contexts. A cached key keeps the angle with which it was
+written, so no angle may depend on the length of the sequence. Rules that do are refused ('dynamic'), or the context
+ends where they begin ('longrope').
 """
 
 import math
@@ -14,14 +14,13 @@ from model.errors import CheckpointError, shown
 from model.fields import LEAST_FLOAT, MOST_FLOAT, Fields
 from model.forward import CosSin
 
-MOST_ANGLES = 2**28  # of a table, 1 GiB in float32: 4 million positions of heads of 128
+MOST_ANGLES = 2**28  # angles of a table, 1 GiB in float32: 4 million positions of heads of 128
 
 
 class Rope:
-    """Angles by position. frequencies: float32 [pairs], radians a position. scale: of both cos and sin. first: what the
-    first position of a sequence counts as.
+    """A table of rotary angles by position.
 
-    Only the first 2 x pairs elements of a head are rotated. Raises CheckpointError for a table that is too large.
+    Only the first 2 x pairs elements of a head are rotated.
     """
 
     def __init__(
@@ -33,6 +32,19 @@ class Rope:
         scale: float = 1.0,
         first: int = 0,
     ) -> None:
+        """Computes the table.
+
+        Args:
+            frequencies: [pairs] float32. Radians a position.
+            context: Positions in the table.
+            dtype: Type of the table.
+            device: Device of the table.
+            scale: Factor of both cosines and sines.
+            first: Number of a sequence's first position.
+
+        Raises:
+            CheckpointError: The table has more than `MOST_ANGLES` angles.
+        """
         if context * len(frequencies) > MOST_ANGLES:
             raise CheckpointError(
                 f"config.json: 'max_position_embeddings' is {context} with {len(frequencies)} rotated pairs in a head; "
@@ -44,29 +56,45 @@ class Rope:
 
     @property
     def tables(self) -> CosSin:
-        """cos and sin, each [context, pairs]."""
+        """The tables of cosines and sines, each [context, pairs]."""
         return self._cos, self._sin
 
     def at(self, positions: Tensor) -> CosSin:
-        """See `model.forward.RotaryEmbedding`. Turns by the position in the sequence alone, axis 0."""
+        """Looks up angles by axis 0, the position in the sequence. See `model.forward.RotaryEmbedding`."""
         return self._cos[positions[0]].unsqueeze(1), self._sin[positions[0]].unsqueeze(1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [tokens, heads, head_dim], cos and sin from `Rope.at`."""
+    """Rotates heads.
+
+    Args:
+        x: [tokens, heads, head_dim].
+        cos: [tokens, 1, pairs], from `Rope.at`.
+        sin: Likewise.
+    """
     pairs = cos.shape[-1]
     low, high, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), -1)
 
 
 def frequencies(dims: int, theta: float) -> Tensor:
-    """float32 [dims / 2]."""
+    """Returns the plain frequencies of `dims` rotated elements, [dims / 2] float32."""
     return 1.0 / theta ** (torch.arange(0, dims, 2, dtype=torch.float32) / dims)
 
 
 def read_rope(fields: Fields, head_dim: int, theta: float = 10000.0, partial: float = 1.0) -> tuple[Tensor, float]:
-    """`frequencies` and `scale` of a model's `Rope`, from 'rope_parameters' (transformers 5), or from 'rope_theta' and
-    'rope_scaling', which wins where both are there. theta, partial: where nothing is said. Raises CheckpointError.
+    """Reads the `frequencies` and `scale` of a model's `Rope`.
+
+    Reads 'rope_parameters' (transformers 5), or 'rope_theta' and 'rope_scaling', which wins where both exist.
+
+    Args:
+        fields: The model's config.json.
+        head_dim: Elements of a head.
+        theta: Base where the config names none.
+        partial: Rotated part of a head where the config names none.
+
+    Raises:
+        CheckpointError: The rule is not supported, or a value is out of its range.
     """
     rope = fields.section("rope_scaling")
     rope = rope if rope.values else fields.section("rope_parameters")
@@ -89,12 +117,12 @@ def _default(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple
 
 
 def _linear(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:  # noqa: ARG001
-    """Chen et al., Position Interpolation, 2023."""
+    """Position interpolation (Chen et al., 2023)."""
     return plain / rope.positive_float("factor"), 1.0
 
 
 def _llama3(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:  # noqa: ARG001
-    """Llama 3.1: slow turns are stretched, fast ones are not, those between in part."""
+    """Llama 3.1: divides low frequencies by the factor, keeps high ones, and blends those between."""
     factor = rope.positive_float("factor")
     low, high = rope.positive_float("low_freq_factor"), rope.positive_float("high_freq_factor")
     if low >= high:
@@ -105,7 +133,7 @@ def _llama3(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[
 
 
 def _yarn(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:
-    """Peng et al., YaRN, 2023, with the names and defaults of transformers."""
+    """YaRN (Peng et al., 2023), with the names and defaults of transformers."""
     trained = rope.positive("original_max_position_embeddings", fields.positive("max_position_embeddings"))
     factor = rope.positive_float("factor", fields.positive("max_position_embeddings") / trained)
     dims = 2 * len(plain)
@@ -113,7 +141,7 @@ def _yarn(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Te
         raise CheckpointError(f"{fields.path}: 'rope_theta' is {theta}, with 'yarn' it must be above 1")
 
     def place(turns: float) -> float:
-        """Which pair makes so many turns over the length of the training."""
+        """Returns the pair that makes `turns` turns over the length of the training."""
         return dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = place(rope.positive_float("beta_fast", 32.0)), place(rope.positive_float("beta_slow", 1.0))
@@ -130,11 +158,12 @@ def _yarn(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Te
 
 
 def _warmth(factor: float, scale: float = 1.0) -> float:
+    """Returns YaRN's attention factor ('mscale')."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:  # noqa: ARG001
-    """Ding et al., LongRoPE, 2024: its short factors. `ModelConfig.context` ends where the long ones would begin."""
+    """LongRoPE (Ding et al., 2024), its short factors. `ModelConfig.context` ends where the long ones would begin."""
     short = rope.numbers("short_factor", LEAST_FLOAT, MOST_FLOAT)
     if len(short) != len(plain):
         raise rope.refuse("short_factor", f"must be {len(plain)} numbers above 0")

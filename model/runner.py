@@ -1,11 +1,11 @@
 """Executor of one device: runs step plans on a model and its paged attention.
 
-A forward pass that raises is run again in halves, down to the one sequence that makes it raise; only that one is
-reported as a fault. Running a half again is safe: KV writes are the same bytes into the same slots, nothing else was
+A forward pass that raises is run again in halves, down to the sequence that makes it raise. Only that one is reported
+as a fault. Running a half again is safe: KV writes are the same bytes into the same slots, and nothing else was
 changed.
 
-On a device that computes while the host goes on, a step is in flight until its result is wanted: the next one is packed
-and asked for before this one's tokens are known here; it finds them on the device.
+A step is in flight from its launch until its result is collected, on a device that computes while the host goes on. The
+next step is packed and launched before this one's tokens are known on the host. It reads them on the device.
 """
 
 import logging
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend, StepShape
-from model.batch import Mirror, PromptSlice, Work
 from model.errors import RankLost, RequestFault
 from model.forward import ForwardBatch, Model
 from model.images import ImagePart, ImageStore
+from model.input_batch import InputBatch, PromptSlice, StepWork
 from model.page_store import Store
-from model.sampling.logits_processors import LogitsProcessorFactory
+from model.sampling.logits_processors import NamedFactory
 from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, logprobs_of, sample
 from scheduler.events import Logprobs
 from scheduler.step import FAULTED, StepPlan, StepResult
@@ -34,15 +34,21 @@ from scheduler.step import FAULTED, StepPlan, StepResult
 log = logging.getLogger("quire.runner")
 
 PromptLogprobs = tuple[int, int, Logprobs]
-"""Row, position of the first token, and the logprobs of some tokens of its prompt."""
+"""A row, a position in its prompt, and the logprobs of prompt tokens from that position on."""
 
 
 class Runner:
-    """`Executor` for `model` on `device`. probe_page: a page that no sequence gets, for `probe`. poison: fill pages
-    that are freed with NaN (a debugging aid). store: where pages are swapped to; None where none ever is. recompute:
-    each step computes all tokens of its sequences, and reads no KV that it has not written itself. images: None for a
-    model of text alone. ops: for the sampler. starter: makes draws while the host goes on, None where the host draws.
-    factories: of logits processors.
+    """`Executor` for one model on one device.
+
+    Invariant: at most one step is in flight (`_flight`). Results leave in the order in which steps were launched.
+
+    Attributes:
+        model: The model that it runs.
+        attention: Back end that owns the KV pool.
+        batch: Rows as the executor knows them.
+        store: Memory that pages are swapped to; None without swapping.
+        starter: Draws while the host goes on; None where the host draws.
+        runs_ahead: Whether `launch` returns before the step is done.
     """
 
     def __init__(
@@ -59,44 +65,75 @@ class Runner:
         images: ImageStore | None = None,
         ops: LogitOps = TORCH_OPS,
         starter: Starter | None = None,
-        factories: Sequence[LogitsProcessorFactory] = (),
+        factories: Sequence[NamedFactory] = (),
+        rotary_axes: int = 1,
     ) -> None:
-        self._images, self._ops, self._starter = images, ops, None if recompute else starter
+        """Makes a runner; the model and the KV pool are loaded and allocated already.
+
+        Args:
+            model: The model that is run.
+            attention: Back end that owns the KV pool.
+            layout: Layout of the KV pool.
+            rows: The number of batch rows.
+            device: Device of the model.
+            probe_page: A page that no sequence gets, for `probe`.
+            poison: Fill freed pages with NaN (a debugging aid).
+            store: Memory that pages are swapped to. None without swapping.
+            recompute: Each step computes all tokens of its sequences, and reads no KV that it has not written itself.
+            images: Features of images. None for a model of text alone.
+            ops: Operations of the sampler.
+            starter: Draws while the host goes on. None where the host draws.
+            factories: Factories of logits processors.
+            rotary_axes: Axes of rotary positions, as in `model.multimodal.Vision`.
+        """
+        self._images, self._ops, self.starter = images, ops, None if recompute else starter
         self._flight: _Flight | None = None
-        self._store, self._recompute = store, recompute
-        self._model, self._attention, self._device, self._poison = model, attention, device, poison
+        self.store, self._recompute = store, recompute
+        self.model, self.attention, self._device, self._poison = model, attention, device, poison
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
-        self._mirror = Mirror(rows, len(layout.groups), layout.page_size, recompute, factories)
+        self.batch = InputBatch(rows, len(layout.groups), layout.page_size, recompute, factories, rotary_axes)
+        self._position_rows = 1 if rotary_axes == 1 else 1 + rotary_axes  # of `ForwardBatch.positions`
+        self._groups_of_pages = np.zeros(probe_page + 1, np.int32)  # the layer group that each page was last given to
         self._results: deque[StepResult] = deque()
         self._computing = 0.0  # seconds of the model and the sampler, since the start
 
     @property
     def runs_ahead(self) -> bool:
         """Whether `launch` returns before the step is done."""
-        return self._starter is not None
+        return self.starter is not None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        if len(plan.given):  # in place of what was drawn last
+        """Applies a plan's changes, then computes its slices or starts to.
+
+        The order is the plan's: pages are saved before any is poisoned, copied or filled, since their content is then
+        gone.
+        """
+        # Forced tokens replace the last draws, so those have to be known on the host first.
+        if len(plan.forced):
             self._land()
         launched, computing = time.perf_counter(), self._computing
         began = launched
-        if self._store is not None and len(plan.swap_outs):
-            self._store.save(plan.swap_outs)
+        if self.store is not None and len(plan.swap_outs):
+            self.store.save(self._with_groups(plan.swap_outs, plan.swap_outs[:, 0]))
         swapped = time.perf_counter() - began
         if self._poison and len(plan.freed):
-            self._attention.poison(plan.freed)
-        self._mirror.apply(plan)
+            self.attention.poison(plan.freed)
+        self.batch.apply(plan)
+        # A page keeps its group until it is given to a row again: a swap-out reads it after the row has left.
+        if len(plan.grown) and self._groups > 1:
+            self._groups_of_pages[plan.grown[:, 3]] = plan.grown[:, 0]
         if len(plan.copies):
-            self._attention.copy(plan.copies)
+            self.attention.copy(plan.copies)
         began, lost = time.perf_counter(), ()
-        if self._store is not None and len(plan.swap_ins):
-            lost = tuple(self._store.load(plan.swap_ins).tolist())
-        for fill in (join.fill for join in plan.joins):
-            if fill is not None:
-                self._attention.import_pages(fill.pages, torch.from_numpy(fill.content))
+        if self.store is not None and len(plan.swap_ins):
+            lost = tuple(self.store.load(self._with_groups(plan.swap_ins, plan.swap_ins[:, 1])).tolist())
+        for transfer in (join.transfer for join in plan.joins):
+            if transfer is not None:
+                groups = self._groups_of_pages[transfer.pages]
+                self.attention.import_pages(transfer.pages, groups, torch.from_numpy(transfer.content))
         swapped += time.perf_counter() - began
-        if self._starter is not None and (flight := self._start(plan, self._starter)):
+        if self.starter is not None and (flight := self._start(plan, self.starter)):
             packing = time.perf_counter() - launched - swapped - (self._computing - computing)
             self._flight = replace(flight, lost=lost, swapping=swapped, packing=packing)
             return
@@ -107,47 +144,66 @@ class Runner:
 
     @torch.inference_mode()
     def export(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """Pages that no step in flight writes to, in canonical form, [n, page_bytes] on the host. Between two calls of
-        `launch`.
+        """Copies pages to the host. Called between two calls of `launch`.
+
+        Args:
+            pages: [n] int32. Pages that no step in flight writes to.
+
+        Returns:
+            [n, page_bytes] uint8, pages in canonical form (`AttentionBackend.export`).
         """
-        content: NDArray[np.uint8] = self._attention.export(pages).cpu().numpy()
+        content: NDArray[np.uint8] = self.attention.export(pages, self._groups_of_pages[pages]).cpu().numpy()
         return content
+
+    def _with_groups(self, moves: NDArray[np.int32], pages: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Returns [n, 3] the moves, each with the layer group of its page."""
+        return np.column_stack((moves, self._groups_of_pages[pages]))
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
+        """Waits for the oldest step whose result was not collected, and returns that result."""
         if not self._results:
             self._land()
         return self._results.popleft()
 
     def _start(self, plan: StepPlan, starter: Starter) -> "_Flight | None":
-        """The step in flight, behind which the one before has landed; None for one that the host has to see through."""
-        work = Work.of(plan)
-        packed = self._mirror.pack(work)
+        """Launches a step without waiting for it, then takes in the one before.
+
+        Returns:
+            The step in flight. None where the host has to run it: it has prompt logprobs or images, it raised, or all
+                draws of the step before failed.
+        """
+        work = StepWork.of(plan)
+        packed = self.batch.pack(work)
+        # `_run` alone returns prompt logprobs and counts encoded images.
         if packed.prompts or packed.images:
             return None
         try:
-            attention = self._attention.plan(packed.shape)
+            attention = self.attention.plan(packed.shape)
             began = time.perf_counter()
-            shape = packed.shape
-            logits = self._logits(packed.tokens, shape.positions, packed.wanted, attention, before=self._flight)
+            logits = self._logits(packed.tokens, packed.token_positions, packed.wanted, attention, before=self._flight)
             self._computing += time.perf_counter() - began
         except Exception as error:  # `_run` finds out whose it is
             log.warning("a step of %d slices raised %s, it is run again", len(plan.slices), type(error).__name__)
             return None
         if self._land():
-            return None  # the probe's logits may lie where these did
+            return None  # the probe's logits may have overwritten these
         began = time.perf_counter()
         try:
-            drawing = starter(logits, self._mirror.controls, packed.rows, packed.positions)
+            drawing = starter(logits, self.batch.controls, packed.rows, packed.positions)
         except Exception as error:  # likewise
             log.warning("the draws of a step raised %s, it is run again", type(error).__name__)
             return None
         self._computing += time.perf_counter() - began
-        self._mirror.expect(packed.rows)
+        self.batch.expect(packed.rows)
         return _Flight(plan, work, drawing)
 
     def _land(self) -> bool:
-        """Waits for the step in flight, if there is one, and takes in what came of it. Whether that took a probe."""
+        """Waits for the step in flight, if there is one, and stores its result.
+
+        Returns:
+            Whether all its slices failed, so that the probe ran.
+        """
         flight, self._flight = self._flight, None
         if flight is None:
             return False
@@ -159,7 +215,7 @@ class Runner:
         lost_all = len(found.faults) == len(flight.plan.slices)
         if lost_all:
             self.probe()
-        self._mirror.arrived(found.tokens)
+        self.batch.arrived(found.tokens)
         self._results.append(
             StepResult(
                 flight.plan.step, found.tokens, found.logprobs, tuple(found.faults), flight.lost, flight.swapping,
@@ -169,28 +225,34 @@ class Runner:
         return lost_all
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing: the runner holds no thread and no file."""
 
     @torch.inference_mode()
     def probe(self) -> None:
-        """Computes one token of its own. Raises what the model or the device raises, or RuntimeError for logits that
-        are not finite: then no sequence is to blame for a step that failed.
+        """Computes one token on a page of its own, which shows whether the device still works.
+
+        If it raises, no sequence is to blame for a step that failed.
+
+        Raises:
+            RuntimeError: The logits are not finite. Errors of the model and the device pass through.
         """
         table = np.full((self._groups, 1, 1), self._probe_page, np.int32)
         slots = np.full((self._groups, 1), self._probe_page * self._page_size, np.int64)
         zero = np.zeros(1, np.int64)
         shape = StepShape(np.array([[0, 0, 1]], np.int32), zero, slots, table, zero)
-        if not torch.isfinite(self._logits(zero, zero, zero, self._attention.plan(shape))).all():
+        positions = np.zeros((self._position_rows, 1), np.int64)
+        if not torch.isfinite(self._logits(zero, positions, zero, self.attention.plan(shape))).all():
             raise RuntimeError("the model's logits for token 0 alone are not finite")
 
     def _run(self, plan: StepPlan) -> StepResult:
+        """Computes a step to its end on this thread."""
         drawing = plan.logits[:, 1].astype(np.int64)
-        found = _Found.of(len(drawing), int(self._mirror.controls.top_logprobs[drawing].max(initial=0)))
-        work, encoded = Work.of(plan), self._encoded
+        found = _Found.of(len(drawing), int(self.batch.controls.top_logprobs[drawing].max(initial=0)))
+        work, encoded = StepWork.of(plan), self._encoded
         self._compute(work.from_the_start() if self._recompute else work, found)
         if len(found.faults) == len(plan.slices):
-            self.probe()  # all failed: is it the device?
-        self._mirror.drew(drawing, found.tokens)
+            self.probe()  # all sequences failed, so the device may be at fault
+        self.batch.drew(drawing, found.tokens)
         return StepResult(
             plan.step,
             found.tokens,
@@ -204,13 +266,13 @@ class Runner:
     def _encoded(self) -> int:
         return 0 if self._images is None else self._images.encoded
 
-    def _compute(self, work: Work, found: "_Found") -> None:
-        """Fills in what the work gives; collects the rows that cannot be computed."""
+    def _compute(self, work: StepWork, found: "_Found") -> None:
+        """Computes the work into `found`, in halves after an error. A row that fails by itself becomes a fault."""
         try:
             drawn, prompt_parts = self._forward(work)
-        except RankLost:  # not one of the sequences is to blame
+        except RankLost:  # a rank failed, no sequence did: halves would fail likewise
             raise
-        except Exception as error:  # whatever a sequence makes the model raise ends that sequence alone
+        except Exception as error:  # an error of any type ends the one sequence that causes it
             if len(work.slices) == 1:
                 row = int(work.slices[0, 0])
                 log.exception("row %d cannot be computed", row)
@@ -225,25 +287,31 @@ class Runner:
         if drawn is not None:
             found.take(work, drawn)
 
-    def _forward(self, work: Work) -> tuple[Drawn | None, list[PromptLogprobs]]:
-        packed = self._mirror.pack(work)
-        plan = self._attention.plan(packed.shape)
+    def _forward(self, work: StepWork) -> tuple[Drawn | None, list[PromptLogprobs]]:
+        """Runs one forward pass and draws; returns the draws, None without any, and the prompts' logprobs."""
+        packed = self.batch.pack(work)
+        plan = self.attention.plan(packed.shape)
         began = time.perf_counter()
-        logits = self._logits(packed.tokens, packed.shape.positions, packed.wanted, plan, packed.images)
+        logits = self._logits(packed.tokens, packed.token_positions, packed.wanted, plan, packed.images)
         n = len(packed.rows)
         drawn = None
         if n:
-            drawn = sample(logits[:n], self._mirror.controls, packed.rows, packed.positions, self._ops)
+            drawn = sample(logits[:n], self.batch.controls, packed.rows, packed.positions, self._ops)
         parts = self._prompt_logprobs(logits[n:], packed.prompts)
         self._computing += time.perf_counter() - began
         return drawn, parts
 
     def _prompt_logprobs(self, logits: torch.Tensor, prompts: list[PromptSlice]) -> list[PromptLogprobs]:
-        """logits: of the slices' tokens, one after the other."""
+        """Computes the logprobs of prompt tokens.
+
+        Args:
+            logits: [tokens, vocabulary] float32. Logits of the slices' tokens, one slice after the other.
+            prompts: The slices.
+        """
         parts: list[PromptLogprobs] = []
         for prompt in prompts:
             mine, logits = logits[: len(prompt.tokens)], logits[len(prompt.tokens) :]
-            wanted = np.maximum(self._mirror.controls.top_logprobs[[prompt.row]], 0).repeat(len(mine))
+            wanted = np.maximum(self.batch.controls.top_logprobs[[prompt.row]], 0).repeat(len(mine))
             tokens = prompt.tokens.astype(np.int64)
             parts.append((prompt.row, prompt.start, logprobs_of(mine, tokens, wanted, self._ops.summary(mine))))
         return parts
@@ -257,15 +325,27 @@ class Runner:
         images: Sequence[ImagePart] = (),
         before: "_Flight | None" = None,
     ) -> torch.Tensor:
-        """plan: of attention. before: the step that draws what `Mirror.expect` says."""
-        device_tokens, places, last = (self._to_device(array) for array in (tokens, positions[None], wanted))
+        """Runs the model.
+
+        Args:
+            tokens: [tokens] int64. Token ids. With `before`, -1 - i stands for the token of its i-th draw.
+            positions: [axes, tokens] int64, as `ForwardBatch.positions`.
+            wanted: [n] int64. Packed offsets of the tokens whose logits are returned.
+            plan: The plan that attention made of the step's shape.
+            images: Parts of images in this step.
+            before: The step in flight whose draws `tokens` refers to (`InputBatch.expect`).
+
+        Returns:
+            [n, vocabulary] float32 on the device. It may hold until the next call alone.
+        """
+        device_tokens, places, last = (self._to_device(array) for array in (tokens, positions, wanted))
         if before is not None:
             drawn = before.drawing.tokens
             there = drawn[(-1 - device_tokens).clamp(0, len(drawn) - 1)] if len(drawn) else device_tokens
             device_tokens = torch.where(device_tokens < 0, there, device_tokens)
         features = self._images.of_step(images) if images and self._images is not None else None
-        batch = ForwardBatch(device_tokens, places, last, self._attention, plan, features)
-        return self._model.forward(batch).logits
+        batch = ForwardBatch(device_tokens, places, last, self.attention, plan, features)
+        return self.model.forward(batch).logits
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -273,10 +353,17 @@ class Runner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
-    """A step that the device computes. lost, swapping, packing: as in `StepResult`."""
+    """A step that the device computes.
+
+    Attributes:
+        drawing: The step's draws, on the device.
+        lost: Pages that could not be loaded, as `StepResult.lost_pages`.
+        swapping: Seconds, as `StepResult.swap_seconds`.
+        packing: Seconds, as `StepResult.packing_seconds`.
+    """
 
     plan: StepPlan
-    work: Work
+    work: StepWork
     drawing: Drawing
     lost: tuple[int, ...] = ()
     swapping: float = 0.0
@@ -285,7 +372,14 @@ class _Flight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """Results of a step as they come in: see `StepResult`."""
+    """Results of a step as they come in.
+
+    Attributes:
+        tokens: [n] int32. Drawn tokens, FAULTED until drawn.
+        logprobs: Logprobs of the tokens.
+        faults: Row and message of each sequence that failed.
+        prompt_parts: Logprobs of prompts.
+    """
 
     tokens: NDArray[np.int32]
     logprobs: Logprobs
@@ -294,13 +388,13 @@ class _Found:
 
     @staticmethod
     def of(n: int, k: int) -> "_Found":
-        """For n draws, of which each may ask for k alternatives."""
+        """Allocates the results of n draws, each with at most k alternatives."""
         ids, top = np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)
         logprobs = Logprobs(np.zeros(n, np.float32), np.zeros(n, np.int32), ids, top)
         return _Found(np.full(n, FAULTED, np.int32), logprobs, [], [])
 
-    def take(self, work: Work, drawn: Drawn) -> None:
-        """What the work's draws gave, at their places."""
+    def take(self, work: StepWork, drawn: Drawn) -> None:
+        """Writes the draws of `work`, a part of the step, into their places."""
         places, k = work.draws[:, 2], drawn.logprobs.top.shape[1]
         self.tokens[places] = drawn.tokens
         self.logprobs.chosen[places] = drawn.logprobs.chosen

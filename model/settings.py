@@ -15,7 +15,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What is served, and in what."""
+    """Settings of the served model: its source, its dtypes, its device and its memory."""
 
     model: str = field(
         default="demo",
@@ -70,7 +70,8 @@ class ModelSettings:
         default=256 * 2**20,
         metadata={
             "size": True,
-            "help": "Bytes for features of images, kept for prompts that show the same image. Models that see only.",
+            "help": "Bytes for features of images, kept for prompts that show the same image. Vision-language models "
+            "only.",
         },
     )
 
@@ -85,7 +86,7 @@ class ModelSettings:
     backend: str = field(
         default="auto",
         metadata={
-            "help": "What computes: cpu (the CPU's own kernels), triton (kernels for NVIDIA's GPUs), reference "
+            "help": "Back end: cpu (the CPU's own kernels), triton (kernels for NVIDIA's GPUs), reference "
             "(torch, anything anywhere), or auto: the device's kernels where they can run the model."
         },
     )
@@ -114,7 +115,7 @@ class ModelSettings:
 
     @property
     def kernel_directory(self) -> Path | None:
-        """Where compiled kernels are kept. None where they are not kept."""
+        """Directory of compiled kernels. None where they are not kept."""
         if not self.kernel_cache:
             return None
         try:

@@ -1,122 +1,84 @@
 """A checkpoint's tensors as an architecture asks for them: in the model's dtype, on its device, as layers."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import lcm
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from model.forward import ForwardBatch
+from model.errors import CheckpointError
 from model.layers import LayerNorm, Linear, Product, RMSNorm, onednn_multiplies
 from model.parallel.collective import ALONE, Ranks
 from model.parallel.shard import Shard
-from model.quantization import Int8Linear, Scratch
-
-
-class Source(Protocol):
-    """A checkpoint as its reader needs it, see `model.weights.Checkpoint`."""
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, /) -> Tensor: ...
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def __iter__(self) -> Iterator[str]:
-        """Names of all tensors."""
-
-    def ignore(self, pattern: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Renamed:
-    """A part of a checkpoint, under the names that it would have if it were all. prefixes: pairs of a name's beginning
-    as it is asked for, and as it is there.
-    """
-
-    source: Source
-    prefixes: tuple[tuple[str, str], ...]
-
-    def _there(self, name: str) -> str:
-        for asked, there in self.prefixes:
-            if name.startswith(asked):
-                return there + name.removeprefix(asked)
-        return name
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-        return self.source.take(self._there(name), shape, dtype)
-
-    def __contains__(self, name: str) -> bool:
-        return self._there(name) in self.source
-
-    def __iter__(self) -> Iterator[str]:
-        for name in self.source:
-            for asked, there in self.prefixes:
-                if name.startswith(there):
-                    yield asked + name.removeprefix(there)
-
-    def ignore(self, pattern: str) -> None:
-        for name in self:
-            if re.fullmatch(pattern, name):
-                self.source.ignore(re.escape(self._there(name)))
-
-
-class MadeProduct(Protocol):
-    """A `Product` that says how many bytes its weights take."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def __call__(self, x: Tensor, batch: ForwardBatch | None = None, /) -> Tensor: ...
+from model.source import TensorSource, Transposed
+from model.weight_formats.format import MadeProduct, WeightFormat
+from model.weight_formats.plain import PLAIN, plain_weight
+from model.weight_formats.stored import StoredWeight, read_stacked, read_weight
 
 
 class ProductMaker(Protocol):
-    """Of weights [out, in] each, one below the other, in this dtype. gated: as in `Tensors.product`. quantized: the
-    weights are kept in 8 bits.
+    """Makes the products of a back end.
+
+    Takes the format, its weights (one below the other), their bias and the dtype of the model. The last argument is
+    whether the first half of the outputs are gates of the second, as in `GatedMLP`.
     """
 
     def __call__(
-        self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool, quantized: bool, /
+        self,
+        weight_format: WeightFormat,
+        weights: Sequence[StoredWeight],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        gated: bool,
+        /,
     ) -> MadeProduct: ...
 
 
 @dataclass
 class Held:
-    """bytes: of the weights that the layers keep."""
+    """Bytes of the weights that the layers keep."""
 
     bytes: int = 0
 
 
 class Tensors:
-    """Those whose names begin with `prefix`, which all methods put before the names that they are given.
+    """A view of a checkpoint's tensors whose names begin with `prefix`; methods take names without it.
 
-    quantized: whether products keep their weights in 8 bits. maker: makes products in place of `Linear`. held: what
-    all that was made with this or with one that was made from it takes. ranks: among which products are divided, where
-    an architecture says how; a rank copies and packs no more than its part.
+    Attributes:
+        checkpoint: Source of the tensors.
+        dtype: Dtype of the model.
+        device: Device that the model runs on.
+        prefix: Beginning of the tensors' names.
+        ranks: Ranks that products are divided among, where an architecture says how. A rank copies and packs no more
+            than its part.
+        held: Memory of all layers that this view, or one made from it, has made.
     """
 
     def __init__(
         self,
-        checkpoint: Source,
+        checkpoint: TensorSource,
         dtype: torch.dtype,
         device: torch.device,
-        quantized: bool = False,
+        weights: WeightFormat = PLAIN,
         maker: ProductMaker | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, ""
         self.ranks = ranks
         self.held = Held()
-        self._scratch = Scratch(dtype, device) if quantized else None
-        self._maker = maker
+        self._weights, self._maker = weights, maker
 
     @property
     def shard(self) -> Shard:
-        return self.ranks.shard
+        """The rank's shard. Blocks of the weight format stay together in it."""
+        return replace(self.ranks.shard, grain=lcm(*self._weights.blocks))
 
-    def of(self, source: Source) -> "Tensors":
-        """The same, out of another source."""
+    def of(self, source: TensorSource) -> "Tensors":
+        """Returns the same view of another source."""
         other = copy(self)
         other.checkpoint = source
         return other
@@ -127,50 +89,34 @@ class Tensors:
         return other
 
     def under_any(self, prefixes: Sequence[str], name: str) -> "Tensors":
-        """Under the first of these prefixes under which there is this tensor; the first of all if there is none."""
+        """Returns the view under the first prefix that has this tensor, or under the first of all if none has it."""
         return self.under(next((prefix for prefix in prefixes if prefix + name in self), prefixes[0]))
 
     def plain(self) -> "Tensors":
-        """The same, but with products of the plain kind, whole in each rank."""
-        other = copy(self)
-        other._scratch = other._maker = None
+        """Returns the same with plain products that no rank divides."""
+        other = self.unquantized()
+        other._maker = None
         other.ranks = ALONE
         return other
 
     def unquantized(self) -> "Tensors":
-        """The same, but with products of weights as they are."""
+        """Returns the same with products of weights as they are stored."""
         other = copy(self)
-        other._scratch = None
+        other._weights = PLAIN
         return other
+
+    def transposed(self) -> "Tensors":
+        """Returns the same, for a family that saves the plain weights of linears as [in, out]."""
+        return self.of(Transposed(self.checkpoint))
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.checkpoint
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """Raises CheckpointError where it is missing or has another shape."""
+        """Reads a tensor. Raises CheckpointError where it is missing or has another shape."""
         tensor = self.checkpoint.take(self.prefix + name, shape, self.dtype).to(self.device)
         self.held.bytes += tensor.nbytes
         return tensor
-
-    def stored(self, name: str, *shape: int) -> Tensor:
-        """As it stands in its file, for `product`, which copies it."""
-        return self.checkpoint.take(self.prefix + name, shape, None)
-
-    def product(self, weights: Sequence[Tensor], bias: Tensor | None = None, gated: bool = False) -> Product:
-        """One for several that read the same input. weights: [out, in] each, as they are stored. gated: as in
-        `GatedMLP`.
-        """
-        if self._maker is not None:
-            made = self._maker(weights, bias, self.dtype, gated, self._scratch is not None)
-            self.held.bytes += made.nbytes
-            return made
-        if self._scratch is not None:
-            quantized = Int8Linear(weights, bias, self._scratch, self.device)
-            self.held.bytes += sum(part.nbytes for part in quantized.weights)
-            return quantized
-        weight = torch.cat([part.to(self.dtype).to(self.device) for part in weights])
-        self.held.bytes += weight.nbytes
-        return Linear(weight, bias)
 
     def linear(
         self,
@@ -180,29 +126,86 @@ class Tensors:
         bias: bool = False,
         gated: bool = False,
         rows: Sequence[slice] | None = None,
+        columns: slice | None = None,
     ) -> Product:
-        """parts: name and output width of each, or one name, whose width is `out`. rows: which outputs the rank has,
-        each run of them of one part; None for all.
+        """Makes one product of several linears that read the same input.
+
+        Args:
+            parts: Name and output width of each, or one name, whose width is `out`.
+            width: Width of the input.
+            out: Output width of the one part, where `parts` is a name.
+            bias: Whether the linears have a bias.
+            gated: See `GatedMLP`.
+            rows: Outputs of the product, in its order, each run of them of one part. None for all.
+            columns: Inputs of the product. None for all.
         """
         parts = [(parts, out)] if isinstance(parts, str) else parts
-        weights = [self.stored(f"{name}.weight", out, width) for name, out in parts]
+        weight_format = self._format([name for name, _ in parts])
+        weights = [self._read(weight_format, name, out, width) for name, out in parts]
         biases = [self(f"{name}.bias", out) for name, out in parts] if bias else []
         if rows is not None:
-            weights, biases = _chosen(weights, rows), _chosen(biases, rows)
-        return self.product(weights, torch.cat(biases) if bias else None, gated)
+            runs = runs_of([out for _, out in parts], rows)
+            weights = [weights[part].rows(run) for part, run in runs]
+            biases = [biases[part][run] for part, run in runs] if bias else []
+        if columns is not None:
+            weights = [weight.columns(columns) for weight in weights]
+        return self._product(weight_format, weights, torch.cat(biases) if bias else None, gated)
 
     def summed(self, name: str, width: int, out: int, bias: bool, columns: slice) -> Product:
-        """One of which each rank has these inputs. What they make is added up, the bias once."""
+        """Makes a product of which each rank has these inputs. The ranks' results are added up, the bias once."""
         biases = self(f"{name}.bias", out) if bias else None
-        return self.summed_product(self.stored(f"{name}.weight", out, width), biases, columns)
+        mine = biases if self.ranks.shard.rank == 0 else None
+        weight_format = self._format([name])
+        weight = self._read(weight_format, name, out, width).columns(columns)
+        return self.ranks.summed(self._product(weight_format, [weight], mine))
 
-    def summed_product(self, weight: Tensor, bias: Tensor | None, columns: slice) -> Product:
-        """Likewise, of a weight [out, in] as it is stored."""
-        mine = bias if self.shard.rank == 0 else None
-        return self.ranks.summed(self.product([weight[:, columns]], mine))
+    def stacked(
+        self,
+        name: str,
+        count: int,
+        width: int,
+        out: int,
+        gated: bool = False,
+        rows: Sequence[slice] | None = None,
+        columns: slice | None = None,
+    ) -> list[Product] | None:
+        """Makes the product of each of `count` experts, as `linear`. None where they are not saved as one tensor."""
+        full = self.prefix + name
+        weight_format = self._weights.for_linear(full)
+        described = weight_format.stacked(out, width)
+        if not described or described[0].named(full) not in self.checkpoint:
+            return None
+        made = []
+        for weight in read_stacked(self.checkpoint, full, count, out, width, described):
+            parts = [weight] if rows is None else [weight.rows(run) for _, run in runs_of([out], rows)]
+            parts = parts if columns is None else [part.columns(columns) for part in parts]
+            made.append(self._product(weight_format, parts, None, gated))
+        return made
+
+    def _format(self, names: Sequence[str]) -> WeightFormat:
+        """Returns the format that these linears share. Raises CheckpointError where they differ."""
+        formats = [self._weights.for_linear(self.prefix + name) for name in names]
+        if any(other is not formats[0] for other in formats):
+            said = ", ".join(f"{name} {one.name}" for name, one in zip(names, formats, strict=True))
+            raise CheckpointError(f"{self.prefix}: parts of one product are in several weight formats: {said}")
+        return formats[0]
+
+    def _read(self, weight_format: WeightFormat, name: str, out: int, width: int) -> StoredWeight:
+        """Reads views of the files. `_product` copies them."""
+        return read_weight(self.checkpoint, self.prefix + name, out, width, weight_format.tensors(out, width))
+
+    def _product(
+        self, weight_format: WeightFormat, weights: Sequence[StoredWeight], bias: Tensor | None, gated: bool = False
+    ) -> Product:
+        if self._maker is not None:
+            made = self._maker(weight_format, weights, bias, self.dtype, gated)
+        else:
+            made = weight_format.product(weights, bias, self.dtype, self.device)
+        self.held.bytes += made.nbytes
+        return made
 
     def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
-        """offset: what is added to the weights (Gemma: 1)."""
+        """Makes an RMSNorm; `offset` is added to the weights (Gemma: 1)."""
         weight = self(f"{name}.weight", width)
         return RMSNorm(weight.float() + offset if offset else weight, eps)
 
@@ -210,49 +213,74 @@ class Tensors:
         return LayerNorm(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None, eps)
 
     def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Product:
-        """The output layer, of which each rank has a part. embedding: what it is tied to, if it is, and then it is not
-        quantized either; some checkpoints save it a second time.
+        """Makes the output layer, of which each rank has a part.
+
+        A tied output layer is not quantized. Some checkpoints save it a second time.
+
+        Args:
+            name: Name of the layer.
+            vocabulary: Outputs.
+            width: Width of the input.
+            embedding: Embedding that the layer is tied to, None for an untied one.
+            bias: Whether it has a bias.
         """
-        rows = self.shard.part(vocabulary)
+        places = self.shard.parts(vocabulary)
+        rows = places[self.ranks.shard.rank]
         if embedding is None:
-            return self.ranks.gathered(self.linear(name, width, vocabulary, bias, rows=[rows]), vocabulary)
+            return self.ranks.gathered(self.linear(name, width, vocabulary, bias, rows=[rows]), places)
         self.ignore(re.escape(f"{self.prefix}{name}.weight"))
         biases = self(f"{name}.bias", vocabulary)[rows] if bias else None
-        return self.ranks.gathered(self._tied(embedding[rows], biases), vocabulary)
+        return self.ranks.gathered(self._tied(embedding[rows], biases), places)
 
     def _tied(self, embedding: Tensor, bias: Tensor | None) -> Product:
-        """embedding: the rows that the rank has."""
+        """Makes the tied output layer from the rank's rows of the embedding."""
         if self._maker is not None:
-            return self.unquantized().product([embedding], bias)
+            return self._product(PLAIN, [plain_weight(embedding)], bias)
         if self.device.type != "cuda" and onednn_multiplies(self.dtype):
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, bias)
 
     def ignore(self, pattern: str) -> None:
-        """Tensors whose whole name, prefix included, matches this are not part of the model."""
+        """Ignores tensors whose full name, prefix included, matches the pattern: they are not part of the model."""
         self.checkpoint.ignore(pattern)
 
 
-def _chosen(parts: Sequence[Tensor], rows: Sequence[slice]) -> list[Tensor]:
-    """Views of these rows of all parts, one below the other; no run of them crosses from a part to the next."""
-    chosen, first = [], 0
-    for part in parts:
-        last = first + len(part)
-        chosen += [part[run.start - first : run.stop - first] for run in rows if first <= run.start < last]
-        first = last
-    return chosen
+def runs_of(widths: Sequence[int], rows: Sequence[slice]) -> list[tuple[int, slice]]:
+    """Finds rows in parts that stand one below the other. Returns the part of each run, and its rows of that part.
+
+    No run crosses from a part to the next. Runs that follow each other in a part become one, so that a tensor that
+    nothing is left out of is not cut.
+    """
+    runs: list[tuple[int, slice]] = []
+    first = 0
+    for part, width in enumerate(widths):
+        for run in rows:
+            if not first <= run.start < first + width:
+                continue
+            start, stop = run.start - first, run.stop - first
+            if runs and runs[-1][0] == part and runs[-1][1].stop == start:
+                start = runs.pop()[1].start
+            runs.append((part, slice(start, stop)))
+        first += width
+    return runs
 
 
 def head_by_head(
     at: Tensors, name: str, width: int, shape: tuple[int, int, int], bias: bool, rows: Sequence[slice]
 ) -> Product:
-    """A product whose outputs stand group by group, put into the order of queries, keys, values. shape: groups of
-    heads, heads in a group (its queries, one of keys, one of values), head_dim. rows: in this order, those that the
-    rank has.
+    """Makes a product whose outputs stand group by group, in the order of queries, keys, values.
+
+    Args:
+        at: Tensors of the model.
+        name: Name of the linear.
+        width: Width of the input.
+        bias: Whether it has a bias.
+        shape: Groups of heads, heads in a group (its queries, one of keys, one of values), head_dim.
+        rows: Outputs that the rank has, in this order.
     """
     groups, heads, dim = shape
-    order = torch.arange(groups * heads * dim).view(shape)
-    order = torch.cat([part.flatten() for part in (order[:, :-2], order[:, -2], order[:, -1])])
-    order = torch.cat(_chosen([order], rows))
-    weight = at.stored(f"{name}.weight", groups * heads * dim, width)[order]
-    return at.product([weight], at(f"{name}.bias", groups * heads * dim)[order.to(at.device)] if bias else None)
+    places = torch.arange(groups * heads).view(groups, heads)
+    order = torch.cat([part.flatten() for part in (places[:, :-2], places[:, -2], places[:, -1])]).tolist()
+    mine = [order[head] for run in rows for head in range(run.start // dim, run.stop // dim)]
+    runs = [slice(head * dim, (head + 1) * dim) for head in mine]
+    return at.linear(name, width, groups * heads * dim, bias, rows=runs)

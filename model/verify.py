@@ -1,4 +1,4 @@
-"""Whether a checkpoint's files are what they were: SHA-256 sums, as `sha256sum` writes and checks them."""
+"""Verifies a checkpoint's files against SHA-256 sums, in the format of `sha256sum`."""
 
 import hashlib
 import re
@@ -13,8 +13,18 @@ LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 
 def verify_files(directory: Path, needed: list[Path], progress: Callable[[int], object] | None = None) -> int:
-    """Checks all files that the manifest of this directory names. needed: those that it must name. progress: is told of
-    bytes as they are read. Returns how many files were checked, 0 where there is no manifest. Raises CheckpointError.
+    """Verifies all files that the directory's manifest names.
+
+    Args:
+        directory: Model directory.
+        needed: Files that the manifest must name.
+        progress: Called with the number of bytes after each read.
+
+    Returns:
+        The number of files that were verified; 0 without a manifest.
+
+    Raises:
+        CheckpointError: A file differs, cannot be read, or is not in the manifest, or the manifest is malformed.
     """
     manifest = directory / MANIFEST
     if not manifest.exists():
@@ -38,7 +48,7 @@ def verify_files(directory: Path, needed: list[Path], progress: Callable[[int], 
 
 
 def _read(manifest: Path) -> dict[str, str]:
-    """Sums by name of a file in the same directory."""
+    """Reads a manifest: sums by the name of a file in the same directory."""
     sums: dict[str, str] = {}
     for number, line in enumerate(read_text_file(manifest).splitlines(), 1):
         found = LINE.fullmatch(line)

@@ -26,7 +26,11 @@ class Checkpoint:
     """The tensors of a model directory by name. `take` each that is needed, then `finish`.
 
     Files are mapped, not read: what is converted or packed is copied once, and no more than the tensor at hand is there
-    twice. finite: refuse tensors with values that are not. progress: is told of bytes as tensors are taken.
+    twice.
+
+    Attributes:
+        finite: Tensors with values that are not finite are refused.
+        progress: Called with the bytes of each tensor that is taken.
     """
 
     def __init__(self, directory: Path, finite: bool = False, progress: Callable[[int], object] | None = None) -> None:
@@ -49,13 +53,13 @@ class Checkpoint:
         return name in self._files
 
     def __iter__(self) -> Iterator[str]:
-        """Names of all tensors."""
+        """Yields the names of all tensors."""
         return iter(self._files)
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-        """A copy of the tensor, converted; without a dtype a view of its file. Raises CheckpointError where it is
-        missing or has another shape.
-        """
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, /, stored: torch.dtype | None = None
+    ) -> Tensor:
+        """Reads a tensor, as `model.source.TensorSource.take`."""
         path = self._files.get(name)
         if path is None:
             raise CheckpointError(f"{name} is missing from {self._directory}. Is the checkpoint of another model?")
@@ -68,8 +72,10 @@ class Checkpoint:
                 f"{name} in {path.name} has shape {list(tensor.shape)}, config.json needs {list(shape)}. "
                 "Is the checkpoint of another model, or transposed?"
             )
-        if not tensor.is_floating_point():
-            raise CheckpointError(f"{name} in {path.name} is of {tensor.dtype}, must be floating point")
+        if not (tensor.is_floating_point() if stored is None else tensor.dtype == stored):
+            raise CheckpointError(
+                f"{name} in {path.name} is of {tensor.dtype}, must be {'floating point' if stored is None else stored}"
+            )
         if self._finite and not torch.isfinite(tensor).all():
             count = int(torch.count_nonzero(~torch.isfinite(tensor)))
             raise CheckpointError(
@@ -81,7 +87,7 @@ class Checkpoint:
         return tensor if dtype is None else tensor.to(dtype, copy=True)
 
     def ignore(self, pattern: str) -> None:
-        """Tensors whose whole name matches this may be there or not."""
+        """Permits tensors whose full name matches the pattern, which are then neither needed nor left over."""
         self._ignored.append(re.compile(pattern))
 
     def finish(self) -> None:
@@ -97,7 +103,7 @@ class Checkpoint:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Raises CheckpointError."""
+    """Returns the model's safetensors files. Raises CheckpointError."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         return [single]

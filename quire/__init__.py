@@ -5,13 +5,13 @@ from quire import Client  # asks a server
 from quire import LLM, Sampling, Stopping  # computes in this process
 ```
 
-A request has three parts. `Sampling` says how tokens are drawn (`Beam`: by a beam search), `Stopping` when a sequence
-ends, `Output` what comes back: text, token ids, logprobs. `LLM` returns a `Completion` with one `Generated` for each
-sequence; a `LogitsProcessor` of your own changes what it draws. `Client` and `AsyncClient` take the same options as
-keywords. They return messages of the gRPC API, which are in `quire.v1`: `from quire.v1 import generation_service_pb2`.
+A request has three parts. `Sampling` says how tokens are drawn, with `Beam` for a beam search. `Stopping` says when a
+sequence ends. `Output` selects the result: text, token ids, logprobs. `LLM` returns a `Completion` with one `Generated`
+for each sequence; a `LogitsProcessor` of your own changes what it draws. `Client` and `AsyncClient` take the same
+options as keywords. They return messages of the gRPC API: `from quire.v1 import generation_service_pb2`.
 
 A client raises a `QuireError`, of one class for each thing that a program can do about it. In the process of an `LLM` a
-wrong value raises `InvalidRequest`, a ValueError, where it is set. A request that fails raises `RequestFailed`, prompts
+wrong value raises `InvalidRequest`, a ValueError, when it is set. A request that fails raises `RequestFailed`, prompts
 of a list raise `PromptsFailed`, and a model that cannot be loaded raises `CheckpointError`.
 
 `import quire` imports the standard library alone. Each name imports its module when it is first used, so a program that
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     )
     from rpc.frontend.errors import RequestFailed
     from rpc.offline import LLM, Completion, Generated, PromptsFailed
-    from scheduler.request import Beam, InvalidRequest, Output, Sampling, Stopping
+    from scheduler.invalid import InvalidRequest
+    from scheduler.parameters import Beam, Output, Sampling, Stopping
 
     __version__: str
 
@@ -79,26 +80,26 @@ __all__ = [
 ]
 
 _ENGINE_HOMES = {
-    "Beam": "scheduler.request",
+    "Beam": "scheduler.parameters",
     "CheckpointError": "model.errors",
     "Completion": "rpc.offline",
     "Generated": "rpc.offline",
-    "InvalidRequest": "scheduler.request",
+    "InvalidRequest": "scheduler.invalid",
     "LLM": "rpc.offline",
     "LogitsProcessor": "model.sampling.logits_processors",
-    "Output": "scheduler.request",
+    "Output": "scheduler.parameters",
     "PromptsFailed": "rpc.offline",
     "RequestFailed": "rpc.frontend.errors",
-    "Sampling": "scheduler.request",
-    "Stopping": "scheduler.request",
+    "Sampling": "scheduler.parameters",
+    "Stopping": "scheduler.parameters",
 }
-"""Modules of the names that need the engine's packages. All other names but the version are of `rpc.client`."""
+"""Modules of the names that need the engine's packages. `rpc.client` has all other names but the version."""
 
-# A type checker takes the imports above; beside a `__getattr__` it would take any name.
+# A type checker takes the imports above. With a `__getattr__` it would accept every name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Imports the module of a name at its first use."""
+        """Imports the module of a name at its first use, and returns the name's object."""
         if name not in __all__:
             raise AttributeError(f"module 'quire' has no attribute {name!r}")
         if name in _ENGINE_HOMES:
@@ -115,5 +116,5 @@ def __dir__() -> list[str]:
 def _load(home: str, name: str) -> Any:
     try:
         return getattr(import_module(home), name)
-    except AttributeError as error:  # `from quire import LLM` would hide it: "cannot import name 'LLM'"
+    except AttributeError as error:  # `from quire import LLM` would report only "cannot import name 'LLM'"
         raise ImportError(f"{home} cannot be imported: {error}", name=home) from error

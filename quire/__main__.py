@@ -6,6 +6,7 @@ from quire.packages import PACKAGES, check_packages
 
 
 def main() -> None:
+    """Runs the command line, after a check that other modules hide none of Quire's packages."""
     try:
         check_packages(*PACKAGES)
     except ImportError as error:

@@ -8,13 +8,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = {"cache_manager": "allocator.py", "scheduler": "slices.py", "model": "kv_pool.py", "rpc": "private_files.py"}
-"""A file of each, by which it is told from another package of the same name."""
+"""Package to one of its files, which distinguishes it from another package of the same name."""
 
 
 def check_packages(*names: str) -> None:
-    """Raises ImportError, which names the file, if another module stands where a package of Quire should."""
+    """Checks that Python finds Quire's packages under these names.
+
+    Raises:
+        ImportError: Another module hides a package; the message names its file.
+    """
     for name in names:
         place = _place_of(name)
+        # A package that is not found at all is left to its import, whose error is clearer.
         if place is not None and not (place / PACKAGES[name]).is_file():
             raise ImportError(
                 f"{place} hides Quire's package {name!r}: Python looks there first. Rename it, move the script "
@@ -25,7 +30,7 @@ def check_packages(*names: str) -> None:
 
 
 def _place_of(name: str) -> Path | None:
-    """The package's folder, or the file of what is no package; None if nothing is found."""
+    """Returns a package's folder or a module's file; None if Python finds neither."""
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__spec__ is None:  # made by hand
         return Path(getattr(loaded, "__file__", None) or name)

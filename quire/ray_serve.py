@@ -1,6 +1,6 @@
 """Quire as an application of Ray Serve: `serve run quire.ray_serve:app model=DIR replicas=2`.
 
-The arguments are flags of `quire serve` without their dashes; "true" stands for those without a value.
+The arguments are flags of `quire serve` without their dashes; a flag without a value has the value "true".
 """
 
 from quire.packages import PACKAGES, check_packages

@@ -7,7 +7,7 @@ SERVER = re.compile(r"(?:[^\s:/\[\]]+|\[[^\s/\[\]]+\]):([0-9]{1,5})")
 
 
 def is_loopback(host: str) -> bool:
-    """localhost counts; other names do not, since they can come to mean another address."""
+    """Returns whether a host is a loopback address or localhost. Other names may resolve to another address later."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The secret that page names are made with: one for all engines of a server, so that requests can be routed by them."""
+"""The key of block hashes: one for all engines of a server, so that requests can be routed by their block hashes."""
 
 import secrets
 from pathlib import Path
@@ -10,7 +10,12 @@ LEAST_SECRET_BYTES = 32
 
 
 def read_secret(settings: CacheSettings) -> bytes:
-    """The secret of page names. Raises ValueError for a file that others can read, or that is too short; OSError."""
+    """Returns the key of the settings' file; a random one where they name no file.
+
+    Raises:
+        ValueError: Others can read the file, or it is too short.
+        OSError: The file cannot be read.
+    """
     if settings.secret_file is None:
         return secrets.token_bytes(32)
     path = Path(settings.secret_file)

@@ -11,5 +11,5 @@ def own_version() -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Returns what a person does to get the packages of an extra."""
+    """Returns the instruction that installs the packages of an extra."""
     return f"in Quire's checkout `make setup EXTRAS={extra}` installs it"

@@ -1,6 +1,6 @@
-"""Where the engines of a server run: in a thread, in processes of this machine, or in a Ray cluster.
+"""Chooses where a server's engines run: in a thread, in processes of this machine, or in a Ray cluster.
 
-Apart from `rpc.engines`, which `rpc.cluster` builds upon and which knows nothing of Ray. Imports neither torch nor ray.
+It is no part of `rpc.engines`, which knows nothing of Ray. Imports neither torch nor ray.
 """
 
 import os
@@ -23,14 +23,22 @@ DEVICES = Path("/dev")
 
 
 def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
-    """Places for as many engines as the settings ask for, where they say. secret: of page names."""
+    """Returns a host for each engine that the settings allow.
+
+    Args:
+        settings: Settings of the server.
+        secret: Key of the engines' block hashes.
+
+    Raises:
+        ValueError: The settings contradict each other, or do not fit this machine.
+    """
     engine, most = settings.engine, settings.most_replicas
-    config = replace(settings.engine_config, secret=secret.hex(), tells_names=most > 1, engines_here=most)
+    config = replace(settings.engine_config, secret=secret.hex(), publishes_kv_events=most > 1, engines_here=most)
     apart = engine.metrics_targets is not None
     config = replace(config, shows_metrics=apart)
     if engine.in_ray:
         if engine.ray_address is not None:
-            config = replace(config, engines_here=1)  # until the driver knows its node
+            config = replace(config, engines_here=1)  # the driver sets it once it knows the engine's node
         processes = most * settings.model.tensor_parallel
         cluster = RayCluster(engine, processes, _name_of(settings.model), settings.observe.log_format)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
@@ -57,14 +65,15 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
 def choose_launcher(device: str) -> Launcher:
     """Chooses how processes of engines start: forked where that is safe, else spawned.
 
-    On a GPU most of a start is CUDA's, and a driver that anything in the fork server has touched does not survive a
-    fork. On macOS frameworks that torch loads do not survive one. The rest is Linux's: pidfd_open, prctl.
+    A fork is not safe on a GPU: CUDA does not survive one if the fork server has touched it, and most of a start is
+    CUDA's anyway. It is not safe on macOS, where frameworks that torch loads do not survive one. And the fork server
+    needs pidfd_open and prctl, which Linux alone has.
     """
     return Forker() if sys.platform == "linux" and not _may_use_cuda(device) else Spawner()
 
 
 def _name_of(model: ModelSettings) -> str:
-    """The served name, without a look at the hub."""
+    """Returns the served name, without a call of the hub."""
     return model.served_model_name or model_name(model.model, Path(model.model).resolve())
 
 
@@ -73,12 +82,12 @@ def _chooses_process(settings: ServerSettings) -> bool:
 
 
 def _may_use_cuda(device: str) -> bool:
-    """Asked without torch, which a frontend does not import."""
+    """Returns whether engines may run on CUDA, without torch, which a frontend does not import."""
     return device == "cuda" or (device == "auto" and any(Path(node).exists() for node in NVIDIA))
 
 
 def visible_gpus() -> int:
-    """NVIDIA GPUs that an engine's process sees; counted without torch."""
+    """Counts the NVIDIA GPUs that an engine's process sees, without torch."""
     nodes = len(list(DEVICES.glob("nvidia[0-9]*")))
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:

@@ -1,16 +1,21 @@
-"""Files of images, as clients in this process name them. What is in them is checked where they are decoded."""
+"""Image files that clients in this process name. Their content is checked where they are decoded."""
 
 from os import PathLike
 from pathlib import Path
 
-MOST_BYTES = 2**28  # a server may allow more than the default, none takes a message of gigabytes
+MOST_BYTES = 2**28  # more than a server's default, as one may allow more; no server takes a message of gigabytes
 
 ImageFile = bytes | str | PathLike[str]
-"""What a PNG or JPEG file holds, or its path."""
+"""Content of a PNG or JPEG file, or its path."""
 
 
 def read_image(image: ImageFile) -> bytes:
-    """Raises OSError, ValueError for what is no regular file or too large."""
+    """Returns the content of an image file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no regular file, or too large.
+    """
     if isinstance(image, bytes):
         return image
     path = Path(image)

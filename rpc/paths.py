@@ -1,4 +1,4 @@
-"""Where a model lies: a directory, the demo model, or a name on the Hugging Face hub."""
+"""The directory of a model, which is local, the demo model's, or a download from the Hugging Face hub."""
 
 import hashlib
 from pathlib import Path
@@ -15,14 +15,18 @@ MOST_INPUT = 64 * 2**20  # bytes of a file, also of one that is not read otherwi
 
 
 def demo_directory() -> Path:
-    """The checkpoint that ships with Quire."""
+    """Returns the directory of the checkpoint that ships with Quire."""
     return Path(model.demo.__file__).parent / "checkpoint"
 
 
 def model_directory(name: str) -> Path:
-    """A local directory if there is one, the demo model for "demo", else a download from the hub.
+    """Returns a model's directory, after a download where it is on the hub.
 
-    Raises CheckpointError where there is neither.
+    Args:
+        name: "demo" for the demo model, else a local directory, else a name on the hub.
+
+    Raises:
+        CheckpointError: No directory has this name, and the hub did not give it.
     """
     if name == DEMO:
         return demo_directory()
@@ -43,9 +47,10 @@ def model_directory(name: str) -> Path:
 
 
 def inputs_digest(directory: Path) -> bytes:
-    """[32] of all that a frontend reads of a model: its configuration, tokenizer and chat template.
+    """Returns a digest, 32 bytes, of the files that a frontend reads: configuration, tokenizer and chat template.
 
-    Raises CheckpointError for what is not to be read.
+    Raises:
+        CheckpointError: A file cannot be read, or is too large.
     """
     digest = hashlib.blake2b(digest_size=32)
     files = (path for pattern in INPUTS for path in directory.glob(pattern) if not path.name.endswith(WEIGHTS_INDEX))
@@ -57,5 +62,5 @@ def inputs_digest(directory: Path) -> bytes:
 
 
 def model_name(name: str, directory: Path) -> str:
-    """What a model is called where no name was given."""
+    """Returns the name under which a model is served if the operator gives none."""
     return "quire-demo" if name == DEMO else Path(name).name or directory.name

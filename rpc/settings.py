@@ -1,4 +1,4 @@
-"""Settings of a server process: where it listens, where its engine runs, and those of its rooms."""
+"""Settings of a server process: its addresses, its engines, and those of the packages that it runs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ALIASES = ("none", "vllm")
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """Addresses, and what may come in through them."""
+    """Addresses that a server listens on, and their access."""
 
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=50051, metadata={"help": "gRPC port; 0 picks a free one."})
@@ -37,9 +37,7 @@ class ListenSettings:
     )
     page_port: int | None = field(
         default=None,
-        metadata={
-            "help": "HTTP port of a page to look at in a browser, on loopback only; 0 picks a free one. Unset: off."
-        },
+        metadata={"help": "HTTP port of the dashboard for browsers, on loopback only; 0 picks a free one. Unset: off."},
     )
     allow_insecure_bind: bool = field(
         default=False, metadata={"help": "Listen on a --host that other machines reach, without TLS or token."}
@@ -50,13 +48,13 @@ class ListenSettings:
     )
     tls_key: str | None = field(default=None, metadata={"help": "PEM file of its key, closed to others."})
     tls_client_ca: str | None = field(
-        default=None, metadata={"help": "PEM file of who signs the certificates that clients must show (mTLS)."}
+        default=None, metadata={"help": "PEM file of the authority that signs the certificates of clients (mTLS)."}
     )
     token_file: str | None = field(
         default=None,
         metadata={
-            "help": "File of lines TENANT TOKEN, or TENANT TOKEN operator for who may use the admin port, readable by "
-            "nobody else; read anew when it changes. Clients send `authorization: Bearer TOKEN`."
+            "help": "File of lines TENANT TOKEN, or TENANT TOKEN operator for the admin port, which only its owner can "
+            "read; read anew when it changes. Clients send `authorization: Bearer TOKEN`."
         },
     )
     reflection: bool = field(default=False, metadata={"help": "Serve gRPC reflection."})
@@ -65,7 +63,7 @@ class ListenSettings:
         metadata={
             "size": True,
             "help": "Largest request message; of BatchGenerate too. Unset: 8 bytes a token of context + 64 KiB, and "
-            "for models that see four times --max-image-bytes.",
+            "for vision-language models four times --max-image-bytes.",
         },
     )
     max_streams: int = field(default=128, metadata={"help": "Calls at once on a connection."})
@@ -97,13 +95,13 @@ class ListenSettings:
 
     @property
     def lacks(self) -> str:
-        """What an address that others reach should have and has not; "" where nothing is missing."""
+        """Description of the protection that an address lacks which other machines reach; "" where it lacks none."""
         if is_loopback(self.host):
             return ""
         if self.tls_cert is None:
-            return "without TLS (--tls-cert, --tls-key) everybody in between reads prompts and tokens"
+            return "without TLS (--tls-cert, --tls-key) any machine in between can read prompts and tokens"
         if self.token_file is None and self.tls_client_ca is None:
-            return "without --token-file or --tls-client-ca everybody who reaches it can use the model"
+            return "without --token-file or --tls-client-ca any client that reaches it can use the model"
         return ""
 
 
@@ -113,7 +111,7 @@ MOST_REPLICAS = 256
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Where the engine runs, and how long a server waits for it. Times are seconds."""
+    """Place and count of the engines, and times that a server waits for them, in seconds."""
 
     engine: str = field(
         default="auto",
@@ -143,8 +141,8 @@ class EngineSettings:
     ray_token_file: str | None = field(
         default=None,
         metadata={
-            "help": "File with the cluster's token, readable by nobody else. Unset: as Ray has it, RAY_AUTH_TOKEN_PATH "
-            "or ~/.ray/auth_token."
+            "help": "File with the cluster's token, which only its owner can read. Unset: as Ray has it, "
+            "RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token."
         },
     )
     ray_cpus: float | None = field(
@@ -185,7 +183,7 @@ class EngineSettings:
         default=None,
         metadata={
             "help": "File for Prometheus's file_sd_configs that names each engine's own metrics, kept as engines come "
-            "and go. They then show themselves what they do and what their processes take; this server does not."
+            "and go. Each engine then serves its own metrics and those of its process; this server does not."
         },
     )
 
@@ -215,20 +213,20 @@ class EngineSettings:
 
     @property
     def in_ray(self) -> bool:
-        """Whether engines are actors."""
+        """Whether engines are actors of a Ray cluster."""
         return self.ray or self.ray_address is not None
 
 
-SHARED = {
+JOIN_TOKEN = {
     "flag": "--join-token-file",
-    "help": "File with the token that frontends show the server that they join, readable by nobody else. It travels "
-    "unencrypted; HOST:PORT needs one.",
+    "help": "File with the token that frontends prove to the server that they join, which only its owner can read. "
+    "HOST:PORT needs one, and its traffic is not encrypted.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SharingSettings:
-    """Whether frontends in other processes may use a server's engines."""
+    """Address at which frontends in other processes find a server's engines."""
 
     address: str | None = field(
         default=None,
@@ -237,7 +235,7 @@ class SharingSettings:
             "help": "unix:PATH or HOST:PORT at which `quire frontend` finds this server's engines. Unset: nowhere.",
         },
     )
-    token_file: str | None = field(default=None, metadata=SHARED)
+    token_file: str | None = field(default=None, metadata=JOIN_TOKEN)
 
     def __post_init__(self) -> None:
         if self.address is not None:
@@ -248,13 +246,13 @@ class SharingSettings:
 
 @dataclass(frozen=True, slots=True)
 class JoinSettings:
-    """Whose engines a frontend uses. Times are seconds."""
+    """Server whose engines a frontend uses, and times that it waits for them, in seconds."""
 
     join: str = field(
         default="",
         metadata={"help": "--join-address of the `quire serve` whose engines answer: unix:PATH or HOST:PORT."},
     )
-    token_file: str | None = field(default=None, metadata=SHARED)
+    token_file: str | None = field(default=None, metadata=JOIN_TOKEN)
     start: float = field(
         default=600.0,
         metadata={"flag": "--engine-start-timeout", "help": "Seconds to wait for that server and an engine of it."},
@@ -277,7 +275,7 @@ class JoinSettings:
 
 
 def check_join_address(flag: str, address: str, token_file: str | None) -> None:
-    """Raises ValueError where it is none, or anybody could use it."""
+    """Raises ValueError where the address is none, or other machines reach it without a token."""
     if not re.fullmatch(r"unix:.+|[^:/]+:\d+|\[.+\]:\d+", address):
         raise ValueError(f"{flag} is {address!r}, must be unix:PATH or HOST:PORT")
     if not address.startswith("unix:") and token_file is None:
@@ -286,11 +284,20 @@ def check_join_address(flag: str, address: str, token_file: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All that an engine is made from; as JSON on its way to another process. threads: of torch, None its default.
+    """Configuration of one engine; JSON on its way to another process.
 
-    secret: of page names, in hexadecimal; "" for one of the engine's own. tells_names: frontends route by what its
-    prefix cache has. engines_here: on this machine, among which its memory and processors are divided.
-    shows_metrics: on a port of its own. log_format: of its log lines.
+    Attributes:
+        model: Model and its memory.
+        scheduler: Batches of the steps.
+        queue: Bounds of the waiting queue.
+        request: Bounds of one request.
+        cache: Prefix cache.
+        threads: Threads of torch; None: torch's default.
+        secret: Key of the block hashes, in hexadecimal; "": the engine draws one of its own.
+        publishes_kv_events: Step outputs list changes of the prefix cache, by which frontends route.
+        engines_here: Engines on this machine, which share its memory and processors.
+        shows_metrics: The engine serves its metrics on a port of its own.
+        log_format: Format of the log lines: "text" or "json".
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -300,7 +307,7 @@ class EngineConfig:
     cache: CacheSettings = field(default_factory=CacheSettings)
     threads: int | None = None
     secret: str = field(default="", repr=False)
-    tells_names: bool = False
+    publishes_kv_events: bool = False
     engines_here: int = 1
     shows_metrics: bool = False
     log_format: str = "text"
@@ -319,7 +326,7 @@ class EngineConfig:
             CacheSettings(**values["cache"]),
             values["threads"],
             values["secret"],
-            values["tells_names"],
+            values["publishes_kv_events"],
             values["engines_here"],
             values["shows_metrics"],
             values["log_format"],
@@ -328,7 +335,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """All of `quire serve`."""
+    """All settings of `quire serve`."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     listen: ListenSettings = field(default_factory=ListenSettings)
@@ -356,7 +363,7 @@ class ServerSettings:
 
     @property
     def replicas_flag(self) -> str:
-        """The one that `most_replicas` comes from."""
+        """Flag that `most_replicas` comes from."""
         return "--replicas" if self.scaling.replicas is None else "--max-replicas"
 
     @property
@@ -367,7 +374,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class JoinedSettings:
-    """All of `quire frontend`."""
+    """All settings of `quire frontend`."""
 
     model: ModelSettings
     join: JoinSettings

@@ -1,4 +1,4 @@
-"""Failures as google.rpc.Status: each carries an ErrorInfo with a stable reason, and what else helps a client."""
+"""Failures as google.rpc.Status: each has an ErrorInfo with a stable reason, and further details for the client."""
 
 import asyncio
 from typing import NoReturn
@@ -13,14 +13,19 @@ from rpc.frontend.errors import RequestFailed
 
 DOMAIN = "quire"
 LONGEST, LONGEST_NAME = 1000, 200
-"""Bytes of a message, and of a field's or model's name. Both go out twice, in the trailing metadata, which have 8 KiB:
-once with three bytes for each that is not ASCII, once in base64."""
+"""Most bytes of a message, and of a field's or model's name. Each is sent twice in the trailing metadata, which has
+room for 8 KiB: once with three bytes for each byte that is not ASCII, once in base64."""
 
 OUTSIDE_SPEC = ("request_id", "requests", "stream_options.max_delay")
 
 
 def status_of(failure: RequestFailed, within: str = "spec.") -> status_pb2.Status:
-    """within: the message that the failure's field is in, as a path from the request."""
+    """Returns the status of a failure.
+
+    Args:
+        failure: The failure.
+        within: Path, from the request, of the message that the failure's field is in.
+    """
     message, field = _cut(failure.message, LONGEST), _cut(failure.field, LONGEST_NAME)
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)]
     if failure.code == "INVALID_ARGUMENT":
@@ -39,7 +44,7 @@ def status_of(failure: RequestFailed, within: str = "spec.") -> status_pb2.Statu
 
 
 def _cut(text: str, most: int) -> str:
-    """The beginning of a text, of at most so many bytes in UTF-8."""
+    """Returns the beginning of a text, of at most `most` bytes in UTF-8."""
     data = text.encode(errors="replace")
     return data.decode() if len(data) <= most else data[: most - 3].decode(errors="ignore") + "..."
 

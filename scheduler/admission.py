@@ -1,85 +1,171 @@
-"""The door of the queue: bounds in requests, in prompt tokens and in predicted seconds.
+"""Admission: waiting sequences get rows, in the policy's order, while rows, budget and pages last."""
 
-The prediction is for refusing early what could not be started in time; the queue's own deadline is exact. It takes a
-step to cost a + b x tokens, fitted to the steps that ran (least squares, older steps fading), and the queue to need its
-prompt tokens computed and its outputs decoded at full batch. As long as only small steps have run b is unknown and
-taken as 0: the prediction is then too low, and nobody is turned away from an idle engine.
-"""
+import numpy as np
 
-from dataclasses import dataclass
+from cache_manager.block_hash import BlockHasher
+from cache_manager.manager import CacheManager
+from cache_manager.matching import NO_MATCH, Match
+from scheduler.counters import Counters
+from scheduler.events import Start
+from scheduler.policy import SchedulingPolicy
+from scheduler.rows import Sequence
+from scheduler.running import Running
+from scheduler.settings import SchedulerSettings
+from scheduler.slices import Slices
+from scheduler.step import transfer_bytes
 
-from scheduler.costs import StepCost
-from scheduler.queue import Load
-from scheduler.settings import QueueLimits
-
-SMOOTHING = 0.05  # weight of the newest output length in their mean
-FIRST_OUTPUT = 64.0  # tokens, until an output has ended
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request may not queue, and when it is worth another try, in seconds."""
-
-    message: str
-    retry_after: float
+TRANSFER_BYTES = 2**25  # bytes of KV transfers in a step: more would hold up the other rows
 
 
 class Admission:
-    """pool_tokens: tokens that the KV pool holds. rows: sequences that run at once. cost: of steps, as observed."""
+    """Takes sequences out of the waiting queue. Writes `isolated_steps`, `awaited` and `chain` of waiting sequences.
 
-    def __init__(self, limits: QueueLimits, pool_tokens: int, rows: int) -> None:
-        self.limits = limits
-        self._most_tokens = limits.pools_of_tokens * pool_tokens
-        self._rows = rows
-        self.cost = StepCost()
-        self._output = FIRST_OUTPUT
+    Attributes:
+        isolated: Attempt that runs without others, or did in the last step.
+    """
 
-    def observe_step(self, tokens: int, seconds: float) -> None:
-        """A step computed so many tokens."""
-        if tokens and seconds > 0:
-            self.cost.observe(tokens, seconds)
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        running: Running,
+        cache: CacheManager,
+        hasher: BlockHasher | None,
+        counters: Counters,
+        policy: SchedulingPolicy,
+    ) -> None:
+        """Makes the admission of a scheduler; `hasher` None goes without a prefix cache."""
+        self._settings, self._policy, self._counters = settings, policy, counters
+        self._running, self._rows, self._queue = running, running.rows, running.queue
+        self._cache, self._hasher = cache, hasher
+        self.isolated: int | None = None
+        self._until = 0  # the step until which it is
+        self._started: list[tuple[int, float, int]] = []  # attempt, when, cached prompt tokens: not reported yet
 
-    def observe_output(self, tokens: int) -> None:
-        """A sequence ended with so many output tokens."""
-        self._output += SMOOTHING * (tokens - self._output)
+    def is_isolated(self, step: int) -> bool:
+        """Whether one attempt runs without others."""
+        return self.isolated is not None and self.isolated in self._running.attempts and step < self._until
 
-    def predicted_wait(self, requests: int, tokens: int) -> float:
-        """Seconds until so many waiting requests with so many prompt tokens have been worked off."""
-        a, b = self.cost.fit()
-        decode_steps = requests * self._output / self._rows
-        return tokens * b + decode_steps * (a + b * self._rows)
+    @property
+    def has_news(self) -> bool:
+        """`take_starts` would return some."""
+        return bool(self._started)
 
-    def refuse(self, waiting: Load, before: Load, prompt: int, patience: float) -> Refusal | None:
-        """For one more request of `prompt` tokens. waiting: what will have to wait. before: what of it starts before
-        this one.
+    def take_starts(self, now: float) -> tuple[Start, ...]:
+        """Returns attempts that got their first row since the last call, with their ages at `now`."""
+        started, self._started = self._started, []
+        return tuple(Start(attempt, now - moment, cached) for attempt, moment, cached in started)
+
+    def admit(self, now: float, step: int, slices: Slices) -> None:
+        """Admits sequences while rows, budget and pages for the whole of the next one last.
+
+        Skips a sequence whose next prefix page is being computed by a running row. It waits no longer than it would
+        take to compute the page, since that row is served first.
         """
-        requests, tokens = waiting
-        if not requests:
-            return None
-        wait = self.predicted_wait(*before)
-        retry = min(max(wait / 2, 1.0), 30.0)
-        if requests >= self.limits.requests:
-            return Refusal(f"the queue is full: {requests} requests wait, the limit is {self.limits.requests}", retry)
-        if tokens + prompt > self._most_tokens:
-            return Refusal(
-                f"the queue is full: {tokens} tokens wait, {prompt} more would pass the limit of "
-                f"{self._most_tokens:.0f}",
-                retry,
-            )
-        if wait > patience:
-            return Refusal(
-                f"the predicted wait is {wait:.1f} s, the request would wait at most {patience:.1f} s", retry
-            )
-        return None
+        if self.isolated is not None and not self.is_isolated(step):
+            for sequence in self._queue.in_order():
+                sequence.isolated_steps *= sequence.attempt != self.isolated
+            self.isolated = None
+        if not self._rows.free and not self._running.idle():
+            return  # most steps under load end here: the order need not be found out
+        for sequence in self._policy.waiting(self._queue, self._rows, now):
+            if not slices.budget:
+                return
+            if self.isolated is not None and sequence.attempt != self.isolated:
+                continue
+            if sequence.attempt in self._running.held:
+                continue  # it holds up nothing: its room may go to those behind it
+            match = self._room_for(sequence, slices)
+            if match is not None:
+                row, tokens = self._start(now, step, sequence, match), match.tokens
+                slices.prefill(row, tokens, sequence.length - tokens, sequence.request.scope.bidirectional)
+            elif sequence.awaited is None and self._policy.holds_the_line(sequence, now):
+                return
 
-    def refuse_tenant(self, load: Load, prompt: int) -> Refusal | None:
-        """For one more request of a tenant of which so much waits."""
-        share = self.limits.tenant_share
-        most, most_tokens = share * self.limits.requests, share * self._most_tokens
-        if load.requests < most and (not load.requests or load.tokens + prompt <= most_tokens):
+    def _room_for(self, sequence: Sequence, slices: Slices) -> Match | None:
+        """Returns the prefix that a sequence goes on from, where it can be admitted now.
+
+        None where it lacks rows, budget or pages, or with `sequence.awaited` set where it waits for a page.
+        """
+        if not self._free_rows(sequence) or (sequence.isolated_steps and self.isolated is None and not self._no_rows()):
+            sequence.awaited = None
             return None
-        message = (
-            f"the tenant's part of the queue is full: {load.requests} requests with {load.tokens} tokens wait, the "
-            f"limits are {most:.0f} and {most_tokens:.0f}"
+        if sequence.awaited is not None and self._cache.published.is_computing(sequence.awaited):
+            return None
+        match = self._match(sequence)
+        sequence.awaited = match.awaited
+        if match.awaited is not None or not slices.fits(match.tokens, sequence.request.scope.bidirectional):
+            return None
+        while self._cache.pool.free - self._spare() < self._cache.needed(match, sequence.length):
+            if not self._suspend_for(sequence):
+                return None
+        if match.transferred and transfer_bytes(self._running.joins) > TRANSFER_BYTES:
+            return None
+        return match
+
+    def _no_rows(self) -> bool:
+        """Whether all rows are free, as an isolated sequence needs them.
+
+        Suspends hypotheses that wait in rows for others queued behind the sequence: these would wait for ever.
+        """
+        for row in self._running.idle():
+            self._running.preempt(row)
+        return not self._rows.used
+
+    def _free_rows(self, sequence: Sequence) -> bool:
+        """Whether there are rows for the sequence and those that go on from its prompt."""
+        while self._rows.free <= len(sequence.siblings):
+            if not self._suspend_for(sequence):
+                return False
+        return True
+
+    def _suspend_for(self, sequence: Sequence) -> bool:
+        """Suspends a hypothesis that waits in its row for others, where the sequence goes before it.
+
+        Without this, suspended hypotheses could hold for ever what a sequence needs that they wait for.
+        """
+        idle = np.array(self._running.idle(), np.int32)
+        idle = idle[self._policy.goes_before(sequence, self._rows, idle)]
+        if len(idle):
+            self._running.preempt(int(idle[np.argmax(self._rows.order[idle])]))
+        return bool(len(idle))
+
+    def _spare(self) -> int:
+        """Pages that stay free for running rows when another sequence is admitted, which else would be the next victim.
+
+        One for each row, also for sequences that are to go on from a running prompt, and what windows will take on for
+        prompts.
+        """
+        active = self._rows.active()
+        rows = len(active) + int(self._rows.siblings.sum())
+        return rows * len(self._cache.layout.groups) + self._cache.pages_still_to_take(
+            active, self._rows.length[active]
         )
-        return Refusal(message, min(max(self.predicted_wait(*load) / 2, 1.0), 30.0))
+
+    def _match(self, sequence: Sequence) -> Match:
+        if self._hasher is None:
+            return NO_MATCH
+        if sequence.chain is None:
+            sequence.chain = self._hasher.chain(sequence.request.scope)
+        named = len(sequence.chain.hashes) * self._cache.layout.page_size
+        if sequence.length - named >= self._cache.layout.page_size:
+            sequence.chain.extend(sequence.tokens()[named:])
+        if sequence.request.controls.prompt_logprobs:
+            return NO_MATCH
+        # The last token's logits are needed.
+        return self._cache.match(sequence.chain, sequence.length - 1, sequence.transferred)
+
+    def _start(self, now: float, step: int, sequence: Sequence, match: Match) -> int:
+        row = self._running.start(sequence, match)
+        if sequence.isolated_steps and self.isolated is None:
+            prefill = -(-(sequence.length - match.tokens) // self._settings.chunk)
+            self.isolated, self._until = sequence.attempt, step + prefill + sequence.isolated_steps
+        sequence.isolated_steps = 0  # after a preemption it comes back as an ordinary one
+        if sequence.preempted:
+            return row
+        self._running.serve(sequence.attempt)
+        cached = min(match.tokens, len(sequence.request.prompt))
+        self._started.append((sequence.attempt, now, cached))
+        if sequence.chain is not None and not sequence.request.controls.prompt_logprobs:
+            self._counters.queries += sequence.length
+            self._counters.hits += match.tokens - len(match.transferred) * self._cache.layout.page_size
+        return row

@@ -1,4 +1,4 @@
-"""Which sequences of each attempt are still at work, and the ends that are to be told."""
+"""Open attempts: which of their sequences have not ended, and ends that are not reported yet."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,11 @@ from scheduler.events import End, EndReason
 
 
 class Attempts:
-    """ends: not told yet. What an end says beside its reason is given by name: see `End`."""
+    """Open attempts of one engine.
+
+    Attributes:
+        ends: Ends that `take_ends` will return. Fields of `End` beside the reason are passed by name.
+    """
 
     def __init__(self) -> None:
         self._open: dict[int, set[int]] = {}
@@ -17,22 +21,22 @@ class Attempts:
         return list(self._open)
 
     def __contains__(self, attempt: int) -> bool:
-        """Whether some of its sequences have not ended."""
+        """Whether some sequence of the attempt has not ended."""
         return attempt in self._open
 
     def has(self, attempt: int, index: int) -> bool:
         return index in self._open.get(attempt, ())
 
     def indices(self, attempt: int) -> list[int]:
-        """Its sequences that have not ended."""
+        """Returns the attempt's sequences that have not ended."""
         return sorted(self._open.get(attempt, ()))
 
     def open(self, attempt: int, indices: Iterable[int]) -> None:
-        """These of its sequences are to be run."""
+        """Opens an attempt of which these sequences are to be run."""
         self._open[attempt] = set(indices)
 
     def end(self, attempt: int, index: int, reason: EndReason, **said: Any) -> None:
-        """One of its sequences has ended, and with the last of them the attempt."""
+        """Ends one sequence, and with the last of them the attempt."""
         left = self._open[attempt]
         left.remove(index)
         if not left:
@@ -40,7 +44,7 @@ class Attempts:
         self.ends.append(End(attempt, reason, index=index, more=bool(left), **said))
 
     def end_all(self, attempt: int, reason: EndReason, **said: Any) -> Iterable[int]:
-        """Returns the sequences that had not ended: none for an attempt that is not known."""
+        """Ends an attempt. Returns the sequences that had not ended, none for an unknown attempt."""
         left = self._open.pop(attempt, None)
         if left is None:
             return ()

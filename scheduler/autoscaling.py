@@ -1,11 +1,10 @@
-"""How many replicas there should be, from what those that there are have to do.
+"""Autoscaling: the number of replicas, from the load of those that run.
 
-Each of the goals says how much more than it should a replica has to do: its queue in predicted seconds, its pages and
-rows in use, and answers that came later than promised. There should be as many replicas as would bring the worst of
-these back to 1 (the rule of Kubernetes' horizontal autoscaler, desired = ceil(current x measured / goal)), at most
-twice as many as there are. More are started once this has been so for a while, the least of what was wanted
-meanwhile; one is ended when fewer would have done all the time for a longer while, which then begins anew. While
-replicas are on their way, no more are started for the load that they are to take.
+Each goal is a ratio of measured to wanted load: the queue in predicted seconds, pages and rows in use, and answers
+later than their SLO. The wanted number of replicas brings the worst ratio back to 1, with at most twice as many as run.
+This is the rule of Kubernetes' horizontal autoscaler: desired = ceil(current x measured / goal). Replicas are started
+once more have been wanted for `up` seconds, the least number wanted in that time. One is ended once fewer would have
+done for `down` seconds, which then begin anew. While replicas start, none is started for the load that they will take.
 """
 
 import math
@@ -14,14 +13,20 @@ from dataclasses import dataclass
 
 from scheduler.settings import ScalingSettings
 
-LATE_SHARE = 0.1  # of answers that may come later than promised
+LATE_SHARE = 0.1  # allowed share of answers later than their SLO
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Of all replicas together, at the time `now` in seconds. serving: that take requests. starting: on their way.
-    backlog: predicted seconds of work that waits, the sum over replicas. use: of rows or of pages, whichever is fuller,
-    0 to 1, the mean over replicas. late: share of what came since the last look that was later than promised, 0 to 1.
+class EngineLoad:
+    """Load of all replicas together.
+
+    Attributes:
+        now: Seconds on any clock.
+        serving: Replicas that take requests.
+        starting: Replicas that will soon.
+        backlog: Predicted seconds of waiting work, the sum over replicas.
+        use: Part of rows or pages in use, whichever is larger, 0 to 1, the mean over replicas.
+        late: Share of answers since the last call that were later than their SLO, 0 to 1.
     """
 
     now: float
@@ -34,23 +39,23 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """replicas: how many there should be. why: for people, "" where it is as many as there are."""
+    """The number of replicas that is wanted. why: the reason, for people; "" where it is the current number."""
 
     replicas: int
     why: str = ""
 
 
 class Autoscaler:
-    """least: replicas. Give it a `Load` every second or so."""
+    """Decides on the number of replicas, called with an `EngineLoad` about once a second."""
 
     def __init__(self, settings: ScalingSettings, least: int) -> None:
         self._settings, self._least = settings, least
         self._most = max(least, settings.replicas or least)
         self._wants: deque[tuple[float, int]] = deque()
         self._since = -math.inf
-        """The last time that one was ended."""
+        """When a replica was ended last."""
 
-    def decide(self, load: Load) -> Decision:
+    def decide(self, load: EngineLoad) -> Decision:
         there, settings = load.serving + load.starting, self._settings
         wanted, why = self._wanted(load)
         self._wants.append((load.now, wanted))
@@ -66,13 +71,13 @@ class Autoscaler:
         return Decision(there)
 
     def _wanted_for(self, seconds: float) -> list[int]:
-        """What was wanted in the last so many seconds; nothing where it has not looked for so long."""
+        """Returns the wanted numbers of the last `seconds`; nothing where observation began later."""
         since = self._wants[-1][0] - seconds
         before = [n for at, n in self._wants if at <= since]
         return [before[-1], *(n for at, n in self._wants if at > since)] if before else []
 
-    def _wanted(self, load: Load) -> tuple[int, str]:
-        """How many replicas would do, and for what."""
+    def _wanted(self, load: EngineLoad) -> tuple[int, str]:
+        """Returns the number of replicas that the load needs, and the reason."""
         settings = self._settings
         serving = max(load.serving, 1)
         each = {

@@ -1,8 +1,8 @@
-"""Beam search as a page-table operation: what the scheduler knows of one, and how its next hypotheses are chosen.
+"""Beam search as a page-table operation: the state of one search, and the choice of its next hypotheses.
 
-Each live hypothesis is a sequence with a row of its own, whose pages are shared with those that it came from. A row
-that has computed its last token offers its likeliest next tokens; when all have, the best of them go on (Graves, 2012;
-Sutskever et al., 2014). Hypotheses that nobody goes on from let go of their pages, others are forked.
+Each live hypothesis is a sequence with a row of its own, which shares pages with the hypotheses that it came from. A
+row that has computed its last token offers its likeliest next tokens. Once all rows have, the best continuations go on
+(Graves, 2012; Sutskever et al., 2014). A hypothesis without a continuation frees its pages; one with several is forked.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.events import Logprobs, Tokens
+from scheduler.events import Logprobs, NewTokens
 from scheduler.request import Request
 from scheduler.rows import Sequence
 
@@ -24,7 +24,7 @@ class Hypothesis:
         before: None for the first token.
         total: Sum of the logprobs of all its tokens.
         chosen: Logprob of this token.
-        rank: Of this token among all, 1 is the likeliest.
+        rank: Rank of this token among all, 1 is the likeliest.
         top_ids: [alternatives] likeliest first, as its row offered them.
         top: [alternatives] their logprobs.
     """
@@ -39,7 +39,7 @@ class Hypothesis:
     top: NDArray[np.float32]
 
     def chain(self) -> list["Hypothesis"]:
-        """From its first token to this one."""
+        """Returns the hypothesis from its first token to this one."""
         steps: list[Hypothesis] = []
         at: Hypothesis | None = self
         while at is not None:
@@ -49,7 +49,7 @@ class Hypothesis:
 
 
 class Candidate(NamedTuple):
-    """A continuation of the hypothesis of a slot. total: as the continuation would have it."""
+    """A continuation of the hypothesis of a slot. total: sum of logprobs with this token."""
 
     slot: int
     token: int
@@ -66,8 +66,8 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A finished hypothesis. stopped: its last token is an end token, else it is as long as it may be."""
+class FinishedHypothesis:
+    """A finished hypothesis. stopped: its last token is a stop token; else it has the longest length."""
 
     last: Hypothesis
     score: float
@@ -78,14 +78,22 @@ class Found:
 class BeamSearch:
     """One search over `width` slots, which are the indices of its sequences.
 
-    In each round the 2 x width best continuations of all live hypotheses are looked at, by the sum of their logprobs
-    (equal ones by slot, then by token id). Those that end with an end token are finished, with the score sum / length ^
-    penalty, in which the end token counts; of the others the `width` best go on. It is over when nothing that goes on
-    can get among the `count` best any more, or when what goes on is as long as it may be and so is finished too. So
-    the result is that of the search that goes on to the end.
+    Each round ranks the 2 x width best continuations of all live hypotheses by the sum of their logprobs. Equal ones
+    are ranked by slot, then by token id. Continuations by a stop token are finished, with the score sum / length ^
+    penalty, in which the stop token counts. Of the others the `width` best go on. The search is over once no hypothesis
+    that goes on can get among the `count` best. It is also over once those that go on have the longest length, and are
+    finished too. So the result is that of a search to the end.
 
-    alternatives: how many of each token are told. parked: hypotheses that gave their row away after they had made their
-    offer.
+    Attributes:
+        width: Slots.
+        penalty: Exponent of the length in a score.
+        count: Hypotheses wanted.
+        longest: Tokens of an output at most.
+        stop_ids: Tokens that finish a hypothesis.
+        alternatives: Alternatives reported of each token.
+        live: Hypothesis by slot; None for the prompt.
+        suspended: Hypotheses, by slot, that gave their row away after they had offered.
+        finished: Best first, `count` at most.
     """
 
     width: int
@@ -95,8 +103,8 @@ class BeamSearch:
     stop_ids: frozenset[int]
     alternatives: int = 0
     live: dict[int, Hypothesis | None] = field(default_factory=lambda: {0: None})
-    parked: dict[int, Sequence] = field(default_factory=dict)
-    finished: list[Found] = field(default_factory=list)
+    suspended: dict[int, Sequence] = field(default_factory=dict)
+    finished: list[FinishedHypothesis] = field(default_factory=list)
     _offers: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = field(default_factory=dict)
 
     @staticmethod
@@ -114,16 +122,22 @@ class BeamSearch:
         )
 
     def offer(self, slot: int, ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
-        """ids, logprobs: of its likeliest next tokens, 2 x width and as many as are told, or all that there are."""
+        """Takes a slot's likeliest next tokens.
+
+        Args:
+            slot: Slot.
+            ids: [n] int32, likeliest first. At least 2 x width and `alternatives`, or the whole vocabulary.
+            logprobs: [n] float32.
+        """
         most = max(2 * self.width, self.alternatives)
-        self._offers[slot] = ids[:most].copy(), logprobs[:most].copy()  # of the step's nothing is kept
+        self._offers[slot] = ids[:most].copy(), logprobs[:most].copy()  # copies: the step's arrays are not kept alive
 
     def has_offer(self, slot: int) -> bool:
         return slot in self._offers
 
     @property
     def offering(self) -> list[int]:
-        """Slots that wait for others."""
+        """Slots that have offered and wait for the others."""
         return list(self._offers)
 
     @property
@@ -131,16 +145,21 @@ class BeamSearch:
         return self._offers.keys() == self.live.keys()
 
     def next_round(self) -> list[Move]:
-        """Chooses who goes on: a hypothesis in the slot of its parent, or in one that is free by then. Nothing moves
-        any more where the search is over.
+        """Chooses the hypotheses that go on.
+
+        Returns:
+            Their moves: the first continuation of a parent keeps its slot, others take slots that are free by then.
+            None where the search is over.
         """
         best = self._best()
         ended = [self._extended(one) for one in best if one.token in self.stop_ids]
         chosen = [one for one in best if one.token not in self.stop_ids][: self.width]
         going_on = [(self._extended(one), one.slot) for one in chosen]
-        self.finished += [Found(hypothesis, self._score(hypothesis), True) for hypothesis in ended]
+        self.finished += [FinishedHypothesis(hypothesis, self._score(hypothesis), True) for hypothesis in ended]
         if going_on and going_on[0][0].length == self.longest:
-            self.finished += [Found(hypothesis, self._score(hypothesis), False) for hypothesis, _ in going_on]
+            self.finished += [
+                FinishedHypothesis(hypothesis, self._score(hypothesis), False) for hypothesis, _ in going_on
+            ]
             going_on = []
         self.finished = sorted(self.finished, key=lambda found: -found.score)[: self.count]
         self._offers.clear()
@@ -153,12 +172,12 @@ class BeamSearch:
     def is_over(self) -> bool:
         return not self.live
 
-    def result(self, attempt: int) -> Tokens:
-        """The tokens of what was found, best first, as those of the attempt's sequences."""
+    def result(self, attempt: int) -> NewTokens:
+        """Returns the tokens of the finished hypotheses, best first, as those of the attempt's sequences."""
         chains = [found.last.chain() for found in self.finished]
         steps = [step for chain in chains for step in chain]
         lengths = [len(chain) for chain in chains]
-        return Tokens(
+        return NewTokens(
             np.full(len(steps), attempt, np.int64),
             np.repeat(np.arange(len(chains), dtype=np.int32), lengths),
             np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
@@ -172,7 +191,7 @@ class BeamSearch:
         )
 
     def _best(self) -> list[Candidate]:
-        """The best continuations of all slots, best first."""
+        """Returns the best continuations of all slots, best first."""
         slots = sorted(self._offers)
         looked_at = 2 * self.width
         owners = np.repeat(slots, [len(self._offers[slot][0][:looked_at]) for slot in slots])
@@ -187,15 +206,17 @@ class BeamSearch:
         chosen = logprobs[ids == one.token][0]
         rank = 1 + int(np.count_nonzero(logprobs > chosen))
         length = 1 if before is None else before.length + 1
-        told = slice(0, self.alternatives)  # a view: the offers are this search's own, and are replaced, not changed
-        return Hypothesis(before, one.token, one.total, length, float(chosen), rank, ids[told], logprobs[told])
+        best = slice(0, self.alternatives)  # a view: offers are this search's own, and are replaced, not changed
+        return Hypothesis(before, one.token, one.total, length, float(chosen), rank, ids[best], logprobs[best])
 
     def _score(self, hypothesis: Hypothesis) -> float:
         return hypothesis.total / hypothesis.length**self.penalty
 
     def _is_decided(self, best: Hypothesis) -> bool:
-        """Whether not even the best that goes on can do better than those that are finished: its sum only falls, and
-        its length is best where the penalty says so.
+        """Whether no hypothesis that goes on can beat those that are finished.
+
+        Its sum only falls with more tokens. Its length is the best for its score at one of the two ends, by the sign of
+        the penalty.
         """
         if len(self.finished) < self.count:
             return False

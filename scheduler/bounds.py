@@ -1,19 +1,22 @@
-"""Bounds of what a request makes a frontend's workers do, checked before they do it."""
+"""Bounds of a request's work on a frontend's worker threads, checked before the work."""
 
 import json
 import re
 from collections.abc import Sequence
 
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits
-from scheduler.request import Chat, ImageHere, InvalidRequest, Spec, check_ids
+from scheduler.prompts import Chat, ImageHere
+from scheduler.resolve import check_ids
+from scheduler.spec import Spec
 
 BYTES_A_TOKEN = 16  # more than text in any language takes on average; bounds what is worth tokenizing
 ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-NO_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt")  # what every template is given
+NO_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt")  # passed to every template by `ChatRenderer`
 
 
 def check_bad_words(spec: Spec, limits: Limits) -> None:
-    """Raises InvalidRequest."""
+    """Checks the number of bad words and their sizes. Raises InvalidRequest."""
     words, most = spec.sampling.bad_words, limits.request
     if len(words) > most.bad_words:
         raise InvalidRequest("sampling.bad_words", f"{len(words)} words", f"at most {most.bad_words}")
@@ -25,14 +28,14 @@ def check_bad_words(spec: Spec, limits: Limits) -> None:
 
 
 def check_text(text: str, limits: Limits, name: str = "text") -> None:
-    """name: of the field that the text comes from. Raises InvalidRequest."""
+    """Checks the size of a text. name: field that it comes from. Raises InvalidRequest."""
     size, most = _size(text, name), most_bytes(limits.longest)
     if size > most:
         raise InvalidRequest(name, f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
 
 
 def check_chat(chat: Chat, limits: Limits) -> dict[str, object]:
-    """The values of the template's arguments. Raises InvalidRequest."""
+    """Checks a conversation. Returns the values of the template's arguments. Raises InvalidRequest."""
     size = sum(_size(name, "chat.template_arguments") + _size(text, _argument(name)) for name, text in chat.arguments)
     for i, message in enumerate(chat.messages):
         size += _size(message.role, f"chat.messages[{i}].role")
@@ -48,7 +51,7 @@ def _argument(name: str) -> str:
 
 
 def _value(name: str, text: str) -> object:
-    """Raises InvalidRequest."""
+    """Parses an argument of the template. Raises InvalidRequest."""
     if not ARGUMENT.fullmatch(name):
         raise InvalidRequest(_argument(name[:64]), text, "its name must be 1 to 64 of A-Z a-z 0-9 _, no digit first")
     if name in NO_ARGUMENTS:
@@ -65,7 +68,7 @@ def _no_json(constant: str) -> object:
 
 
 def check_token_ids(ids: Sequence[int], limits: Limits) -> None:
-    """Of what is to become text. Raises InvalidRequest."""
+    """Checks the number of token ids that are to become text. Raises InvalidRequest."""
     check_ids("token_ids", ids, limits.context, limits)
 
 
@@ -80,7 +83,7 @@ def message_bytes(tokens: int) -> int:
 
 
 def _size(text: str, name: str) -> int:
-    """In bytes. Raises InvalidRequest."""
+    """Returns the size of a text in bytes. Raises InvalidRequest."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -1,15 +1,16 @@
-"""How an executor draws for one sequence."""
+"""Controls of an executor's draws for one sequence."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Adjustments:
-    """What is done to a sequence's logits before it draws, in this order. The default does nothing.
+class LogitsParams:
+    """Changes of a sequence's logits before its draw, in this order. The default changes nothing.
 
     allowed: token ids that are left, () for all. banned: token sequences that the output never completes. not_yet: ids
     that are not drawn as one of the first `min_tokens`. bias: (id, what is added). repetition, frequency, presence: the
-    penalties, of tokens of prompt and output, of how often and of whether a token is in the output.
+    penalties, of tokens of prompt and output, of how often and of whether a token is in the output. processors_args:
+    of a user's own processors, which come last, (name, JSON object).
     """
 
     allowed: tuple[int, ...] = ()
@@ -20,14 +21,15 @@ class Adjustments:
     repetition: float = 1.0
     frequency: float = 0.0
     presence: float = 0.0
+    processors_args: tuple[tuple[str, str], ...] = ()
 
 
-NO_ADJUSTMENTS = Adjustments()
+NO_LOGITS_PARAMS = LogitsParams()
 
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """How an executor draws for one sequence. top_logprobs: -1 none, 0 the drawn token's only."""
+    """Controls of the draws for one sequence. top_logprobs: -1 none, 0 the drawn token's only."""
 
     temperature: float
     top_p: float
@@ -35,5 +37,5 @@ class Controls:
     min_p: float
     seed: int
     top_logprobs: int = -1
-    adjustments: Adjustments = NO_ADJUSTMENTS
+    logits_params: LogitsParams = NO_LOGITS_PARAMS
     prompt_logprobs: bool = False

@@ -1,13 +1,11 @@
-"""What work costs, as measured: steps by their tokens, pages that are swapped to the host and back, and those that are
-copied from another engine.
-"""
+"""Measured costs: of steps by their tokens, of swapped pages, and of pages copied from another engine."""
 
 MEMORY = 0.98  # weight of a step against the one after it: about 50 steps count
-FEWEST_PAGES = 16  # swapped before their time is believed
-FEWEST_COPIED = 4  # pages that another engine is asked for
-ASSUMED_RATE, ASSUMED_BYTES = 200e6, 2**20  # bytes a second between engines; with the weight of so many that came
+FEWEST_PAGES = 16  # swapped before their mean time is used
+FEWEST_COPIED = 4  # pages: fewer are not worth asking another engine for
+ASSUMED_RATE, ASSUMED_BYTES = 200e6, 2**20  # prior: bytes a second between engines, with the weight of these bytes
 COPY_MEMORY = 0.8  # weight of a copy against the one after it
-COPY_START = 0.005  # seconds until the first bytes come
+COPY_START = 0.005  # seconds until the first byte comes
 
 
 class StepCost:
@@ -27,7 +25,7 @@ class StepCost:
         self._nt = MEMORY * self._nt + tokens * seconds
 
     def fit(self) -> tuple[float, float]:
-        """(a, b), neither below 0; zeros before the first step."""
+        """Returns (a, b), neither below 0; zeros before the first step."""
         if not self._weight:
             return 0.0, 0.0
         n, t = self._n / self._weight, self._t / self._weight
@@ -37,8 +35,9 @@ class StepCost:
         return max(t - b * n, 0.0), b
 
     def expected(self, tokens: int) -> float | None:
-        """Seconds of a step of so many tokens; None before the first step. One that is larger than any before takes no
-        longer than in proportion to the largest.
+        """Predicts the seconds of a step; None before the first step.
+
+        A step larger than any before is taken to cost at least its part of the largest.
         """
         if not self._weight:
             return None
@@ -48,30 +47,34 @@ class StepCost:
 
 
 class CopyCost:
-    """What it takes to copy pages from another engine: a start, then bytes at the mean rate of late."""
+    """Cost of copying pages from another engine: a start, then bytes at the recent mean rate."""
 
     def __init__(self) -> None:
         self._bytes, self._seconds = float(ASSUMED_BYTES), ASSUMED_BYTES / ASSUMED_RATE
 
     def observe(self, size: int, seconds: float) -> None:
-        """So many bytes came in this time."""
+        """Learns from `size` bytes that came in `seconds`."""
         self._bytes = COPY_MEMORY * self._bytes + size
         self._seconds = COPY_MEMORY * self._seconds + seconds
 
     def expected(self, size: int) -> float:
-        """Seconds for so many bytes."""
+        """Predicts the seconds for `size` bytes."""
         return COPY_START + size * self._seconds / max(1.0, self._bytes)
 
 
 def copying_pays(pages: int, copying: float, computing: float | None) -> bool:
-    """Whether so many pages are rather copied, in so many seconds, than computed anew, in so many (None: not known, for
-    an engine that has run no step yet). A few are not worth asking for.
+    """Whether pages are better copied than computed. A few are not worth asking for.
+
+    Args:
+        pages: Number of pages.
+        copying: Seconds to copy them.
+        computing: Seconds to compute them; None for an engine that has run no step yet.
     """
     return pages >= FEWEST_COPIED and (computing is None or copying < computing)
 
 
 class SwapCost:
-    """The mean time that a page takes from the pool to the host or back."""
+    """Mean time of a page from the pool to the host or back."""
 
     def __init__(self) -> None:
         self._pages = self._seconds = 0.0
@@ -82,5 +85,5 @@ class SwapCost:
 
     @property
     def page_seconds(self) -> float | None:
-        """None until enough pages were swapped."""
+        """Seconds a page; None until enough pages were swapped."""
         return self._seconds / self._pages if self._pages >= FEWEST_PAGES else None

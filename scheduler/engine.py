@@ -1,7 +1,7 @@
 """The engine's loop: the only clock and the only thread of the scheduler.
 
-Events come in through `send` from any thread; each step's outputs go to one sink, called on the engine's thread, and on
-the sender's once the engine is dead. An idle engine waits on a condition and uses no processor time.
+Events come in through `send` from any thread. Each step's outputs go to one sink, called on the engine's thread, and on
+the sender's thread once the engine is dead. An idle engine waits on a condition and uses no processor time.
 """
 
 import logging
@@ -15,28 +15,32 @@ from dataclasses import replace
 from typing import TypeVar
 
 from scheduler.events import End, EndReason, Event, StepOutputs, Submit, nothing
+from scheduler.readiness import Readiness, with_ready
 from scheduler.scheduler import Scheduler
 from scheduler.step import Executor
 
 log = logging.getLogger("quire.engine")
 
-LEAST_PATIENCE, PATIENCE = 3.0, 10.0  # seconds; times what a step is expected to take
+READY_POLL = 0.005  # seconds between two questions, where all requests wait for their logits processors
+LEAST_TIMEOUT, TIMEOUT_FACTOR = 3.0, 10.0  # timeout of a step: seconds; multiple of its expected time
 
 T = TypeVar("T")
 Sink = Callable[[StepOutputs], None]
 
 
 class ExecutorLost(RuntimeError):
-    """What computes has ended by itself, says why."""
+    """The executor ended by itself. The message gives the reason."""
 
 
 class EngineEnded(RuntimeError):
-    """Nothing more is done by this engine, says why."""
+    """The engine does no more work. The message gives the reason."""
 
 
 class Engine:
-    """Runs `scheduler` on `executor`. `start` once, `stop` once; `send` from any thread in between. last_excuse: when,
-    on the clock, the executor last did what steps need not do, such as compiling a kernel.
+    """Runs a scheduler on an executor. `start` once, `stop` once; `send` from any thread in between.
+
+    Attributes:
+        failure: Why the engine reports nothing more, None while it lives.
     """
 
     def __init__(
@@ -46,9 +50,21 @@ class Engine:
         sink: Sink,
         clock: Callable[[], float] = time.monotonic,
         last_excuse: Callable[[], float] = lambda: 0.0,
+        readiness: Readiness | None = None,
     ) -> None:
+        """Makes an engine that is not started.
+
+        Args:
+            scheduler: Plans its steps. It holds requests where there is a `readiness`.
+            executor: Runs them.
+            sink: Gets their outputs.
+            clock: Seconds.
+            last_excuse: Returns when, on `clock`, the executor last did what steps need not do, such as compiling.
+            readiness: Asked between two steps whether held requests can be admitted.
+        """
+        self._readiness = readiness
         self._scheduler, self._executor, self._sink, self._clock = scheduler, executor, sink, clock
-        self._last_excuse, self._patience = last_excuse, math.inf
+        self._last_excuse, self._step_timeout = last_excuse, math.inf
         self._inbox: list[Event] = []
         self._tasks: deque[Callable[[str | None], None]] = deque()
         self._wake = threading.Condition()
@@ -60,23 +76,31 @@ class Engine:
         self._busy = False
         self._broken: str | None = None
         self.failure: str | None = None
-        """Why nothing more comes from this engine, None while it lives."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
 
     def send(self, events: Sequence[Event]) -> None:
-        """Hands over events. After a failure, or `stop`, each Submit is answered at once with ENGINE_FAILED."""
+        """Hands over events. After a failure, or `stop`, each Submit ends at once with ENGINE_FAILED."""
         with self._wake:
             if self.failure is None:
                 self._inbox.extend(events)
                 self._wake.notify()
                 return
-        self._tell_failure([e.attempt for e in events if isinstance(e, Submit)])
+        self._report_failure([e.attempt for e in events if isinstance(e, Submit)])
 
     def call(self, task: Callable[[], T]) -> "Future[T]":
-        """Has a short task run on the engine's thread, one between two steps, when all KV that has a name is computed.
-        From any thread. Gives what it returns or raises, or EngineEnded.
+        """Runs a short task on the engine's thread, one between two steps, when all published KV is computed.
+
+        From any thread.
+
+        Returns:
+            A future of what the task returns or raises; EngineEnded where the engine does no more work.
         """
         future: Future[T] = Future()
 
@@ -87,7 +111,7 @@ class Engine:
                 if ended is not None:
                     raise EngineEnded(ended)
                 future.set_result(task())
-            except Exception as error:  # it is the caller's
+            except Exception as error:  # the task's fault, not the engine's
                 future.set_exception(error)
 
         with self._wake:
@@ -99,14 +123,16 @@ class Engine:
         return future
 
     def fail(self, why: str) -> None:
-        """From any thread: the executor can run no more steps, which it says before it is asked for one."""
+        """Ends the engine: its executor can run no more steps. From any thread."""
         with self._wake:
             self._broken = self._broken or why
             self._wake.notify()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends the loop after the steps in flight; what still lives gets ENGINE_FAILED. Raises TimeoutError where that
-        takes over `timeout` seconds.
+        """Ends the loop after the steps in flight. Attempts that are open end with ENGINE_FAILED.
+
+        Raises:
+            TimeoutError: The steps in flight take longer than `timeout` seconds.
         """
         with self._wake:
             self._stopping = True
@@ -116,17 +142,15 @@ class Engine:
             raise TimeoutError(f"the engine's thread did not end within {timeout} s: it waits for the step in flight")
 
     def stalled_for(self) -> float:
-        """Seconds since the last progress, 0 for an idle engine. Read from any thread."""
+        """Returns seconds since the last progress, 0 for an idle engine. From any thread."""
         return self._clock() - self._progress if self._busy else 0.0
 
     def overdue(self) -> str:
-        """What is wrong, where a step takes far longer than such steps do; "" while it may still end. Read from any
-        thread.
-        """
+        """Returns what is wrong where a step takes far longer than such steps do, else "". From any thread."""
         stalled = min(self.stalled_for(), self._clock() - self._last_excuse())
-        if stalled <= self._patience:
+        if stalled <= self._step_timeout:
             return ""
-        return f"a step has run for {stalled:.1f} s, where at most {self._patience:.1f} s were expected: it hangs"
+        return f"a step has run for {stalled:.1f} s, where at most {self._step_timeout:.1f} s were expected: it hangs"
 
     def _run(self) -> None:
         events: list[Event] = []
@@ -139,14 +163,14 @@ class Engine:
             while self._launched:
                 self._collect()
             self._die("the engine was stopped", [])
-        except Exception as error:  # a fault of the device, or a bug: every attempt is told, none is left to wait
+        except Exception as error:  # a fault of the device, or a bug: every attempt ends, none is left to wait
             log.exception("the engine failed")
             self._die(f"{type(error).__name__}: {error}", events)
         finally:
             self._executor.close()
 
     def _die(self, why: str, events: list[Event]) -> None:
-        """Tells every attempt that lives, or came in `events` or since, that no more comes."""
+        """Ends every open attempt, and those of `events` and of the inbox."""
         with self._wake:
             self.failure = why
             events, self._inbox = events + self._inbox, []
@@ -154,10 +178,10 @@ class Engine:
             self._tasks.popleft()(why)
         self._busy = False
         attempts = self._scheduler.live_attempts() + [e.attempt for e in events if isinstance(e, Submit)]
-        self._tell_failure(attempts, self._scheduler.untold_ends)
+        self._report_failure(attempts, self._scheduler.pending_ends)
 
     def _collect(self) -> None:
-        """Waits for the oldest step in flight and tells what came of it."""
+        """Waits for the oldest step in flight and reports its outputs."""
         result = self._executor.collect()
         planning, _ = self._launched.popleft()
         began = time.perf_counter()
@@ -166,8 +190,8 @@ class Engine:
         self._sink(replace(outputs, overheads=(overhead,)))
         self._progress = self._clock()
 
-    def _tell_failure(self, attempts: list[int], decided: tuple[End, ...] = ()) -> None:
-        """decided: ends from before the failure. Every other attempt gets ENGINE_FAILED."""
+    def _report_failure(self, attempts: list[int], decided: tuple[End, ...] = ()) -> None:
+        """Reports the failure. decided: ends from before it; every other attempt ends with ENGINE_FAILED."""
         message = self.failure or ""
         lost = dict.fromkeys(attempts).keys() - {end.attempt for end in decided if not end.more}
         ends = decided + tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in sorted(lost))
@@ -175,13 +199,14 @@ class Engine:
         self._sink(nothing(stats, ends))
 
     def _take(self) -> list[Event]:
-        """The events so far; waits for some where there is nothing else to do."""
+        """Returns the events so far; waits for some where there is nothing else to do."""
         with self._wake:
             idle = not self._launched and not self._scheduler.has_work
-            if idle:
+            if idle or self._scheduler.is_held:
                 self._busy = False
                 self._wake.wait_for(
-                    lambda: bool(self._inbox or self._tasks) or self._stopping or self._broken is not None
+                    lambda: bool(self._inbox or self._tasks) or self._stopping or self._broken is not None,
+                    None if idle else READY_POLL,
                 )
             if self._broken is not None:
                 raise ExecutorLost(self._broken)
@@ -193,17 +218,20 @@ class Engine:
 
     def _turn(self, events: list[Event]) -> None:
         began = time.perf_counter()
-        plan = self._scheduler.schedule(self._clock(), events)
+        asked = events if self._readiness is None else with_ready(events, self._scheduler.held, self._readiness)
+        plan = self._scheduler.schedule(self._clock(), asked)
         planning = time.perf_counter() - began
         if plan is not None:
             expected = self._scheduler.expected_seconds(plan)
             flight = (planning, math.inf if expected is None else expected)
-            self._patience = max(LEAST_PATIENCE, PATIENCE * sum(seconds for _, seconds in (*self._launched, flight)))
+            self._step_timeout = max(
+                LEAST_TIMEOUT, TIMEOUT_FACTOR * sum(seconds for _, seconds in (*self._launched, flight))
+            )
             self._executor.launch(plan)
             self._launched.append(flight)
         if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.depth):
             self._collect()
         elif events or self._scheduler.has_news:
             self._sink(self._scheduler.commit(None, self._clock()))
-        elif plan is None and self._scheduler.has_work:
+        elif plan is None and self._scheduler.has_work and not self._scheduler.is_held:
             raise RuntimeError("requests wait, none can be scheduled and no step is in flight: a bug in the scheduler")

@@ -1,8 +1,8 @@
-"""What goes into an engine and what comes out of it, once a step.
+"""Events into an engine, and its outputs, once a step.
 
 An attempt is one submission of a request to one engine, named by a number that the frontend mints. Every attempt gets
 exactly one `End` after which no more comes of it. Tokens carry attempt, index of the sequence and position, so a
-frontend can tell gaps, duplicates and zombies.
+frontend detects gaps, duplicates and zombies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_manager.block_hash import BlockHash
 from cache_manager.ledger import PageMap
-from cache_manager.page_names import Name
 from scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Another engine, which may still have the KV of a request. address, token: as in `rpc.frontend.engine_client`."""
+class KVSource:
+    """Another engine that may still have the KV of a request. address, token: as in `rpc.frontend.engine_client`."""
 
     address: str
     token: str = field(default="", repr=False)
@@ -27,59 +27,78 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """Queue this request. emitted: by sequence, output tokens that an earlier attempt already delivered, which count as
-    output; None for a sequence that has ended. () where nothing was delivered of any.
+    """Queues a request.
 
-    again: another engine had taken it, and is gone: it is not refused, waits as long as its own patience, and comes
-    before those that nobody has taken yet. alone: nothing else runs until it has gone so many steps beyond its prompt
-    and what was delivered, or has ended. source: who had it before, for the link, which copies pages from there; these
-    are brought: by name, each uint8 [groups, page_bytes] in canonical form.
+    Attributes:
+        emitted: Output tokens that an earlier attempt delivered, by sequence; they count as output. None for a sequence
+            that has ended. () where no token of any sequence was delivered.
+        again: An earlier engine had taken the request and is gone. The request is not refused, waits as long as its
+            own queue timeout, and is admitted before requests that no engine has taken yet.
+        isolated_steps: No other attempt runs until this one has gone this many steps beyond its prompt and `emitted`,
+            or has ended.
+        source: Engine that had the request before. The link copies KV pages from there.
+        transferred: These pages, by block hash, each uint8 [groups, page_bytes] in canonical form.
     """
 
     attempt: int
     request: Request
     emitted: tuple[tuple[int, ...] | None, ...] = ()
     again: bool = False
-    alone: int = 0
-    source: Source | None = None
-    brought: Mapping[Name, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
+    isolated_steps: int = 0
+    source: KVSource | None = None
+    transferred: Mapping[BlockHash, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """The frontend wants no more of this sequence (a stop string matched), or with index None of the whole attempt (the
-    client left). Unknown ones are ignored.
+class Abort:
+    """Ends a sequence (a stop string matched), or with index None the whole attempt (the client left).
+
+    Unknown ones are ignored.
     """
 
     attempt: int
     index: int | None = None
 
 
-class Question(Enum):
-    """What an operator wants of an engine."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The logits processors of a held attempt can be made: its sequences may be admitted.
+
+    The engine's loop makes these events, no frontend does. Unknown attempts, and those that are not held, are ignored.
+
+    Attributes:
+        fault: Why they cannot be made, which ends the attempt; "" where they can.
+    """
+
+    attempt: int
+    fault: str = ""
+
+
+class AdminQuestion(Enum):
+    """An operator's questions to an engine."""
 
     PAGE_MAP = "page_map"
     RESET_PREFIX_CACHE = "reset_prefix_cache"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AdminQuery:
     """Answered once, under its ticket, which the frontend mints."""
 
     ticket: int
-    question: Question
+    question: AdminQuestion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """forgotten: pages that a reset has taken the name from."""
+class AdminAnswer:
+    """An engine's answer. forgotten: number of pages that lost their block hash by a reset."""
 
     ticket: int
     forgotten: int = 0
     page_map: PageMap | None = None
 
 
-Event = Submit | Finish | Ask
+Event = Submit | Abort | AdminQuery | Ready
 
 
 class EndReason(Enum):
@@ -116,7 +135,7 @@ class Start:
     """An attempt got its first batch row.
 
     Attributes:
-        attempt: Which.
+        attempt: The attempt.
         age: Seconds since then on the engine's clock, when its outputs leave the scheduler. A frontend subtracts it
             from its own clock, so the two need not agree.
         cached: Prompt tokens whose KV was in the prefix cache.
@@ -129,7 +148,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logprobs:
-    """Of n drawn tokens, from the raw logits in float32. k is the most alternatives that any of them asked for.
+    """Logprobs of n drawn tokens, from the raw logits in float32. k is the most alternatives of any of them.
 
     chosen: [n] natural log. rank: [n], 1 is the likeliest. top_ids, top: [n, k], likeliest first.
     """
@@ -147,7 +166,7 @@ class Logprobs:
 
     @staticmethod
     def joined(parts: Sequence["Logprobs"]) -> "Logprobs":
-        """One after the other. Narrower parts are padded: nobody asked for more alternatives than a part has."""
+        """Joins parts, one after the other. Narrower ones are padded: their requests asked for no more alternatives."""
         width = max(part.top.shape[1] for part in parts)
         return Logprobs(
             chosen=np.concatenate([part.chosen for part in parts]),
@@ -168,8 +187,12 @@ def _widened(array: NDArray, width: int, fill: float) -> NDArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptPart:
-    """Logprobs of some tokens of an attempt's prompt, each given all that come before it. start: position of the first
-    of these, at least 1. A part may come again after a preemption.
+    """Logprobs of some tokens of an attempt's prompt, each given all tokens before it.
+
+    A part may come again after a preemption.
+
+    Attributes:
+        start: Position of the first of these tokens, at least 1.
     """
 
     attempt: int
@@ -179,21 +202,34 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges as they are now; counts since the engine started.
+    """Gauges at this moment, and counters since the engine started.
 
-    pages_used: held by sequences and steps in flight; pages_peak: most that ever were, page_bytes: what one of them
-    takes; pages_shared: those of them that have several holders;
-    pages_if_copied: pages that sequences would hold if they shared none;
-    pages_cached: held by nobody, but of use to a request that starts alike. slots_unused: places for tokens in the
-    pages of running sequences that hold none yet. computed_tokens: tokens whose KV was computed; recomputed_tokens:
-    those of them that a preemption had thrown away. prefix_queries, prefix_hits: prompt tokens that were looked up in
-    the prefix cache, and found. evicted_*: pages that lost their content's name, by cause. lifetimes: of the pages that
-    were evicted for their place, how many lived how long, in the classes of `cache_manager.cached.LIFETIMES`;
-    lifetime_seconds: their sum. host_slots, host_slots_used: places for
-    pages in the host tier, and those that hold a copy; swapped_out, swapped_in: pages copied there and back; swap_lost:
-    those that did not come back as they had been. pages_brought: copied in from other engines. imbalances: pages that
-    the ledger found wrong, and set aside. images_encoded: calls of the image encoder. isolated: 1 while one request has
-    the engine for itself. waiting_seconds: that the queue is predicted to take.
+    Attributes:
+        pages_used: Pages held by sequences and steps in flight.
+        pages_cached: Pages in the prefix cache that no sequence holds.
+        pages_shared: Pages held more than once.
+        slots_unused: Token slots in the pages of running sequences that hold no token yet.
+        computed_tokens: Tokens whose KV was computed.
+        recomputed_tokens: Computed tokens that were computed again after a preemption.
+        prefix_queries: Prompt tokens looked up in the prefix cache.
+        prefix_hits: Looked-up tokens that were found.
+        evicted_capacity: Pages that lost their block hash because others needed the room; `evicted_reset` because an
+            operator reset the cache, `evicted_fault` because their content was in doubt.
+        lifetimes: Pages evicted for capacity by age, in the classes of `cache_manager.cached.LIFETIMES`.
+        lifetime_seconds: Sum of these ages.
+        host_slots: Page slots of the host tier; `host_slots_used` of them hold a copy.
+        swapped_out: Pages copied to the host tier; `swapped_in` back.
+        swap_lost: Copies that were not what had been stored.
+        imbalances: Pages that the ledger found wrong and set aside.
+        pages_peak: Largest `pages_used` so far.
+        page_bytes: Bytes of one page.
+        pages_if_copied: Pages that sequences would hold if they shared none.
+        images_encoded: Images that were encoded.
+        isolated: 1 while one request has the engine for itself.
+        waiting_seconds: Predicted time until the queue is worked off.
+        pages_transferred: Copied in from other engines.
+        draft_tokens: Draft tokens that were computed and checked.
+        accepted_tokens: Draft tokens that the model drew too.
     """
 
     running: int = 0
@@ -227,29 +263,32 @@ class EngineStats:
     images_encoded: int = 0
     isolated: int = 0
     waiting_seconds: float = 0.0
-    pages_brought: int = 0
+    pages_transferred: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NameChanges:
-    """Names of full pages that the prefix cache has from now on, and those that it no longer has, which come first.
-    SHORT_NAME bytes of each: enough to route by, where a page is found by all of them.
+class KVEvents:
+    """Changes of the prefix cache, for routers: `removed` applies before `added`.
+
+    Both hold the first SHORT_HASH bytes of each block hash: enough to route by. Pages are found by whole hashes.
     """
 
     removed: bytes
     added: bytes
 
 
-SHORT_NAME = 8
+SHORT_HASH = 8
 
 
-def short_names(joined: bytes) -> list[bytes]:
-    """One after the other, as in `NameChanges`."""
-    return [joined[at : at + SHORT_NAME] for at in range(0, len(joined), SHORT_NAME)]
+def short_hashes(joined: bytes) -> list[bytes]:
+    """Joins the first bytes of block hashes, one after the other, as in `KVEvents`."""
+    return [joined[at : at + SHORT_HASH] for at in range(0, len(joined), SHORT_HASH)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class NewTokens:
     """New tokens, [n] each: see `StepOutputs`."""
 
     attempts: NDArray[np.int64]
@@ -259,14 +298,14 @@ class Tokens:
     logprobs: Logprobs
 
     @staticmethod
-    def none() -> "Tokens":
+    def none() -> "NewTokens":
         none = np.empty(0, np.int32)
-        return Tokens(np.empty(0, np.int64), none, none, none, Logprobs.none())
+        return NewTokens(np.empty(0, np.int64), none, none, none, Logprobs.none())
 
     @staticmethod
-    def joined(parts: Sequence["Tokens"]) -> "Tokens":
-        """One after the other."""
-        return Tokens(
+    def joined(parts: Sequence["NewTokens"]) -> "NewTokens":
+        """Joins tokens of several steps, one after the other."""
+        return NewTokens(
             np.concatenate([part.attempts for part in parts]),
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.positions for part in parts]),
@@ -277,12 +316,12 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutputs:
-    """All that one step has to tell its frontends. attempts, indices, positions, tokens: [n], one entry a new token.
+    """Outputs of one step. attempts, indices, positions, tokens: [n], one entry a new token.
 
     index: of the sequence in its request. position: of the token in its output, from 0. step_seconds: how long the step
     ran; empty where none did, several where the outputs of several steps were put together. overheads: seconds of each
-    that it took to plan it, to pack what it computes and to take in what came of it. prompt_parts: all of a prompt's
-    have come when its first token does. names: changes of the prefix cache, one after the other, where they are wanted.
+    step's planning, packing and commit together. prompt_parts: all of a prompt's have come when its first token does.
+    names: changes of the prefix cache, one after the other, where they are wanted.
     """
 
     attempts: NDArray[np.int64]
@@ -294,14 +333,14 @@ class StepOutputs:
     ends: tuple[End, ...]
     stats: EngineStats
     step_seconds: tuple[float, ...] = ()
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[AdminAnswer, ...] = ()
     prompt_parts: tuple[PromptPart, ...] = ()
     overheads: tuple[float, ...] = ()
-    names: tuple[NameChanges, ...] = ()
+    kv_events: tuple[KVEvents, ...] = ()
 
     @property
     def over(self) -> set[int]:
-        """Attempts of which nothing more comes."""
+        """Attempts that report nothing more."""
         return {end.attempt for end in self.ends if not end.more}
 
 

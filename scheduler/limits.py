@@ -1,4 +1,4 @@
-"""What an engine can serve (`Limits`), and what its model does where a request is silent (`ModelDefaults`)."""
+"""Limits of an engine (`Limits`), and its model's defaults of request parameters (`ModelDefaults`)."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,14 @@ from scheduler.settings import RequestLimits
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can serve, as its frontends need it.
+    """Limits of the requests that an engine can serve, as its frontends need them.
 
     Attributes:
         vocabulary: Width of the logits.
         context: Longest prompt + output of the model, in tokens.
         pool_tokens: Tokens that the KV pool holds.
         sequences: That run at once.
-        logits_processors: Whether the engine has some of a user's own, beside which there is no beam search.
+        logits_processors: Names of the engine's logits processors, beside which there is no beam search.
     """
 
     vocabulary: int
@@ -22,7 +22,7 @@ class Limits:
     pool_tokens: int
     sequences: int
     request: RequestLimits = field(default_factory=RequestLimits)
-    logits_processors: bool = False
+    logits_processors: tuple[str, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """From generation_config.json: what holds where a request is silent."""
+    """Defaults of request parameters, from generation_config.json."""
 
     temperature: float = 1.0
     top_p: float = 1.0

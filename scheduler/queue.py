@@ -1,4 +1,4 @@
-"""The waiting queue: first come first, also those who come back, with the time until which each will wait."""
+"""The waiting queue: sequences in order of arrival, with the deadline of each."""
 
 import heapq
 import math
@@ -14,24 +14,27 @@ def _place(sequence: Sequence) -> tuple[int, Key]:
     return sequence.order, sequence.key
 
 
-class Load(NamedTuple):
-    """So many requests with so many tokens."""
+class QueueLoad(NamedTuple):
+    """Requests and their tokens."""
 
     requests: int = 0
     tokens: int = 0
 
 
 class Queue:
-    """Sequences that wait for a row, by attempt and index. tokens: all of theirs together.
+    """Sequences that wait for a row, by attempt and index, in order of `Sequence.order`.
 
-    A list kept in order: who is in it is found in O(log n), and the pointers behind it are moved as one block.
+    The line is a sorted list: a place is found in O(log n), and the pointers behind it move as one block.
+
+    Attributes:
+        tokens: Tokens of all sequences together.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Key, Sequence] = {}
         self._line: list[Sequence] = []
         self._deadlines: list[tuple[float, Key]] = []
-        self._loads: dict[str, Load] = {}  # by tenant
+        self._loads: dict[str, QueueLoad] = {}  # by tenant
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -39,28 +42,31 @@ class Queue:
 
     @property
     def tenants(self) -> int:
-        """That wait."""
+        """Tenants with a sequence that waits."""
         return len(self._loads)
 
-    def load_of(self, tenant: str) -> Load:
-        """What waits of this one."""
-        return self._loads.get(tenant, Load())
+    def load_of(self, tenant: str) -> QueueLoad:
+        """Returns the waiting requests and tokens of one tenant."""
+        return self._loads.get(tenant, QueueLoad())
 
     def _add(self, sequence: Sequence, sign: int) -> None:
         tenant, tokens = sequence.tenant, sign * sequence.length
         self.tokens += tokens
         load = self.load_of(tenant)
-        self._loads[tenant] = Load(load.requests + sign, load.tokens + tokens)
+        self._loads[tenant] = QueueLoad(load.requests + sign, load.tokens + tokens)
         if not self._loads[tenant].requests:
             del self._loads[tenant]
 
     def attempts(self) -> list[int]:
-        """Of each sequence."""
+        """Returns the attempt of each sequence, in order."""
         return [sequence.attempt for sequence in self._line]
 
     def push(self, sequence: Sequence, deadline: float = math.inf) -> None:
-        """In line before all who came later, also where it has been served before; `expired` reports it once `deadline`
-        has passed.
+        """Adds a sequence at its place, before all that came later, also where it is queued again.
+
+        Args:
+            sequence: Sequence.
+            deadline: Seconds on the engine's clock after which `expired` returns it, unless it was admitted before.
         """
         self._waiting[sequence.key] = sequence
         insort(self._line, sequence, key=_place)
@@ -72,7 +78,7 @@ class Queue:
         return self._waiting.get((attempt, index))
 
     def replace(self, sequence: Sequence, heir: Sequence) -> None:
-        """The heir takes the place of one that waits, and its deadline."""
+        """Puts `heir` in the place of a sequence that waits, with its deadline."""
         deadlines = [deadline for deadline, key in self._deadlines if key == sequence.key]
         self.remove(*sequence.key)
         self.push(heir)

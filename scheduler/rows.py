@@ -6,22 +6,35 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_manager.block_hash import BlockHash, HashChain
 from cache_manager.matching import Awaited
-from cache_manager.page_names import Name, PageChain
+from scheduler.controls import NO_LOGITS_PARAMS
 from scheduler.events import Submit
 from scheduler.request import Request
 
 Index = NDArray[np.int32]
+Places = NDArray[np.intp]
+"""Rows as numpy indexes with them: it converts int32 at every use, which costs more than what the use does."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """What a row needs when it is queued again. emitted: output tokens known so far. submitted: seconds on the engine's
-    clock. order: place in line, by priority and then first come, kept over preemptions. preempted: it was served
-    before, or another of its attempt was. chain: names of its full pages, None without a prefix cache. awaited: a page
-    that it waits for another sequence to compute. lost: tokens whose KV was computed before it was preempted. index: of
-    the sequence in its request; siblings: of those that go on from its prompt once it is computed. alone: steps that it
-    goes beside no other attempt. brought: as in `Submit`, until it starts.
+    """A sequence as it stands in the waiting queue.
+
+    Attributes:
+        attempt: Submission that it belongs to; sequences of one request have the same.
+        request: The request.
+        emitted: [n] int32. Output tokens known so far.
+        submitted: Seconds on the engine's clock.
+        order: Place in line: by priority, then by arrival. Kept over preemptions.
+        preempted: It had a row before, or another sequence of its attempt had.
+        chain: Block hashes of its full pages; None without a prefix cache.
+        awaited: Page that it waits for, which another sequence computes.
+        lost: Tokens whose KV was computed before it was preempted.
+        index: Index of the sequence in its request.
+        siblings: Indices of sequences that go on from its prompt once that is computed.
+        isolated_steps: Steps that it runs without other attempts.
+        transferred: Transferred pages until its admission, see `Submit`.
     """
 
     attempt: int
@@ -30,16 +43,16 @@ class Sequence:
     submitted: float
     order: int
     preempted: bool = False
-    chain: PageChain | None = None
+    chain: HashChain | None = None
     awaited: Awaited | None = None
     lost: int = 0
     index: int = 0
     siblings: tuple[int, ...] = ()
-    alone: int = 0
-    brought: Mapping[Name, NDArray[np.uint8]] = field(default_factory=dict)
+    isolated_steps: int = 0
+    transferred: Mapping[BlockHash, NDArray[np.uint8]] = field(default_factory=dict)
 
     def extended(self, index: int, token: int) -> "Sequence":
-        """The sequence of this index in the same request that goes on from this one with a token."""
+        """Returns the sequence of another index in the same request that goes on from this one with a token."""
         order = self.order + index - self.index
         emitted = np.append(self.emitted, np.int32(token))
         return replace(self, index=index, order=order, emitted=emitted, preempted=True, chain=None, siblings=())
@@ -61,8 +74,14 @@ class Sequence:
 
 
 def sequences_of(submit: Submit, now: float, order: int) -> list[Sequence]:
-    """What is to be run of an attempt: a sequence that has output goes on by itself, all others from one prompt. order:
-    of the first one.
+    """Returns the sequences to run of an attempt.
+
+    A sequence that has output goes on by itself; all others go on from one prompt, computed once.
+
+    Args:
+        submit: Event.
+        now: Seconds on the engine's clock.
+        order: Order of the first sequence.
     """
     request = submit.request
     count = request.count if request.beam is None else request.beam.width
@@ -77,8 +96,8 @@ def sequences_of(submit: Submit, now: float, order: int) -> list[Sequence]:
             order + index,
             index=index,
             siblings=() if tokens else tuple(fresh[1:]),
-            alone=submit.alone,
-            brought=submit.brought,
+            isolated_steps=submit.isolated_steps,
+            transferred=submit.transferred,
         )
         for index, tokens in enumerate(emitted)
         if tokens or index in fresh[:1]
@@ -86,15 +105,32 @@ def sequences_of(submit: Submit, now: float, order: int) -> list[Sequence]:
 
 
 class Rows:
-    """`size` rows. A row is in use while its serial is above 0; serials are never used twice, so a result that was
-    planned for an earlier sequence of a row is told apart.
+    """Batch rows, as arrays indexed by row.
 
-    prompt: prompt tokens. emitted: output tokens committed. length: all tokens, drawn ones in flight included.
-    scheduled: tokens whose KV is computed or being computed. goal: length at which the sequence ends. last_step: the
-    last step that touches the row's pages. lost: tokens whose KV was computed before a preemption. siblings: sequences
-    that will go on from this one's prompt; rows are kept free for them. searches: whether the row is a beam search's,
-    which says what it goes on with. whole: tokens at the front that are computed in one step, all that are left.
-    departures: rows that were removed so far. tenant: whose they are, by `tenant_number`.
+    A row is in use while its serial is above 0. Serials are never used twice, so a result that was planned for an
+    earlier sequence of a row is recognised. `length` and `scheduled` are written by `Scheduler`, by `Drafting` where
+    drafts are checked, and by `Running` where rows begin or fork; all else is written here.
+
+    Attributes:
+        serial: [size] int64. Number of the row's sequence, 0 for a free row.
+        attempt: [size] int64.
+        index: [size] int32. Index of the sequence in its request.
+        siblings: [size] int32. Sequences that will go on from this one's prompt; rows are kept free for them.
+        searches: [size] bool. The row is a beam search's, which decides what it goes on with.
+        bidirectional: [size] int32. Tokens at the front that are computed in one step.
+        prompt: [size] int32. Prompt tokens.
+        emitted: [size] int32. Output tokens committed.
+        length: [size] int32. All tokens, drawn ones in flight included.
+        scheduled: [size] int32. Tokens whose KV is computed or being computed.
+        max_length: [size] int32. Length at which the sequence ends.
+        order: [size] int64. As in `Sequence`.
+        tenant: [size] int32. By `tenant_number`.
+        last_step: [size] int64. Last step that touches the row's pages, -1 for none.
+        lost: [size] int32. Tokens whose KV was computed before a preemption.
+        drafts: [size] int32. Draft tokens in flight, counted in `length` and `scheduled` as though all held.
+        may_draft: [size] bool. Draws depend on logits alone, not on the output before them.
+        departures: Rows that were removed so far.
+        total_scheduled: Sum of `scheduled` over the rows in use.
     """
 
     def __init__(self, size: int) -> None:
@@ -103,23 +139,26 @@ class Rows:
         self.index = np.zeros(size, np.int32)
         self.siblings = np.zeros(size, np.int32)
         self.searches = np.zeros(size, np.bool_)
-        self.whole = np.zeros(size, np.int32)
+        self.bidirectional = np.zeros(size, np.int32)
         self.prompt = np.zeros(size, np.int32)
         self.emitted = np.zeros(size, np.int32)
-        self.length = np.zeros(size, np.int32)
-        self.scheduled = np.zeros(size, np.int32)
-        self.goal = np.zeros(size, np.int32)
+        self._tokens = np.zeros((2, size), np.int32)
+        self.length, self.scheduled = self._tokens  # views: one operation moves all rows on
+        self.max_length = np.zeros(size, np.int32)
         self.order = np.zeros(size, np.int64)
         self.tenant = np.zeros(size, np.int32)
         self.last_step = np.full(size, -1, np.int64)
         self.lost = np.zeros(size, np.int32)
+        self.drafts = np.zeros(size, np.int32)
+        self.may_draft = np.zeros(size, np.bool_)
         self._last = np.zeros(size, np.int32)  # position of the last token in the output
         self._stops = np.full((size, 4), -1, np.int32)
-        self._outputs = np.zeros((size, 64), "<i4")  # as page names want them
+        self._outputs = np.zeros((size, 64), "<i4")  # as block hashes need them
         self._sequences: list[Sequence | None] = [None] * size
         self._free = list(range(size - 1, -1, -1))
         self._serials = 0
         self.departures = 0
+        self.total_scheduled = 0
         self._row_of: dict[tuple[int, int], int] = {}
         self._tenants: dict[str, int] = {}
         self._active: Index | None = None
@@ -134,34 +173,34 @@ class Rows:
 
     @property
     def free(self) -> int:
-        """Rows that a new sequence can have."""
+        """Number of rows that a new sequence can have."""
         return len(self._free) - int(self.siblings.sum())
 
     @property
     def tenants(self) -> int:
-        """That have a number."""
+        """Number of tenants that have a number."""
         return len(self._tenants)
 
     def tenant_number(self, tenant: str) -> int:
-        """A new one gets the next."""
+        """Returns the tenant's number; a new tenant gets the next one."""
         return self._tenants.setdefault(tenant, len(self._tenants))
 
     def row_of(self, attempt: int, index: int = 0) -> int | None:
         return self._row_of.get((attempt, index))
 
     def attempts(self) -> list[int]:
-        """Of each row in use."""
+        """Returns the attempt of each row in use."""
         return [attempt for attempt, _ in self._row_of]
 
     def active(self) -> Index:
-        """Rows in use, first come first."""
+        """Returns [n] int32, the rows in use by `order`. Cached until a row is added or removed."""
         if self._active is None:
             rows = np.flatnonzero(self.serial)
             self._active = rows[np.argsort(self.order[rows], kind="stable")].astype(np.int32)
         return self._active
 
     def add(self, sequence: Sequence) -> int:
-        """Gives the sequence a free row; all of the row's state is set here."""
+        """Gives the sequence a free row. Sets all of the row's state, so nothing of an earlier sequence stays."""
         row = self._free.pop()
         request, known = sequence.request, len(sequence.emitted)
         self._serials += 1
@@ -170,17 +209,19 @@ class Rows:
         self.index[row] = sequence.index
         self.siblings[row] = len(sequence.siblings)
         self.searches[row] = request.beam is not None
-        self.whole[row] = request.scope.whole
+        self.bidirectional[row] = request.scope.bidirectional
         self.prompt[row] = len(request.prompt)
         self.emitted[row] = known
         self.length[row] = sequence.length
         self.scheduled[row] = 0
-        self.goal[row] = len(request.prompt) + request.max_tokens
+        self.max_length[row] = len(request.prompt) + request.max_tokens
         self._last[row] = request.max_tokens - 1
         self.order[row] = sequence.order
         self.tenant[row] = self.tenant_number(sequence.tenant)
         self.last_step[row] = -1
         self.lost[row] = sequence.lost
+        self.drafts[row] = 0
+        self.may_draft[row] = request.beam is None and request.controls.logits_params == NO_LOGITS_PARAMS
         self._stops = _with_columns(self._stops, len(request.stop_ids), -1)
         self._stops[row] = -1
         self._stops[row, : len(request.stop_ids)] = request.stop_ids
@@ -192,7 +233,7 @@ class Rows:
         return row
 
     def take_siblings(self, row: int) -> list[Sequence]:
-        """The sequences that rows were kept free for, as far as this one. Their chains are still to be set."""
+        """Returns the sequences that rows were kept free for, up to date with this row. Their chains are to be set."""
         parent = self.sequence(row)
         siblings, parent.siblings, self.siblings[row] = parent.siblings, (), 0
         return [
@@ -201,27 +242,31 @@ class Rows:
         ]
 
     def sequence(self, row: int) -> Sequence:
-        """The row's sequence with all committed output, as it would be queued again."""
+        """Returns the row's sequence with all committed output, as it would be queued again."""
         sequence = self._sequences[row]
         if sequence is None:
             raise LookupError(f"row {row} is free")
         sequence.emitted = self._outputs[row, : self.emitted[row]].copy()
         return sequence
 
-    def name_pages(self, row: int, computed: int, page_size: int) -> None:
+    def hash_pages(self, row: int, computed: int, page_size: int) -> None:
         """Extends the chain of the row's sequence over its full pages below position `computed`."""
         sequence = self._sequences[row]
         if sequence is None or sequence.chain is None:
             return
-        named = len(sequence.chain.names) * page_size
-        if computed - named >= page_size:
+        hashed = len(sequence.chain.hashes) * page_size
+        if computed - hashed >= page_size:
             prompt, outputs = sequence.request.prompt, self._outputs[row]
-            start, end = named - len(prompt), computed - len(prompt)
-            sequence.chain.extend(np.concatenate((prompt[named:computed], outputs[max(start, 0) : max(end, 0)])))
+            start, end = hashed - len(prompt), computed - len(prompt)
+            sequence.chain.extend(np.concatenate((prompt[hashed:computed], outputs[max(start, 0) : max(end, 0)])))
 
-    def name_next(self, rows: Index, full: Index, page_size: int) -> None:
-        """As `name_pages`, for the last of so many full pages of these rows, where it is all output and all pages
-        before it are named.
+    def hash_next(self, rows: Index, full: Index, page_size: int) -> None:
+        """Hashes the last full pages of several rows, which are all output; earlier pages are hashed already.
+
+        Args:
+            rows: [n] int32.
+            full: [n] int32. Full pages of each row.
+            page_size: Tokens of a page.
         """
         for row, pages in zip(rows.tolist(), full.tolist(), strict=True):
             sequence = self._sequences[row]
@@ -236,28 +281,86 @@ class Rows:
             raise LookupError(f"row {row} is free")
         del self._row_of[sequence.key]
         self.departures += 1
+        self.total_scheduled -= int(self.scheduled[row])
         self._sequences[row] = None
         self.serial[row] = self.siblings[row] = 0
         self._free.append(row)
         self._active = None
 
-    def append(self, rows: Index, tokens: Index) -> tuple[Index, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Commits one drawn token to each of these distinct rows.
+    def schedule_from(self, row: int, start: int) -> None:
+        """Sets the tokens of a row that need not be computed, or whose computation is taken back."""
+        self.total_scheduled += start - int(self.scheduled[row])
+        self.scheduled[row] = start
 
-        Returns each token's output position, whether it is a stop token of its row, whether it is the last that fits.
+    def advance(self, rows: Places, ends: Index, computed: int, step: int) -> None:
+        """Moves rows on to where a step computes them.
+
+        Args:
+            rows: [n] intp.
+            ends: [n] int32. Position after the last one that the step computes.
+            computed: Tokens that the step computes of all of them together.
+            step: Number of the step.
         """
-        positions = self.emitted[rows]
-        if len(rows):
-            self._outputs = _with_columns(self._outputs, int(positions.max()) + 1, 0)
-        self._outputs[rows, positions] = tokens
-        self.emitted[rows] = positions + 1
-        stops = self._stops[rows] == tokens[:, None]
+        self.scheduled[rows], self.last_step[rows] = ends, step
+        self.total_scheduled += computed
+
+    def advance_all(self, step: int) -> None:
+        """As `advance` for a step that computes one token of every row in use, which draws the next one.
+
+        Free rows move too: `add` sets all of a row's state.
+        """
+        self._tokens += 1
+        self.last_step.fill(step)
+        self.total_scheduled += self.used
+
+    def append(
+        self, rows: Places, tokens: Index, place: Index | None = None
+    ) -> tuple[Index, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Commits drawn tokens.
+
+        Args:
+            rows: [n] intp. The tokens of one row stand together.
+            tokens: [n] int32.
+            place: [n] int32. Place of each among the tokens of its row; None where no row has two.
+
+        Returns:
+            Each token's output position, and what `ends` returns.
+        """
+        positions = self.emitted[rows] if place is None else self.emitted[rows] + place
+        self._write(rows, positions, tokens)
+        self.emitted[rows] = positions + 1  # of a row that stands here twice the last one counts
+        return positions, *self.ends(rows, positions, tokens)
+
+    def ends(self, rows: Places, positions: Index, tokens: Index) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Returns whether each token is a stop token of its row, and whether it is at the last output position."""
+        stops = self._stops.take(rows, axis=0) == tokens[:, None]
         stopped = stops.any(axis=1) if np.count_nonzero(stops) else np.zeros(len(rows), np.bool_)
-        return positions, stopped, positions >= self._last[rows]
+        return stopped, positions >= self._last[rows]
+
+    def settle(self, row: int, computed: int, tokens: Index) -> None:
+        """Sets a row's tokens once its drafts are checked.
+
+        Args:
+            row: Row.
+            computed: Tokens whose KV is right.
+            tokens: [n] int32. Draws that count. `append` commits them; they stand in the output from now on, since
+                pages are hashed and published before.
+        """
+        start = self.emitted[row]
+        self._write(np.full(len(tokens), row), np.arange(start, start + len(tokens), dtype=np.int32), tokens)
+        self.schedule_from(row, computed)
+        self.length[row], self.drafts[row] = computed + 1, 0
+
+    def _write(self, rows: Places, positions: Index, tokens: Index) -> None:
+        try:
+            self._outputs[rows, positions] = tokens
+        except IndexError:  # an output longer than any before it: numpy has checked all places before it writes
+            self._outputs = _with_columns(self._outputs, int(positions.max()) + 1, 0)
+            self._outputs[rows, positions] = tokens
 
 
 def _with_columns(array: NDArray[np.int32], columns: int, fill: int) -> NDArray[np.int32]:
-    """The array, or a wider copy of it with at least so many columns."""
+    """Returns the array, or a wider copy of it with at least `columns` columns."""
     have = array.shape[1]
     if columns <= have:
         return array

@@ -1,74 +1,112 @@
-"""Who has a row and its pages, who waits for one, and what the executor is to be told of it with the next plan."""
+"""Rows and their pages as sequences come and go, and what the next plan reports of it to the executor."""
 
+import math
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
+from cache_manager.changes import NO_PAIRS
 from cache_manager.manager import CacheManager
 from cache_manager.matching import Match
 from cache_manager.prefix import NONE
 from scheduler.attempts import Attempts
 from scheduler.beam import BeamSearch
+from scheduler.counters import Counters
 from scheduler.events import EndReason
 from scheduler.queue import Queue
+from scheduler.request import Request
 from scheduler.rows import Rows, Sequence
-from scheduler.step import Fill, Ints, Join
-from scheduler.tally import Tally
+from scheduler.step import Ints, Join, KVTransfer
+
+NO_ROWS: Ints = np.empty(0, np.int32)
 
 
 class Running:
-    """beams: the search of each attempt that is one. retired: the last step that has run. joins, leaves, given: what
-    the next plan tells.
+    """Running rows, waiting queue and open attempts. Sequences move between them here alone.
+
+    Attributes:
+        beams: Beam search by attempt.
+        retired: Last step that has run, -1 before the first.
+        joins: Sequences that took a row since the last plan.
+        leaves: Rows that ended since the last plan.
+        forced: Token that replaces a row's last draw, by row.
+        held: Request by attempt, where waiting sequences are not admitted before a `Ready` (`scheduler.readiness`).
     """
 
-    def __init__(self, size: int, cache: CacheManager, tally: Tally) -> None:
+    def __init__(self, size: int, cache: CacheManager, counters: Counters, holds: bool = False) -> None:
+        """holds: sequences are held whenever they begin to wait."""
         self.rows, self.queue, self.attempts = Rows(size), Queue(), Attempts()
         self.beams: dict[int, BeamSearch] = {}
         self.retired = -1
         self.joins: list[Join] = []
         self.leaves: list[int] = []
-        self.given: dict[int, int] = {}
-        self._cache, self._tally = cache, tally
+        self.forced: dict[int, int] = {}
+        self.held: dict[int, Request] = {}
+        self._cache, self._counters, self._holds = cache, counters, holds
 
-    def take_given(self) -> Ints:
-        """[n, 2] as in the plan."""
-        given, self.given = self.given, {}
-        return np.array(list(given.items()), np.int32).reshape(-1, 2)
+    def wait(self, sequence: Sequence, deadline: float = math.inf) -> None:
+        """Queues a sequence. deadline: as in `Queue.push`."""
+        self.queue.push(sequence, deadline)
+        if self._holds:
+            self.held[sequence.attempt] = sequence.request
+
+    def forget_ended(self) -> None:
+        """Holds no attempts that have ended."""
+        self.held = {attempt: request for attempt, request in self.held.items() if attempt in self.attempts}
+
+    def take_forced(self) -> Ints:
+        """Returns [n, 2] int32, as in the plan, and starts anew."""
+        if not self.forced:
+            return NO_PAIRS
+        forced, self.forced = self.forced, {}
+        return np.array(list(forced.items()), np.int32)
+
+    def take_leaves(self) -> Ints:
+        """Returns [n] int32, as in the plan, and starts anew."""
+        if not self.leaves:
+            return NO_ROWS
+        leaves, self.leaves = self.leaves, []
+        return np.array(leaves, np.int32)
 
     def start(self, sequence: Sequence, match: Match) -> int:
-        """Takes the sequence out of the queue and gives it a row, with pages for all its tokens, of which the match has
-        the first ones.
+        """Moves a sequence from the queue to a row, with pages for all its tokens; `match` has the first of them.
+
+        Returns:
+            The row.
         """
         self.queue.remove(*sequence.key)
         row = self.rows.add(sequence)
         self._cache.open(row, sequence.attempt, sequence.chain, match)
         self._cache.grow(row, match.tokens, sequence.length)
         self._cache.fetch(row, match)
-        self.rows.scheduled[row] = match.tokens
-        self._join(row, sequence, self._fill(row, sequence, match))
-        sequence.brought = {}
+        self.rows.schedule_from(row, match.tokens)
+        self._join(row, sequence, self._transfer(row, sequence, match))
+        sequence.transferred = {}
         return row
 
-    def _fill(self, row: int, sequence: Sequence, match: Match) -> Fill | None:
-        """What it has come with, for the pages that it was given for that."""
-        if not match.brought:
+    def _transfer(self, row: int, sequence: Sequence, match: Match) -> KVTransfer | None:
+        """Returns the content that came with the sequence, for the pages that it has been given for it."""
+        if not match.transferred:
             return None
-        pages = self._cache.to_fill(row, match)
+        pages = self._cache.transfer_targets(row, match)
         groups, which = np.nonzero(pages != NONE)
-        content = [sequence.brought[match.brought[i]][g] for g, i in zip(groups.tolist(), which.tolist(), strict=True)]
-        self._tally.brought += len(content)
-        return Fill(pages[groups, which], np.stack(content))
+        content = [
+            sequence.transferred[match.transferred[i]][g] for g, i in zip(groups.tolist(), which.tolist(), strict=True)
+        ]
+        self._counters.transferred += len(content)
+        return KVTransfer(pages[groups, which], np.stack(content))
 
     def fork(self, row: int, sequence: Sequence) -> int:
-        """Gives a sequence that goes on from this row's a row that shares its pages."""
+        """Gives a sequence that goes on from `row` a row that shares its pages. Returns the new row."""
         child = self.rows.add(sequence)
-        self.rows.scheduled[child], self.rows.last_step[child] = self.rows.scheduled[row], self.rows.last_step[row]
+        self.rows.schedule_from(child, int(self.rows.scheduled[row]))
+        self.rows.last_step[child] = self.rows.last_step[row]
         sequence.chain = self._cache.fork(row, child, sequence.attempt)
         self._join(child, sequence)
         return child
 
-    def _join(self, row: int, sequence: Sequence, fill: Fill | None = None) -> None:
+    def _join(self, row: int, sequence: Sequence, transfer: KVTransfer | None = None) -> None:
         request = sequence.request
         self.joins.append(
             Join(
@@ -78,37 +116,38 @@ class Running:
                 request.drawing,
                 sequence.index,
                 request.images,
-                request.scope.whole,
-                fill,
+                request.scope.bidirectional,
+                transfer,
             )
         )
 
     def preempt(self, row: int) -> None:
-        """The sequence waits for another row; a hypothesis that needs none now is kept by its search."""
+        """Takes a row from its sequence, which is queued again, or suspended by its search until all have offered."""
         sequence = self.rows.sequence(row)
         sequence.preempted = True
         sequence.lost = max(sequence.lost, int(self.rows.scheduled[row]))
-        self._tally.preemptions += 1
+        self._counters.preemptions += 1
         self.drop(row)
         search = self.beams.get(sequence.attempt)
         if search is not None and search.has_offer(sequence.index):
-            search.parked[sequence.index] = sequence
+            search.suspended[sequence.index] = sequence
         else:
-            self.queue.push(sequence)
+            self.wait(sequence)
 
     def drop(self, row: int) -> None:
+        """Frees a row. Its pages are free once the last step that touches them has retired."""
         last = int(self.rows.last_step[row])
         self.rows.remove(row)
         self._cache.release(row, last if last > self.retired else None)
-        self.given.pop(row, None)
-        untold = [join for join in self.joins if join.row == row]
-        if untold:
-            self.joins.remove(untold[0])
+        self.forced.pop(row, None)
+        unplanned = [join for join in self.joins if join.row == row]
+        if unplanned:
+            self.joins.remove(unplanned[0])  # the executor has not heard of the row
         else:
             self.leaves.append(row)
 
     def leave(self, attempt: int, index: int) -> None:
-        """The sequence leaves its row or the queue."""
+        """Removes a sequence from its row or from the queue."""
         row = self.rows.row_of(attempt, index)
         if row is not None:
             self.drop(row)
@@ -116,8 +155,9 @@ class Running:
             self.queue.remove(attempt, index)
 
     def finish(self, attempt: int, index: int) -> None:
-        """The sequence leaves, and the others of its attempt go on; also those that are to go on from its prompt, which
-        the first of them then computes for the others.
+        """Removes one sequence; the others of its attempt go on.
+
+        Where others are to go on from its prompt, the first of them takes its place and computes the prompt for all.
         """
         parent = self._parent(attempt)
         if parent is None or index not in (parent.index, *parent.siblings):
@@ -137,10 +177,10 @@ class Running:
         else:
             heir.preempted = True
             self.drop(row)
-            self.queue.push(heir)
+            self.wait(heir)
 
     def _parent(self, attempt: int) -> Sequence | None:
-        """The one of its sequences from whose prompt others will go on."""
+        """Returns the attempt's sequence from whose prompt others will go on, if there is one."""
         waiting = (one for one in self._waiting(attempt) if one.siblings)
         running = (self.rows.row_of(attempt, index) for index in self.attempts.indices(attempt))
         parents = (self.rows.sequence(row) for row in running if row is not None and self.rows.siblings[row])
@@ -151,50 +191,52 @@ class Running:
         return [one for one in found if one is not None]
 
     def serve(self, attempt: int) -> None:
-        """The first of its sequences starts: those that still wait have been served with it."""
+        """Marks the attempt's waiting sequences as served, since the first of its sequences is admitted."""
         for sequence in self._waiting(attempt):
             sequence.preempted = True
 
     def advance(self, attempt: int) -> None:
-        """All hypotheses of a search have made their offers, in their rows or since they gave these away: the best ones
-        go on.
+        """Starts a search's next round, once each of its hypotheses has offered: the best go on.
+
+        A hypothesis that is extended in several slots forks its row. Where no row is free the child is queued, and what
+        it shares with its parent is computed again for it.
         """
         search = self.beams[attempt]
         rows = {slot: self.rows.row_of(attempt, slot) for slot in search.live}
         moves = search.next_round()
         for slot in rows.keys() - {move.parent for move in moves}:
-            search.parked.pop(slot, None)
+            search.suspended.pop(slot, None)
             self.leave(attempt, slot)
         if moves and (first := rows[moves[0].parent]) is not None:
             self.rows.take_siblings(first)  # no rows are kept free from now on: they are taken as they are needed
         for move in moves:
             row = rows[move.parent]
             if move.slot != move.parent:
-                parent = search.parked[move.parent] if row is None else self.rows.sequence(row)
+                parent = search.suspended[move.parent] if row is None else self.rows.sequence(row)
                 child = parent.extended(move.slot, move.token)
                 if row is not None and self.rows.free:
                     self.fork(row, child)
                     continue
                 if row is not None:
-                    child.lost = int(self.rows.scheduled[row])  # computed, but it will not be held for this one
+                    child.lost = int(self.rows.scheduled[row])  # computed, and not kept for this child
                 self.queue.push(child)
         for move in moves:
             row = rows[move.parent]
             if move.slot == move.parent:
                 if row is None:
-                    self.queue.push(search.parked.pop(move.slot).extended(move.slot, move.token))
+                    self.queue.push(search.suspended.pop(move.slot).extended(move.slot, move.token))
                 else:
-                    self.rows.append(np.array([row], np.int32), np.array([move.token], np.int32))
+                    self.rows.append(np.array([row]), np.array([move.token], np.int32))
                     self.rows.length[row] += 1
-                    self.given[row] = move.token
+                    self.forced[row] = move.token
 
     def idle(self) -> list[int]:
-        """Rows of hypotheses that wait for others."""
+        """Returns rows whose hypotheses have offered and wait for the others of their search."""
         found = (self.rows.row_of(a, slot) for a, search in self.beams.items() for slot in search.offering)
         return [row for row in found if row is not None]
 
     def end_attempt(self, attempt: int, reason: EndReason, message: str = "", retry_after: float = 0.0) -> None:
-        """Ends all of its sequences that have not ended."""
+        """Ends all of an attempt's sequences that have not ended."""
         ended = self.attempts.end_all(attempt, reason, message=message, retry_after=retry_after)
         search = self.beams.pop(attempt, None)
         for index in ended if search is None else range(search.width):

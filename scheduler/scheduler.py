@@ -1,231 +1,219 @@
 """Continuous batching: every step mixes decodes with chunked prefill under a token budget.
 
-After Yu et al., Orca, OSDI 2022 (iteration-level scheduling), Kwon et al., PagedAttention, SOSP 2023 (pages, preemption
-by recompute) and Agrawal et al., Sarathi-Serve, OSDI 2024 (chunked prefill beside decodes). First come, first served,
-those with a lower priority before all others:
-decodes go first, then running prefills, then new requests in order, those of several tenants by turns; the victim of a
-preemption is the latest to come, and it is queued again in front. The oldest running sequence is never a victim, so
-work always ends.
+There is no prefill phase and no decode phase: a row has `length` tokens, `scheduled` of which are computed, and each
+step closes the gap as far as budget and pages allow. Decodes go first, then running prefills, then the waiting queue.
+Order is the policy's. The victim of a preemption is the policy's last row; it waits in front of all newcomers. The
+policy's first row is never a victim, so work always ends.
 
 `schedule` and `commit` are pure: time comes in as an argument, and the same calls give the same plans.
+
+Sources: Orca (Yu et al., OSDI 2022) for iteration-level scheduling; PagedAttention (Kwon et al., SOSP 2023) for pages
+and preemption by recompute; Sarathi-Serve (Agrawal et al., OSDI 2024) for chunked prefill beside decodes.
 """
 
 import logging
 import math
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 
-from cache_manager.ledger import audit, page_map
+from cache_manager.block_hash import BlockHasher
+from cache_manager.ledger import audit
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import DEFAULT_TENANT, PageNamer
-from scheduler.admission import Admission, Refusal
-from scheduler.beam import BeamSearch
+from scheduler.admission import Admission
+from scheduler.backpressure import Backpressure
 from scheduler.costs import SwapCost
+from scheduler.counters import Counters
+from scheduler.drafting import Drafting
+from scheduler.drafts import NO_DRAFTS, Drafter, Ints
+from scheduler.event_intake import EventIntake
 from scheduler.events import (
-    SHORT_NAME,
-    Answer,
-    Ask,
+    SHORT_HASH,
     End,
-    EndReason,
     EngineStats,
     Event,
-    Finish,
-    NameChanges,
+    KVEvents,
+    NewTokens,
     PromptPart,
-    Question,
     StepOutputs,
-    Submit,
-    Tokens,
 )
-from scheduler.queue import Load
-from scheduler.results import InFlight, Results
-from scheduler.rows import Index, Sequence, sequences_of
+from scheduler.in_flight import InFlight
+from scheduler.lockstep import Lockstep
+from scheduler.policies import POLICIES
+from scheduler.policy import SchedulingPolicy
+from scheduler.request import Request
+from scheduler.results import Results
+from scheduler.rows import Index
 from scheduler.running import Running
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.slices import Slices, Wanted
-from scheduler.starting import Starting
-from scheduler.step import StepPlan, StepResult, fill_bytes
-from scheduler.tally import Tally
+from scheduler.step import StepPlan, StepResult, transfer_bytes
 
-AUDIT_STEPS = 1024  # between two looks at the ledger
-EARLIER = 2**60  # what another engine had taken came before all that came here
-PRIORITY_BITS = 44  # below which an order says who came first: 2^44 sequences
-SWAP_RETRY_STEPS = 256  # where swapping takes longer than computing anew: between two tries whether it still does
+AUDIT_STEPS = 1024  # between two audits of the ledger
+SWAP_RETRY_STEPS = 256  # between two tries of swapping while it takes longer than computing again
 
 log = logging.getLogger("quire.scheduler")
 
-FILL_RATE = 5e7  # bytes of them a second, at the very least
+TRANSFER_RATE = 5e7  # bytes of transferred pages a second, at least
 
 
 class Scheduler:
-    """Plans steps for one engine, on the pages of `cache`. namer: None goes without a prefix cache."""
+    """Plans steps for one engine, on the pages of `cache`.
+
+    Args:
+        hasher: None goes without a prefix cache.
+        drafter: Guesses tokens, at most `settings.draft_tokens` a row; None guesses none.
+        policy: None makes the one that `settings.policy` names.
+        holds: A sequence is admitted after a `Ready` of its attempt alone, see `scheduler.readiness`.
+
+    Attributes:
+        intake: Takes in events.
+    """
 
     def __init__(
         self,
         settings: SchedulerSettings,
         queue_limits: QueueLimits,
         cache: CacheManager,
-        namer: PageNamer | None = None,
+        hasher: BlockHasher | None = None,
+        drafter: Drafter | None = None,
+        policy: SchedulingPolicy | None = None,
+        holds: bool = False,
     ) -> None:
         self.settings = settings
+        self.policy = policy or POLICIES[settings.policy](cache.layout.tokens_in(cache.pool.total))
         self.queue_limits = queue_limits
         self.cache = cache
         layout, pages = cache.layout, cache.pool.total
-        self.admission = Admission(queue_limits, layout.tokens_in(pages), settings.max_sequences)
-        self._tally = Tally()
-        self._running = Running(settings.max_sequences, cache, self._tally)
+        self.backpressure = Backpressure(queue_limits, layout.tokens_in(pages), settings.max_sequences)
+        self._counters = Counters()
+        self._running = Running(settings.max_sequences, cache, self._counters, holds)
         self.rows, self.queue = self._running.rows, self._running.queue
-        self._starting = Starting(settings, self._running, cache, namer, self._tally)
+        self._admission = Admission(settings, self._running, cache, hasher, self._counters, self.policy)
+        self.intake = EventIntake(
+            settings, queue_limits, cache, self._running, self._admission, self.backpressure, self.policy
+        )
         self._attempts = self._running.attempts
-        self._results = Results(self._running, cache, self.admission)
+        self._drafting = None if drafter is None else Drafting(drafter, settings, self._running, cache, self._counters)
+        self._lockstep = Lockstep(
+            settings, self._running, cache, self._admission, self.policy, self._drafting is not None
+        )
+        self._results = Results(self._running, cache, self.backpressure, self._drafting)
         self._in_flight: deque[InFlight] = deque()
         self._steps = 0
         self._swap_cost = SwapCost()
         self._last_commit = -math.inf
-        self._arrivals = 0
-        self._answers: list[Answer] = []
 
-    # What the engine's loop asks
+    @property
+    def running(self) -> Running:
+        """Rows in use, searches, and what the next plan reports of them."""
+        return self._running
+
+    # For the engine's loop
 
     @property
     def has_work(self) -> bool:
-        """Something runs, waits, or is in flight."""
+        """Whether a sequence runs or waits, or a step is in flight."""
         return bool(self.rows.used or len(self.queue) or self._in_flight)
 
     @property
-    def has_news(self) -> bool:
-        """`commit` would tell of something even without a step."""
-        return bool(self._attempts.ends or self._starting.has_news or self._answers)
+    def held(self) -> Mapping[int, Request]:
+        """Requests by attempt, of which waiting sequences are held until a `Ready` comes."""
+        return self._running.held
 
     @property
-    def untold_ends(self) -> tuple[End, ...]:
-        """Ends that the next `commit` will tell."""
+    def is_held(self) -> bool:
+        """Whether all of its work waits for a `Ready`, so that no step can be planned."""
+        if not self.held or self.rows.used or self._in_flight:
+            return False
+        return all(attempt in self.held for attempt in self.queue.attempts())
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `commit` would report something even without a step."""
+        return bool(self._attempts.ends or self._admission.has_news or self.intake.has_answers)
+
+    @property
+    def pending_ends(self) -> tuple[End, ...]:
+        """Ends that the next `commit` will report."""
         return tuple(self._attempts.ends)
 
+    @property
+    def draws_are_checked(self) -> bool:
+        """Whether rows may have draft tokens, so that not every draw counts."""
+        return self._drafting is not None
+
     def stats(self) -> EngineStats:
-        seconds = self.admission.predicted_wait(*self._will_wait()) if len(self.queue) else 0.0
-        isolated = self._starting.is_isolated(self._steps)
-        return self._tally.stats(self.rows, self.queue, self.cache, seconds, isolated)
+        seconds = self.backpressure.predicted_wait(*self.intake.will_wait()) if len(self.queue) else 0.0
+        isolated = self._admission.is_isolated(self._steps)
+        return self._counters.stats(self.rows, self.queue, self.cache, seconds, isolated)
 
     def live_attempts(self) -> list[int]:
         return self._attempts.live()
 
     def expected_seconds(self, plan: StepPlan) -> float | None:
-        """How long this step will take, as far as is known; None where no step has run yet, or it encodes images."""
+        """Predicts how long a step will take; None before the first step, and for one that encodes images."""
         if any(join.images for join in plan.joins):
             return None
-        computing = self.admission.cost.expected(self._computed(plan.slices))
-        return None if computing is None else computing + fill_bytes(plan.joins) / FILL_RATE
+        computing = self.backpressure.cost.expected(self._computed(plan.slices))
+        return None if computing is None else computing + transfer_bytes(plan.joins) / TRANSFER_RATE
 
     def _computed(self, slices: Index) -> int:
-        """Tokens that such slices take to compute."""
+        """Returns the tokens that slices take to compute."""
         return int(slices[:, 1 if self.settings.recompute else 2 :].sum())
 
     # Planning
 
     def schedule(self, now: float, events: Seq[Event]) -> StepPlan | None:
-        """The next step, or None where there is nothing to compute. `now`: seconds on a monotonic clock."""
+        """Takes in events and plans the next step.
+
+        Args:
+            now: Seconds on a monotonic clock.
+            events: Since the last call.
+
+        Returns:
+            The plan, or None where there is nothing to compute.
+        """
         self.cache.pool.begin(now, self._steps)
         self.cache.pool.swaps = self.cache.pool.tier is not None and self._swapping_pays()
         for event in events:
-            if isinstance(event, Submit):
-                self._submit(event, now)
-            elif isinstance(event, Finish):
-                self._finish(event)
-            else:
-                self._answers.append(self._answer(event))
-        for sequence in self.queue.expired(now):
-            waited = now - sequence.submitted
-            message = f"not scheduled within {waited:.1f} s"
-            self._running.end_attempt(sequence.attempt, EndReason.QUEUE_TIMEOUT, message=message, retry_after=1.0)
-        wanted, preempted = self._make_room()
-        slices = self._running_slices(wanted)
+            self.intake.take(event, now)
+        self.intake.expire(now)
+        if self.held:
+            self._running.forget_ended()
+        if (further := self._lockstep.next_step(now, self._steps)) is not None:
+            flown, logits = further
+            return self._launched(flown, logits, NO_DRAFTS)
+        wanted, preempted = self._make_room(now)
+        drafts = {} if self._drafting is None or preempted else self._drafting.propose(wanted)
+        slices = self._running_slices(wanted, drafts)
         if not preempted:
-            self._starting.admit(now, self._steps, slices)
+            self._admission.admit(now, self._steps, slices)
         work = slices.array()
-        return self._plan(now, work) if len(work) else None
+        if not len(work):
+            return None
+        plan = self._plan(now, work, drafts)
+        self._lockstep.planned(wanted.rows, plan)
+        return plan
 
     def _swapping_pays(self) -> bool:
-        """Whether pages come from the host sooner than they are computed, as far as is known."""
+        """Whether a page comes from the host sooner than it is computed, by the costs measured so far."""
         layout, page = self.cache.layout, self._swap_cost.page_seconds
-        _, token = self.admission.cost.fit()
+        _, token = self.backpressure.cost.fit()
         if page is None or not token or self._steps % SWAP_RETRY_STEPS == 0:
             return True
         return page * len(layout.groups) < token * layout.page_size
 
-    def _submit(self, event: Submit, now: float) -> None:
-        request = event.request
-        place = (request.priority << PRIORITY_BITS) + self._arrivals + 1
-        sequences = sequences_of(event, now, place - (EARLIER if event.again else 0))
-        self._arrivals += request.count if request.beam is None else request.beam.width
-        self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings) if i < request.count])
-        for sequence in sequences:
-            # The replica that drew the last token may have died before its end was told.
-            if len(sequence.emitted) and sequence.emitted[-1] in request.stop_ids:
-                stop = int(sequence.emitted[-1])
-                self._attempts.end(event.attempt, sequence.index, EndReason.STOP, stop_token_id=stop)
-            elif len(sequence.emitted) >= request.max_tokens:
-                self._attempts.end(event.attempt, sequence.index, EndReason.LENGTH)
-        sequences = [s for s in sequences if self._attempts.has(event.attempt, s.index)]
-        if not sequences:
-            self._attempts.end_all(event.attempt, EndReason.FINISHED)  # where none was to be run
-            return
-        longest_wait = math.inf if event.again else self.queue_limits.wait
-        if request.patience is not None:
-            longest_wait = min(request.patience, longest_wait)
-        if not event.again and (refusal := self._refusal(sequences, longest_wait)) is not None:
-            message, retry_after = refusal.message, refusal.retry_after
-            self._attempts.end_all(event.attempt, EndReason.QUEUE_FULL, message=message, retry_after=retry_after)
-            return
-        search = BeamSearch.of(request)
-        if search is not None:
-            self._running.beams[event.attempt] = search
-        for sequence in sequences:
-            self.queue.push(sequence, now + longest_wait)
+    def _make_room(self, now: float) -> tuple[Wanted, bool]:
+        """Gives running rows the pages that this step writes; preempts where pages are lacking.
 
-    def _refusal(self, sequences: Seq[Sequence], longest_wait: float) -> Refusal | None:
-        """Why these may not queue, None if they may."""
-        waiting, tenant, tokens = self._will_wait(), sequences[0].tenant, sum(s.length for s in sequences)
-        own, queued = self.queue.load_of(tenant), max(len(self.queue), 1)
-        staying = Load(own.requests * waiting.requests // queued, own.tokens * waiting.requests // queued)
-        if tenant != DEFAULT_TENANT and (refusal := self.admission.refuse_tenant(staying, tokens)) is not None:
-            return refusal
-        turns = self.queue.tenants + (not own.requests)  # tenants that start by turns
-        before = Load(min(waiting.requests, own.requests * turns), min(waiting.tokens, own.tokens * turns))
-        return self.admission.refuse(waiting, waiting if turns == 1 else before, tokens, longest_wait)
-
-    def _will_wait(self) -> Load:
-        """Queued requests, and their tokens, beyond those for which rows and pages are free at this moment."""
-        queued = len(self.queue)
-        mean = -(-self.queue.tokens // max(queued, 1))
-        startable = min(
-            self.rows.free if self._starting.alone is None else 0,
-            self.cache.pool.free // max(1, self.cache.layout.pages_for(mean, self.settings.ahead)),
-        )
-        waiting = max(0, queued - startable)
-        return Load(waiting, self.queue.tokens * waiting // max(queued, 1))
-
-    def _finish(self, event: Finish) -> None:
-        if event.index is None or event.attempt in self._running.beams:
-            self._running.end_attempt(event.attempt, EndReason.FINISHED)
-        elif self._attempts.has(event.attempt, event.index):
-            self._running.finish(event.attempt, event.index)
-            self._attempts.end(event.attempt, event.index, EndReason.FINISHED)
-
-    def _answer(self, ask: Ask) -> Answer:
-        if ask.question is Question.PAGE_MAP:
-            return Answer(ask.ticket, page_map=page_map(self.cache))
-        for sequence in self.queue.in_order():
-            sequence.brought = {}
-        return Answer(ask.ticket, forgotten=self.cache.names.reset())
-
-    def _make_room(self) -> tuple[Wanted, bool]:
-        """Gives running rows the pages that this step writes; preempts from the back where they are lacking. Returns
-        what there is to compute then, and whether a row was preempted.
+        Returns:
+            Rows with work and its extent, and whether a row was preempted.
         """
-        rows, cache, wanted = self.rows, self.cache, self._wanted()
+        rows, cache, wanted = self.rows, self.cache, self._wanted(now)
         ends = wanted.starts + np.minimum(wanted.need, self.settings.chunk)
         covered = cache.covers(wanted.rows, ends)
         (lacking,) = (~covered).nonzero()
@@ -240,78 +228,111 @@ class Scheduler:
             while rows.serial[row] and not cache.grow(row, start, end):
                 if cache.pool.returning:
                     break  # pages come back when the step in flight retires: this row sits out one step
-                self._running.preempt(max(self._running.idle(), key=rows.order.item, default=int(rows.active()[-1])))
+                self._running.preempt(self._victim(now))
                 preempted = True
-        wanted = self._wanted()
+        wanted = self._wanted(now)
         ends = wanted.starts + np.minimum(wanted.need, self.settings.chunk)
         wanted.covered = cache.covers(wanted.rows, ends)
         return wanted, preempted
 
-    def _wanted(self) -> Wanted:
+    def _victim(self, now: float) -> int:
+        """The row that gives way: the last hypothesis that waits for others of its search, else the last of all."""
+        last_first = self.policy.running(self.rows, now)[::-1].tolist()
+        waiting = set(self._running.idle())
+        return next((row for row in last_first if row in waiting), last_first[0])
+
+    def _wanted(self, now: float) -> Wanted:
         rows = self.rows
-        active = rows.active()
-        starts = rows.scheduled[active]
-        need = np.minimum(rows.length[active], rows.goal[active] - 1) - starts
+        active = self.policy.running(rows, now)
+        if self._drafting is not None:
+            # The token that a row with drafts in flight goes on with is known once they are checked.
+            active = active[rows.drafts[active] == 0]
+        places = active.astype(np.intp)
+        starts = rows.scheduled[places]
+        need = np.minimum(rows.length[places], rows.max_length[places] - 1) - starts
         some = need > 0
         if np.count_nonzero(some) < len(need):
             active, starts, need = active[some], starts[some], need[some]
         return Wanted(active, starts, need)
 
-    def _running_slices(self, wanted: Wanted) -> Slices:
-        """Work for the rows that run: decodes first, then prefills in order while the budget lasts."""
+    def _running_slices(self, wanted: Wanted, drafts: Mapping[int, Ints]) -> Slices:
+        """Plans work for running rows: decodes and their drafts, then prefills in order while the budget lasts."""
         slices, active, starts, need = Slices(self.settings), wanted.rows, wanted.starts, wanted.need
-        if wanted.covered is None and not np.count_nonzero(need != 1):
+        if wanted.covered is None and not drafts and not np.count_nonzero(need != 1):
             slices.decodes(active, starts)
             return slices
         covered = True if wanted.covered is None else wanted.covered
         decodes = covered & (need == 1)
-        slices.decodes(active[decodes], starts[decodes])
+        plain = decodes & (self.rows.drafts[active] == 0) if drafts else decodes
+        slices.decodes(active[plain], starts[plain])
+        for row, tokens in drafts.items():
+            slices.check(row, int(self.rows.scheduled[row]), 1 + len(tokens))
         for i in np.flatnonzero(covered & (need > 1)).tolist():
             row = int(active[i])
-            slices.prefill(row, int(starts[i]), int(need[i]), int(self.rows.whole[row]))
+            slices.prefill(row, int(starts[i]), int(need[i]), int(self.rows.bidirectional[row]))
         return slices
 
-    def _plan(self, now: float, work: Index) -> StepPlan:
+    def _plan(self, now: float, work: Index, drafts: dict[int, Ints]) -> StepPlan:
         rows, step, running = self.rows, self._steps, self._running
-        which, starts, counts = work.T
+        which, starts, counts = work[:, 0].astype(np.intp), work[:, 1], work[:, 2]
         ends, length, lost = starts + counts, rows.length[which], rows.lost[which]
         if np.count_nonzero(lost):
-            self._tally.recomputed += int(np.maximum(np.minimum(lost, ends) - starts, 0).sum())
-        rows.scheduled[which] = ends
-        rows.last_step[which] = step
-        (draws,) = ((ends == length) & (length < rows.goal[which])).nonzero()
+            self._counters.recomputed += int(np.maximum(np.minimum(lost, ends) - starts, 0).sum())
+        packed = np.cumsum(counts)
+        rows.advance(which, ends, int(packed[-1]), step)
+        if drafts:
+            length = length + rows.drafts[which]
+        (draws,) = ((ends == length) & (length < rows.max_length[which])).nonzero()
         logits = np.empty((len(draws), 2), np.int32)
-        logits[:, 0], logits[:, 1] = np.cumsum(counts)[draws] - 1, which[draws]
-        logits = self._forked(logits)
-        drawing = logits[:, 1]
+        logits[:, 0], logits[:, 1] = packed[draws] - 1, work[draws, 0]
+        logits, drafted = self._forked(logits), None
+        drawing = logits[:, 1].astype(np.intp)
         rows.length[drawing[~rows.searches[drawing]] if running.beams else drawing] += 1
-        leaves, running.leaves = np.array(running.leaves, np.int32), []
-        joins, running.joins = tuple(running.joins), []
-        filled = sum(len(join.fill.pages) for join in joins if join.fill is not None)
-        changes = self.cache.pool.take_changes()
-        outs, ins = changes.swap_outs(), changes.swap_ins()
-        self._in_flight.append(
-            InFlight(step, now, work, drawing, rows.serial.copy(), rows.departures, len(outs) + len(ins) + filled)
+        if drafts and self._drafting is not None:
+            checked = np.fromiter(drafts, np.int32)
+            rows.length[checked] += rows.drafts[checked]
+            logits, drafted = self._drafting.draws(logits, drafts)
+            drawing = logits[:, 1].astype(np.intp)
+        flown = InFlight(
+            step, now, work, self._computed(work), drawing, rows.serial.copy(), rows.departures, 0, drafted
         )
+        return self._launched(flown, logits, _pairs(drafts) if drafts else NO_DRAFTS)
+
+    def _launched(self, flown: InFlight, logits: Index, drafts: Ints) -> StepPlan:
+        """Returns the plan of a step, with all that has changed since the last plan."""
+        running, pool = self._running, self.cache.pool
+        joins, running.joins = tuple(running.joins), []
+        changes = pool.take_changes()
+        outs, ins = changes.swap_outs(), changes.swap_ins()
+        filled = sum(len(join.transfer.pages) for join in joins if join.transfer is not None) if joins else 0
+        if swapped := len(outs) + len(ins) + filled:
+            flown = replace(flown, swapped=swapped)
+        self._in_flight.append(flown)
         self._steps += 1
-        self._tally.peak = max(self._tally.peak, self.cache.pool.total - self.cache.pool.free)
+        self._counters.peak = max(self._counters.peak, pool.total - pool.free)
         return StepPlan(
-            step,
-            leaves,
+            flown.step,
+            running.take_leaves(),
             joins,
             changes.grown(),
             changes.copies(),
             outs,
             ins,
             changes.freed_pages(),
-            work,
+            flown.slices,
             logits,
-            running.take_given(),
+            running.take_forced(),
+            drafts,
         )
 
     def _forked(self, logits: Index) -> Index:
-        """[n, 2] as in the plan. Rows of these that have computed a prompt for others too: each of those gets a row,
-        and draws from the same logits.
+        """Gives sequences that go on from a prompt computed in this step their rows; they draw from the same logits.
+
+        Args:
+            logits: [n, 2] int32, as in the plan, before.
+
+        Returns:
+            [m, 2] int32 with their draws behind the others'.
         """
         rows, draws = self.rows, list[tuple[int, int]]()
         if not np.count_nonzero(rows.siblings):
@@ -324,8 +345,16 @@ class Scheduler:
     # Results
 
     def commit(self, result: StepResult | None, now: float) -> StepOutputs:
-        """Takes in the oldest step in flight (None: no step ran, there are only starts and ends to tell)."""
-        new, parts, took = Tokens.none(), tuple[PromptPart, ...](), tuple[float, ...]()
+        """Takes in the result of the oldest step in flight.
+
+        Args:
+            result: None where no step ran and only starts, ends and answers are to be reported.
+            now: Seconds on a monotonic clock.
+
+        Raises:
+            RuntimeError: The result is of another step.
+        """
+        new, parts, took = None, tuple[PromptPart, ...](), tuple[float, ...]()
         if result is not None:
             flown = self._in_flight.popleft()
             if flown.step != result.step:
@@ -336,11 +365,11 @@ class Scheduler:
             self.cache.pool.begin(now, self._steps)
             self._retire(result.step)
             for row in self.cache.arrived(result.step, result.lost_pages):
-                self._running.preempt(row)  # what it went on from was lost: it computes that
+                self._running.preempt(row)  # its host copy was lost: it computes those tokens again
             if result.step % AUDIT_STEPS == 0:
                 self._audit()
             new, parts = self._results.take(flown, result)
-        answers, self._answers = tuple(self._answers), []
+        new = new or NewTokens.none()
         ends, stats = self._attempts.take_ends(), self.stats()
         return StepOutputs(
             new.attempts,
@@ -348,37 +377,43 @@ class Scheduler:
             new.positions,
             new.tokens,
             new.logprobs,
-            self._starting.take_starts(now),
+            self._admission.take_starts(now),
             ends,
             stats,
             took,
-            answers,
+            self.intake.take_answers(),
             parts,
-            names=self._name_changes(),
+            kv_events=self._kv_events(),
         )
 
-    def _name_changes(self) -> tuple[NameChanges, ...]:
+    def _kv_events(self) -> tuple[KVEvents, ...]:
         log = self.cache.prefix.index.log
         if log is None:
             return ()
-        removed, added = (b"".join(name[:SHORT_NAME] for name in names) for names in log.take())
-        return (NameChanges(removed, added),) if removed or added else ()
+        removed, added = (b"".join(name[:SHORT_HASH] for name in names) for names in log.take())
+        return (KVEvents(removed, added),) if removed or added else ()
 
     def _observe(self, flown: InFlight, result: StepResult, seconds: float) -> None:
-        computed = self._computed(flown.slices)
-        self._tally.computed += computed
-        self._tally.images_encoded += result.images_encoded
-        self.admission.observe_step(computed, seconds - result.swap_seconds)
+        self._counters.computed += flown.computed
+        self._counters.images_encoded += result.images_encoded
+        self.backpressure.observe_step(flown.computed, seconds - result.swap_seconds)
         if flown.swapped:
             self._swap_cost.observe(flown.swapped, result.swap_seconds)
 
     def _retire(self, step: int) -> None:
         self._running.retired = step
-        self._tally.steps = step + 1
+        self._counters.steps = step + 1
         self.cache.pool.retire(step)
 
     def _audit(self) -> None:
-        """A wrong page is a bug of ours that must not become anybody's wrong token, nor everybody's outage."""
+        """Checks the ledger. A wrong page is a bug: it must become neither a wrong token nor an outage."""
         wrong = audit(self.cache)
         if wrong:
             log.error("%s. They are set aside; please report this", wrong)
+
+
+def _pairs(drafts: Mapping[int, Ints]) -> Ints:
+    """Returns [n, 2] int32 of row, token."""
+    return np.concatenate(
+        [np.stack((np.full(len(tokens), row, np.int32), tokens), 1) for row, tokens in drafts.items()]
+    )

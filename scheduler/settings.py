@@ -1,18 +1,20 @@
 """Settings of the scheduler and the limits that every request is checked against.
 
-Here and in the other rooms' settings a field's metadata is its help text on the command line, whose flag is the field's
-name or `flag`.
+Here and in the settings of the other packages, a field's metadata is its help text on the command line. The flag is the
+field's name or `flag`.
 """
 
 from dataclasses import dataclass, field
 
 MOST_SEQUENCES = 2**16  # rows are arrays: more would only cost memory
-MOST_PIXELS = 178_956_970  # what is larger is a bomb to Pillow itself
+MOST_DRAFTS = 64
+SCHEDULING_POLICIES = ("dominant-share", "first-come")  # keys of `scheduler.policies.POLICIES`
+MOST_PIXELS = 178_956_970  # Pillow refuses larger images as bombs
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """How steps are put together."""
+    """Settings of the composition of steps."""
 
     max_batched_tokens: int = field(
         default=512, metadata={"help": "Token budget of a step, decodes and prefill chunks together."}
@@ -26,6 +28,22 @@ class SchedulerSettings:
         metadata={"help": "2 plans a step while the one before it runs. Unset: 2 on a GPU, where it pays, else 1."},
     )
 
+    policy: str = field(
+        default="dominant-share",
+        metadata={
+            "flag": "--scheduling-policy",
+            "help": "Order of admission: dominant-share (first come within a tenant, tenants by their share of rows "
+            "and KV) or first-come (whatever the tenant).",
+        },
+    )
+    draft_tokens: int = field(
+        default=0,
+        metadata={
+            "flag": "--speculative-tokens",
+            "help": "Most draft tokens of a sequence in a step. They are guessed from where its last tokens stood "
+            "before, and checked in one pass. Output stays the same. 0: none.",
+        },
+    )
     recompute: bool = field(
         default=False,
         metadata={
@@ -46,7 +64,7 @@ class SchedulerSettings:
 
     @property
     def depth(self) -> int:
-        """Steps in flight; 1 where nobody has said how many."""
+        """Steps in flight; 1 where the setting is empty."""
         return self.steps_in_flight or 1
 
     def __post_init__(self) -> None:
@@ -59,13 +77,18 @@ class SchedulerSettings:
             )
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise ValueError(f"--prefill-chunk is {self.prefill_chunk}, must be at least 1")
+        if self.policy not in SCHEDULING_POLICIES:
+            names = ", ".join(SCHEDULING_POLICIES)
+            raise ValueError(f"--scheduling-policy is {self.policy!r}, must be one of {names}")
+        if not 0 <= self.draft_tokens <= MOST_DRAFTS:
+            raise ValueError(f"--speculative-tokens is {self.draft_tokens}, must be in [0, {MOST_DRAFTS}]")
         if self.steps_in_flight not in (None, 1, 2):
             raise ValueError(f"--steps-in-flight is {self.steps_in_flight}, must be 1 or 2")
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """When there are more engines, and when fewer. Times are seconds."""
+    """Settings of the number of engines. Times are seconds."""
 
     replicas: int | None = field(
         default=None,
@@ -94,7 +117,7 @@ class ScalingSettings:
         metadata={
             "flag": "--scale-ttft",
             "help": "Seconds to the first token of a request to this server itself; there should be more engines where "
-            "more than one in ten waits longer. Unset: no promise.",
+            "more than one in ten waits longer. Unset: no objective.",
         },
     )
     itl: float | None = field(
@@ -102,7 +125,7 @@ class ScalingSettings:
         metadata={
             "flag": "--scale-itl",
             "help": "Seconds between two tokens; there should be more engines where more than one in ten takes longer. "
-            "Unset: no promise.",
+            "Unset: no objective.",
         },
     )
     up: float = field(
@@ -168,7 +191,7 @@ NO_QUEUE_LIMITS = QueueLimits(requests=2**31, pools_of_tokens=float("inf"), wait
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Most that one request may ask for, whatever the model."""
+    """Limits of one request, whatever the model."""
 
     stop_strings: int = field(default=4, metadata={"flag": "--max-stop-strings", "help": "Stop strings."})
     stop_string_bytes: int = field(
@@ -185,6 +208,13 @@ class RequestLimits:
     )
     bad_word_tokens: int = field(
         default=1024, metadata={"flag": "--max-bad-word-tokens", "help": "Tokens of all these words together."}
+    )
+    logits_processors_args_bytes: int = field(
+        default=65536,
+        metadata={
+            "flag": "--max-logits-processors-args-bytes",
+            "help": "Bytes of the parameters of logits processors, together.",
+        },
     )
     top_logprobs: int = field(
         default=20, metadata={"flag": "--max-top-logprobs", "help": "Alternatives at each position."}
@@ -214,6 +244,7 @@ class RequestLimits:
             "logit_biases",
             "bad_words",
             "bad_word_tokens",
+            "logits_processors_args_bytes",
             "top_logprobs",
         ):
             if getattr(self, name) < 0:
@@ -232,7 +263,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Most that the images of one request may be, checked before they are decoded."""
+    """Limits of the images of one request, checked before they are decoded."""
 
     images: int = field(default=16, metadata={"flag": "--max-images", "help": "Images of a request."})
     image_bytes: int = field(
@@ -250,7 +281,7 @@ class ImageLimits:
         default=100,
         metadata={
             "flag": "--max-image-ratio",
-            "help": "How many times longer than the other side of an image one may be. Models that scale the shorter "
+            "help": "Largest ratio of the sides of an image. Models that scale the shorter "
             "side to a fixed size would make a huge image of a line.",
         },
     )

@@ -1,4 +1,4 @@
-"""The work of a step as it is planned."""
+"""Work of a step while it is planned."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,13 @@ from scheduler.settings import SchedulerSettings
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """Running rows that have tokens to compute, first come first. rows, starts, need: [n] from which position on, and
-    how many. covered: [n] whether each has the pages for it; None where all have.
+    """Running rows that have tokens to compute, in the policy's order.
+
+    Attributes:
+        rows: [n] int32.
+        starts: [n] int32. First position to compute.
+        need: [n] int32. Tokens to compute.
+        covered: [n] bool. Whether the row has pages for them; None where all have.
     """
 
     rows: Index
@@ -22,7 +27,7 @@ class Wanted:
 
 
 class Slices:
-    """[n, 3] of row, start, count, under a token budget."""
+    """Slices of a step, [n, 3] int32 of row, start, count, under a token budget."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.budget = settings.max_batched_tokens
@@ -30,22 +35,27 @@ class Slices:
         self._parts: list[Index] = []
 
     def decodes(self, rows: Index, starts: Index) -> None:
-        """One token of each of these rows; there are never more rows than budget."""
+        """Adds one token of each row. Settings see to it that there are never more rows than budget."""
         part = np.empty((len(rows), 3), np.int32)
         part[:, 0], part[:, 1], part[:, 2] = rows, starts, 1
         self._parts.append(part)
         self.budget -= len(rows)
 
-    def fits(self, start: int, whole: int) -> bool:
-        """Whether a prompt can go on at this position, of which so many tokens cannot be divided."""
-        return min(self.budget, self._chunk) >= max(1, whole - start)
+    def fits(self, start: int, bidirectional: int) -> bool:
+        """Whether a prompt can go on at `start` without cutting its bidirectional prefix."""
+        return min(self.budget, self._chunk) >= max(1, bidirectional - start)
 
-    def prefill(self, row: int, start: int, need: int, whole: int = 0) -> None:
-        """As much of `need` tokens as chunk and budget allow; nothing where that divides what cannot be divided."""
+    def prefill(self, row: int, start: int, need: int, bidirectional: int = 0) -> None:
+        """Adds as many of `need` tokens as chunk and budget allow, none where that cuts the bidirectional prefix."""
         count = min(need, self.budget, self._chunk)
-        if self.fits(start, whole):
+        if self.fits(start, bidirectional):
             self._parts.append(np.array([[row, start, count]], np.int32))
             self.budget -= count
+
+    def check(self, row: int, start: int, count: int) -> None:
+        """Adds a row's last token and its drafts."""
+        self._parts.append(np.array([[row, start, count]], np.int32))
+        self.budget -= count
 
     def array(self) -> Index:
         return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)

@@ -1,17 +1,18 @@
 """Into and out of an executor: flat arrays of what changed and of the work of one step.
 
 An executor mirrors the rows and expands the plan, so a step costs what changed, not what is running. With two steps in
-flight a decode's token does not exist when it is planned; the executor's mirror has it ("the token row r drew last").
+flight a decode's token does not exist when it is planned; the executor has it ("the token row r drew last").
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.controls import Controls
+from scheduler.drafts import NO_DRAFTS
 from scheduler.events import Logprobs
 from scheduler.request import PromptImage
 
@@ -21,8 +22,8 @@ FAULTED, NO_TOKEN = -1, -2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fill:
-    """What another engine has computed goes into pages [n]. content: uint8 [n, page_bytes], in canonical form."""
+class KVTransfer:
+    """KV of another engine for pages [n]. content: uint8 [n, page_bytes], in canonical form."""
 
     pages: Ints
     content: NDArray[np.uint8]
@@ -32,9 +33,15 @@ class Fill:
 class Join:
     """A sequence takes a row. All that an executor knows of a row comes from here and from what it drew since.
 
-    tokens: prompt, then output tokens that are already known. index: of the sequence in its request. images: of the
-    prompt. whole: so many tokens at the front see each other in both directions. fill: for pages of its own, before
-    anything is computed.
+    Attributes:
+        row: Batch row, free until now.
+        tokens: [n] int32. Prompt, then output tokens that are already known.
+        prompt_count: Tokens of the prompt.
+        controls: Controls of the row's draws.
+        index: Index of the sequence in its request.
+        images: Images of the prompt, in order.
+        bidirectional: Tokens at the front that are a bidirectional prefix.
+        transfer: Content for pages of the row, put in before anything is computed.
     """
 
     row: int
@@ -43,28 +50,39 @@ class Join:
     controls: Controls
     index: int = 0
     images: tuple[PromptImage, ...] = ()
-    whole: int = 0
-    fill: Fill | None = None
+    bidirectional: int = 0
+    transfer: KVTransfer | None = None
 
 
-def fill_bytes(joins: Iterable[Join]) -> int:
-    """Of what they have the executor fill in."""
-    return sum(join.fill.content.nbytes for join in joins if join.fill is not None)
+def transfer_bytes(joins: Iterable[Join]) -> int:
+    """Returns the bytes of the KV transfers of these joins."""
+    return sum(join.transfer.content.nbytes for join in joins if join.transfer is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """Applied in this order: swap_outs, leaves, joins, given, grown, copies, swap_ins, fills of joins; then the slices
-    are computed.
+    """Changes and work of one engine step, as flat arrays.
 
-    swap_outs: [n, 2] of page, host slot that its content goes to. leaves: [n] rows. given: [n, 2] of row, token that it
-    goes on with in place of the one that it drew last. grown: [n, 4] of group, row, index
-    in the page table, page. copies: [n, 2] of page to copy from, page to copy to; no page is both. swap_ins: [n, 2] of
-    host slot, page that its content goes to. freed: [n] pages whose content nobody reads any more, once swapped out.
-    slices: [n, 3] of row, start, count: positions start .. start + count - 1 of that row are computed and their KV
-    written; what is left of tokens that see each other in both directions is in one slice. logits: [n, 2] of packed
-    offset of a token in the slices, row that draws from its logits, which need not be the slice's: sequences that go
-    on from one prompt draw from the logits of the row that computed it.
+    Applied in this order: swap_outs, leaves, joins, forced, grown, copies, swap_ins, transfers of joins. Then the
+    slices are computed.
+
+    Attributes:
+        step: Number of the step.
+        leaves: [n] int32. Rows that end.
+        joins: Sequences that take a row.
+        grown: [n, 4] int32. Group, row, index in the page table, page.
+        copies: [n, 2] int32. Page to copy from, page to copy to. No page is both.
+        swap_outs: [n, 2] int32. Page, and the host slot that its content goes to.
+        swap_ins: [n, 2] int32. Host slot, and the page that its content goes to.
+        freed: [n] int32. Pages whose content no row reads any more, once it is swapped out.
+        slices: [n, 3] int32. Row, start, count: positions start .. start + count - 1 of the row are computed and their
+            KV is written. What is left of a bidirectional prefix is in one slice.
+        logits: [n, 2] int32. Packed offset of a token in the slices, and the row that draws from its logits. The row
+            need not be the slice's: sequences of one request draw their first tokens from the logits of the row that
+            computed the prompt.
+        forced: [n, 2] int32. Row, and the token that replaces its last draw.
+        drafts: [n, 2] int32. Row, and a token computed behind the row's last one as though it had been drawn; a row's
+            drafts stand together in order of position. The row draws at its last token and at each draft.
     """
 
     step: int
@@ -77,17 +95,25 @@ class StepPlan:
     freed: Ints
     slices: Ints
     logits: Ints
-    given: Ints
+    forced: Ints
+    drafts: Ints = field(default_factory=lambda: NO_DRAFTS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """tokens: [n], parallel to the plan's `logits`; FAULTED where the row did, NO_TOKEN where its own controls leave
-    none to draw. faults: (row, what happened).
+    """Result of one step.
 
-    lost_pages: pages to be swapped in whose host slots did not hold what had been put there. swap_seconds: how long
-    swapping and filling took. prompt_parts: row, position of the first token, and the logprobs of some tokens of its
-    prompt. images_encoded: calls of the image encoder. packing_seconds: how long it took to prepare the model's work.
+    Attributes:
+        step: Number of the step.
+        tokens: [n] int32, parallel to the plan's `logits`. FAULTED where the row did, NO_TOKEN where its own controls
+            leave none to draw.
+        logprobs: Logprobs of these tokens.
+        faults: Row, and what happened.
+        lost_pages: Pages to be swapped in whose host slots did not hold what had been stored.
+        swap_seconds: Time of swaps and transfers.
+        prompt_parts: Row, position of the first token, and logprobs of some tokens of its prompt.
+        images_encoded: Images that were encoded.
+        packing_seconds: Time to prepare the model's work.
     """
 
     step: int
@@ -102,15 +128,18 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """Runs steps in order. A fault of one sequence is found by the executor (a step that raises is run again in halves)
-    and reported in the result; what `launch` or `collect` raise is a fault of the device and ends the engine.
+    """Runs steps in order.
+
+    The executor finds the fault of one sequence (a step that raises is run again in halves) and reports it in the
+    result.
+    An exception out of `launch` or `collect` is a fault of the device and ends the engine.
     """
 
     def launch(self, plan: StepPlan) -> None:
         """Starts a step; may return before it is done."""
 
     def collect(self) -> StepResult:
-        """The oldest step that was launched and not collected, waiting for it."""
+        """Waits for the oldest step that was launched and not collected, and returns its result."""
 
     def close(self) -> None:
-        """Lets go of threads; nothing is launched any more."""
+        """Ends the executor's threads; no step is launched any more."""

@@ -1,1 +1,1 @@
-"""Whether the path of kernels is right on a CUDA device, and how fast it is: one command, `python -m bench.gpu`."""
+"""Sections of `python -m bench.gpu`: checks of the kernels on a CUDA device, and their speed."""

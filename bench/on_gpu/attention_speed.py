@@ -1,4 +1,4 @@
-"""How fast the attention of kernels is, beside torch's on the same shapes, turn by turn."""
+"""Measures the attention kernels beside torch's on the same shapes, interleaved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from model.gpu.attention_backend import TritonAttention
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 MEGABYTE = 2**20
 ROTATED = 512 * MEGABYTE
-"""Bytes of KV that calls take turns over, layer by layer, as a model's steps do: several times what any L2 holds."""
-WRITTEN = 2**15  # tokens that are written at once
+"""Bytes of KV that calls cycle over, layer by layer, like a model's steps: several times the size of any L2."""
+WRITTEN = 2**15  # tokens written at once
 GOAL_FROM = 64  # MiB a layer
 DECODES = (
     (8, 1), (8, 16), (64, 1), (64, 16), (64, 64), (256, 4), (256, 64), (256, 256), (1024, 8), (1024, 64), (1024, 256),
@@ -29,7 +29,7 @@ DECODES = (
 """MiB of KV a layer, sequences."""
 FLEX_DECODES = frozenset([(64, 16), (1024, 64)])  # each takes many seconds to compile
 SHARED = ((2048, 32), (8192, 32), (8192, 128))
-"""Tokens of a prompt that all have, sequences; each goes on for as many tokens as OWN."""
+"""Tokens of a shared prompt, and number of sequences; each has `OWN` further tokens."""
 OWN = 128
 PREFILLS = (2048, 8192)
 A_DECODE, A_PREFILL = 6.0, 12.0  # seconds
@@ -39,7 +39,14 @@ OTHERS = ("SDPA", "flex")
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """So many sequences of so many tokens each, of which the last is computed, over so many layers."""
+    """A decode step.
+
+    Attributes:
+        batch: Number of sequences.
+        context: Tokens of each, of which the last is computed.
+        layers: Number of layers.
+        kv: "fp8" or "int8"; None is bfloat16.
+    """
 
     batch: int
     context: int
@@ -48,26 +55,26 @@ class Decodes:
 
     @staticmethod
     def of(megabytes: int, batch: int, kv: str | None) -> "Decodes":
-        """That have so much KV a layer, all together."""
+        """Returns the step of `batch` sequences with this much KV a layer in all."""
         context = megabytes * MEGABYTE // (batch * token_bytes(kv))
         return Decodes(batch, context, max(1, ROTATED // (megabytes * MEGABYTE)), kv)
 
     @property
     def bytes(self) -> int:
-        """Of keys and values that a call reads."""
+        """Bytes of keys and values that a call reads."""
         return self.batch * self.context * token_bytes(self.kv)
 
 
 def token_bytes(kv: str | None) -> int:
-    """Of a token's KV in a layer, scales included."""
-    return KVLayout(((0,),), KV_HEADS, DIM, 1 if kv else 2, PAGE, 4 if kv else 0).token_bytes
+    """Returns the bytes of a token's KV in a layer, scales included."""
+    return KVLayout.uniform(((0,),), KV_HEADS, DIM, 1 if kv else 2, PAGE, 4 if kv else 0).token_bytes
 
 
 def filled(
     book: Book, layers: int, sequences: int, tokens: int, kv: str | None, device: torch.device
 ) -> TritonAttention:
-    """Attention over sequences of so many random tokens."""
-    layout = KVLayout((tuple(range(layers)),), KV_HEADS, DIM, 1 if kv else 2, PAGE, 4 if kv else 0)
+    """Returns attention over sequences of `tokens` random keys and values."""
+    layout = KVLayout.uniform((tuple(range(layers)),), KV_HEADS, DIM, 1 if kv else 2, PAGE, 4 if kv else 0)
     attention = TritonAttention(layout, book.pages, HEADS, kv or "bfloat16", device, "bfloat16")
     at_once = max(1, WRITTEN // tokens)
     for first in range(0, sequences, at_once):
@@ -81,7 +88,7 @@ def filled(
 
 
 def ours(attention: TritonAttention, book: Book, slices: Slices, layers: int, device: torch.device) -> Work:
-    """A layer's attention; the next call is another layer's."""
+    """Returns a function that computes one layer's attention a call, in turn."""
     plan = attention.plan(book.shape(slices))
     tokens = sum(count for _, _, count in slices)
     queries = torch.randn((tokens, HEADS, DIM), dtype=torch.bfloat16, device=device)
@@ -90,7 +97,7 @@ def ours(attention: TritonAttention, book: Book, slices: Slices, layers: int, de
 
 
 def sdpa(batch: int, tokens: int, seen: int, layers: int, device: torch.device) -> tuple[Work, list[Tensor], Tensor]:
-    """torch's, over keys and values that lie one after the other; them and the queries too."""
+    """Returns torch's attention over contiguous keys and values, with these and the queries."""
     shape = (2, batch, KV_HEADS, seen, DIM)
     stores = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(layers)]
     queries = torch.randn((batch, HEADS, tokens, DIM), dtype=torch.bfloat16, device=device)
@@ -106,16 +113,16 @@ def sdpa(batch: int, tokens: int, seen: int, layers: int, device: torch.device) 
 def attention_speed(bench: Bench) -> None:
     with torch.inference_mode():
         found = [decode_table(bench, kv) for kv in (None, "fp8")]
-        bench.report.tell(*(table for table, _ in found))
+        bench.report.publish(*(table for table, _ in found))
         large = {f"{name}, KV in {kv}": part for (_, parts), kv in zip(found, ("bfloat16", "fp8"), strict=True)
                  for name, part in parts.items()}  # fmt: skip
         bench.report.reached(Goal.least(ATTENTION_GOAL, large))
-        bench.report.tell(shared_table(bench))
-        bench.report.tell(prefill_table(bench))
+        bench.report.publish(shared_table(bench))
+        bench.report.publish(prefill_table(bench))
 
 
 def decode_table(bench: Bench, kv: str | None) -> tuple[Table, dict[str, float]]:
-    """And parts of the copy bandwidth, of the cases that count for the goal."""
+    """Measures decode steps; returns the table, and shares of the copy bandwidth for the cases of the goal."""
     table = Table(f"decode attention, KV in {kv or 'bfloat16'}", COLUMNS | {
         "GB/s": ",.0f", "of copy": ".0%", **dict.fromkeys(OTHERS, ".4f"), "times SDPA": ".2f",
     })  # fmt: skip
@@ -161,7 +168,7 @@ def decode_times(bench: Bench, case: Decodes, flex: bool) -> dict[str, Timing | 
 def shared_table(bench: Bench) -> Table:
     table = Table("decode attention after one prompt, bfloat16", COLUMNS | {"alone": ".4f", "times alone": ".2f"})
     table.notes.append(
-        f"So many sequences go on from one prompt, with {OWN} tokens of their own each. alone: ms, the same where each "
+        f"Sequences go on from one prompt, with {OWN} tokens of their own each. alone: ms, the same if each "
         "has a copy of the prompt on its own pages."
     )
     for shared, batch in SHARED:
@@ -182,7 +189,7 @@ def shared_table(bench: Bench) -> Table:
 
 
 def shared_works(bench: Bench, shared: int, batch: int) -> dict[str, Work]:
-    """One after the other on the same pool, whose numbers do not matter here."""
+    """Returns both works over one pool; the values in it do not matter for times."""
     tokens = shared + OWN
     book = Book.of([tokens] * batch, PAGE)
     attention = filled(book, 1, batch, tokens, None, bench.device)
@@ -216,7 +223,7 @@ def prefill_table(bench: Bench) -> Table:
 
 
 def prefill_operations(tokens: int) -> float:
-    """Of scores and mixed values, for the pairs of a query and a key that it sees."""
+    """Returns the operations of scores and weighted values, over pairs of a query and a key that it sees."""
     return 4.0 * HEADS * DIM * tokens * (tokens + 1) / 2
 
 
@@ -230,7 +237,7 @@ def prefill_times(bench: Bench, tokens: int) -> dict[str, Timing | str]:
 
 
 def own(times: Mapping[str, Timing | str]) -> Timing:
-    """Raises RuntimeError with what the kernel raised."""
+    """Returns the kernel's own timing. Raises RuntimeError with its error."""
     timing = times[""]
     if isinstance(timing, str):
         raise RuntimeError(timing)
@@ -238,7 +245,7 @@ def own(times: Mapping[str, Timing | str]) -> Timing:
 
 
 def timed(name: str, times: Mapping[str, Timing | str]) -> dict[str, object]:
-    """A row's columns that all tables have."""
+    """Returns the columns that all tables have."""
     mine = own(times)
     others = {key: timing for key, timing in times.items() if key and isinstance(timing, Timing)}
     row: dict[str, object] = {"case": name, "ms": 1e3 * mine.median, "spread": mine.spread}
@@ -247,5 +254,5 @@ def timed(name: str, times: Mapping[str, Timing | str]) -> dict[str, object]:
 
 
 def complaints(name: str, times: Mapping[str, Timing | str]) -> list[str]:
-    """Of others, which failed."""
+    """Returns notes about the other implementations that failed."""
     return [f"{key} failed on {name}: {why}" for key, why in times.items() if isinstance(why, str)]

@@ -1,4 +1,4 @@
-"""What all sections of a run share."""
+"""State that all sections of a run share."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,14 +7,18 @@ import torch
 
 from bench.on_gpu.budget import Budget
 from bench.on_gpu.report import Report
-from bench.on_gpu.sizes import Sizes
+from bench.on_gpu.sizes import RunSizes
 from bench.on_gpu.timing import Timer
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """copy: bytes read and written a second by a copy within the device. read: bytes a second. multiply: operations a
-    second of bfloat16 products. Each is the best that was seen.
+    """Limits of the device; each is the best measurement.
+
+    Attributes:
+        copy: Bytes read and written a second by a copy within the device.
+        read: Bytes read a second.
+        multiply: Operations a second of bfloat16 products.
     """
 
     copy: float
@@ -23,18 +27,27 @@ class Ceilings:
 
     @property
     def memory(self) -> float:
-        """What no step that reads can be faster than."""
+        """Bytes a second, by the faster of reading and copying."""
         return max(self.copy, self.read)
 
 
 @dataclass(slots=True)
 class Bench:
-    """ceilings: None until they have been measured, or where they could not be. checkpoints: by name of the model,
-    those that have been written. places: directories to be removed at the end.
+    """A run.
+
+    Attributes:
+        device: Device to measure.
+        sizes: Sizes of the work.
+        budget: Time of the run.
+        report: Tables and goals.
+        timer: Timer of the device.
+        ceilings: Limits of the device; None if they are not measured.
+        checkpoints: Name of a model, to its checkpoint written in this run.
+        places: Directories to remove at the end.
     """
 
     device: torch.device
-    sizes: Sizes
+    sizes: RunSizes
     budget: Budget
     report: Report
     timer: Timer

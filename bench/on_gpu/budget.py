@@ -1,11 +1,14 @@
-"""How long a run may take."""
+"""Time of a run."""
 
 import time
 from collections.abc import Callable
 
 
 class Budget:
-    """seconds: from now on. What is begun is ended, so whoever begins something says how long it will take."""
+    """Seconds of a run, from now on.
+
+    Work that has begun is not interrupted, so each piece asks `allows` with its expected time first.
+    """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._end, self.seconds = clock, clock() + seconds, seconds

@@ -1,4 +1,4 @@
-"""What the device can do: bytes a second, operations a second, launches."""
+"""Measures the device's limits: bytes a second, operations a second, launches."""
 
 from collections.abc import Iterator
 
@@ -7,16 +7,16 @@ import torch
 from bench.on_gpu.bench import Bench, Ceilings
 from bench.on_gpu.kernels import nothing, read_blocks
 from bench.on_gpu.report import Table, say
-from bench.on_gpu.sizes import Sizes
+from bench.on_gpu.sizes import RunSizes
 from bench.on_gpu.timing import HostTimer, Timer, Timing, Work, seconds_of
 
-BLOCK, EACH = 2048, 8  # numbers that a program reads at once, and how often
+BLOCK, EACH = 2048, 8  # numbers that a program reads at once, and its number of reads
 LAUNCHES = 1000
 TRIES = 9
 
 
 def ceilings(bench: Bench) -> None:
-    """Those of `Bench` stay None where one of them could not be measured."""
+    """Measures the limits. `Bench.ceilings` stays None if one of them fails."""
     timer, sizes, device = bench.timer, bench.sizes, bench.device
     table = Table("ceilings", {"of": "", "rate": ",.1f", "unit": "", "median": ",.1f", "best by": ""})
     found: dict[str, float] = {}
@@ -37,20 +37,20 @@ def ceilings(bench: Bench) -> None:
             say(", ".join(f"{way} {_rate(*rates[way]) / scale:.1f}" for way in rates))
     if len(found) == 3:
         bench.ceilings = Ceilings(*found.values())
-    bench.report.tell(table, launches(timer, device))
+    bench.report.publish(table, launches(timer, device))
 
 
 def _rate(size: float, timing: Timing) -> float:
     return size / timing.least
 
 
-def copies(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, float, Work]]:
+def copies(sizes: RunSizes, device: torch.device) -> Iterator[tuple[str, float, Work]]:
     source = torch.randn(sizes.copied // 4, device=device)
     target = torch.empty_like(source)
     yield "copy_", 2 * sizes.copied, lambda: target.copy_(source)
 
 
-def reads(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, float, Work]]:
+def reads(sizes: RunSizes, device: torch.device) -> Iterator[tuple[str, float, Work]]:
     numbers = torch.randn(sizes.copied // 4, device=device)
     yield "torch.sum of float32", sizes.copied, lambda: numbers.sum()
     if device.type == "cuda":
@@ -60,8 +60,8 @@ def reads(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, float, Work
         yield "a kernel", sizes.copied, lambda: read_blocks[(programs,)](bits, out, BLOCK=BLOCK, EACH=EACH)
 
 
-def products(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, float, Work]]:
-    """Of random numbers: zeros are faster than any model's."""
+def products(sizes: RunSizes, device: torch.device) -> Iterator[tuple[str, float, Work]]:
+    """Yields products of random numbers; zeros would be faster than any model's weights."""
     for rows, inner, columns in sizes.products:
         a = torch.randn((rows, inner), device=device).bfloat16()
         b = torch.randn((columns, inner), device=device).bfloat16()
@@ -73,7 +73,7 @@ def products(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, float, W
 
 
 def launches(timer: Timer, device: torch.device) -> Table:
-    """What it takes to launch a kernel that has nothing to do, one after the other from the host."""
+    """Measures the launch of a kernel without work, one after the other from the host."""
     table = Table("launches", {"of": "", "microseconds": ".2f"})
     number = torch.zeros(1, dtype=torch.int32, device=device)
     ways: list[tuple[str, Work]] = [("an operation of torch", lambda: number.add_(1))]
@@ -92,7 +92,7 @@ def launches(timer: Timer, device: torch.device) -> Table:
 
 
 def _each(work: Work, device: torch.device) -> float:
-    """Seconds of a launch, with nothing to hide behind."""
+    """Returns seconds of a launch that no other work hides."""
 
     def many() -> None:
         for _ in range(LAUNCHES):
@@ -104,7 +104,7 @@ def _each(work: Work, device: torch.device) -> float:
 
 
 def graph_of(work: Work, calls: int) -> torch.cuda.CUDAGraph:
-    """So many of the same."""
+    """Returns a graph of `calls` calls of `work`."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

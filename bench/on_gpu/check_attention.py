@@ -1,4 +1,4 @@
-"""Whether the attention of kernels is right: beside float64, over pages of which those that nobody may read are NaN."""
+"""Checks the attention kernels against float64, over a pool whose pages that no slice may read are NaN."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,26 @@ from cache_manager.layout import KVLayout
 from model.gpu.attention_backend import TritonAttention
 
 Lengths = tuple[tuple[int, int], ...]
-"""Of each sequence: tokens that are in the cache, and tokens of the step."""
+"""Tokens in the cache, and tokens of the step, for each sequence."""
 LENGTHS: Lengths = ((6000, 1), (1500, 1), (16, 1), (0, 1), (700, 1), (530, 40), (0, 300), (200, 290))
 """Decodes over several parts and none, and slices with few, some and many queries."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """kv: int8 or fp8; None is as the dtype. window: tokens that one sees. cap: of the scores. shared:
-    tokens at the front that all sequences with as many in the cache have in common, and the pages that hold them.
-    lengths: () for those of the others.
+class AttentionCase:
+    """One case of attention.
+
+    Attributes:
+        dtype: Dtype of queries, keys and values.
+        group: Query heads of a KV head.
+        head_dim: Dimension of a head.
+        page_size: Tokens of a page.
+        kv: "int8" or "fp8"; None stores `dtype`.
+        window: Tokens that a query sees; None sees all.
+        cap: Soft cap of the scores; None has none.
+        shared: Tokens at the front that sequences share, with their pages. Sequences with fewer cached tokens do not.
+        kv_heads: Number of KV heads.
+        lengths: Lengths of the sequences; () takes the common ones.
     """
 
     dtype: str
@@ -47,37 +57,43 @@ class Case:
 
     @property
     def allowed(self) -> Tolerance:
-        """Values of 8 bits are mixed in bfloat16, with which their scales fit."""
+        """Tolerance. Values of 8 bits are multiplied in bfloat16, whose range fits their scales."""
         return truth.ATTENTION["bfloat16" if self.kv and self.dtype == "float16" else self.dtype]
 
 
 CASES = (
-    Case("bfloat16", 4, 128),
-    Case("bfloat16", 4, 128, kv="fp8"),
-    Case("bfloat16", 3, 64, 7),
-    Case("bfloat16", 8, 128, window=100),
-    Case("float16", 4, 128),
-    Case("float32", 4, 64),
-    Case("bfloat16", 4, 256, cap=30.0),
-    Case("bfloat16", 4, 128, shared=1200, lengths=tuple((1205 + 57 * i, 1) for i in range(12))),
-    Case("bfloat16", 4, 128, kv="int8"),
-    Case("bfloat16", 1, 64),
-    Case("bfloat16", 4, 80, 7, window=33),
-    Case("float32", 8, 128, 7, cap=20.0),
-    Case("bfloat16", 8, 64, 7, kv="fp8", window=100),
-    Case("float16", 3, 80, cap=50.0, window=200),
-    Case("bfloat16", 2, 256, kv="fp8", cap=30.0),
-    Case("float16", 1, 80, kv="int8"),
-    Case("bfloat16", 3, 64, 7, kv="int8"),
-    Case("float32", 1, 256),
-    Case("bfloat16", 16, 128),
+    AttentionCase("bfloat16", 4, 128),
+    AttentionCase("bfloat16", 4, 128, kv="fp8"),
+    AttentionCase("bfloat16", 3, 64, 7),
+    AttentionCase("bfloat16", 8, 128, window=100),
+    AttentionCase("float16", 4, 128),
+    AttentionCase("float32", 4, 64),
+    AttentionCase("bfloat16", 4, 256, cap=30.0),
+    AttentionCase("bfloat16", 4, 128, shared=1200, lengths=tuple((1205 + 57 * i, 1) for i in range(12))),
+    AttentionCase("bfloat16", 4, 128, kv="int8"),
+    AttentionCase("bfloat16", 1, 64),
+    AttentionCase("bfloat16", 4, 80, 7, window=33),
+    AttentionCase("float32", 8, 128, 7, cap=20.0),
+    AttentionCase("bfloat16", 8, 64, 7, kv="fp8", window=100),
+    AttentionCase("float16", 3, 80, cap=50.0, window=200),
+    AttentionCase("bfloat16", 2, 256, kv="fp8", cap=30.0),
+    AttentionCase("float16", 1, 80, kv="int8"),
+    AttentionCase("bfloat16", 3, 64, 7, kv="int8"),
+    AttentionCase("float32", 1, 256),
+    AttentionCase("bfloat16", 16, 128),
 )
-"""Those that most models need come first: all that follows may be left out where time is short."""
+"""Cases of most models come first: later ones may be skipped for lack of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """parts: errors of the step, by what was in it. problems: what was wrong; none is right."""
+    """Result of a check.
+
+    Attributes:
+        parts: Largest errors of "decode" and "prefill".
+        allowed: Tolerance of the case.
+        problems: Descriptions of what is wrong; empty if all is right.
+    """
 
     parts: dict[str, Error]
     allowed: Tolerance
@@ -85,16 +101,16 @@ class Verdict:
 
 
 class Pool:
-    """The sequences of a case, with all that has been computed of them written into their pages."""
+    """The sequences of a case, with the keys and values of earlier tokens in their pages."""
 
-    def __init__(self, case: Case, lengths: Lengths, device: torch.device, seed: int = 0) -> None:
+    def __init__(self, case: AttentionCase, lengths: Lengths, device: torch.device, seed: int = 0) -> None:
         self.case, self.lengths = case, lengths
         alike = [i for i, (before, _) in enumerate(lengths) if case.shared and before >= case.shared]
         self.book = Book.of([before + now for before, now in lengths], case.page_size, seed)
         self.book = self.book.sharing(alike, case.shared // case.page_size)
         width = 1 if case.kv else getattr(torch, case.dtype).itemsize
         windows = () if case.window is None else (case.window,)
-        layout = KVLayout(
+        layout = KVLayout.uniform(
             ((0,),), case.kv_heads, case.head_dim, width, case.page_size, 4 if case.kv else 0, windows
         )  # fmt: skip
         self.attention = TritonAttention(
@@ -121,7 +137,7 @@ class Pool:
         self.attention.write(0, picked(self.keys, slices), picked(self.values, slices), plan)
 
     def step(self, slices: Slices) -> list[Tensor]:
-        """The output of each slice."""
+        """Runs a step, and returns the output of each slice."""
         with poisoned():
             plan = self.attention.plan(self.book.shape(slices))
             self.attention.write(0, picked(self.keys, slices), picked(self.values, slices), plan)
@@ -129,7 +145,7 @@ class Pool:
         return list(out.split([count for _, _, count in slices]))
 
     def forget(self) -> None:
-        """Pages that lie before the window of all tokens of the step are somebody else's: NaN."""
+        """Takes pages before the window of all tokens of the step away, and fills them with NaN."""
         for i, (before, _) in enumerate(self.lengths):
             dead = max(0, before + 1 - (self.case.window or before + 1)) // self.case.page_size
             self.book, lost = self.book.without(i, dead)
@@ -142,8 +158,8 @@ class Pool:
         return truth.attention(self.queries[sequence][before:], keys, values, before, case.window, case.cap)
 
 
-def check(case: Case, lengths: Lengths, device: torch.device) -> Verdict:
-    """A step of all sequences, one of the decodes alone, and one of a decode alone."""
+def check(case: AttentionCase, lengths: Lengths, device: torch.device) -> Verdict:
+    """Checks steps of all sequences, of the decodes alone, and of each decode alone."""
     pool = Pool(case, lengths, device)
     now = [(i, before, count) for i, (before, count) in enumerate(lengths)]
     pool.step(now)
@@ -161,8 +177,9 @@ def check(case: Case, lengths: Lengths, device: torch.device) -> Verdict:
 
 
 def differing(pool: Pool, mixed: Sequence[Tensor]) -> list[str]:
-    """A decode's bits are to be the same among other slices, among decodes, and alone; unless its first keys are read
-    once for several.
+    """Returns decodes whose bits differ among other slices, among decodes, and alone.
+
+    Nothing is checked if decodes share the reads of their first keys: that changes the order of sums.
     """
     decodes = [(i, before, 1) for i, (before, count) in enumerate(pool.lengths) if count == 1]
     if decodes and pool.attention.plan(pool.book.shape(decodes)).shares:
@@ -177,9 +194,9 @@ def differing(pool: Pool, mixed: Sequence[Tensor]) -> list[str]:
 
 
 def wrong_pages(pool: Pool) -> list[str]:
-    """Whether pages hold what was written, bit by bit, and the rest is NaN still."""
+    """Checks that pages hold what was written, bit by bit, and that all else is still NaN."""
     case, book = pool.case, pool.book
-    content = pool.attention.export(np.arange(book.pages, dtype=np.int32))
+    content = pool.attention.export(np.arange(book.pages, dtype=np.int32), np.zeros(book.pages, np.int32))
     slots = torch.from_numpy(np.concatenate([book.slots(i, 0, sum(n)) for i, n in enumerate(pool.lengths)]))
     slots = slots.to(content.device)
     others = torch.ones(book.pages * case.page_size, dtype=torch.bool, device=content.device)
@@ -198,5 +215,5 @@ def wrong_pages(pool: Pool) -> list[str]:
         if not torch.equal(found[slots].view(torch.uint8), wanted.to(found.device).contiguous().view(torch.uint8)):
             problems.append("pages hold other numbers than were written")
         if kind.is_floating_point and not found[others].isnan().all():
-            problems.append("something was written where nobody's tokens are")
+            problems.append("something was written outside the sequences' slots")
     return problems

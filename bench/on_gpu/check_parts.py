@@ -1,6 +1,4 @@
-"""Whether the other kernels are right: norms, rotation, gates, a whole attention layer, parts that are joined, and the
-sampler.
-"""
+"""Checks the other kernels: norms, rotation, gates, a whole attention layer, the join of parts, and the sampler."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.on_gpu import truth
-from bench.on_gpu.check_attention import Case, Pool
+from bench.on_gpu.check_attention import AttentionCase, Pool
 from bench.on_gpu.pages import picked, poisoned
 from bench.on_gpu.truth import Error, Tolerance
 from model.forward import ForwardBatch
@@ -23,14 +21,14 @@ from model.sampling.random import row_keys
 from model.sampling.sampler import Draws
 
 EPS = 1e-5
-ROUNDED = 1e-4  # by how much a draw in float32 may lie below the largest number in float64
+ROUNDED = 1e-4  # largest distance of a draw in float32 below the largest number in float64
 
 Check = tuple[str, Callable[[], Error], Tolerance]
-"""What is checked, its error, and what is allowed."""
+"""Name of a check, a function that returns its error, and the tolerance."""
 
 
 class Noted:
-    """An `AttentionBackend` that only notes what it is given."""
+    """An `AttentionBackend` that only records its arguments."""
 
     name = "noted"
 
@@ -46,12 +44,12 @@ class Noted:
 
 
 def unchanged(x: Tensor, _: ForwardBatch | None = None) -> Tensor:
-    """A product that does nothing."""
+    """Returns its argument: a linear layer without work."""
     return x
 
 
-class Source:
-    """Random numbers of a seed, on a device."""
+class RandomTensors:
+    """Makes random tensors of a seed, on a device."""
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         self.device, self._made = device, torch.Generator().manual_seed(seed)
@@ -61,9 +59,9 @@ class Source:
 
 
 def checks(device: torch.device, dtypes: tuple[str, ...], vocabulary: int = 128_256) -> Iterator[Check]:
-    """dtypes: the names of those that are tried."""
+    """Yields all checks, those of layers for each of `dtypes`."""
     for name in dtypes:
-        yield from layer_checks(Source(device), name)
+        yield from layer_checks(RandomTensors(device), name)
     yield "parts of attention are joined", partial(joined, device), Tolerance(1e-5, 3e-6)
     yield "sampler: largest, its token, sum", partial(summary, device, vocabulary), Tolerance(1e-4, 3e-6)
     for temperature, min_p in ((1.0, 0.0), (0.3, 0.1)):
@@ -74,7 +72,7 @@ def checks(device: torch.device, dtypes: tuple[str, ...], vocabulary: int = 128_
         )
 
 
-def layer_checks(random: Source, name: str) -> Iterator[Check]:
+def layer_checks(random: RandomTensors, name: str) -> Iterator[Check]:
     dtype = getattr(torch, name)
     allowed = truth.ROWS[name]
     for width in (576, 4096):
@@ -89,38 +87,38 @@ def layer_checks(random: Source, name: str) -> Iterator[Check]:
 
 
 def scaled(found: Tensor, expected: Tensor) -> Error:
-    """The error as a part of the largest magnitude."""
+    """Returns the error as a share of the largest magnitude."""
     error = Error.of(found, expected)
-    return Error(error.most / float(expected.abs().max()), error.whole)
+    return Error(error.most / float(expected.abs().max()), error.norm)
 
 
-def norm(random: Source, width: int, dtype: torch.dtype) -> Error:
+def norm(random: RandomTensors, width: int, dtype: torch.dtype) -> Error:
     x, weight = random(33, width, dtype=dtype), random(width, dtype=dtype)
     with poisoned():
         found = KernelNorm(weight, EPS)(x)
     return scaled(found, truth.rms_norm(x, weight, EPS))
 
 
-def norm_of_sum(random: Source, width: int, dtype: torch.dtype) -> Error:
+def norm_of_sum(random: RandomTensors, width: int, dtype: torch.dtype) -> Error:
     x, added, weight = random(33, width, dtype=dtype), random(33, width, dtype=dtype), random(width, dtype=dtype)
     with poisoned():
         found, summed = KernelNorm(weight, EPS).of_sum(x, added)
-    # What is normalised is the sum as the next part gets it, rounded.
+    # The kernel normalises the rounded sum, which the next part gets.
     return Error.worst(
         [scaled(summed, x.double() + added.double()), scaled(found, truth.rms_norm(summed, weight, EPS))]
     )
 
 
-def norm_of_heads(random: Source, dtype: torch.dtype) -> Error:
-    """That lie between others."""
+def norm_of_heads(random: RandomTensors, dtype: torch.dtype) -> Error:
+    """Checks the norm of heads that lie between others in memory."""
     qkv, weight = random(17, 12, 128, dtype=dtype), random(128, dtype=dtype)
     with poisoned():
         found = KernelNorm(weight, EPS)(qkv[:, 2:7])
     return scaled(found, truth.rms_norm(qkv[:, 2:7], weight, EPS))
 
 
-def rotation(random: Source, pairs: int, dtype: torch.dtype) -> Error:
-    """Of queries and keys; values, and what lies past the pairs, stay."""
+def rotation(random: RandomTensors, pairs: int, dtype: torch.dtype) -> Error:
+    """Checks the rotation of queries and keys; values, and dimensions past the pairs, must not change."""
     heads, kv_heads, dim, context = 8, 2, 128, 400
     rope = Rope(frequencies(2 * pairs, 10_000.0), context, dtype, random.device)
     qkv = random(19, (heads + 2 * kv_heads) * dim, dtype=dtype)
@@ -136,16 +134,16 @@ def rotation(random: Source, pairs: int, dtype: torch.dtype) -> Error:
     return Error.worst([scaled(turned, truth.rotated(was, cos, sin)) for turned, was in found])
 
 
-def gate(random: Source, width: int, dtype: torch.dtype) -> Error:
+def gate(random: RandomTensors, width: int, dtype: torch.dtype) -> Error:
     gate_up = 4 * random(33, 2 * width, dtype=dtype)
     with poisoned():
         found = KernelGatedMLP(unchanged, unchanged, silu)(gate_up)
     return scaled(found, truth.gated(gate_up))
 
 
-def attention_layer(random: Source, name: str) -> Error:
-    """Rotation, writing and attention as a layer puts them together: a decode and a prefill in one step."""
-    case = Case(name, 4, 64)
+def attention_layer(random: RandomTensors, name: str) -> Error:
+    """Checks rotation, writing and attention of a whole layer, with a decode and a prefill in one step."""
+    case = AttentionCase(name, 4, 64)
     lengths = ((70, 1), (0, 37))
     pool = Pool(case, lengths, random.device)
     rope = Rope(frequencies(case.head_dim, 10_000.0), 100, getattr(torch, name), random.device)
@@ -170,11 +168,11 @@ def attention_layer(random: Source, name: str) -> Error:
 
 
 def joined(device: torch.device) -> Error:
-    """Parts of one softmax, of which some have seen nothing."""
+    """Checks the join of a softmax's parts, some of which have no keys."""
     from model.gpu.attention import join_parts
-    from model.gpu.attention_backend import AT_ONCE  # here: should the kernels be divided otherwise, this alone fails
+    from model.gpu.attention_backend import AT_ONCE  # here, so that a new division of kernels fails only this check
 
-    random, heads, dim, count = Source(device), 4, 96, 37
+    random, heads, dim, count = RandomTensors(device), 4, 96, 37
     tops, totals = 20 * random(count, heads), 1 + random(count, heads).abs()
     parts = random(count, heads, dim)
     tops[3:19], totals[3:19], parts[3:19] = -torch.inf, 0.0, 0.0
@@ -189,7 +187,7 @@ def joined(device: torch.device) -> Error:
 
 
 def summary(device: torch.device, vocabulary: int) -> Error:
-    logits = 4 * Source(device)(17, vocabulary)
+    logits = 4 * RandomTensors(device)(17, vocabulary)
     logits[2, ::3] = 30.0  # several are the largest
     with poisoned():
         found = GpuOps().summary(logits)
@@ -200,10 +198,11 @@ def summary(device: torch.device, vocabulary: int) -> Error:
 
 
 def draws(device: torch.device, vocabulary: int, temperature: float, min_p: float) -> Error:
-    """By how much what was drawn lies below the largest, scaled logits and noise in float64: where two are as good as
-    equal, float32 may take the other.
+    """Checks draws: the distance of each below the largest of scaled logits plus noise in float64.
+
+    It is not always 0: of two nearly equal numbers float32 may take the other.
     """
-    logits, n = 4 * Source(device)(17, vocabulary), 64
+    logits, n = 4 * RandomTensors(device)(17, vocabulary), 64
     rows = np.arange(n) % len(logits)
     keys = row_keys(np.arange(n, dtype=np.uint64), np.zeros(n, np.int64), np.arange(n))
     wanted = Draws(rows, keys, np.full(n, temperature), np.full(n, min_p), np.zeros(n, np.int64), np.ones(n))

@@ -1,4 +1,4 @@
-"""What the run was on."""
+"""Describes device and host of a run."""
 
 import datetime
 import importlib.metadata
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
-"""Of nvidia-smi. Only read: a bench changes no setting of a device."""
+"""Fields of nvidia-smi. They are only read: a bench changes no setting of a device."""
 PACKAGES = ("torch", "triton", "transformers", "safetensors", "numpy")
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """For the head of a report; what cannot be told is left out."""
+    """Returns facts for the head of a report; unknown ones are left out."""
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
@@ -37,20 +37,20 @@ def facts(device: torch.device) -> dict[str, Any]:
         "L2": f"{getattr(properties, 'L2_cache_size', 0) / 2**20:.0f} MiB",
         "CUDA": torch.version.cuda,
     }
-    return found | said_by_driver()
+    return found | driver_facts()
 
 
-def said_by_driver() -> dict[str, str]:
-    """Driver and clocks. Nothing where there is no nvidia-smi."""
+def driver_facts() -> dict[str, str]:
+    """Returns driver and clocks from nvidia-smi; nothing without it."""
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader", "--id=0"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    values = [value.strip() for value in said.strip().splitlines()[0].split(",")]
+    values = [value.strip() for value in output.strip().splitlines()[0].split(",")]
     return dict(zip((f"driver's {name}" for name in QUERY), values, strict=False))
 
 
 def head(found: dict[str, Any]) -> str:
-    """Markdown."""
+    """Returns the head of a report as Markdown."""
     return "\n".join(["## Quire on a device", "", *(f"- {key}: {value}" for key, value in found.items()), ""])

@@ -1,4 +1,4 @@
-"""The engine as a server runs it, without the frontend: events in, outputs of steps out, timed as they come."""
+"""Runs the engine like a server, without the frontend: events in, outputs of steps out, timed as they come."""
 
 import contextlib
 import queue
@@ -12,23 +12,29 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.on_gpu.loads import Asked
+from bench.on_gpu.loads import EngineRequest
 from bench.on_gpu.memory import free
 from model.settings import ModelSettings
 from rpc.engines.assembly import assemble
 from rpc.settings import EngineConfig
 from scheduler.controls import Controls
-from scheduler.events import EndReason, Finish, StepOutputs, Submit
+from scheduler.events import Abort, EndReason, StepOutputs, Submit
 from scheduler.request import Request
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 GREEDY = Controls(0.0, 1.0, 0, 0.0, 0)
-PATIENCE = 120.0  # seconds until an engine from which nothing comes is taken for stuck
+PATIENCE = 120.0  # seconds until an engine without output counts as stuck
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """A step's outputs. at: when they came. attempts: that got a token. overhead: seconds of the host beside it."""
+    """A step's outputs.
+
+    Attributes:
+        at: Time of their arrival, in seconds of time.perf_counter.
+        attempts: Attempts that got a token.
+        overhead: Seconds of the host's work for the step.
+    """
 
     at: float
     attempts: NDArray[np.int64]
@@ -36,8 +42,17 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """sent, times: by request, when it was sent and when its tokens came. firsts: each one's first token."""
+class EngineRun:
+    """Result of a run. Times are seconds of time.perf_counter.
+
+    Attributes:
+        began: Start of the run.
+        ended: Time of the last output.
+        moments: Outputs by step.
+        sent: Time at which each request was sent.
+        times: Arrival of each request's tokens.
+        firsts: Id of each request's first token.
+    """
 
     began: float
     ended: float
@@ -51,11 +66,20 @@ class Run:
         return self.ended - self.began
 
 
-class Engine:
-    """A context: at its end the engine is stopped, and its memory free."""
+class TimedEngine:
+    """A running engine; at the end of its context it is stopped, and its memory is free."""
 
     def __init__(self, directory: Path, device: str, backend: str, kv_memory: int, sequences: int, step: int) -> None:
-        """kv_memory: bytes. sequences: that run at once. step: tokens of one."""
+        """Starts an engine.
+
+        Args:
+            directory: Checkpoint of the model.
+            device: "cuda" or "cpu".
+            backend: Backend of the model.
+            kv_memory: Bytes of the KV pool.
+            sequences: Sequences that run at once.
+            step: Most tokens of a step.
+        """
         self._outputs = queue.SimpleQueue[tuple[float, StepOutputs]]()
         config = EngineConfig(
             model=ModelSettings(str(directory), device=device, backend=backend, kv_cache_memory=kv_memory),
@@ -64,15 +88,15 @@ class Engine:
         )
         self._engine = assemble(config).engine(lambda outputs: self._outputs.put((time.perf_counter(), outputs)))
         self._engine.start()
-        self._attempts = 0
+        self.attempts = 0
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> "TimedEngine":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(TimeoutError):  # then what went wrong before says more
+        with contextlib.suppress(TimeoutError):  # an earlier exception says more
             self._engine.stop()
         for thread in threading.enumerate():
             if thread.name == "quire-step":
@@ -80,20 +104,26 @@ class Engine:
         del self._engine
         free()
 
-    def run(self, asked: Sequence[Asked], together: int | None = None) -> Run:
-        """together: so many at a time, the next one is sent where one ends; None sends all at once. Raises RuntimeError
-        where one ends before its last token, or nothing comes any more.
+    def run(self, asked: Sequence[EngineRequest], together: int | None = None) -> EngineRun:
+        """Runs requests.
+
+        Args:
+            asked: The requests.
+            together: Requests at a time; the next one is sent when one ends. None sends all at once.
+
+        Raises:
+            RuntimeError: A request ends before its last token, or the engine is stuck.
         """
-        first = self._attempts
-        self._attempts += len(asked)
+        first = self.attempts
+        self.attempts += len(asked)
         try:
             return self._run(asked, len(asked) if together is None else together, first)
         except RuntimeError:
-            self._engine.send([Finish(attempt) for attempt in range(first, self._attempts)])
+            self._engine.send([Abort(attempt) for attempt in range(first, self.attempts)])
             raise
 
-    def _run(self, asked: Sequence[Asked], together: int, first: int) -> Run:
-        """first: attempt."""
+    def _run(self, asked: Sequence[EngineRequest], together: int, first: int) -> EngineRun:
+        """Runs requests whose attempts are numbered from `first`."""
         began = time.perf_counter()
         waiting = iter(enumerate(asked, first))
         sent: list[float] = []
@@ -106,7 +136,7 @@ class Engine:
             moments.append(Moment(at, outputs.attempts, sum(outputs.overheads)))
             for attempt, token in zip(outputs.attempts.tolist(), outputs.tokens.tolist(), strict=True):
                 if attempt < first:
-                    continue  # of a run that was given up
+                    continue  # from a run that failed
                 if not times[attempt - first]:
                     firsts[attempt - first] = token
                 times[attempt - first].append(at)
@@ -116,9 +146,9 @@ class Engine:
                     raise RuntimeError(f"request {end.attempt - first} ended: {end.reason.value} {end.message}".strip())
             left -= len(ends)
             self._send(waiting, len(ends), sent)
-        return Run(began, at, moments, sent, times, firsts)
+        return EngineRun(began, at, moments, sent, times, firsts)
 
-    def _send(self, waiting: Iterator[tuple[int, Asked]], count: int, sent: list[float]) -> None:
+    def _send(self, waiting: Iterator[tuple[int, EngineRequest]], count: int, sent: list[float]) -> None:
         chosen = [one for _, one in zip(range(count), waiting, strict=False)]
         if chosen:
             sent += [time.perf_counter()] * len(chosen)

@@ -1,4 +1,4 @@
-"""torch's flex_attention, compiled. It wants a C compiler, and takes seconds for each shape."""
+"""torch's flex_attention, compiled. It needs a C compiler, and seconds for each shape."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bench.on_gpu.timing import Work
 
-SHAPES = 64  # that may be compiled: torch stops at 8 otherwise, and goes on without
+SHAPES = 64  # shapes that may be compiled: by default torch stops at 8, and goes on without compiling
 
 
 def _compiled() -> Callable[..., Tensor]:
@@ -21,15 +21,18 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def flex_decode(queries: Tensor, stores: Sequence[Tensor]) -> Work:
-    """queries: [batch, heads, 1, head_dim]. stores: of each layer, [2, batch, KV heads, keys, head_dim]. One layer a
-    call; compiled by the first.
+    """Returns a function that computes one layer a call, compiled by its first call.
+
+    Args:
+        queries: [batch, heads, 1, head_dim].
+        stores: Keys and values of each layer, [2, batch, KV heads, keys, head_dim].
     """
     attend, turn = _compiled(), cycle(stores)
     return lambda: attend(queries, *next(turn), enable_gqa=True)
 
 
 def flex_prefill(queries: Tensor, stores: Sequence[Tensor]) -> Work:
-    """The same, causal, for as many queries as keys."""
+    """Does the same as `flex_decode` with a causal mask, for equal numbers of queries and keys."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     attend, turn, tokens = _compiled(), cycle(stores), queries.shape[2]

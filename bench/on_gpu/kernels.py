@@ -1,4 +1,4 @@
-"""Kernels that only measure: one reads, one does nothing."""
+"""Kernels that only measure: one reads, one has no work."""
 
 import triton
 import triton.language as tl
@@ -6,8 +6,15 @@ import triton.language as tl
 
 @triton.jit
 def read_blocks(source, out, BLOCK: tl.constexpr, EACH: tl.constexpr):
-    """Grid: (programs,). source: int32 [programs x EACH x BLOCK]. out: int32 [programs], what each has read, added up,
-    so that nothing is left out.
+    """Sums numbers in each program. The sum makes sure that no read is optimised away.
+
+    Grid: (programs,).
+
+    Args:
+        source: [programs x EACH x BLOCK] int32.
+        out: [programs] int32, the sum of each program's numbers.
+        BLOCK: Numbers of one read.
+        EACH: Reads of a program.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK * EACH + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.int32)
@@ -18,5 +25,5 @@ def read_blocks(source, out, BLOCK: tl.constexpr, EACH: tl.constexpr):
 
 @triton.jit
 def nothing(out):
-    """Grid: (1,). Writes one number."""
+    """Writes one number. Grid: (1,)."""
     tl.store(out, 1)

@@ -1,4 +1,4 @@
-"""What an engine is asked: random token ids, greedy, outputs of a fixed length. A seed says all of it."""
+"""Requests to an engine: random token ids, greedy, outputs of a fixed length. A seed determines all of them."""
 
 import random
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ LOWEST = 300  # ids below may be special
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """So many tokens for this prompt."""
+class EngineRequest:
+    """One request: `tokens` output tokens for a prompt of token ids."""
 
     prompt: list[int]
     tokens: int
 
 
-def alike(seed: str, vocabulary: int, requests: int, prompt: int, tokens: int) -> list[Asked]:
-    """All of the same length."""
+def alike(seed: str, vocabulary: int, requests: int, prompt: int, tokens: int) -> list[EngineRequest]:
+    """Returns requests of equal lengths."""
     source = random.Random(seed)
-    return [Asked(_ids(source, vocabulary, prompt), tokens) for _ in range(requests)]
+    return [EngineRequest(_ids(source, vocabulary, prompt), tokens) for _ in range(requests)]
 
 
-def mixed(seed: str, vocabulary: int, load: Mixed) -> list[Asked]:
+def mixed(seed: str, vocabulary: int, load: Mixed) -> list[EngineRequest]:
     source = random.Random(seed)
     return [
-        Asked(_ids(source, vocabulary, source.randint(*load.prompts)), source.randint(*load.outputs))
+        EngineRequest(_ids(source, vocabulary, source.randint(*load.prompts)), source.randint(*load.outputs))
         for _ in range(load.requests)
     ]
 

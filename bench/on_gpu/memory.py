@@ -6,12 +6,12 @@ import torch
 
 
 def free() -> None:
-    """Gives back what nobody holds any more."""
+    """Collects garbage, and gives unused memory back to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def free_device_bytes(device: torch.device) -> int | None:
-    """None where it is no GPU."""
+    """Returns the free bytes of a GPU's memory; None for other devices."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Models that are run: their shapes, what a step of them must read and compute, and checkpoints of random weights."""
+"""Models of a run: their shapes, the bytes and operations of their steps, and checkpoints of random weights."""
 
 import json
 import shutil
@@ -22,15 +22,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128, "tie_word_embeddings": False,
     },
 }  # fmt: skip
-"""By name, as config.json has them."""
-WRITERS = 4  # files that are written at once
+"""Name to the fields of its config.json."""
+WRITERS = 4  # files written at once
 MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - tempfile makes a directory of our own in it
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of a model in bfloat16. weights: bytes that each step reads. file: bytes of all. token: bytes of one's KV.
-    layers, head: operations of a token in the layers, and in the output layer. attention: with each key.
+    """Costs of a model in bfloat16.
+
+    Attributes:
+        weights: Bytes of weights that each step reads.
+        file: Bytes of all weights.
+        token: Bytes of a token's KV.
+        layers: Operations of a token in the layers.
+        head: Operations of a token in the output layer.
+        attention: Operations of a token with each key.
     """
 
     weights: int
@@ -51,19 +58,19 @@ class Costs:
         return Costs(2 * (layers + head), 2 * file, 4 * keys, 2 * layers, 2 * head, 4 * queries)
 
     def step_bytes(self, contexts: float) -> float:
-        """contexts: tokens that all sequences have, together."""
+        """Returns the bytes of a step; `contexts` is the number of tokens of all sequences together."""
         return self.weights + contexts * self.token
 
     def decode_operations(self, batch: int, contexts: float) -> float:
         return batch * (self.layers + self.head) + contexts * self.attention
 
     def prefill_operations(self, tokens: int) -> float:
-        """Of a prompt of which only the last token goes through the output layer."""
+        """Returns the operations of a prompt, whose last token alone goes through the output layer."""
         return tokens * self.layers + self.head + tokens * (tokens + 1) / 2 * self.attention
 
 
 def place_for(size: int) -> Path:
-    """A new directory with room for so many bytes, in memory where there is some to spare. Raises OSError."""
+    """Makes a directory with room for `size` bytes, in memory if enough is free. Raises OSError."""
     roots = [MEMORY_DISK, Path(tempfile.gettempdir())]
     for root in roots:
         if root.is_dir() and shutil.disk_usage(root).free > 1.2 * size and _memory_allows(root, size):
@@ -72,7 +79,7 @@ def place_for(size: int) -> Path:
 
 
 def _memory_allows(root: Path, size: int) -> bool:
-    """What lies in memory is there a second time while it is loaded."""
+    """Returns whether memory is large enough: a file in memory is there twice while it is loaded."""
     if root != MEMORY_DISK:
         return True
     try:
@@ -84,7 +91,7 @@ def _memory_allows(root: Path, size: int) -> bool:
 
 
 def write_checkpoint(directory: Path, shape: dict[str, Any], device: torch.device) -> Path:
-    """Random matrices, norms of 1, in bfloat16: a file for each layer, and one for the rest."""
+    """Writes random matrices and norms of 1 in bfloat16: a file for each layer, and one for the rest."""
     config = {"max_position_embeddings": CONTEXT} | shape
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, list[tuple[str, tuple[int, ...]]]] = {}

@@ -1,4 +1,4 @@
-"""Sequences on random pages of a pool, and the steps that they take part in."""
+"""Sequences on random pages of a pool, and the shapes of their steps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +12,19 @@ from torch import Tensor
 from model.attention.backend import StepShape
 
 Slices = Sequence[tuple[int, int, int]]
-"""Of each: sequence, first position, tokens."""
-SPARE = 5  # pages that nobody has
+"""Sequence, first position and number of tokens of each slice."""
+SPARE = 5  # pages of no sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Book:
-    """Who has which pages of a pool of so many, in one layer group. table: int32 [rows, width]; what stands in it past
-    a sequence's own pages is one that nobody has. rows: of the table, by sequence.
+    """Page tables of sequences, in one layer group.
+
+    Attributes:
+        page_size: Tokens of a page.
+        pages: Number of pages in the pool.
+        table: [rows, width] int32. Past a sequence's own pages it has a page of no sequence.
+        rows: [sequences] int64. Each sequence's row of the table.
     """
 
     page_size: int
@@ -29,7 +34,7 @@ class Book:
 
     @staticmethod
     def of(lengths: Sequence[int], page_size: int, seed: int = 0) -> "Book":
-        """lengths: tokens of each sequence."""
+        """Gives random pages to sequences of these lengths in tokens."""
         rng = np.random.default_rng(seed)
         needed = [-(-length // page_size) for length in lengths]
         pages, rows = sum(needed) + SPARE, len(lengths) + 2
@@ -43,7 +48,7 @@ class Book:
         return Book(page_size, pages, table, places)
 
     def slots(self, sequence: int, start: int, count: int) -> NDArray[np.int64]:
-        """Where these tokens lie."""
+        """Returns the slots of a sequence's tokens, [count] int64."""
         where = np.arange(start, start + count)
         page = self.table[self.rows[sequence], where // self.page_size].astype(np.int64)
         return page * self.page_size + where % self.page_size
@@ -55,14 +60,14 @@ class Book:
         return StepShape(packed, positions, slots[None], self.table[None], np.zeros(len(slices), np.int64))
 
     def sharing(self, sequences: Sequence[int], pages: int) -> "Book":
-        """The same where all of these have the first pages of the first of them."""
+        """Returns tables in which these sequences share the first `pages` pages of the first of them."""
         table = self.table.copy()
         for sequence in sequences:
             table[self.rows[sequence], :pages] = table[self.rows[sequences[0]], :pages]
         return Book(self.page_size, self.pages, table, self.rows)
 
     def without(self, sequence: int, first: int) -> tuple["Book", NDArray[np.int32]]:
-        """The same where a sequence has lost its first so many pages, and which these were."""
+        """Returns tables in which a sequence has lost its first `first` pages, and these pages."""
         table, row = self.table.copy(), self.rows[sequence]
         lost = table[row, :first].copy()
         table[row, :first] = table[:, -1].max()
@@ -70,13 +75,13 @@ class Book:
 
 
 def picked(tensors: Sequence[Tensor], slices: Slices) -> Tensor:
-    """Of each slice's sequence the rows of its tokens, one slice after the other."""
+    """Returns the rows of the slices' tokens, one slice after the other."""
     return torch.cat([tensors[sequence][start : start + count] for sequence, start, count in slices])
 
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """What torch allocates without filling it is NaN, so what a kernel does not write shows."""
+    """Lets torch fill new memory with NaN, so that elements which a kernel does not write show."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""How fast the other kernels are: bytes that they must read and write, a second."""
+"""Measures the other kernels by the bytes that they must read and write a second."""
 
 from collections.abc import Callable
 
@@ -52,7 +52,7 @@ def parts_speed(bench: Bench) -> None:
                 })  # fmt: skip
                 del work
             free()
-    bench.report.tell(table)
+    bench.report.publish(table)
 
 
 def _random(device: torch.device, *shape: int) -> Tensor:
@@ -60,9 +60,9 @@ def _random(device: torch.device, *shape: int) -> Tensor:
 
 
 def write(device: torch.device, kv: str | None = None) -> Made:
-    """Keys and values as they lie between others, to pages in random places."""
+    """Writes keys and values, strided like a layer's, to random pages."""
     book, width = Book.of([TOKENS], PAGE), 1 if kv else 2
-    layout = KVLayout(((0,),), KV_HEADS, DIM, width, PAGE, 4 if kv else 0)
+    layout = KVLayout.uniform(((0,),), KV_HEADS, DIM, width, PAGE, 4 if kv else 0)
     attention = TritonAttention(layout, book.pages, HEADS, kv or "bfloat16", device, "bfloat16")
     plan = attention.plan(book.shape([(0, 0, TOKENS)]))
     _, keys, values = _random(device, TOKENS, HEADS + 2 * KV_HEADS, DIM).split((HEADS, KV_HEADS, KV_HEADS), 1)
@@ -83,7 +83,7 @@ def norm_of_sum(device: torch.device) -> Made:
 
 
 def rotation(device: torch.device) -> Made:
-    """Of queries and keys, in a layer whose products and attention do nothing."""
+    """Rotates queries and keys, in a layer whose products and attention have no work."""
     qkv = _random(device, TOKENS, (HEADS + 2 * KV_HEADS) * DIM)
     rope = Rope(frequencies(DIM, 10_000.0), TOKENS, torch.bfloat16, device)
     layer = KernelSelfAttention(0, HEADS, KV_HEADS, DIM, unchanged, unchanged, rope)

@@ -1,18 +1,18 @@
-"""The engine beside transformers on the same requests, turn by turn, both on the device at once."""
+"""Measures the engine beside transformers on the same requests, interleaved, both on the device at once."""
 
 import statistics
 from typing import Any
 
 from bench.on_gpu.bench import Bench
-from bench.on_gpu.engine import Engine
-from bench.on_gpu.loads import Asked, mixed
+from bench.on_gpu.engine import TimedEngine
+from bench.on_gpu.loads import EngineRequest, mixed
 from bench.on_gpu.memory import free, free_device_bytes
 from bench.on_gpu.models import SHAPES, Costs
 from bench.on_gpu.report import Table, say
 from bench.on_gpu.serving import LARGE, SPARE, backend, checkpoint
-from bench.on_gpu.transformers_side import Transformers
+from bench.on_gpu.transformers_side import TransformersManager
 
-SECONDS, SMALL_SECONDS = 100.0, 50.0  # of a model of 16 GB, and of others
+SECONDS, SMALL_SECONDS = 100.0, 50.0  # for a model of 16 GB, and for others
 
 
 def peers(bench: Bench) -> None:
@@ -36,7 +36,7 @@ def peers(bench: Bench) -> None:
             with table.attempt(name):
                 table.add(**side_by_side(bench, name, table))
             free()
-    bench.report.tell(table)
+    bench.report.publish(table)
 
 
 def kv_tokens(bench: Bench) -> int:
@@ -45,7 +45,7 @@ def kv_tokens(bench: Bench) -> int:
 
 
 def no_room(bench: Bench, name: str) -> str:
-    """Why both do not fit; "" where they do."""
+    """Returns why both do not fit in memory; "" if they do."""
     costs, free_bytes = Costs.of(SHAPES[name]), free_device_bytes(bench.device)
     needed = 2 * (costs.file + kv_tokens(bench) * costs.token) + SPARE
     if free_bytes is None or needed <= free_bytes:
@@ -57,11 +57,11 @@ def side_by_side(bench: Bench, name: str, table: Table) -> dict[str, Any]:
     costs, load, device = Costs.of(SHAPES[name]), bench.sizes.peers, bench.device
     directory = checkpoint(bench, name)
     with (
-        Engine(
+        TimedEngine(
             directory, device.type, backend(device), kv_tokens(bench) * costs.token, load.requests,
             bench.sizes.step_tokens,
         ) as engine,
-        Transformers(directory, device, (load.prompts[1], load.outputs[1]), load.requests) as other,
+        TransformersManager(directory, device, (load.prompts[1], load.outputs[1]), load.requests) as other,
     ):  # fmt: skip
         table.notes.append(f"{name}: {other.about}.")
         say(table.notes[-1])
@@ -75,9 +75,12 @@ def side_by_side(bench: Bench, name: str, table: Table) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def turns(bench: Bench, engine: Engine, other: Transformers, name: str) -> list[tuple[tuple[float, float], float]]:
-    """By round: tokens a second of both, and the part of first tokens that are alike. As many rounds as there is time
-    for, one at least beside the first, which does not count.
+def turns(
+    bench: Bench, engine: TimedEngine, other: TransformersManager, name: str
+) -> list[tuple[tuple[float, float], float]]:
+    """Returns, for each round, tokens a second of both, and the share of equal first tokens.
+
+    The first round does not count. At least one more follows, and further ones if the budget allows.
     """
     rounds: list[tuple[tuple[float, float], float]] = []
     longest = 0.0
@@ -92,9 +95,9 @@ def turns(bench: Bench, engine: Engine, other: Transformers, name: str) -> list[
 
 
 def one_round(
-    asked: list[Asked], engine: Engine, other: Transformers, swapped: bool
+    asked: list[EngineRequest], engine: TimedEngine, other: TransformersManager, swapped: bool
 ) -> tuple[tuple[float, float], float]:
-    """swapped: the other one goes first."""
+    """Runs both; with `swapped` transformers runs first."""
     total = sum(one.tokens for one in asked)
     if swapped:
         seconds, firsts = other.run(asked)

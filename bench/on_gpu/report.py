@@ -1,4 +1,4 @@
-"""What was found: tables that are Markdown and JSON, and goals."""
+"""Results of a run: tables as Markdown and JSON, and goals."""
 
 import json
 import math
@@ -15,20 +15,26 @@ import torch
 
 from bench.on_gpu.memory import free
 
-WRONG = "WRONG"  # with which the verdict on what is not right begins
+WRONG = "WRONG"  # start of the verdict on a wrong result
 CELL = 300  # characters of an error's message
 BEGAN = time.monotonic()
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Prints progress on standard error."""
     print(f"[{time.monotonic() - BEGAN:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)
 class Table:
-    """columns: how each is formatted, by name; the first one names the row. A row lacks what was not measured; one that
-    failed has the key "failed", one for which there was no time, or no memory, "skipped". notes: lines below it.
+    """A table of results.
+
+    Attributes:
+        title: Title.
+        columns: Column to its format; the first one names the row.
+        rows: Values by column. A row may lack columns; it has the key "failed" after an error, and "skipped" if time or
+            memory was too short.
+        notes: Lines below the table.
     """
 
     title: str
@@ -37,7 +43,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def add(self, **values: Any) -> None:
-        """Raises KeyError for a column that there is not."""
+        """Adds a row. Raises KeyError for an unknown column."""
         if unknown := values.keys() - self.columns.keys() - {"failed", "skipped"}:
             raise KeyError(f"{self.title!r} has no columns {sorted(unknown)}")
         self.rows.append(values)
@@ -48,12 +54,12 @@ class Table:
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """What is raised inside becomes a row that says so, and the device memory that it held is given back."""
+        """Turns an exception inside into a failed row, and gives the device memory that it held back."""
         try:
             yield
-        except Exception as error:  # whatever it is, the others are still measured
+        except Exception as error:  # other rows are still measured
             traceback.print_exc()
-            self._blank(name, "failed", told(error))
+            self._blank(name, "failed", error_text(error))
         else:
             return
         free()
@@ -90,8 +96,12 @@ ATTENTION_GOAL, STEP_GOAL, PREFILL_GOAL = GOALS
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One of GOALS. found: None where it was not measured. Met where it is as much as is wanted. about: what it was
-    found on.
+    """One of `GOALS`, and its measurement.
+
+    Attributes:
+        name: Name of the goal.
+        found: Measured share; None if it was not measured.
+        about: Case of the measurement.
     """
 
     name: str
@@ -100,7 +110,7 @@ class Goal:
 
     @staticmethod
     def least(name: str, parts: Mapping[str, float]) -> "Goal":
-        """parts: by case. The least of them counts."""
+        """Returns the goal with the smallest share of all cases, which counts."""
         if not parts:
             return Goal(name)
         case = min(parts, key=lambda case: parts[case])
@@ -124,15 +134,22 @@ class Goal:
 
 @dataclass(slots=True)
 class Report:
-    """facts: of the device and the run. goals: by name. Tables are printed when they are whole."""
+    """Report of a run. Tables are printed when they are complete.
+
+    Attributes:
+        facts: Facts about the device and the run.
+        tables: Tables so far.
+        goals: Goals by name.
+        path: JSON file; None writes none.
+    """
 
     facts: dict[str, Any] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
     goals: dict[str, Goal] = field(default_factory=lambda: {name: Goal(name) for name in GOALS})
     path: Path | None = None
 
-    def tell(self, *tables: Table) -> None:
-        """Prints, and writes all that there is so far, so that a run that is cut off has told something."""
+    def publish(self, *tables: Table) -> None:
+        """Prints tables, and writes the JSON file, so that a run that is cut off leaves its results."""
         for table in tables:
             print(table.markdown(), flush=True)
         self.tables += tables
@@ -159,7 +176,7 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """What failed, and what was found to be wrong."""
+        """Descriptions of failed measurements and wrong results."""
         return [
             f"{table.title}: {row[next(iter(table.columns))]}: {row.get('failed', row.get('verdict'))}"
             for table in self.tables
@@ -168,8 +185,8 @@ class Report:
         ]
 
 
-def told(error: BaseException) -> str:
-    """Type and message; the message of memory that ran out is long, its first sentence says it."""
+def error_text(error: BaseException) -> str:
+    """Returns type and message of an exception; of a long message about memory only the first sentence."""
     message = " ".join(str(error).split())
     if isinstance(error, torch.OutOfMemoryError):
         message = message.split(". ")[0]
@@ -181,7 +198,7 @@ def _inline(text: str) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same for JSON, which has no numbers for what is not finite."""
+    """Returns a value for JSON, which lacks infinite numbers and NaN: they become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

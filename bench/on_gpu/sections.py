@@ -1,4 +1,4 @@
-"""The sections of a run, in order. Each imports what it needs when its turn comes: one that cannot, fails alone."""
+"""Runs the sections in order. Each is imported when its turn comes, so a failing import fails one section alone."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -15,9 +15,9 @@ SECTIONS = {
     "engine": ("bench.on_gpu.serving", "serving", 20.0),
     "peers": ("bench.on_gpu.peers", "peers", 30.0),
 }
-"""By name: module, its function of a `Bench`, and the seconds below which it is not begun."""
+"""Name to module, its function of a `Bench`, and the seconds that it needs at least."""
 ON_HOST = ("ceilings", "engine", "peers")
-"""Those that a device other than a GPU can run."""
+"""Sections that devices other than GPUs can run."""
 
 
 def run_sections(bench: Bench, names: Sequence[str]) -> None:
@@ -34,5 +34,5 @@ def run_sections(bench: Bench, names: Sequence[str]) -> None:
                 run: Callable[[Bench], None] = getattr(import_module(module), function)
                 run(bench)
         if table.rows:
-            bench.report.tell(table)
+            bench.report.publish(table)
         free()

@@ -1,4 +1,4 @@
-"""Whole models: decode, prefill and a mixed load, as parts of what the device could do."""
+"""Measures whole models: decode, prefill and a mixed load, as shares of the device's limits."""
 
 import itertools
 import statistics
@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from bench.on_gpu.bench import Bench
-from bench.on_gpu.engine import Engine, Run
+from bench.on_gpu.engine import EngineRun, TimedEngine
 from bench.on_gpu.loads import alike, mixed
 from bench.on_gpu.memory import free, free_device_bytes
 from bench.on_gpu.models import SHAPES, Costs, place_for, write_checkpoint
 from bench.on_gpu.report import PREFILL_GOAL, STEP_GOAL, Goal, Table, say
 
-SPARE = 6 * 2**30  # bytes of device memory for all that is neither weights nor KV
-SECONDS, SMALL_SECONDS = 80.0, 25.0  # of a model of 16 GB: to write, load and measure it; of others
-A_ROW = 12.0  # seconds of the longest measurement of a large one
-ROOM = 128  # tokens that a sequence gets beside its context, while others are prefilled and when steps are timed
-LARGE = 2**33  # bytes of weights of a model that the goals are for
+SPARE = 6 * 2**30  # bytes of device memory for other things than weights and KV
+SECONDS, SMALL_SECONDS = 80.0, 25.0  # to write, load and measure a model of 16 GB, and others
+A_ROW = 12.0  # seconds of the longest measurement of a large model
+ROOM = 128  # tokens of a sequence beyond its context, while others are prefilled and steps are timed
+LARGE = 2**33  # bytes of weights from which the goals apply to a model
 
 
 def serving(bench: Bench) -> None:
@@ -51,8 +51,8 @@ def serving(bench: Bench) -> None:
         with tables["decode"].attempt(name):
             one_model(bench, name, tables)
         free()
-    tell_goals(bench, tables)
-    bench.report.tell(*tables.values())
+    report_goals(bench, tables)
+    bench.report.publish(*tables.values())
 
 
 def explain(tables: dict[str, Table], bench: Bench) -> None:
@@ -66,7 +66,7 @@ def explain(tables: dict[str, Table], bench: Bench) -> None:
                                    "half only.")  # fmt: skip
     tables["mixed"].notes.append(
         f"{load.requests} requests, {load.prompts[0]}-{load.prompts[1]} tokens in, {load.outputs[0]}-{load.outputs[1]} "
-        f"out; {load.together} at a time, the next is sent where one ends."
+        f"out; {load.together} at a time, the next is sent when one ends."
     )
 
 
@@ -77,7 +77,7 @@ def one_model(bench: Bench, name: str, tables: dict[str, Table]) -> None:
     began = time.perf_counter()
     directory = checkpoint(bench, name)
     written = time.perf_counter()
-    with Engine(
+    with TimedEngine(
         directory, bench.device.type, backend(bench.device), tokens * costs.token, max(sizes.batches), sizes.step_tokens
     ) as engine:
         tables["decode"].notes.append(
@@ -99,7 +99,7 @@ def one_model(bench: Bench, name: str, tables: dict[str, Table]) -> None:
 
 
 def row(bench: Bench, table: Table, case: str, measured: Callable[[], dict[str, Any]]) -> None:
-    """One of a table, if there is time."""
+    """Measures one row of a table, if there is time."""
     if not bench.budget.allows(A_ROW):
         table.skip(case, bench.budget.why_not(A_ROW))
         return
@@ -112,7 +112,7 @@ def backend(device: torch.device) -> str:
 
 
 def checkpoint(bench: Bench, name: str) -> Path:
-    """Written once in a run."""
+    """Returns the checkpoint of a model, which is written once in a run."""
     if name not in bench.checkpoints:
         place = place_for(Costs.of(SHAPES[name]).file)
         bench.places.append(place)
@@ -121,7 +121,7 @@ def checkpoint(bench: Bench, name: str) -> Path:
 
 
 def kv_tokens(bench: Bench, costs: Costs) -> int:
-    """As many as the largest batch and the longest prompt want, or as there is memory for."""
+    """Returns the tokens of the KV pool: enough for the largest batch and the longest prompt, if memory allows."""
     sizes = bench.sizes
     wanted = max(max(sizes.batches) * (sizes.context + ROOM), max(sizes.prefills) * 2)
     free_bytes = free_device_bytes(bench.device)
@@ -132,8 +132,12 @@ def kv_tokens(bench: Bench, costs: Costs) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    """seconds: of each timed step. context: tokens that each sequence has on the average, the new one too. overheads:
-    seconds of the host, by step.
+    """Timed decode steps.
+
+    Attributes:
+        seconds: Seconds of each step.
+        context: Average tokens of a sequence, the new one included.
+        overheads: Seconds of the host's work for each step.
     """
 
     seconds: list[float]
@@ -141,11 +145,15 @@ class DecodeSteps:
     overheads: list[float]
 
 
-def decode_steps(run: Run, batch: int, prompt: int) -> DecodeSteps:
-    """Those in which all sequences got a token, as in the step before. Raises RuntimeError where there were none."""
+def decode_steps(run: EngineRun, batch: int, prompt: int) -> DecodeSteps:
+    """Returns the steps in which all sequences got a token, like in the three before them.
+
+    Raises:
+        RuntimeError: The run has no such step.
+    """
     whole = [len(moment.attempts) == batch for moment in run.moments]
     given = list(itertools.accumulate(len(moment.attempts) for moment in run.moments))
-    # The first of them is left out, in which the last prompt may have been computed, and the second, begun beside it.
+    # The first such step may have computed the last prompt, and the second was launched beside it: both are left out.
     chosen = [i for i in range(3, len(whole)) if all(whole[i - 3 : i + 1])]
     if not chosen:
         raise RuntimeError(f"there was no step in which all of {batch} sequences got a token")
@@ -154,7 +162,7 @@ def decode_steps(run: Run, batch: int, prompt: int) -> DecodeSteps:
     return DecodeSteps(seconds, context, [run.moments[i].overhead for i in chosen])
 
 
-def decode_row(bench: Bench, engine: Engine, name: str, batch: int) -> dict[str, Any]:
+def decode_row(bench: Bench, engine: TimedEngine, name: str, batch: int) -> dict[str, Any]:
     sizes, costs = bench.sizes, Costs.of(SHAPES[name])
     steps_of_prompts = -(-batch * sizes.context // sizes.step_tokens)
     outputs = sizes.steps + steps_of_prompts + 4
@@ -177,7 +185,7 @@ def decode_row(bench: Bench, engine: Engine, name: str, batch: int) -> dict[str,
     return row | {"floor ms": 1e3 * floor, "of the floor": floor / median}
 
 
-def prefill_row(bench: Bench, engine: Engine, name: str, length: int) -> dict[str, Any]:
+def prefill_row(bench: Bench, engine: TimedEngine, name: str, length: int) -> dict[str, Any]:
     costs, taken = Costs.of(SHAPES[name]), []
     for turn in range(bench.sizes.rounds + 1):
         asked = alike(f"{name} {length} {turn}", SHAPES[name]["vocab_size"], 1, length, 1)
@@ -192,7 +200,7 @@ def prefill_row(bench: Bench, engine: Engine, name: str, length: int) -> dict[st
     }  # fmt: skip
 
 
-def mixed_row(bench: Bench, engine: Engine, name: str) -> dict[str, Any]:
+def mixed_row(bench: Bench, engine: TimedEngine, name: str) -> dict[str, Any]:
     load, rates, ins = bench.sizes.mixed, [], []
     first: list[float] = []
     between: list[float] = []
@@ -200,7 +208,7 @@ def mixed_row(bench: Bench, engine: Engine, name: str) -> dict[str, Any]:
         asked = mixed(f"{name} mixed {turn}", SHAPES[name]["vocab_size"], load)
         run = engine.run(asked, load.together)
         if turn == 0:
-            continue  # it compiles and captures what is there for the first time
+            continue  # it compiles kernels and captures graphs
         rates.append(sum(one.tokens for one in asked) / run.seconds)
         ins.append(sum(one.tokens + len(one.prompt) for one in asked) / run.seconds)
         first += [1e3 * (times[0] - sent) for times, sent in zip(run.times, run.sent, strict=True)]
@@ -217,8 +225,8 @@ def gaps(times: list[float]) -> Iterator[float]:
     return (later - earlier for earlier, later in itertools.pairwise(times))
 
 
-def tell_goals(bench: Bench, tables: dict[str, Table]) -> None:
-    """Those for the largest model, if it is large."""
+def report_goals(bench: Bench, tables: dict[str, Table]) -> None:
+    """Reports the goals for the largest model, if it is large enough."""
     name = bench.sizes.models[0]
     if Costs.of(SHAPES[name]).file < LARGE:
         return

@@ -1,4 +1,4 @@
-"""How much of everything a run does, on a GPU and on what is none, where only the script is checked."""
+"""Sizes of a run's work, on a GPU, and on other devices, where only the script is checked."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A load: so many requests, of which so many are there at a time; lengths from .. to."""
+    """A load of random lengths.
+
+    Attributes:
+        requests: Number of requests.
+        together: Requests at a time.
+        prompts: Least and most prompt tokens.
+        outputs: Least and most output tokens.
+    """
 
     requests: int
     together: int
@@ -16,10 +23,21 @@ class Mixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """copied: bytes. products: rows, inner, columns of each. models: names of `bench.on_gpu.models`, the largest first.
-    batches: of decodes with contexts of `context` tokens, of which `steps` steps are timed. prefills: tokens of each.
-    step_tokens: of a step. mixed: one load, peers: another, which a second engine gets too. rounds: of each.
+class RunSizes:
+    """Sizes of all sections.
+
+    Attributes:
+        copied: Bytes of a copy.
+        products: Rows, inner dimension and columns of each product.
+        models: Names of `bench.on_gpu.models`, the largest first.
+        batches: Sequences of each decode.
+        context: Tokens of each of these sequences.
+        steps: Timed steps of a decode.
+        prefills: Tokens of each prefill.
+        step_tokens: Most tokens of a step.
+        mixed: The mixed load.
+        peers: The load of the comparison with transformers.
+        rounds: Rounds of each measurement.
     """
 
     copied: int
@@ -35,7 +53,7 @@ class Sizes:
     rounds: int
 
 
-GPU = Sizes(
+GPU = RunSizes(
     copied=2**30,
     products=((8192, 8192, 8192), (4096, 4096, 14336), (8192, 4096, 14336), (16384, 4096, 4096)),
     models=("llama-8b", "qwen3-0.6b", "llama-135m"),
@@ -48,7 +66,7 @@ GPU = Sizes(
     peers=Mixed(128, 128, (128, 512), (32, 128)),
     rounds=5,
 )
-HOST = Sizes(
+HOST = RunSizes(
     copied=2**26,
     products=((512, 512, 512),),
     models=("llama-135m",),
@@ -63,5 +81,5 @@ HOST = Sizes(
 )
 
 
-def sizes_for(device: torch.device) -> Sizes:
+def sizes_for(device: torch.device) -> RunSizes:
     return GPU if device.type == "cuda" else HOST

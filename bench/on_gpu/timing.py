@@ -1,7 +1,7 @@
-"""How long work takes: on a GPU by its own events, elsewhere by the clock of the host.
+"""Times work: on a GPU by its own events, elsewhere by the clock of the host.
 
-A burst of calls stands between two events, behind a delay that the GPU spends waiting while the host launches them: so
-the time is the device's, and no gap between launches is in it. Works that are compared take turns.
+A burst of calls stands between two events, behind a delay in which the host launches them. So the time is the device's,
+without gaps between launches. Works to compare are interleaved.
 """
 
 import statistics
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.on_gpu.report import told
+from bench.on_gpu.report import error_text
 
 Work = Callable[[], object]
-BURST = 2e-3  # seconds of a burst, if so few calls make it: beside it what an event and a start take is nothing
+BURST = 2e-3  # seconds of a burst within MOST_CALLS: the cost of an event is negligible beside it
 MOST_CALLS = 64  # of a burst: no more launches than a GPU queues
 DELAY = 2e-4  # seconds beyond what the host took to launch a burst
 
@@ -33,15 +33,15 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """From the least to the most, as a part of the median."""
+        """Distance of least and most, as a share of the median."""
         return (self.most - self.least) / self.median
 
 
 class HostTimer:
-    """Of a device that works while the host waits."""
+    """Timer for devices whose calls return after their work."""
 
     def burst(self, work: Work, calls: int) -> float:
-        """Seconds of one call."""
+        """Returns the seconds of one call, averaged over a burst."""
         began = time.perf_counter()
         for _ in range(calls):
             work()
@@ -49,22 +49,22 @@ class HostTimer:
 
 
 class DeviceTimer:
-    """Of the current CUDA device."""
+    """Timer for the current CUDA device."""
 
     def __init__(self) -> None:
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._cycles = 1e9  # a second; the first delay is only measured
+        self.cycles = 1e9  # a second; the first delay is only measured
         for _ in range(3):
-            self._cycles = 2e7 / self._between(lambda: torch.cuda._sleep(int(2e7)))
+            self.cycles = 2e7 / self._between(lambda: torch.cuda._sleep(int(2e7)))
 
     def burst(self, work: Work, calls: int) -> float:
-        """Seconds of one call."""
+        """Returns the seconds of one call, averaged over a burst."""
         launching = self._launching(work, calls)
-        torch.cuda._sleep(int((1.5 * launching + DELAY) * self._cycles))
+        torch.cuda._sleep(int((1.5 * launching + DELAY) * self.cycles))
         return self._between(lambda: [work() for _ in range(calls)]) / calls
 
     def _launching(self, work: Work, calls: int) -> float:
-        """Seconds that the host takes to launch so many."""
+        """Returns the seconds that the host takes to launch `calls` calls."""
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(calls):
@@ -89,16 +89,18 @@ def timer_of(device: torch.device) -> Timer:
 
 
 def measure(timer: Timer, works: Mapping[str, Work], rounds: int) -> dict[str, Timing | str]:
-    """Of each in turn, by name; for one that raises, the error. The first calls, which compile and fill caches, do not
-    count.
+    """Times works, interleaved. The first calls, which compile and fill caches, do not count.
+
+    Returns:
+        Name to timing, or to the error of a work that raises.
     """
     calls: dict[str, int] = {}
     errors: dict[str, Timing | str] = {}
     for name, work in works.items():
         try:
             calls[name] = _calls(timer, work)
-        except Exception as error:  # of one side: the others are still measured
-            errors[name] = told(error)
+        except Exception as error:  # the other works are still measured
+            errors[name] = error_text(error)
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, count in calls.items():
@@ -107,13 +109,13 @@ def measure(timer: Timer, works: Mapping[str, Work], rounds: int) -> dict[str, T
 
 
 def seconds_of(timer: Timer, work: Work, rounds: int) -> Timing:
-    """Of one alone. Raises what it raises."""
+    """Times one work alone; its exceptions pass through."""
     calls = _calls(timer, work)
     return Timing.of([timer.burst(work, calls) for _ in range(rounds)])
 
 
 def _calls(timer: Timer, work: Work) -> int:
-    """Of a burst. Warms up."""
+    """Warms up, and returns the number of calls for a burst."""
     for _ in range(2):
         work()
     once = timer.burst(work, 1)

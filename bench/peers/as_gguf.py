@@ -1,4 +1,4 @@
-"""One of these checkpoints as llama.cpp reads it, where its gguf package and torch are.
+"""Converts a checkpoint to llama.cpp's format. Needs its gguf package, and torch.
 
 python -m bench.peers.as_gguf MODEL bf16|q8_0 OUT.gguf
 """
@@ -23,7 +23,7 @@ NAMES = {
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp turns neighbours where the checkpoint's rope turns halves."""
+    """Interleaves the rows of each head: llama.cpp's rope rotates neighbours, the checkpoint's rotates halves."""
     halves = weight.reshape(heads, 2, -1, weight.shape[1])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 

@@ -1,4 +1,4 @@
-"""What a workload cannot be faster than on this machine, whatever runs it."""
+"""Computes the least time of a workload on this machine, for any engine."""
 
 import time
 from dataclasses import dataclass
@@ -13,27 +13,37 @@ TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Bytes a second that all threads together read in sequence; operations a second of torch's best product."""
+class MachineRates:
+    """Rates of the machine.
+
+    Attributes:
+        read: Bytes a second that all threads together read in sequence.
+        multiply: Operations a second of torch's best product.
+    """
 
     read: float
     multiply: float
 
 
-class Machine:
+class MachineFloor:
+    """Measures the machine's rates, and computes floors from them."""
+
     def __init__(self) -> None:
         self._read, self._multiply = reader(), product()
 
     @torch.inference_mode()
-    def rates(self) -> Rates:
-        """The best of a few tries: what comes in between only makes them slower."""
+    def rates(self) -> MachineRates:
+        """Measures the rates: the best of a few tries, since other processes only make them slower."""
         times = [[_seconds(work) for work in (self._read, self._multiply)] for _ in range(TRIES)]
         read, multiply = (min(column) for column in zip(*times, strict=True))
-        return Rates(READ / read, PRODUCT / multiply)
+        return MachineRates(READ / read, PRODUCT / multiply)
 
-    def floor(self, model: str, workload: Workload, rates: Rates) -> float:
-        """Seconds. All prompts are computed first, what they share once; then those that run take a token each a step,
-        and the next one starts where one ends. What they share is read once a step. No sooner than the last arrives.
+    def floor(self, model: str, workload: Workload, rates: MachineRates) -> float:
+        """Returns the least seconds of a workload.
+
+        All prompts are computed first, their shared prefix once. Then each running request gets a token a step, and
+        the next one starts when one ends. A step reads the shared prefix once. The workload takes at least until the
+        last request arrives.
         """
         weights, token = bytes_of(model)
         layers, head, attention = operations_of(model)
@@ -56,7 +66,7 @@ class Machine:
 
 
 def _pairs(start: int, end: int) -> float:
-    """Of queries and the keys that they see, for positions start .. end - 1."""
+    """Returns the number of pairs of a query and a key that it sees, for positions start .. end - 1."""
     return (end - start) * (end + start) / 2
 
 
@@ -67,14 +77,14 @@ def _seconds(work: object) -> float:
 
 
 def bytes_of(model: str) -> tuple[int, int]:
-    """Of all weights, and of one token's keys and values, in bfloat16."""
+    """Returns the bytes of all weights, and of one token's keys and values, in bfloat16."""
     shape = MODELS[model]
     weights = sum(2 * size[0] * size[1] for _, size in tensor_shapes(shape) if len(size) == 2)
     return weights, 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
 
 
 def operations_of(model: str) -> tuple[int, int, int]:
-    """Of a token in the layers, in the head, and with one key."""
+    """Returns the operations of a token in the layers, in the head, and with each key."""
     shape = MODELS[model]
     matrices = [size for name, size in tensor_shapes(shape) if len(size) == 2 and ".layers." in name]
     attention = 4 * shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]

@@ -1,6 +1,7 @@
-"""llama.cpp through llama-cpp-python's low-level interface, in a batching loop as its server has: in each turn the next
-token of every sequence, and as much of waiting prompts as fits. What a prompt has in common with that of a running
-sequence is copied from it.
+"""Runs llama.cpp through llama-cpp-python's low-level interface, in a batching loop like its server's.
+
+A turn computes the next token of every sequence, and as much of the waiting prompts as fits. A prefix that a prompt
+shares with a running sequence is copied from it.
 
 python -m bench.peers.llama_cpp_engine MODEL.gguf KV_TOKENS
 """
@@ -19,12 +20,19 @@ from bench.peers.worker import Trace, serve
 from bench.peers.workloads import Workload
 
 BATCH, SEQUENCES = 2048, 32
-LEAST_SHARED = 64  # tokens that are worth a copy
+LEAST_SHARED = 64  # tokens of a prefix that is worth a copy
 
 
 @dataclass
-class Running:
-    """done: tokens that are computed. next: the token that it goes on with, None while its prompt is computed."""
+class LlamaSequence:
+    """A running sequence.
+
+    Attributes:
+        request: Index of its request.
+        prompt: Tokens of its prompt.
+        done: Number of computed tokens.
+        next: Token to compute next; None while its prompt is computed.
+    """
 
     request: int
     prompt: list[int]
@@ -33,6 +41,8 @@ class Running:
 
 
 class LlamaCpp:
+    """llama.cpp as a `PeerEngine`."""
+
     def __init__(self, model: str, kv_tokens: str) -> None:
         import llama_cpp as lib
 
@@ -53,8 +63,11 @@ class LlamaCpp:
         self._open(unified=False)
 
     def _open(self, unified: bool) -> None:
-        """unified: sequences may share what they have in common; but then each looks at the places of all, which took
-        twice as long with W1.
+        """Opens a new context.
+
+        Args:
+            unified: Whether sequences may share prefixes. Each then searches the cells of all, which took twice as long
+                with W1.
         """
         lib = self._lib
         if self._context is not None:
@@ -77,7 +90,7 @@ class LlamaCpp:
         lib, requests = self._lib, workload.requests
         lib.llama_memory_clear(self._memory, False)
         waiting, free = list(range(len(requests)))[::-1], list(range(workload.together))[::-1]
-        running: dict[int, Running] = {}
+        running: dict[int, LlamaSequence] = {}
         traces = [Trace() for _ in requests]
         while waiting or running:
             now = time.perf_counter() - began
@@ -91,7 +104,7 @@ class LlamaCpp:
                 slot, (source, shared) = free.pop(), found
                 if shared:
                     lib.llama_memory_seq_cp(self._memory, source, slot, 0, shared)
-                running[slot] = Running(waiting.pop(), prompt, shared)
+                running[slot] = LlamaSequence(waiting.pop(), prompt, shared)
             drawn = self._step(running)
             moment = time.perf_counter()
             for slot, token in drawn:
@@ -105,8 +118,8 @@ class LlamaCpp:
         return traces
 
     @staticmethod
-    def _shared(prompt: list[int], running: dict[int, Running]) -> tuple[int, int] | None:
-        """The sequence that has most of this prompt, and how much; None while that is being computed."""
+    def _shared(prompt: list[int], running: dict[int, LlamaSequence]) -> tuple[int, int] | None:
+        """Returns the sequence with the longest common prefix and its length; None while that prefix is computed."""
         best = (0, 0)
         for slot, one in running.items():
             pairs = zip(prompt[:-1], one.prompt, strict=False)
@@ -117,8 +130,8 @@ class LlamaCpp:
                 best = (slot, same)
         return best
 
-    def _step(self, running: dict[int, Running]) -> list[tuple[int, int]]:
-        """One batch. Returns sequences and what they have drawn."""
+    def _step(self, running: dict[int, LlamaSequence]) -> list[tuple[int, int]]:
+        """Computes one batch; returns sequences and their next tokens."""
         wanted, used = list[tuple[int, int]](), 0
         for slot, one in running.items():
             if one.next is not None:
@@ -136,7 +149,7 @@ class LlamaCpp:
             raise RuntimeError("llama_decode failed")
         return [(slot, self._drawn(at)) for slot, at in wanted]
 
-    def _put(self, used: int, tokens: list[int], one: Running, slot: int, last: bool) -> int:
+    def _put(self, used: int, tokens: list[int], one: LlamaSequence, slot: int, last: bool) -> int:
         batch: Any = self._batch
         for i, token in enumerate(tokens, used):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, one.done, 1, slot

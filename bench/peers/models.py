@@ -1,4 +1,4 @@
-"""Makes the checkpoints that all engines run: shapes of real models, random weights, a tokenizer of words for ids.
+"""Makes the checkpoints that all engines run: shapes of real models, random weights, a tokenizer of one word an id.
 
 python -m bench.peers.models DIRECTORY [MODEL ...]
 """
@@ -12,7 +12,7 @@ from bench.shapes import MODELS, write_model
 
 
 def make(directory: Path, name: str) -> Path:
-    """directory / name. One that is there is left as it is."""
+    """Returns the checkpoint `name` in a directory, and writes it if it does not exist."""
     place = directory / name
     if not (place / "model.safetensors").exists():
         place.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,7 @@ def make(directory: Path, name: str) -> Path:
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.decoder = decoders.WordPiece(prefix="##")
         tokenizer.save(str(place / "tokenizer.json"))
-        write_model(place, MODELS[name])  # last: what is there is whole
+        write_model(place, MODELS[name])  # last, so that a directory with weights is complete
     return place
 
 

@@ -1,4 +1,4 @@
-"""Quire without its frontend: events in, steps' outputs out.
+"""Runs Quire's engine without its frontend: events in, steps' outputs out.
 
 python -m bench.peers.quire_engine MODEL KV_TOKENS [QUANTIZATION]
 """
@@ -25,12 +25,14 @@ from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
 
 def kv_memory(model: str, tokens: int) -> int:
-    """Bytes of the KV cache of so many tokens."""
+    """Returns the bytes of a KV cache for `tokens` tokens."""
     config = read_config(Path(model))
     return tokens * config.kv_layout(16, config.dtype).token_bytes
 
 
-class Quire:
+class QuireEngine:
+    """Quire's engine as a `PeerEngine`."""
+
     def __init__(self, model: str, kv_tokens: str, quantization: str | None = None) -> None:
         self.version = own_version()
         self._outputs = queue.SimpleQueue[tuple[float, StepOutputs]]()
@@ -70,4 +72,4 @@ class Quire:
 
 
 if __name__ == "__main__":
-    serve(lambda: Quire(*sys.argv[1:]))
+    serve(lambda: QuireEngine(*sys.argv[1:]))

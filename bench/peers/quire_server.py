@@ -1,4 +1,4 @@
-"""Quire as its users run it: `quire serve`, and a client over gRPC with a stream a request, one token a message.
+"""Runs Quire like its users: `quire serve`, and a client over gRPC with a stream a request, one token a message.
 
 python -m bench.peers.quire_server MODEL KV_TOKENS
 """
@@ -15,12 +15,14 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from bench.peers.quire_engine import kv_memory
 from bench.peers.worker import Trace, serve
-from bench.peers.workloads import Asked, Workload
+from bench.peers.workloads import PeerRequest, Workload
 from bench.serving import started
 from rpc.distribution import own_version
 
 
 class QuireServer:
+    """Quire's server as a `PeerEngine`."""
+
     def __init__(self, model: str, kv_tokens: str) -> None:
         self.version = own_version()
         self._life = ExitStack()
@@ -34,12 +36,12 @@ class QuireServer:
     def run(self, workload: Workload) -> Sequence[Trace]:
         return asyncio.run(self._run(workload.requests))
 
-    async def _run(self, requests: list[Asked]) -> list[Trace]:
+    async def _run(self, requests: list[PeerRequest]) -> list[Trace]:
         async with aio.insecure_channel(self._address) as channel:
             stub = pb_grpc.GenerationServiceStub(channel)
             return list(await asyncio.gather(*(self._one(stub, asked) for asked in requests)))
 
-    async def _one(self, stub: pb_grpc.GenerationServiceStub, asked: Asked) -> Trace:
+    async def _one(self, stub: pb_grpc.GenerationServiceStub, asked: PeerRequest) -> Trace:
         await asyncio.sleep(asked.arrives)
         spec = pb.GenerationSpec(
             token_ids=pb.TokenIds(ids=asked.prompt),

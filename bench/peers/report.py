@@ -1,4 +1,4 @@
-"""Runs, and the tables that they make."""
+"""Figures of runs, and the tables of a comparison."""
 
 import itertools
 import math
@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING, Any
 from bench.peers.workloads import Workload
 
 if TYPE_CHECKING:
-    from bench.peers.sides import Side
+    from bench.peers.sides import PeerProcess
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One run. tokens: a second, of outputs. floor: the part of the floor's speed that this is. first, late, between:
-    milliseconds from a request's arrival to its first token, median and 90th percentile, and from one token to the
-    next, median. read, multiply: see `floor.Rates`, in GB and GFLOP a second. others: share of the machine that others
-    used. firsts: each request's first token.
+class PeerRun:
+    """Figures of one run of a workload on an engine.
+
+    Attributes:
+        engine: Name of the engine.
+        workload: Name of the workload.
+        tokens: Output tokens a second.
+        floor: Speed as a share of the floor's.
+        first: Median milliseconds from a request's arrival to its first token.
+        late: 90th percentile of the same.
+        between: Median milliseconds from one token to the next.
+        read: GB a second that the machine reads; see `floor.MachineRates`.
+        multiply: GFLOP a second of the machine; see `floor.MachineRates`.
+        others: Share of the machine that other processes used.
+        firsts: Id of each request's first token.
     """
 
     engine: str
@@ -36,12 +46,12 @@ class Row:
     @staticmethod
     def of(
         engine: str, workload: Workload, answer: dict[str, Any], floor: float, rates: Any, others: float
-    ) -> "Row":  # fmt: skip
-        """answer: see `worker.serve`."""
+    ) -> "PeerRun":  # fmt: skip
+        """Computes the figures of a run from the worker's answer; see `worker.serve`."""
         seconds, times = answer["seconds"], answer["times"]
         first = [1e3 * (one[0] - asked.arrives) for one, asked in zip(times, workload.requests, strict=True)]
         between = [later - earlier for one in times for earlier, later in itertools.pairwise(one)]
-        return Row(
+        return PeerRun(
             engine, workload.name, sum(map(len, times)) / seconds, floor / seconds, statistics.median(first),
             sorted(first)[len(first) * 9 // 10], 1e3 * statistics.median(between), rates.read / 1e9,
             rates.multiply / 1e9, others, tuple(answer["firsts"]),
@@ -57,9 +67,11 @@ class Row:
         )
 
 
-def report(rows: Sequence[Row], sides: Sequence["Side"]) -> str:
-    """Markdown: output tokens a second (and the part of the floor's), then times to the first token, median and 90th
-    percentile, and what part of first tokens is that of the first engine.
+def report(rows: Sequence[PeerRun], sides: Sequence["PeerProcess"]) -> str:
+    """Returns the comparison as Markdown.
+
+    The first table has output tokens a second, and their share of the floor's. The second has times to the first token
+    (median and 90th percentile), and the share of first tokens equal to the first engine's.
     """
     workloads = list(dict.fromkeys(row.workload for row in rows))
     lines = [f"| | {' | '.join(workloads)} | start s | memory MiB |", "|---" * (len(workloads) + 3) + "|"]
@@ -83,8 +95,8 @@ def report(rows: Sequence[Row], sides: Sequence["Side"]) -> str:
     return "\n".join(lines)
 
 
-def _alike(rows: Sequence[Row], one: str, other: str) -> float:
-    """Runs of a workload are in the order of their seeds."""
+def _alike(rows: Sequence[PeerRun], one: str, other: str) -> float:
+    """Returns the share of equal first tokens of two engines; runs of a workload are in the order of their seeds."""
     pairs = [
         pair
         for name in {row.workload for row in rows}
@@ -94,9 +106,9 @@ def _alike(rows: Sequence[Row], one: str, other: str) -> float:
     return sum(a == b for a, b in pairs) / max(1, len(pairs))
 
 
-def _runs(rows: Sequence[Row], engine: str, workload: str) -> list[Row]:
+def _runs(rows: Sequence[PeerRun], engine: str, workload: str) -> list[PeerRun]:
     return [row for row in rows if (row.engine, row.workload) == (engine, workload)]
 
 
-def _median(rows: Sequence[Row], engine: str, workload: str, field: str) -> float:
+def _median(rows: Sequence[PeerRun], engine: str, workload: str, field: str) -> float:
     return statistics.median([getattr(row, field) for row in _runs(rows, engine, workload)] or [math.nan])

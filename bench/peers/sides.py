@@ -1,4 +1,4 @@
-"""Engines in processes of their own, one of which runs at a time."""
+"""Runs engines in processes of their own, one at a time."""
 
 import json
 import os
@@ -13,16 +13,16 @@ from typing import Any
 
 import psutil
 
-from bench.peers.floor import Machine, bytes_of
-from bench.peers.report import Row
+from bench.peers.floor import MachineFloor, bytes_of
+from bench.peers.report import PeerRun
 from bench.peers.workloads import Workload
 
 START_SECONDS, RUN_SECONDS = 600, 600
 
 KV_TOKENS = {"llama-135m": 40_960, "qwen3-0.6b": 16_384}
-"""What each engine gets a KV cache for; all of them, and their weights, are in memory at once."""
+"""Tokens of each engine's KV cache by model; all caches and weights are in memory at once."""
 
-# By engine: the virtual environment ("" for Quire's own), the module, and what comes after the model and KV_TOKENS.
+# Engine to its virtual environment ("" for Quire's own), its module, and its arguments after the model and KV_TOKENS.
 ENGINES = {
     "quire": ("", "quire_engine", ()),
     "quire int8": ("", "quire_engine", ("int8",)),
@@ -35,20 +35,20 @@ ENGINES = {
 }
 
 
-def start_all(names: list[str], peers: Path, model: Path) -> list["Side"]:
-    """Those that are there and start, each stopped once it has given a first token."""
-    machine, sides = Machine(), list[Side]()
+def start_all(names: list[str], peers: Path, model: Path) -> list["PeerProcess"]:
+    """Starts engines, and stops each after its first token. Leaves out those that are missing or fail."""
+    machine, sides = MachineFloor(), list[PeerProcess]()
     for name in names:
         environment, module, rest = ENGINES[name]
         python = peers / environment / "bin" / "python" if environment else Path(sys.executable)
         if not python.exists():
             print(f"{name}: there is no {python}", file=sys.stderr)
             continue
-        given = as_gguf(peers, model, name.split()[1]) if environment == "llama" else model
-        command = [str(python), "-m", f"bench.peers.{module}", str(given), str(KV_TOKENS[model.name]), *rest]
+        path = as_gguf(peers, model, name.split()[1]) if environment == "llama" else model
+        command = [str(python), "-m", f"bench.peers.{module}", str(path), str(KV_TOKENS[model.name]), *rest]
         log = peers / f"{name.replace(' ', '-')}.log"
         try:
-            side = Side(name, command, _environment(peers, name, model), machine, log)
+            side = PeerProcess(name, command, _environment(peers, name, model), machine, log)
         except RuntimeError as error:
             print(f"{error}: see {log}", file=sys.stderr)
             continue
@@ -67,7 +67,7 @@ def as_gguf(peers: Path, model: Path, kind: str) -> Path:
 
 def _environment(peers: Path, name: str, model: Path) -> dict[str, str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    # Quire's own import sets it, here too: with it llama.cpp ran at a third of its speed.
+    # Importing Quire sets it in this process, too; with it llama.cpp ran at a third of its speed.
     environment.pop("OMP_WAIT_POLICY", None)
     if ENGINES[name][0] != "vllm":
         return environment
@@ -83,12 +83,28 @@ def _environment(peers: Path, name: str, model: Path) -> dict[str, str]:
     return environment
 
 
-class Side:
-    """One engine. version: its own word. started: seconds from its process's start to its first token. log: where what
-    it prints goes. Raises RuntimeError where it does not start.
+class PeerProcess:
+    """One engine in a process of its own.
+
+    Args:
+        name: Name of the engine.
+        command: Command of its worker.
+        environment: Environment variables.
+        machine: Computes floors.
+        log: File for the engine's output.
+
+    Attributes:
+        version: Version that the engine reports.
+        started: Seconds from the start of its process to its first token.
+        memory: Largest proportional set size of its processes after a run, in bytes.
+
+    Raises:
+        RuntimeError: The engine does not start.
     """
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str], machine: Machine, log: Path) -> None:
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str], machine: MachineFloor, log: Path
+    ) -> None:
         self.name, self._machine = name, machine
         began = time.monotonic()
         with log.open("w") as printed:
@@ -106,8 +122,8 @@ class Side:
         self.memory = 0
         self._signal(signal.SIGSTOP)
 
-    def turn(self, workload: Workload, asked: str, model: str) -> Row:
-        """Raises RuntimeError where no answer comes."""
+    def turn(self, workload: Workload, asked: str, model: str) -> PeerRun:
+        """Runs a workload while all other engines are stopped. Raises RuntimeError without an answer."""
         rates = self._machine.rates()
         floor = self._machine.floor(model, workload, rates)
         self._signal(signal.SIGCONT)
@@ -116,7 +132,7 @@ class Side:
         share = (_busy() - everyone - (self._spent() - before)) / (time.monotonic() - began) / (os.cpu_count() or 1)
         self.memory = max(self.memory, sum(p.memory_full_info().pss for p in self._tree()))
         self._signal(signal.SIGSTOP)
-        return Row.of(self.name, workload, answer, floor, rates, max(0.0, share))
+        return PeerRun.of(self.name, workload, answer, floor, rates, max(0.0, share))
 
     def close(self) -> None:
         processes = self._tree()
@@ -151,7 +167,7 @@ class Side:
         return [process, *process.children(recursive=True)]
 
     def _spent(self) -> float:
-        """Processor seconds of its processes."""
+        """Returns the CPU seconds of its processes."""
         return sum(sum(process.cpu_times()[:2]) for process in self._tree())
 
     def _signal(self, number: int) -> None:
@@ -160,6 +176,6 @@ class Side:
 
 
 def _busy() -> float:
-    """Processor seconds of all processes of the machine."""
+    """Returns the CPU seconds of all processes of the machine."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq

@@ -1,8 +1,8 @@
-"""transformers' generate over batches of up to 16 requests, padded on the left.
+"""Runs transformers' generate over batches of up to 16 requests, padded on the left.
 
 python -m bench.peers.transformers_engine MODEL KV_TOKENS
 
-Its cache is as large as a batch makes it.
+It ignores KV_TOKENS: its cache grows with the batch.
 """
 
 import os
@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.peers.worker import Trace, serve
-from bench.peers.workloads import Asked, Workload
+from bench.peers.workloads import PeerRequest, Workload
 
 BATCH = 16
 
 
-class Transformers:
+class TransformersBatches:
+    """transformers' generate as a `PeerEngine`."""
+
     def __init__(self, model: str, _: str) -> None:
         import torch
         import transformers
@@ -31,7 +33,7 @@ class Transformers:
         self._model = loaded.eval()
 
     def run(self, workload: Workload) -> Sequence[Trace]:
-        """What arrives later is not for it: it has no queue."""
+        """Runs a workload whose requests all arrive at once: generate has no queue."""
         requests, traces = workload.requests, list[Trace]()
         if requests[-1].arrives:
             raise RuntimeError(f"{workload.name}: generate takes what is there at once")
@@ -39,7 +41,7 @@ class Transformers:
             traces += self._batch(requests[start : start + BATCH])
         return traces
 
-    def _batch(self, requests: list[Asked]) -> list[Trace]:
+    def _batch(self, requests: list[PeerRequest]) -> list[Trace]:
         torch, moments, drawn = self._torch, list[float](), list[list[int]]()
         width, tokens = max(len(asked.prompt) for asked in requests), max(asked.tokens for asked in requests)
         ids, mask = (torch.zeros(len(requests), width, dtype=torch.long) for _ in range(2))
@@ -67,4 +69,4 @@ class Transformers:
 
 
 if __name__ == "__main__":
-    serve(lambda: Transformers(*sys.argv[1:]))
+    serve(lambda: TransformersBatches(*sys.argv[1:]))

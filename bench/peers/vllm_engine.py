@@ -1,8 +1,8 @@
-"""vLLM for CPUs through LLMEngine, token ids in and out.
+"""Runs vLLM for CPUs through LLMEngine, token ids in and out.
 
 python -m bench.peers.vllm_engine MODEL KV_TOKENS eager|compile
 
-VLLM_CPU_KVCACHE_SPACE says how large its KV cache is.
+It ignores KV_TOKENS: VLLM_CPU_KVCACHE_SPACE sets the size of its KV cache.
 """
 
 import os
@@ -11,10 +11,12 @@ import time
 from collections.abc import Sequence
 
 from bench.peers.worker import Trace, serve
-from bench.peers.workloads import Asked, Workload
+from bench.peers.workloads import PeerRequest, Workload
 
 
-class Vllm:
+class VllmEngine:
+    """vLLM as a `PeerEngine`."""
+
     def __init__(self, model: str, _: str, mode: str) -> None:
         os.environ |= {
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
@@ -54,7 +56,7 @@ class Vllm:
                 traces[output.request_id].add(moment, output.outputs[0].token_ids)
         return list(traces.values())
 
-    def _add(self, asked: Asked) -> str:
+    def _add(self, asked: PeerRequest) -> str:
         name, self._asked = str(self._asked), self._asked + 1
         sampling = self._sampling(
             temperature=0.0, ignore_eos=True, max_tokens=asked.tokens, detokenize=False, output_kind=self._kind
@@ -64,4 +66,4 @@ class Vllm:
 
 
 if __name__ == "__main__":
-    serve(lambda: Vllm(*sys.argv[1:]))
+    serve(lambda: VllmEngine(*sys.argv[1:]))

@@ -1,6 +1,6 @@
-"""The side of an engine: answers each line `WORKLOAD SEED` on its input with a line of JSON on its output.
+"""The process of an engine: answers each line `WORKLOAD SEED` on its input with a line of JSON on its output.
 
-Whatever the engine itself prints goes to standard error.
+The engine's own output goes to standard error.
 """
 
 import json
@@ -11,12 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bench.peers.workloads import Asked, Workload, build
+from bench.peers.workloads import PeerRequest, Workload, build
 
 
 @dataclass(slots=True)
 class Trace:
-    """Of one request: when each of its tokens was there, as `time.perf_counter` tells it, and the first one's id."""
+    """Output of one request.
+
+    Attributes:
+        times: Time of each token, in seconds of time.perf_counter.
+        first: Id of the first token; -1 before it.
+    """
 
     times: list[float] = field(default_factory=list)
     first: int = -1
@@ -27,21 +32,28 @@ class Trace:
         self.times += [moment] * len(ids)
 
 
-class Engine(Protocol):
-    """Made with its model loaded. One that has a `prepare` is told of each workload before its time runs."""
+class PeerEngine(Protocol):
+    """An engine with its model loaded.
+
+    If it has a method `prepare`, that is called with each workload before the measured time.
+    """
 
     version: str
 
     def run(self, workload: Workload) -> Sequence[Trace]:
-        """By request, none before it has arrived."""
+        """Runs a workload, each request not before its arrival; returns a trace for each."""
 
 
 def serve(make: Any) -> None:
-    """make: () -> Engine. The first line that goes out says that a first token has come, and what the engine is."""
+    """Makes an engine, and answers workloads. The first line, with its version, follows its first token.
+
+    Args:
+        make: () -> PeerEngine.
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    engine: Engine = make()
-    engine.run(Workload("first", "", [Asked(list(range(400, 464)), 1)], 1))
+    engine: PeerEngine = make()
+    engine.run(Workload("first", "", [PeerRequest(list(range(400, 464)), 1)], 1))
     print(json.dumps({"version": engine.version}), file=answers)
     for line in sys.stdin:
         name, seed = line.split()

@@ -1,7 +1,7 @@
-"""What is asked of every engine: token ids, drawn from a seed, greedy, outputs of a fixed length.
+"""Requests to every engine: token ids drawn from a seed, greedy, outputs of a fixed length.
 
-W1 to W4 are there at once. W5@RATE asks for so many requests a second, at random (a Poisson process). Each round has a
-seed of its own, so that no engine answers a later one from a prefix cache.
+The requests of W1 to W4 arrive at once. Those of W5@RATE arrive as a Poisson process of RATE a second. Each round has a
+seed of its own, so that no prefix cache has the prompts of a later one.
 """
 
 import random
@@ -11,8 +11,14 @@ LOWEST, HIGHEST = 300, 16_000  # ids below every vocabulary, and above special o
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request: so many tokens for this prompt. arrives: seconds from the workload's start."""
+class PeerRequest:
+    """One request.
+
+    Attributes:
+        prompt: Token ids.
+        tokens: Tokens to generate.
+        arrives: Seconds from the workload's start.
+    """
 
     prompt: list[int]
     tokens: int
@@ -21,17 +27,25 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """requests: as they arrive. together: so many run at one time. shared: of each prompt, alike in all."""
+    """Requests of one run.
+
+    Attributes:
+        name: Name, as in `build`.
+        about: Description.
+        requests: Requests in order of arrival.
+        together: Requests that run at once.
+        shared: Tokens at the front of each prompt that all share.
+    """
 
     name: str
     about: str
-    requests: list[Asked]
+    requests: list[PeerRequest]
     together: int
     shared: int = 0
 
 
 def build(name: str, seed: int) -> Workload:
-    """Raises KeyError for a name that is none, ValueError for W5 without a rate."""
+    """Makes a workload. Raises KeyError for an unknown name, ValueError for W5 without a rate."""
     kind, _, rate = name.partition("@")
     source = random.Random(f"{name} {seed}")
     return _paced(source, float(rate)) if kind == "W5" else BUILDERS[name](source)
@@ -42,34 +56,34 @@ def _ids(source: random.Random, count: int) -> list[int]:
 
 
 def _mixed(source: random.Random) -> Workload:
-    requests = [Asked(_ids(source, source.randint(128, 512)), source.randint(32, 128)) for _ in range(64)]
+    requests = [PeerRequest(_ids(source, source.randint(128, 512)), source.randint(32, 128)) for _ in range(64)]
     return Workload("W1", "64 requests, 128-512 in, 32-128 out, 32 together", requests, 32)
 
 
 def _single(source: random.Random) -> Workload:
-    return Workload("W2", "one request, 128 in, 128 out", [Asked(_ids(source, 128), 128)], 1)
+    return Workload("W2", "one request, 128 in, 128 out", [PeerRequest(_ids(source, 128), 128)], 1)
 
 
 def _shared(source: random.Random) -> Workload:
     prefix = _ids(source, 1024)
-    requests = [Asked(prefix + _ids(source, 32), 32) for _ in range(32)]
+    requests = [PeerRequest(prefix + _ids(source, 32), 32) for _ in range(32)]
     return Workload("W3", "32 requests, 1,024 shared + 32 own in, 32 out", requests, 32, len(prefix))
 
 
 def _decode(source: random.Random) -> Workload:
-    return Workload("W4", "16 requests, 32 in, 256 out", [Asked(_ids(source, 32), 256) for _ in range(16)], 16)
+    return Workload("W4", "16 requests, 32 in, 256 out", [PeerRequest(_ids(source, 32), 256) for _ in range(16)], 16)
 
 
 def _paced(source: random.Random, rate: float) -> Workload:
-    arrives, requests = 0.0, list[Asked]()
+    arrives, requests = 0.0, list[PeerRequest]()
     for _ in range(48):
-        requests.append(Asked(_ids(source, source.randint(128, 512)), source.randint(32, 128), arrives))
+        requests.append(PeerRequest(_ids(source, source.randint(128, 512)), source.randint(32, 128), arrives))
         arrives += source.expovariate(rate)
     return Workload(f"W5@{rate:g}", f"48 requests as W1's, {rate:g} a second", requests, 32)
 
 
 def _warm(source: random.Random) -> Workload:
-    requests = [Asked(_ids(source, 64 + 32 * i), 8) for i in range(6)]
+    requests = [PeerRequest(_ids(source, 64 + 32 * i), 8) for i in range(6)]
     return Workload("warm", "6 requests, 64-224 in, 8 out", requests, 8)
 
 

@@ -1,6 +1,7 @@
-"""Whether the server of this container serves: exit code 0 where grpc.health.v1 says SERVING. Optional: its port.
+"""Checks whether this container's server serves: exit code 0 where grpc.health.v1 says SERVING.
 
-With QUIRE_TLS_CERT it asks by TLS and trusts the server's own certificate, whoever signed it.
+The port may be an argument. With QUIRE_TLS_CERT it asks by TLS and trusts the server's own certificate, without a look
+at its signer.
 """
 
 import os
@@ -32,7 +33,7 @@ def main() -> int:
 
 
 def open_channel(port: int, certificate: str | None) -> grpc.Channel:
-    """To this container's server. certificate: of the server, PEM; None without TLS. Raises OSError."""
+    """Opens a channel to this container's server. certificate: the server's, PEM; None without TLS. Raises OSError."""
     options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
     if certificate is None:
         return grpc.insecure_channel(f"{HOST}:{port}", options)
@@ -42,7 +43,7 @@ def open_channel(port: int, certificate: str | None) -> grpc.Channel:
 
 
 def name_of(port: int, certificate: str) -> str:
-    """A host name that the server's certificate is for. Raises OSError, ssl.SSLError among them."""
+    """Returns a host name of the server's certificate. Raises OSError, ssl.SSLError among them."""
     context = ssl.create_default_context(cafile=certificate)
     context.check_hostname = False  # the name is the question; the certificate has to be the one of the file
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -7,14 +7,14 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from deploy.grafana.cluster import CLUSTER
 from deploy.grafana.engines import ENGINES
 from deploy.grafana.overview import OVERVIEW
-from deploy.grafana.panels import Page, build
+from deploy.grafana.panels import GrafanaDashboard, build
 from deploy.grafana.requests import REQUESTS
 
 PAGES = (OVERVIEW, ENGINES, REQUESTS, CLUSTER)
 PLACE = Path(__file__).parent / "dashboards"
 
 
-def text_of(page: Page) -> str:
+def text_of(page: GrafanaDashboard) -> str:
     return JSONEncoder(sort_keys=True, indent=2).encode(build(page).build()) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""Which engines there are, how they come and go, and what each process takes."""
+"""The dashboard of the cluster: its engines, their starts and ends, and the resources of each process."""
 
-from deploy.grafana.panels import MODEL, OF_MODEL, UP, Page, Panel, Query, Row, of_owners, one, rate, total
+from deploy.grafana.panels import MODEL, OF_MODEL, UP, GrafanaDashboard, Panel, Query, Row, of_owners, one, rate, total
 
 EACH = "{{job}} {{instance}} {{replica}}"
 
@@ -9,7 +9,7 @@ REPLICAS = Row(
     (
         Panel(
             "Engines",
-            "As their server sees them: that take requests, that are wanted, that an operator keeps requests from.",
+            "Engines that take requests, that are wanted, and that an operator has drained, by their server.",
             "none",
             (
                 Query(of_owners(f"quire_replicas{{{MODEL}}}"), "take requests {{model_name}}"),
@@ -42,7 +42,7 @@ REPLICAS = Row(
             one(rate("quire_requests_moved_total", "cause"), "{{cause}} {{model_name}}"),
         ),
         Panel(
-            "What moving costs",
+            "Cost of moves",
             "Tokens a second of requests that another engine got, and pages a second that were copied there.",
             "none",
             (
@@ -53,7 +53,7 @@ REPLICAS = Row(
         ),
         Panel(
             "Longest without progress",
-            "Of engines that have work. Health says NOT_SERVING at --stall-timeout.",
+            "Time without progress of engines that have work. Health says NOT_SERVING at --stall-timeout.",
             "s",
             one(f"max by (model_name) (quire_engine_stalled_seconds{{{MODEL}}})"),
         ),
@@ -87,14 +87,14 @@ EACH_ENGINE = Row(
         ),
         Panel(
             "Open files",
-            "Of those that the process may have open.",
+            "Share of the descriptors that the process may have open.",
             "percentunit",
             one(f"process_open_fds / process_max_fds {OF_MODEL}", EACH),
             top=1,
         ),
         Panel(
             "Up",
-            "Whether Prometheus gets an answer: 0 where a target has ended, or never said which model it is of.",
+            "Whether Prometheus gets an answer: 0 where a target has ended, or never named its model.",
             "none",
             one(UP, EACH),
             top=1,
@@ -109,9 +109,9 @@ EACH_ENGINE = Row(
     ),
 )
 
-CLUSTER = Page(
+CLUSTER = GrafanaDashboard(
     "quire-cluster",
     "Quire: cluster",
-    "Which engines there are, how they come and go, and what each process takes.",
+    "Engines, their starts and ends, and the resources of each process.",
     (REPLICAS, EACH_ENGINE),
 )

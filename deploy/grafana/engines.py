@@ -1,6 +1,19 @@
-"""What engines do with their KV pages, and with their time."""
+"""The dashboard of engines: their KV pages and their time."""
 
-from deploy.grafana.panels import MODEL, Page, Panel, Query, Row, mean, one, quantile, quantiles, rate, ratio, total
+from deploy.grafana.panels import (
+    MODEL,
+    GrafanaDashboard,
+    Panel,
+    Query,
+    Row,
+    mean,
+    one,
+    quantile,
+    quantiles,
+    rate,
+    ratio,
+    total,
+)
 
 PAGES = total("quire_kv_pages")
 PAGE_BYTES = f"max by (model_name) (quire_kv_page_bytes{{{MODEL}}})"
@@ -16,7 +29,7 @@ POOL = Row(
     (
         Panel(
             "Pages",
-            "Held by sequences and steps; cached: held by nobody, with content that a prompt may find.",
+            "Held by sequences and steps; cached: held by no sequence, with content that a prompt may find.",
             "none",
             (
                 Query(total("quire_kv_pages_used"), "held {{model_name}}"),
@@ -56,7 +69,7 @@ POOL = Row(
         ),
         Panel(
             "Lifetime of cached pages",
-            "From publication until the place was needed. Short ones: the pool is small for what is asked.",
+            "Time from publication until the place was needed. Short ones: the pool is small for the load.",
             "s",
             quantiles(LIFETIME),
         ),
@@ -103,11 +116,11 @@ PREFIXES = Row(
         ),
         Panel(
             "Ledger",
-            "Pages whose books were wrong and that were set aside: any is a bug.",
+            "Pages that the ledger found wrong and set aside: any is a bug.",
             "none",
             one(total("quire_kv_ledger_imbalances_total")),
         ),
-        Panel("Images", "Calls of the image encoder a second.", "none", one(rate("quire_images_encoded_total"))),
+        Panel("Images", "Images that were encoded a second.", "none", one(rate("quire_images_encoded_total"))),
     ),
 )
 
@@ -117,7 +130,7 @@ STEPS = Row(
         Panel("Step duration", "From a step's plan to its result.", "s", quantiles(STEP)),
         Panel(
             "Around the model",
-            "Planning a step, packing it and taking in what came of it: 99% take less, and on average.",
+            "Planning a step, packing it and taking in its result: 99% take less, and on average.",
             "s",
             (
                 Query(quantile(OVERHEAD, 0.99), "p99 {{model_name}}"),
@@ -142,6 +155,15 @@ STEPS = Row(
             ),
         ),
         Panel(
+            "Draft tokens",
+            "Draft tokens checked a second, and those that the model drew too.",
+            "none",
+            (
+                Query(rate("quire_spec_decode_draft_tokens_total"), "checked {{model_name}}"),
+                Query(rate("quire_spec_decode_accepted_tokens_total"), "accepted {{model_name}}"),
+            ),
+        ),
+        Panel(
             "Preemptions",
             "Sequences a second that lost their pages to an older one.",
             "none",
@@ -150,9 +172,9 @@ STEPS = Row(
     ),
 )
 
-ENGINES = Page(
+ENGINES = GrafanaDashboard(
     "quire-engines",
     "Quire: engines and KV cache",
-    "What engines do with their KV pages, and with their time.",
+    "KV pages and time of the engines.",
     (POOL, PREFIXES, STEPS),
 )

@@ -1,9 +1,9 @@
-"""Is it well, and how much does it do?"""
+"""The dashboard of the overview: health, traffic, latency."""
 
 from deploy.grafana.panels import (
     MODEL,
     TOKENS_A_SECOND,
-    Page,
+    GrafanaDashboard,
     Panel,
     Query,
     Row,
@@ -119,7 +119,7 @@ TRAFFIC = Row(
         ),
         Panel(
             "Requests by outcome",
-            "How requests end; those that were refused are among them. Outcomes that none has are left out.",
+            "Requests by outcome; refused ones are among them. Outcomes without requests are left out.",
             "reqps",
             one(some(rate("quire_requests_total", "outcome")), "{{outcome}} {{model_name}}"),
             stacked=True,
@@ -140,11 +140,11 @@ TRAFFIC = Row(
 LATENCY = Row(
     "Latency and memory",
     (
-        Panel("Time to first token", "From arrival to the first token.", "s", quantiles(TTFT)),
+        Panel("Time to first token", "Time from arrival to the first token.", "s", quantiles(TTFT)),
         Panel("Time between tokens", "From a token to the next one of its sequence.", "s", quantiles(ITL)),
         Panel(
             "KV pages",
-            "Held by sequences; and held by nobody, kept for prompts that start alike.",
+            "Held by sequences; and held by no sequence, kept for prompts that start alike.",
             "percentunit",
             (
                 Query(ratio(total("quire_kv_pages_used"), total("quire_kv_pages")), "held {{model_name}}"),
@@ -156,4 +156,6 @@ LATENCY = Row(
     ),
 )
 
-OVERVIEW = Page("quire-overview", "Quire: overview", "Is it well, and how much does it do?", (NOW, TRAFFIC, LATENCY))
+OVERVIEW = GrafanaDashboard(
+    "quire-overview", "Quire: overview", "Is it well, and how much does it do?", (NOW, TRAFFIC, LATENCY)
+)

@@ -1,4 +1,4 @@
-"""Panels and dashboards as they are here: every panel says what it shows and in which unit, and none lies over another.
+"""Panels and dashboards. Each panel has a description and a unit, and none lies over another.
 
 Expressions are filtered by MODEL, the variable of the dashboard, and take rates over $__rate_interval.
 """
@@ -23,14 +23,14 @@ from deploy.grafana.starts import Starts
 
 MODEL = 'model_name=~"$model_name"'
 OF_MODEL = f"and on (job, instance) quire_build_info{{{MODEL}}}"
-"""For metrics of the process, which have no model_name."""
+"""Filter for metrics of the process, which have no model_name."""
 UP = (
     f"up and on (job, instance) last_over_time(quire_build_info{{{MODEL}}}[1d])"
     ' or up{job=~"quire.*"} unless on (job, instance) last_over_time(quire_build_info[1d])'
 )
-"""All that is left of a target that does not answer. Its model is the one that it had; any, where it never said one."""
+"""`up` of targets that do not answer: with their last model_name, or any where they never had one."""
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-TAG = "quire"  # of each dashboard
+TAG = "quire"  # tag of each dashboard
 WIDTH = 24  # of Grafana's grid
 TOKENS_A_SECOND = "suffix: tok/s"
 QUANTILES = (0.5, 0.95, 0.99)
@@ -38,7 +38,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class Query:
-    """legend: with Grafana's {{label}}."""
+    """A query of a panel. legend: may have Grafana's {{label}}."""
 
     expr: str
     legend: str
@@ -50,10 +50,10 @@ class Panel:
 
     Attributes:
         unit: Grafana's name of it; after "suffix:" any text.
-        width: Of 24.
-        top: Of the axis.
+        width: Columns, of 24.
+        top: End of the axis.
         stacked: Lines add up.
-        colors: Of the last value: the first one for all values below the first bound, the others from their bound on.
+        colors: Colors of the last value: the first one below the first bound, the others from their bound on.
         details: The dashboard that shows more, by its name.
     """
 
@@ -75,14 +75,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """Under a heading."""
+    """Panels under a heading."""
 
     title: str
     panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True)
-class Page:
+class GrafanaDashboard:
     """A dashboard."""
 
     name: str
@@ -92,27 +92,25 @@ class Page:
 
 
 def rate(name: str, by: str = "", **labels: str) -> str:
-    """Of a counter, a second. by: further labels to keep. labels: regular expressions."""
+    """Returns a counter's rate a second. by: further labels to keep. labels: regular expressions."""
     wanted = "".join(f', {label}=~"{value}"' for label, value in labels.items())
     kept = ", ".join(filter(None, ("model_name", by)))
     return f"sum by ({kept}) (rate({name}{{{MODEL}{wanted}}}[$__rate_interval]))"
 
 
 def total(name: str, by: str = "") -> str:
-    """Of a gauge."""
+    """Returns the sum of a gauge, by model and `by`."""
     kept = ", ".join(filter(None, ("model_name", by)))
     return f"sum by ({kept}) ({name}{{{MODEL}}})"
 
 
 def of_owners(expr: str) -> str:
-    """Of what servers and the frontends that have joined them say of the same engines: what the servers say. Frontends
-    want no engines.
-    """
+    """Keeps the series of servers: frontends that joined them report the same engines, and want none."""
     return f"sum by (model_name) ({expr} and quire_replicas_wanted > 0)"
 
 
 def quantile(name: str, share: float) -> str:
-    """Of a histogram. Of nothing it would be NaN, which is not at least 0."""
+    """Returns a histogram's quantile. An empty one's would be NaN, which `>= 0` drops."""
     return f"histogram_quantile({share}, {rate(name + '_bucket', 'le')}) >= 0"
 
 
@@ -121,17 +119,17 @@ def quantiles(name: str) -> tuple[Query, ...]:
 
 
 def mean(name: str) -> str:
-    """Of a histogram."""
+    """Returns the mean of a histogram."""
     return ratio(rate(name + "_sum"), rate(name + "_count"))
 
 
 def ratio(part: str, whole: str) -> str:
-    """No value where there is nothing of the whole."""
+    """Returns a quotient, without a value where `whole` is 0."""
     return f"{part} / ({whole} > 0)"
 
 
 def some(expr: str) -> str:
-    """Without series that are 0: a legend of 23 outcomes hides the two that there are."""
+    """Drops series that are 0: a legend of 23 outcomes hides the two that occur."""
     return f"{expr} > 0"
 
 
@@ -139,8 +137,8 @@ def one(expr: str, legend: str = "{{model_name}}") -> tuple[Query, ...]:
     return (Query(expr, legend),)
 
 
-def build(page: Page) -> builders.Dashboard:
-    """Panels from left to right, in the order of the page."""
+def build(page: GrafanaDashboard) -> builders.Dashboard:
+    """Lays out the panels from left to right, in their order."""
     made = (
         builders.Dashboard(page.title)
         .uid(page.name)
@@ -151,7 +149,7 @@ def build(page: Page) -> builders.Dashboard:
         .refresh("30s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .readonly()
-        .link(_other_pages())
+        .link(_other_dashboards())
         .annotation(Starts(MODEL, SOURCE))
         .with_variable(builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(_model_variable())
@@ -186,8 +184,8 @@ def _model_variable() -> builders.QueryVariable:
     )
 
 
-def _other_pages() -> builders.DashboardLink:
-    """To all dashboards of Quire, with the models and the time that are shown."""
+def _other_dashboards() -> builders.DashboardLink:
+    """Links all dashboards of Quire, with the shown models and time."""
     made = builders.DashboardLink("Quire").type(DashboardLinkType.DASHBOARDS).tags([TAG])
     return made.icon("external link").as_dropdown(False).include_vars(True).keep_time(True)
 

@@ -1,12 +1,24 @@
-"""How long requests take, where their time goes, and whether that is what was promised."""
+"""The dashboard of requests: their latencies by phase, beside the SLOs."""
 
-from deploy.grafana.panels import MODEL, TOKENS_A_SECOND, Page, Panel, Query, Row, one, quantiles, rate, some, total
+from deploy.grafana.panels import (
+    MODEL,
+    TOKENS_A_SECOND,
+    GrafanaDashboard,
+    Panel,
+    Query,
+    Row,
+    one,
+    quantiles,
+    rate,
+    some,
+    total,
+)
 
-BUDGET = 0.01  # of answers may be late, as the alerts have it
+BUDGET = 0.01  # share of late answers that the alerts allow
 
 
 def late(name: str) -> tuple[Query, ...]:
-    """Burn rate: 1 uses up the budget exactly at its end. From the recording rules."""
+    """Returns the burn rate of the recording rules: 1 uses up the budget exactly at its end."""
     recorded = f"model_name:quire_{name}_late:ratio_rate"
     return tuple(
         Query(f"{recorded}{window}{{{MODEL}}} / {BUDGET}", f"{window} {{{{model_name}}}}")
@@ -19,13 +31,13 @@ PROMISES = Row(
     (
         Panel(
             "Burn of the budget: first tokens",
-            "Late: after 2.5 s. 1% may be; at 1 that is used up exactly, at 14.4 an alert wakes somebody.",
+            "Late: after 2.5 s. 1% may be; at 1 that is used up exactly, at 14.4 an alert fires.",
             "none",
             late("time_to_first_token"),
         ),
         Panel(
             "Burn of the budget: next tokens",
-            "Late: 0.1 s after the one before. 1% may be; at 14.4 an alert wakes somebody.",
+            "Late: 0.1 s after the one before. 1% may be; at 14.4 an alert fires.",
             "none",
             late("inter_token_latency"),
         ),
@@ -44,24 +56,26 @@ PROMISES = Row(
 TIMES = Row(
     "Where the time goes",
     (
-        Panel("Queue", "From arrival to a batch row.", "s", quantiles("quire_request_queue_time_seconds")),
-        Panel("Prefill", "From a batch row to the first token.", "s", quantiles("quire_request_prefill_time_seconds")),
+        Panel("Queue", "Time from arrival to a batch row.", "s", quantiles("quire_request_queue_time_seconds")),
+        Panel(
+            "Prefill", "Time from a batch row to the first token.", "s", quantiles("quire_request_prefill_time_seconds")
+        ),
         Panel("Decode", "From the first token to the last.", "s", quantiles("quire_request_decode_time_seconds")),
         Panel(
             "Whole request",
-            "From arrival to the end, however it ended.",
+            "Time from arrival to the end, whatever the outcome.",
             "s",
             quantiles("quire_e2e_request_latency_seconds"),
         ),
         Panel(
             "Time to first token",
-            "From arrival to the first token.",
+            "Time from arrival to the first token.",
             "s",
             quantiles("quire_time_to_first_token_seconds"),
         ),
         Panel(
             "Time per output token",
-            "Mean between two tokens, request by request.",
+            "Mean time between two tokens, request by request.",
             "s",
             quantiles("quire_request_time_per_output_token_seconds"),
         ),
@@ -69,13 +83,13 @@ TIMES = Row(
 )
 
 SIZES = Row(
-    "What is asked",
+    "Requested work",
     (
         Panel("Prompt length", "Tokens of a prompt.", "none", quantiles("quire_request_prompt_tokens")),
         Panel("Output length", "Tokens of a sequence.", "none", quantiles("quire_request_generation_tokens")),
         Panel(
             "Outcomes",
-            "How requests end. Outcomes that none has are left out.",
+            "Requests by outcome. Outcomes without requests are left out.",
             "reqps",
             one(some(rate("quire_requests_total", "outcome")), "{{outcome}} {{model_name}}"),
             stacked=True,
@@ -93,7 +107,7 @@ SIZES = Row(
         Panel("Live requests", "Taken and not ended.", "none", one(total("quire_num_requests_live"))),
         Panel(
             "Calls turned away",
-            "That showed no token, or not an operator's. They are no requests.",
+            "Calls without a token, or without an operator's. They do not count as requests.",
             "reqps",
             one(rate("quire_calls_denied_total", "reason"), "{{reason}} {{model_name}}"),
             stacked=True,
@@ -106,7 +120,7 @@ TENANTS = Row(
     (
         Panel(
             "Requests by tenant",
-            "Requests that end, by whose token they came with; refused ones are among them.",
+            "Requests that end, by the tenant of their token; refused ones are among them.",
             "reqps",
             one(some(rate("quire_tenant_requests_total", "tenant")), "{{tenant}} {{model_name}}"),
             stacked=True,
@@ -133,9 +147,9 @@ TENANTS = Row(
     ),
 )
 
-REQUESTS = Page(
+REQUESTS = GrafanaDashboard(
     "quire-requests",
-    "Quire: requests and promises",
-    "How long requests take, where their time goes, and whether that is what was promised.",
+    "Quire: requests and SLOs",
+    "Latencies of requests by phase, beside the SLOs.",
     (PROMISES, TIMES, SIZES, TENANTS),
 )

@@ -1,4 +1,4 @@
-"""Marks over every graph where a server started, with its version: deploys, and restarts that nobody asked for."""
+"""Marks over every graph where a server started, with its version: deploys, and unplanned restarts."""
 
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import AnnotationQuery, DataSourceRef

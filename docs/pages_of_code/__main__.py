@@ -3,9 +3,15 @@
 import sys
 from pathlib import Path
 
-from docs.pages_of_code import command_line, configuration, errors, metrics
+from docs.pages_of_code import command_line, configuration, errors, metrics, parameters
 
-PAGES = {"command-line": command_line, "configuration": configuration, "errors": errors, "metrics": metrics}
+PAGES = {
+    "command-line": command_line,
+    "configuration": configuration,
+    "errors": errors,
+    "metrics": metrics,
+    "parameters": parameters,
+}
 
 
 def main(folder: Path) -> None:

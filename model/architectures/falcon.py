@@ -1,5 +1,6 @@
-"""Falcon (Almazrouei et al., 2023): one head of keys (7B), or groups of query heads with one each (40B and later),
-attention and MLP side by side.
+"""Falcon (Almazrouei et al., 2023): attention and MLP side by side.
+
+It has one KV head (7B), or groups of query heads with one each (40B and later).
 """
 
 from model.blocks import MLP, Parallel, PreNorm, SelfAttention

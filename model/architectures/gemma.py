@@ -1,6 +1,7 @@
-"""Gemma (Gemma Team, 2024), Gemma 2 and the text of Gemma 3: a scaled embedding, norms whose weights stand for 1 + w,
-GELU in the gate; from Gemma 2 on norms on both sides of each part, windows in some of the layers, and soft caps, or
-norms on queries and keys.
+"""Gemma (Gemma Team, 2024), Gemma 2 and the text of Gemma 3.
+
+The embedding is scaled, weights of norms stand for 1 + w, gates have GELU. From Gemma 2 on, norms are on both sides of
+attention and MLP, and some layers have windows. Gemma 2 has soft caps, Gemma 3 norms on queries and keys.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def load_gemma2(config: ModelConfig, tensors: Tensors) -> Decoder:
 
 
 def load_gemma3(config: ModelConfig, tensors: Tensors) -> Decoder:
-    """Gemma3ForCausalLM. Layers with a window turn faster than the others."""
+    """Gemma3ForCausalLM. Layers with a window rotate faster than the others."""
     fields = config.fields
     ropes = fields.section("rope_parameters")
     scaled = ropes.section(FULL).values | fields.section("rope_scaling").values

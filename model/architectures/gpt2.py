@@ -1,14 +1,10 @@
 """GPT-2 (Radford et al., 2019): learned positions, LayerNorm before, GELU; linear weights are saved as [in, out]."""
 
-from collections.abc import Sequence
-
-import torch
-
 from model.blocks import MLP, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder, Embedding
 from model.errors import CheckpointError
-from model.layers import Product, read_activation
+from model.layers import read_activation
 from model.tensors import Tensors
 
 
@@ -28,7 +24,7 @@ def load_gpt2(config: ModelConfig, tensors: Tensors) -> Decoder:
     tensors.ignore(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, a buffer
 
     def layer(number: int) -> PreNorm:
-        at = root.under(f"h.{number}.")
+        at = root.under(f"h.{number}.").transposed()
         return PreNorm(
             at.layer_norm("ln_1", c.hidden, eps),
             SelfAttention(
@@ -36,13 +32,13 @@ def load_gpt2(config: ModelConfig, tensors: Tensors) -> Decoder:
                 shard.of(c).heads,
                 shard.of(c).kv_heads,
                 c.head_dim,
-                _linear(at, "attn.c_attn", c.hidden, 3 * c.hidden, shard.qkv(c)),
-                _summed(at, "attn.c_proj", c.hidden, c.hidden, shard.queries(c)),
+                at.linear("attn.c_attn", c.hidden, 3 * c.hidden, True, rows=shard.qkv(c)),
+                at.summed("attn.c_proj", c.hidden, c.hidden, True, shard.queries(c)),
             ),
             at.layer_norm("ln_2", c.hidden, eps),
             MLP(
-                _linear(at, "mlp.c_fc", c.hidden, width, [shard.part(width)]),
-                _summed(at, "mlp.c_proj", width, c.hidden, shard.part(width)),
+                at.linear("mlp.c_fc", c.hidden, width, True, rows=[shard.part(width)]),
+                at.summed("mlp.c_proj", width, c.hidden, True, shard.part(width)),
                 activation,
             ),
         )
@@ -54,12 +50,3 @@ def load_gpt2(config: ModelConfig, tensors: Tensors) -> Decoder:
         root.layer_norm("ln_f", c.hidden, eps),
         tensors.head("lm_head", c.vocabulary, c.hidden, tokens if c.tied_embeddings else None),
     )
-
-
-def _linear(at: Tensors, name: str, width: int, out: int, rows: Sequence[slice]) -> Product:
-    weight, bias = at.stored(f"{name}.weight", width, out).T, at(f"{name}.bias", out)
-    return at.product([weight[run] for run in rows], torch.cat([bias[run] for run in rows]))
-
-
-def _summed(at: Tensors, name: str, width: int, out: int, columns: slice) -> Product:
-    return at.summed_product(at.stored(f"{name}.weight", width, out).T, at(f"{name}.bias", out), columns)

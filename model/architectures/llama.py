@@ -1,7 +1,7 @@
 """Llama and its kin: RMSNorm before, rotary positions, grouped-query attention, SwiGLU (Touvron et al., 2023).
 
-Mistral and Ministral are Llama with windows (Jiang et al., 2023), Qwen 2 with biases on queries, keys and values (Yang
-et al., 2024), Qwen 3 with norms on queries and keys, Phi-3 with the products already put together (Abdin et al., 2024).
+Mistral and Ministral are Llama with windows (Jiang et al., 2023). Qwen 2 has biases on queries, keys and values (Yang
+et al., 2024), Qwen 3 norms on queries and keys. Phi-3 has its products joined in the checkpoint (Abdin et al., 2024).
 """
 
 from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ def _load(
 
 
 def load_decoder(config: ModelConfig, tensors: Tensors, layers: Sequence[Layer]) -> Decoder:
-    """What is around the layers."""
+    """Loads a decoder around its layers: embedding, last norm and output layer."""
     c = config
     tensors.ignore(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # a buffer that old checkpoints saved
     embedding = tensors("model.embed_tokens.weight", c.vocabulary, c.hidden)
@@ -79,7 +79,7 @@ def rms_norm_of_heads(config: ModelConfig) -> HeadNorm:
 
 
 def load_rope(config: ModelConfig, tensors: Tensors, theta: float = 10000.0) -> Rope:
-    """theta: where config.json says nothing."""
+    """Loads the rotary embedding; `theta` is the base where config.json names none."""
     frequencies, scale = read_rope(config.fields, config.head_dim, theta)
     return Rope(frequencies, config.context, tensors.dtype, tensors.device, scale, config.first_position)
 
@@ -94,8 +94,17 @@ def load_attention(
     head_norm: HeadNorm | None = None,
     fused: bool = False,
 ) -> SelfAttention:
-    """at: the layer of this number. head_norm: makes the norm of this name, for queries and for keys. fused: queries,
-    keys and values are one tensor already.
+    """Loads the attention of a layer.
+
+    Args:
+        config: The model.
+        at: Tensors of the layer.
+        number: Index of the layer.
+        rope: Rotary embedding.
+        qkv_bias: Whether queries, keys and values have biases.
+        output_bias: Whether the output has a bias.
+        head_norm: Makes the norm of a name, for queries and for keys. None without norms.
+        fused: Whether queries, keys and values are one tensor in the checkpoint.
     """
     c, queries, keys = config, config.heads * config.head_dim, config.kv_heads * config.head_dim
     mine = at.shard.of(c)
@@ -115,7 +124,7 @@ def load_attention(
 
 
 def load_mlp(config: ModelConfig, at: Tensors, fused: bool = False, activation: Activation | None = None) -> GatedMLP:
-    """activation: where it is not simply what 'hidden_act' names."""
+    """Loads the MLP of a layer; `activation` replaces the one that 'hidden_act' names."""
     fields, width = config.fields, config.fields.positive("intermediate_size")
     bias = fields.flag("mlp_bias")
     apart, together = [("mlp.gate_proj", width), ("mlp.up_proj", width)], [("mlp.gate_up_proj", 2 * width)]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from model.architectures.llama import load_attention, load_decoder, load_mlp, load_rope, norm_eps, rms_norm_of_heads
-from model.blocks import Experts, GatedMLP, Part, PreNorm
+from model.blocks import Experts, FeedForward, GatedMLP, PreNorm
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.errors import CheckpointError
@@ -11,7 +11,7 @@ from model.fields import MOST
 from model.layers import read_activation
 from model.tensors import Tensors
 
-MOST_EXPERTS = 2**15  # of all layers: each takes a tenth of a millisecond before a weight is looked at
+MOST_EXPERTS = 2**15  # experts of all layers: each takes 0.1 ms before a weight is read
 
 
 def load_mixtral(config: ModelConfig, tensors: Tensors) -> Decoder:
@@ -57,9 +57,17 @@ def load_qwen3_moe(config: ModelConfig, tensors: Tensors) -> Decoder:
 
 def _load_experts(
     config: ModelConfig, at: Tensors, experts: int, width: int, names: Sequence[str], used: int, normalised: bool
-) -> Part:
-    """width: of one expert, of which each rank has a part. names: of its gate, up and down products. used: where
-    config.json says nothing.
+) -> FeedForward:
+    """Loads the experts of a layer.
+
+    Args:
+        config: Configuration of the model.
+        at: Tensors of the layer's experts.
+        experts: The number of experts.
+        width: Width of one expert, of which each rank has a part.
+        names: Names of its gate, up and down products.
+        used: Experts a token, where config.json says nothing.
+        normalised: Whether the weights of a token's experts are scaled to a sum of 1.
     """
     rows, columns = at.shard.gated(width), at.shard.part(width)
     if experts * config.layers > MOST_EXPERTS:
@@ -76,17 +84,13 @@ def _load_experts(
     def expert(number: int) -> GatedMLP:
         one = at.under(f"experts.{number}.")
         gate_up = one.linear([(gate, width), (up, width)], config.hidden, gated=True, rows=rows)
-        weight = one.stored(f"{down}.weight", config.hidden, width)
-        return GatedMLP(gate_up, one.product([weight[:, columns]]), activation)
+        return GatedMLP(gate_up, one.linear(down, width, config.hidden, columns=columns), activation)
 
     router = at.unquantized().linear("gate", config.hidden, experts)
-    if "experts.gate_up_proj" in at:  # all in one, as transformers 5 has them in memory
-        gates = at.stored("experts.gate_up_proj", experts, 2 * width, config.hidden)
-        downs = at.stored("experts.down_proj", experts, config.hidden, width)
-        parts = [
-            GatedMLP(at.product([g[run] for run in rows], gated=True), at.product([d[:, columns]]), activation)
-            for g, d in zip(gates, downs, strict=True)
-        ]
+    gates = at.stacked("experts.gate_up_proj", experts, config.hidden, 2 * width, gated=True, rows=rows)
+    downs = at.stacked("experts.down_proj", experts, width, config.hidden, columns=columns)
+    if gates is not None and downs is not None:  # all in one, as transformers 5 has them in memory
+        parts = [GatedMLP(gate_up, narrow, activation) for gate_up, narrow in zip(gates, downs, strict=True)]
     else:
         parts = [expert(number) for number in range(experts)]
     return at.ranks.summed(Experts(router, parts, used, normalised))

@@ -9,7 +9,7 @@ from model.tensors import Tensors
 
 
 def load_nano(config: ModelConfig, tensors: Tensors) -> Decoder:
-    """Its language model. 'lm_attn_scaling' is of cos and sin."""
+    """Loads nanoVLM's language model. 'lm_attn_scaling' scales cos and sin."""
     c, at, shard = config, tensors.under("decoder."), tensors.shard
     fields = c.fields if c.vision is None else c.vision.fields
     queries, keys, eps = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.fields.positive_float("rms_norm_eps")

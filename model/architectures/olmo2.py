@@ -1,5 +1,6 @@
-"""OLMo 2 (Team OLMo, 2024): Llama with norms behind the parts in place of those before, and of all queries and all keys
-of a token together.
+"""OLMo 2 (Team OLMo, 2024): Llama with norms after attention and MLP in place of those before.
+
+Queries are normalised over all heads of a token together, and so are keys.
 """
 
 from model.architectures.llama import load_attention, load_decoder, load_mlp, load_rope, norm_eps

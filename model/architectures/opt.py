@@ -1,8 +1,9 @@
-"""OPT (Zhang et al., 2022): learned positions from 2 on, ReLU; the smallest but one normalises after its parts, and has
-an embedding narrower than its layers.
+"""OPT (Zhang et al., 2022): learned positions from 2 on, ReLU.
+
+The smallest model but one normalises after attention and MLP, and has an embedding narrower than its layers.
 """
 
-from model.blocks import MLP, Chain, Norm, Part, PostNorm, PreNorm, SelfAttention
+from model.blocks import MLP, Chain, FeedForward, Norm, PostNorm, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder, Embedding
 from model.layers import read_activation
@@ -47,8 +48,8 @@ def load_opt(config: ModelConfig, tensors: Tensors) -> Decoder:
 
 
 def _last_norm(config: ModelConfig, root: Tensors, before: bool, narrow: int) -> Chain:
-    """What stands between the layers and the output: a norm, a projection, both or nothing."""
-    parts: list[Norm | Part] = []
+    """Loads the step between the layers and the output: a norm, a projection, both or nothing."""
+    parts: list[Norm | FeedForward] = []
     if before and not config.fields.flag("_remove_final_layer_norm"):
         parts.append(root.layer_norm("final_layer_norm", config.hidden, EPS))
     if narrow != config.hidden:

@@ -1,5 +1,6 @@
-"""Phi 1 to 2 (Gunasekar et al., 2023): attention and MLP side by side behind one norm, biases everywhere, rotary
-positions for a part of each head.
+"""Phi 1 to 2 (Gunasekar et al., 2023): attention and MLP side by side behind one norm.
+
+It has biases everywhere, and rotary positions for a part of each head.
 """
 
 from model.blocks import MLP, Norm, Parallel, SelfAttention

@@ -1,4 +1,4 @@
-"""Which function loads which architecture of a config.json."""
+"""Functions that load models, by the architecture in config.json."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,10 @@ from model.config import ModelConfig
 from model.decoder import Decoder
 from model.multimodal import KINDS, NANO
 from model.parallel.collective import ALONE, Ranks
-from model.tensors import ProductMaker, Renamed, Tensors
+from model.source import Renamed
+from model.tensors import ProductMaker, Tensors
+from model.weight_formats.plain import PLAIN
+from model.weight_formats.registry import open_weight_format
 from model.weights import Checkpoint
 
 log = logging.getLogger("quire.model")
@@ -47,11 +50,11 @@ TEXT_PREFIXES = (
     (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
     (("model.", "model.text_model."), ("lm_head.", "lm_head.")),
 )
-"""Where models that see have the tensors of their text model: pairs of its own prefix and theirs."""
+"""Prefixes of a vision-language model's text tensors: pairs of the text model's own prefix and theirs."""
 
 
 def build_model(config: ModelConfig, tensors: Tensors) -> Decoder:
-    """Raises CheckpointError for a checkpoint that does not fit. config: of `read_config`, which refuses others."""
+    """Builds a model, with `config` from `read_config`. Raises CheckpointError for a checkpoint that does not fit."""
     architecture = config.architecture if config.vision is None else config.vision.text
     load = (ARCHITECTURES | INSIDE)[architecture]
     text = _text_tensors(tensors) if config.architecture in KINDS else tensors
@@ -60,7 +63,7 @@ def build_model(config: ModelConfig, tensors: Tensors) -> Decoder:
         return decoder
     from model.vision.loading import load_encoder  # here: it needs Pillow, a model of text does not
 
-    return replace(decoder, vision=load_encoder(config, tensors.plain()))
+    return replace(decoder, vision=load_encoder(config, tensors.plain()), deepstack=config.vision.deepstack)
 
 
 def load_model(
@@ -72,17 +75,30 @@ def load_model(
     maker: ProductMaker | None = None,
     ranks: Ranks = ALONE,
 ) -> Decoder:
-    """quantization: None or int8. maker, ranks: as in `Tensors`. Raises CheckpointError as `build_model`,
-    and for tensors that are left over.
+    """Builds a model.
+
+    Args:
+        checkpoint: Open files of the model.
+        config: Configuration of the model, undivided.
+        dtype: Dtype of weights that are not quantized.
+        device: Device that the model runs on.
+        quantization: See `open_weight_format`.
+        maker: See `Tensors`.
+        ranks: See `Tensors`.
+
+    Raises:
+        CheckpointError: See `build_model`; or a tensor is left over.
     """
-    tensors = Tensors(checkpoint, dtype, device, quantization == "int8", maker, ranks)
+    weights = open_weight_format(config, quantization)
+    tensors = Tensors(checkpoint, dtype, device, weights, maker, ranks)
     model = build_model(config, tensors)
     checkpoint.finish()
-    log.info("Weights: %.1f MiB (%s)", tensors.held.bytes / 2**20, quantization or str(dtype).removeprefix("torch."))
+    kind = str(dtype).removeprefix("torch.") if weights is PLAIN else weights.name
+    log.info("Weights: %.1f MiB (%s)", tensors.held.bytes / 2**20, kind)
     return model
 
 
 def _text_tensors(tensors: Tensors) -> Tensors:
-    """By the names that they have in a checkpoint of the text model alone."""
+    """Returns the text model's tensors, by their names in a checkpoint of the text model alone."""
     styles = [tensors.of(Renamed(tensors.checkpoint, prefixes)) for prefixes in TEXT_PREFIXES]
     return next((style for style in styles if "model.embed_tokens.weight" in style), styles[0])

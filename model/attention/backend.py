@@ -1,6 +1,6 @@
-"""What a step asks of attention, and what every back end offers.
+"""Contract of paged attention: the shape of a step, and the operations of every back end.
 
-A back end owns the KV pool: it allocates the bytes, writes them, reads them, and alone knows their layout.
+A back end owns the KV pool: it allocates, writes and reads the bytes, and alone knows their layout.
 """
 
 from dataclasses import dataclass
@@ -13,49 +13,90 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepShape:
-    """Where the packed tokens of a step stand, on the host.
+    """Places of a step's packed tokens, on the host.
 
-    slices: [n, 3] of row, start, count. positions: [tokens]. slots: [groups, tokens], page x page_size + offset, where
-    each token's KV goes. tables: [groups, rows, width] page ids by batch row; entries past a row's tokens are
-    meaningless. whole: [n] for each slice, so many tokens at the front of its sequence see each other in both
-    directions, whatever the window; a slice that begins among them reaches to their end.
+    Attributes:
+        slices: [n, 3] int32. Row, start, count.
+        positions: [tokens] int64. Position of each token in its sequence.
+        slots: [groups, tokens] int64. Slot of each token's KV: page x page_size + offset.
+        tables: [groups, rows, width] int32. Page ids by batch row; entries past a row's tokens are meaningless.
+        bidirectional: [n] int64. Length of the bidirectional prefix of each slice's sequence. Its tokens see each other
+            in both directions, whatever the window. A slice that begins in the prefix reaches to its end.
     """
 
     slices: NDArray[np.int32]
     positions: NDArray[np.int64]
     slots: NDArray[np.int64]
     tables: NDArray[np.int32]
-    whole: NDArray[np.int64]
+    bidirectional: NDArray[np.int64]
 
 
 class AttentionBackend(Protocol):
-    """Paged attention over one pool. A plan is made once a step and used by every layer."""
+    """Paged attention over one KV pool. A plan is made once a step and used by every layer.
+
+    Attributes:
+        name: Name of the back end, for messages.
+    """
 
     name: str
 
     def plan(self, shape: StepShape) -> Any:
-        """Turns a step's shape into whatever `write` and `attend` need on the device."""
+        """Makes the plan of a step, which `write` and `attend` take. Its type is the back end's own."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: Any) -> None:
-        """Writes KV in place. keys, values: [tokens, kv_heads, head_dim]."""
+        """Writes a layer's KV in place.
+
+        Args:
+            layer: Index of the layer in the model.
+            keys: [tokens, kv_heads, head_dim].
+            values: Likewise.
+            plan: The plan of the step.
+        """
 
     def attend(self, layer: int, queries: Tensor, plan: Any) -> Tensor:
-        """Attention of queries [tokens, heads, head_dim] over their sequences' pages, same shape and dtype back. It is
-        causal, but for tokens that see each other in both directions.
+        """Computes a layer's attention over the sequences' pages.
 
-        All KV of the step must have been written. Sums run in float32.
+        All KV of the step must have been written. Attention is causal but for bidirectional prefixes. Sums run in
+        float32.
+
+        Args:
+            layer: Index of the layer in the model.
+            queries: [tokens, heads, head_dim].
+            plan: The plan of the step.
+
+        Returns:
+            [tokens, heads, head_dim] in the dtype of the queries.
         """
 
     def copy(self, pages: NDArray[np.int32]) -> None:
-        """pages: [n, 2] of page to copy from, page to copy to, in all layers; no page is both."""
+        """Copies pages in all layers.
 
-    def export(self, pages: NDArray[np.int32]) -> Tensor:
-        """Pages in canonical form: uint8 [pages, page_bytes], for each layer of a group K and V as [tokens, kv_heads,
-        head_dim], then their scales if there are some. Every back end reads and writes this form.
+        Args:
+            pages: [n, 2] int32. Source page, target page; no page is both.
         """
 
-    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
-        """Fills pages with what `export` made of some."""
+    def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:
+        """Returns pages in canonical form.
+
+        The form holds for each layer of the page's group K as [tokens, kv_heads, key_dim] and V as [tokens, kv_heads,
+        value_dim], then the scales of all layers if they have some, then zeros. Every back end reads and writes it.
+
+        Args:
+            pages: [n] int32.
+            groups: [n] int32. Layer group of each page.
+
+        Returns:
+            [n, page_bytes] uint8.
+        """
+
+    def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:
+        """Fills pages with content in canonical form, as `export` returns it.
+
+        Args:
+            pages: [n] int32.
+            groups: [n] int32. Layer group of each page.
+            content: [n, page_bytes] uint8.
+        """
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         """Fills pages with NaN, so that a read of freed memory shows."""

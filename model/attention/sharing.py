@@ -1,5 +1,7 @@
-"""Which keys of a step's decodes lie on the same pages: what they have in common, prompts or conversations, is read
-once for many of them (cascade attention: FlashInfer, Ye et al., 2025; RadixAttention's tree, Zheng et al., 2024).
+"""Finds the keys that decodes of a step have on the same pages, as prompts or conversations in common.
+
+Such keys are read once for many decodes (cascade attention: FlashInfer, Ye et al., 2025; RadixAttention's tree, Zheng
+et al., 2024).
 """
 
 from collections.abc import Iterator
@@ -11,12 +13,18 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 SHARERS = 8
-"""Sequences from which on it pays: fewer leave most of a tile empty."""
+"""Least number of sequences for which sharing pays: fewer leave most of a tile empty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """Sequences that have the same pages in chunks first .. last - 1. members: [n] numbers of theirs."""
+    """Sequences that have the same pages in chunks `first` to `last` - 1.
+
+    Attributes:
+        members: [n] int64. Indices of the sequences.
+        first: First chunk in common.
+        last: The chunk after the last one in common.
+    """
 
     members: Ints
     first: int
@@ -24,17 +32,27 @@ class Node:
 
 
 def shared_nodes(tables: NDArray[np.int32], ends: Ints, page: int, chunk: int) -> Iterator[Node]:
-    """tables: [n, width] page ids of so many tokens each. ends: [n], the position after the last key that each one's
-    token sees, all from 0 on. chunk: keys that are computed together. Those that SHARERS or more have in common; who
-    has more in common with some comes again in another node, for the chunks after it.
+    """Finds the nodes of at least SHARERS sequences.
+
+    A part of a node's members may have more in common. They form another node for the chunks after it.
+
+    Args:
+        tables: [n, width] int32. Page ids of each sequence.
+        ends: [n] int64. Position after the last key that each sequence's token sees; all see from 0 on.
+        page: Tokens in a page.
+        chunk: Keys that are computed together.
+
+    Yields:
+        Nodes, each before those of its parts.
     """
     if len(tables) >= SHARERS:
-        full = (ends - 1) // chunk  # chunks without the one with the token's own key
+        # The chunk with the token's own key is never shared, as other sequences have other keys there.
+        full = (ends - 1) // chunk
         yield from _nodes(tables, full, np.arange(len(tables)), 0, page, chunk)
 
 
 def _nodes(tables: NDArray[np.int32], full: Ints, members: Ints, first: int, page: int, chunk: int) -> Iterator[Node]:
-    """Of the tree of what these have in common from chunk `first` on."""
+    """Yields the nodes among these members, from chunk `first` on."""
     members = members[full[members] > first]
     if len(members) < SHARERS:
         return
@@ -50,7 +68,7 @@ def _nodes(tables: NDArray[np.int32], full: Ints, members: Ints, first: int, pag
 
 
 def _common(tables: NDArray[np.int32], full: Ints, group: Ints, first: int, page: int, chunk: int) -> int:
-    """The chunk before which all of the group have the same pages, from `first` on, which is after it at least."""
+    """Returns the chunk after the last one in which all of the group have the same pages, at least `first` + 1."""
     most = int(full[group].min())
     same = (tables[group, : most * chunk // page + 1] == tables[group[0], : most * chunk // page + 1]).all(0)
     same[: first * chunk // page] = True

@@ -1,4 +1,4 @@
-"""Paged attention by the kernels of the CPU, over pages that lie in memory as these read them."""
+"""Paged attention by the kernels of the CPU, over pages in the layout that these read."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cache_manager.layout import KVLayout
+from cache_manager.layout import KVLayout, LayerGroup
 from model.attention.backend import StepShape
-from model.attention.seen import Seen
+from model.attention.visible_keys import VisibleKeys
 from model.cpu.kernels.attention import write_attention
 from model.cpu.kernels.eight_bit import EIGHT_BITS
 from model.cpu.kernels.element import ELEMENTS
 from model.cpu.kernels.heads import MOST_DIM, HeadNorm, write_heads
 from model.cpu.kernels.kv import BLOCK, Heads
-from model.cpu.kernels.memory import huge_zeros
 from model.cpu.kernels.mixing import SUMS, Shape, part_bytes, write_join
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import Writer
@@ -27,25 +26,37 @@ SINGLE, SEVERAL = 0, 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupPlan:
-    """Of one layer group."""
+class CpuGroupPlan:
+    """Plan of one layer group.
+
+    Attributes:
+        slots: [tokens] int64. Slots of the step's own KV.
+        seen: Keys that each token sees.
+        pieces: Pieces of work.
+    """
 
     slots: NDArray[np.int64]
-    seen: Seen
+    seen: VisibleKeys
     pieces: Pieces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuPlan:
-    """tokens: of the step. tables: those whose addresses the pieces hold."""
+    """Plan of a step.
+
+    Attributes:
+        tokens: Tokens of the step.
+        tables: Page tables, which pieces hold addresses in, so they must live as long as the plan.
+        groups: Plans of the layer groups.
+    """
 
     tokens: int
     tables: NDArray[np.int32]
-    groups: tuple[GroupPlan, ...]
+    groups: tuple[CpuGroupPlan, ...]
 
 
 class GroupCells:
-    """Where kernels find what changes with each step, for one layer group."""
+    """Cells in which kernels find the numbers of one step, for one layer group."""
 
     FIELDS = ("slots", "first", "last", "single", "singles", "several", "severals", "divided", "divideds", "partial")
 
@@ -53,11 +64,11 @@ class GroupCells:
         self._numbers = np.zeros(len(self.FIELDS), np.int64)
 
     def at(self, name: str) -> int:
-        """The address of a field."""
+        """Returns the address of a cell."""
         return int(self._numbers.ctypes.data + 8 * self.FIELDS.index(name))
 
-    def set(self, plan: GroupPlan, partial: Tensor) -> None:
-        """partial: room for parts of results."""
+    def set(self, plan: CpuGroupPlan, partial: Tensor) -> None:
+        """Fills the cells; `partial` is room for partial results."""
         pieces = plan.pieces
         self._numbers[:] = [
             plan.slots.ctypes.data, plan.seen.first.ctypes.data, plan.seen.last.ctypes.data,
@@ -66,20 +77,45 @@ class GroupCells:
         ]  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuGroup:
+    """One layer group.
+
+    Attributes:
+        window: Window of its layers.
+        heads: Heads of its layers.
+        shapes: Of attention's kernels: one token a piece, several tokens a piece.
+        scaling: Factor of scores, and their soft cap; 0.0 without one.
+        cells: Cells of its numbers.
+    """
+
+    window: int | None
+    heads: Heads
+    shapes: tuple[Shape, Shape]
+    scaling: tuple[float, float]
+    cells: GroupCells
+
+    @staticmethod
+    def of(group: LayerGroup, heads: Heads, scale: float | None, soft_cap: float | None) -> "CpuGroup":
+        capped, several = soft_cap is not None, max(1, SUMS // heads.shared)
+        shapes = Shape(heads, 1, False, capped), Shape(heads, several, True, capped)
+        return CpuGroup(group.window, heads, shapes, (scale or heads.dim**-0.5, soft_cap or 0.0), GroupCells())
+
+
 def why_not(layout: KVLayout, dtype: str) -> str | None:
-    """What keeps the kernels from such pages; None if nothing."""
+    """Returns why the kernels cannot read such pages, None if they can."""
     if getattr(torch, dtype, None) not in ELEMENTS:
         return f"there are none for {dtype}"
-    if layout.head_dim % LANES or layout.head_dim > MOST_DIM:
-        return f"a head has {layout.head_dim} elements, no multiple of {LANES} up to {MOST_DIM}"
+    for kv in (group.shape for group in layout.groups):
+        if kv.key_dim != kv.value_dim:
+            return f"keys have {kv.key_dim} elements a head, values {kv.value_dim}"
+        if kv.key_dim % LANES or kv.key_dim > MOST_DIM:
+            return f"a head has {kv.key_dim} elements, no multiple of {LANES} up to {MOST_DIM}"
     return None
 
 
 class CpuAttention:
-    """`AttentionBackend`, see `ReferenceAttention`; `why_not` says for which pages. dtype: of queries and products,
-    float32 or bfloat16. eight_bit: what the KV is in, int8 or fp8; None where
-    it is in the dtype too.
-    """
+    """`AttentionBackend` by kernels, see `ReferenceAttention`. `why_not` states the pages that it cannot have."""
 
     name = "cpu"
 
@@ -94,21 +130,31 @@ class CpuAttention:
         soft_cap: float | None = None,
         eight_bit: str | None = None,
     ) -> None:
+        """Allocates the KV pool.
+
+        Args:
+            machine: Compiles and runs kernels.
+            layout: Layout of the KV pool.
+            pages: The number of pages.
+            heads: The number of query heads.
+            dtype: Type of queries and products, float32 or bfloat16.
+            scale: Factor of scores. None: 1 / sqrt(key_dim).
+            soft_cap: Bound of scores, by tanh. None for none.
+            eight_bit: Type of the KV, int8 or fp8. None: `dtype`.
+        """
         element, rows = ELEMENTS[getattr(torch, dtype)], layout.page_size % BLOCK != 0
         kind = EIGHT_BITS[eight_bit] if eight_bit is not None else None
         self.machine = machine
-        self.heads = Heads(heads, layout.kv_heads, layout.head_dim, element, rows, kind)
-        self._windows = [layout.window(group) for group in range(len(layout.groups))]
-        self._place = {layer: (g, i) for g, layers in enumerate(layout.groups) for i, layer in enumerate(layers)}
         self._page_size = layout.page_size
-        self.pool = [huge_zeros(pages * layout.page_size * self.heads.row_bytes) for _ in layout.groups[0]]
-        self._pages = Pages(self.heads, layout.page_size, [part.view(pages, -1) for part in self.pool])
-        several = max(1, SUMS // self.heads.shared)
-        capped = soft_cap is not None
-        self._shapes = Shape(self.heads, 1, False, capped), Shape(self.heads, several, True, capped)
-        self._scaling = (scale or layout.head_dim**-0.5, soft_cap or 0.0)
+        self._groups = [
+            CpuGroup.of(
+                group, Heads(heads, group.shape.heads, group.shape.key_dim, element, rows, kind), scale, soft_cap
+            )
+            for group in layout.groups
+        ]
+        self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
+        self._pages = Pages(layout, pages, [group.heads for group in self._groups])
         self.rows = np.zeros(1, np.int64)
-        self.cells = [GroupCells() for _ in layout.groups]
         self._counters = np.zeros((len(self._place), 2), np.int64)
         self._threads = machine.team.threads
         self._partial = torch.zeros(0, dtype=torch.uint8)
@@ -116,65 +162,78 @@ class CpuAttention:
     # A step
 
     def plan(self, shape: StepShape) -> CpuPlan:
-        seen = {window: Seen.of(shape, window) for window in set(self._windows)}
+        seen = {window: VisibleKeys.of(shape, window) for window in {group.window for group in self._groups}}
         tables = np.ascontiguousarray(shape.tables)
         groups = tuple(
-            GroupPlan(
-                np.ascontiguousarray(shape.slots[group]),
-                seen[window],
+            CpuGroupPlan(
+                self._pages.rows_of(number, np.ascontiguousarray(shape.slots[number])),
+                seen[group.window],
                 divide(
-                    shape, seen[window], tables[group], self._page_size, self.heads.kv_heads,
-                    self._shapes[SEVERAL].tokens, self._threads,
+                    shape, seen[group.window], tables[number], self._page_size, group.heads.kv_heads,
+                    group.shapes[SEVERAL].tokens, self._threads,
                 ),
             )
-            for group, window in enumerate(self._windows)
+            for number, group in enumerate(self._groups)
         )  # fmt: skip
         return CpuPlan(len(shape.positions), tables, groups)
 
     def begin(self, plan: CpuPlan) -> None:
-        """Before the kernels of a step run."""
+        """Sets the cells of a step, before its kernels run."""
         self.rows[0] = plan.tokens
         self._counters[:] = 0
-        parts = max(group.pieces.parts for group in plan.groups)
-        needed = parts * self.heads.heads * part_bytes(self._shapes[SINGLE])
+        pairs = list(zip(self._groups, plan.groups, strict=True))
+        needed = max(of.pieces.parts * group.heads.heads * part_bytes(group.shapes[SINGLE]) for group, of in pairs)
         if needed > len(self._partial):
             self._partial = torch.zeros(2 * needed, dtype=torch.uint8)
-        for cells, group in zip(self.cells, plan.groups, strict=True):
-            cells.set(group, self._partial)
+        for group, of in pairs:
+            group.cells.set(of, self._partial)
+
+    def heads_of(self, layer: int) -> Heads:
+        """Returns the heads of a layer."""
+        return self._groups[self._place[layer][0]].heads
 
     def heads_name(self, norm: HeadNorm | None) -> str:
-        """Of the kernel that writes a layer's KV."""
-        return f"heads_{self.heads.stored}{'_' + norm.name if norm else ''}"
+        """Returns the name of the kernel that writes a layer's KV; it is the same for all shapes."""
+        return f"heads_{self._groups[0].heads.stored}{'_' + norm.name if norm else ''}"
 
     def heads_writer(self, norm: HeadNorm | None) -> Writer:
-        return write_heads(self.heads.element, norm, self.heads.rows, self.heads.eight_bit)
+        heads = self._groups[0].heads
+        return write_heads(heads.element, norm, heads.rows, heads.eight_bit)
 
     def slots(self, layer: int) -> int:
-        """The cell that holds where the slots of the step's tokens stand."""
-        return self.cells[self._place[layer][0]].at("slots")
+        """Returns the address of the cell that holds the address of the step's slots."""
+        return self._groups[self._place[layer][0]].cells.at("slots")
 
     def pool_of(self, layer: int) -> Tensor:
-        return self.pool[self._place[layer][1]]
+        """Returns the pool from the layer's part of page 0 on, as bytes."""
+        return self._pages.from_layer(*self._place[layer])
 
     def calls(self, layer: int, queries: Tensor, out: Tensor) -> list[Call]:
-        """Attention of a layer. queries, out: of the element [tokens, heads x head_dim]."""
-        group, place = self._place[layer]
-        cells, counters = self.cells[group], self._counters[layer]
+        """Returns the calls of a layer's attention.
+
+        Args:
+            layer: Index of the layer in the model.
+            queries: [tokens, heads x head_dim] of the element.
+            out: The result, likewise.
+        """
+        number, _ = self._place[layer]
+        group, counters, pool = self._groups[number], self._counters[layer], self.pool_of(layer)
+        cells, between = group.cells, self._pages.rows_a_page(number)
         stride = out.stride(0) * out.element_size()
         made = []
         for kind, pieces, count in ((SINGLE, "single", "singles"), (SEVERAL, "several", "severals")):
-            shape = self._shapes[kind]
+            shape = group.shapes[kind]
             made.append(
                 Call(
                     f"attention_{shape.name}",
                     write_attention(shape),
                     (
                         cells.at(pieces), cells.at(count), cells.at("first"), cells.at("last"), counters[kind:],
-                        queries, out, stride, self.pool[place], cells.at("partial"), self._page_size, *self._scaling,
+                        queries, out, stride, pool, cells.at("partial"), self._page_size, between, *group.scaling,
                     ),
                 )
             )  # fmt: skip
-        join = self._shapes[SINGLE]
+        join = group.shapes[SINGLE]
         made.append(
             Call(
                 f"join_{join.name}",
@@ -184,18 +243,18 @@ class CpuAttention:
         )
         return made
 
-    # One layer at a time, for whoever has tensors
+    # One layer at a time, for tensors
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: CpuPlan) -> None:
-        h, slots, pool = self.heads, self.slots(layer), self.pool_of(layer)
+        h, slots, pool = self.heads_of(layer), self.slots(layer), self.pool_of(layer)
         both = torch.cat((keys, values), 1).flatten(1).float()
         arguments = (self.rows, slots, slots, both, both.stride(0) * 4, 0, pool, 0, h.kv_heads, h.dim)
-        nothing = (0,) * 8  # neither turned nor normalised
+        nothing = (0,) * 8  # neither rotated nor normalised
         call = Call(self.heads_name(None), self.heads_writer(None), (*arguments, *nothing))
         self._run(plan, [call])
 
     def attend(self, layer: int, queries: Tensor, plan: CpuPlan) -> Tensor:
-        rounded = queries.to(self.heads.element.dtype).flatten(1).contiguous()
+        rounded = queries.to(self.heads_of(layer).element.dtype).flatten(1).contiguous()
         out = torch.empty_like(rounded)
         self._run(plan, self.calls(layer, rounded, out))
         return out.view(queries.shape).to(queries.dtype)
@@ -209,11 +268,11 @@ class CpuAttention:
     def copy(self, pages: NDArray[np.int32]) -> None:
         self._pages.copy(pages)
 
-    def export(self, pages: NDArray[np.int32]) -> Tensor:
-        return self._pages.export(pages)
+    def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:
+        return self._pages.export(pages, groups)
 
-    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
-        self._pages.import_pages(pages, content)
+    def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:
+        self._pages.import_pages(pages, groups, content)
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         self._pages.poison(pages)

@@ -12,10 +12,12 @@ from model.backend import NoKernels
 from model.config import ModelConfig
 from model.cpu.attention_backend import CpuAttention, why_not
 from model.cpu.decoder import CompiledDecoder, check_compiled
+from model.cpu.kernels.element import ELEMENTS
 from model.cpu.kernels.logits import KernelOps
 from model.cpu.kernels.machine import open_machine
 from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.program import Machine
+from model.cpu.weight_formats import KERNEL_WEIGHTS
 from model.decoder import Decoder
 from model.footprint import shape_of
 from model.forward import Model
@@ -23,6 +25,8 @@ from model.kv_pool import EIGHT_BIT
 from model.parallel.collective import Ranks
 from model.sampling.sampler import LogitOps
 from model.settings import ModelSettings
+from model.weight_formats.format import WeightFormat
+from model.weight_formats.stored import StoredWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,7 @@ class CpuBackend:
     """`Backend` of the CPU's kernels.
 
     Attributes:
-        dtype: Of the weights.
-        kv_dtype: The same dtype, or one of 8 bits.
+        dtype: Dtype of the weights. kv_dtype: The same dtype, or one of 8 bits.
     """
 
     machine: Machine
@@ -54,9 +57,18 @@ class CpuBackend:
         return KernelOps(self.machine)
 
     def maker(
-        self, weights: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype, gated: bool, quantized: bool
+        self,
+        weight_format: WeightFormat,
+        weights: Sequence[StoredWeight],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        gated: bool,
     ) -> KernelLinear:
-        return KernelLinear(self.machine, weights, bias, dtype, gated, quantized)
+        """Raises NotCompiled for a format that there are no kernels for."""
+        prepare = KERNEL_WEIGHTS.get(weight_format.name)
+        if prepare is None:
+            raise NotCompiled(f"there are none for weights in the format {weight_format.name}")
+        return KernelLinear(self.machine, prepare(weights, ELEMENTS[dtype]), bias, gated)
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> CpuAttention:
         eight_bit = None if self.kv_dtype == self.dtype else self.kv_dtype
@@ -75,9 +87,11 @@ def open_cpu_backend(
     """Opens the CPU back end for a model.
 
     Args:
-        dtype: Of the weights.
-        kv_dtype: Of the KV cache.
-        ranks: Among which the model is divided.
+        config: Configuration of the model, undivided.
+        settings: Page size, quantization and where compiled kernels are kept.
+        dtype: Dtype of the weights.
+        kv_dtype: Dtype of the KV cache.
+        ranks: Ranks that the model is divided among.
 
     Raises:
         NoKernels: The machine, the model or a setting has no kernels.

@@ -1,4 +1,4 @@
-"""A program of kernels for ranks that share no memory: cut into several, between which a `Collective` is called."""
+"""Rounds of ranks that share no memory: the program is cut, and a `Collective` is called between its parts."""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.program import Call, Machine
-from model.cpu.rounds import Exchange, Runs
+from model.cpu.rounds import HostCall, Runs
 from model.parallel.collective import Collective
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """One after the other."""
+class ProgramSequence:
+    """Programs and host calls, run one after the other."""
 
     parts: Sequence[Runs]
 
@@ -34,7 +34,7 @@ class CutRounds:
         self._part = self._part or Buffer.of(rows, width, FLOAT)
         return self._part
 
-    def summed(self, rows: int, y: Buffer, width: int, add: bool) -> Exchange:
+    def summed(self, rows: int, y: Buffer, width: int, add: bool) -> HostCall:
         part = self.to_sum(len(y.tensor), width)
 
         def run() -> None:
@@ -42,13 +42,13 @@ class CutRounds:
             total, place = self._collective.sum(part.tensor[:count, :width]), y.tensor[:count, :width]
             place.copy_(total + place if add else total)
 
-        return Exchange(run)
+        return HostCall(run)
 
     def to_gather(self, rows: int, width: int) -> Buffer:
         self._last = Buffer.of(rows, width, FLOAT)
         return self._last
 
-    def gathered(self, rows: int, y: Buffer, widths: Sequence[int]) -> Exchange:
+    def gathered(self, rows: int, y: Buffer, widths: Sequence[int]) -> HostCall:
         part = self._last
 
         def run() -> None:
@@ -57,9 +57,9 @@ class CutRounds:
             if self._first:
                 y.tensor[:count, : sum(widths)] = everything
 
-        return Exchange(run)
+        return HostCall(run)
 
-    def program(self, machine: Machine, calls: Sequence[Call | Exchange]) -> Pieces:
+    def program(self, machine: Machine, calls: Sequence[Call | HostCall]) -> ProgramSequence:
         parts: list[Runs] = []
         together: list[Call] = []
         for call in calls:
@@ -70,7 +70,7 @@ class CutRounds:
                 parts.append(machine.program(together))
             parts.append(call)
             together = []
-        return Pieces([*parts, machine.program(together)] if together else parts)
+        return ProgramSequence([*parts, machine.program(together)] if together else parts)
 
 
 def _held(cell: int) -> int:

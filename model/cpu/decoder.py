@@ -1,7 +1,7 @@
-"""A decoder as a program of kernels for the CPU: what its layers say they are made of, in the order of a step.
+"""Runs a decoder as a program of kernels for the CPU.
 
-The layers of an architecture are data (`model.blocks`), and this is the other way to run them: the whole step is one
-call, without Python between layers. The stream is float32, whatever the weights are in.
+An architecture's layers are data (`model.blocks`). This is the second way to run them: the whole step is one call,
+without Python between layers. The residual stream is float32, whatever the weights are in.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 from model.attention.backend import AttentionBackend
 from model.cpu.attention_backend import CpuAttention
-from model.cpu.decoder_calls import Cells, DecoderCalls
+from model.cpu.decoder_calls import DecoderCalls
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.program import Call, Machine
-from model.cpu.rounds import Exchange, Rounds, Runs
+from model.cpu.rounds import HostCall, Rounds, Runs
+from model.cpu.step_values import Cells, StepAngles, StepDepths
 from model.decoder import Decoder
 from model.forward import ForwardBatch, ForwardOutput, ImageEncoder
 from model.layers import soft_capped
 
 
 class CompiledDecoder:
-    """`Model` of a decoder, over a `CpuAttention`, for one thread at a time."""
+    """`Model` of a decoder over a `CpuAttention`, for one thread at a time."""
 
     def __init__(self, machine: Machine, decoder: Decoder) -> None:
         self._machine, self._decoder = machine, decoder
@@ -27,19 +28,23 @@ class CompiledDecoder:
         self._programs: _Programs | None = None
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """See `model.forward.Model`. The result holds until the next call."""
+        """Computes the batch. See `model.forward.Model`. The result holds until the next call."""
         tokens, wanted, images = batch.tokens, batch.wanted, batch.images
-        positions = batch.positions[0]  # `DecoderCalls` refuses models that turn by another axis
+        positions = batch.positions[0]  # other axes are in the step's own angles
         programs = self._room_for(len(tokens), len(wanted), batch.attention)
         programs.attention.begin(batch.plan)
+        for angles in programs.angles:
+            angles.fill(batch)
         if images is None:
             programs.cells.set(tokens, positions, wanted)
             programs.all.run()
         else:
+            # Any number may stand where an image does, so it is replaced by a valid id. Features replace its embedding.
             known = tokens.index_fill(0, images.places, 0)
             programs.cells.set(known, positions, wanted)
             programs.embedding.run()
-            programs.stream.tensor[images.places, : images.features.shape[1]] = images.features.float()
+            programs.stream.tensor[images.places, : images.features.shape[2]] = images.features[0].float()
+            programs.depths.fill(len(tokens), images)
             programs.rest.run()
         logits = programs.logits.tensor[: len(wanted), : len(self._decoder.embedding.tokens)]
         if self._decoder.soft_cap is not None:
@@ -48,7 +53,10 @@ class CompiledDecoder:
         return ForwardOutput(logits, hidden)
 
     def _room_for(self, tokens: int, wanted: int, attention: AttentionBackend) -> "_Programs":
-        """Buffers become the next power of two where a step has more tokens than any before."""
+        """Returns programs with room for a step.
+
+        Buffers grow to the next power of two when a step has more tokens than any before, so that growth is rare.
+        """
         made = self._programs
         if made is None or made.attention is not attention or tokens > made.tokens or wanted > made.wanted:
             if not isinstance(attention, CpuAttention):
@@ -62,7 +70,19 @@ class CompiledDecoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Programs:
-    """For steps of so many tokens, and so many that logits are wanted of, at most."""
+    """Programs of a decoder, with their buffers.
+
+    Attributes:
+        tokens: Most tokens of a step.
+        wanted: Most tokens of a step whose logits are wanted.
+        cells: Addresses and counts of a step, which kernels read.
+        stream: Residual stream, [tokens, hidden] float32.
+        all: Program of a full step.
+        embedding: Program of the embedding alone, for steps with images.
+        rest: Program of all that follows the embedding, for steps with images.
+        angles: Angles that are filled in for each step.
+        depths: Features that are filled in for each step with images.
+    """
 
     attention: CpuAttention
     tokens: int
@@ -75,26 +95,32 @@ class _Programs:
     all: Runs
     embedding: Runs
     rest: Runs
+    angles: Sequence[StepAngles]
+    depths: StepDepths
 
     @staticmethod
     def of(machine: Machine, decoder: Decoder, attention: CpuAttention, tokens: int, wanted: int) -> "_Programs":
         writer = DecoderCalls(decoder, attention, tokens, wanted)
-        embedding, rest = writer.written()
+        calls = writer.written()
         return _Programs(
             attention, tokens, wanted, writer.cells, writer.stream, writer.logits,
             writer.hidden, writer.hidden_size,
-            _program(machine, [*embedding, *rest], writer.rounds), _program(machine, embedding, None),
-            _program(machine, rest, writer.rounds),
+            _program(machine, [*calls.embedding, *calls.rest], writer.rounds), _program(machine, calls.embedding, None),
+            _program(machine, calls.with_depths, writer.rounds), list(writer.angles.values()), writer.depths,
         )  # fmt: skip
 
 
-def _program(machine: Machine, calls: Sequence[Call | Exchange], rounds: Rounds | None) -> Runs:
-    """rounds: of the ranks, None where there are none among the calls."""
+def _program(machine: Machine, calls: Sequence[Call | HostCall], rounds: Rounds | None) -> Runs:
+    """Makes a program; `rounds` are those of the ranks, None where no rank takes part in the calls."""
     if rounds is not None:
         return rounds.program(machine, calls)
     return machine.program([call for call in calls if isinstance(call, Call)])
 
 
 def check_compiled(decoder: Decoder, attention: CpuAttention) -> None:
-    """Raises NotCompiled for what there are no kernels for. The decoder may be one of shapes alone."""
+    """Checks that kernels exist for all parts of a decoder, which may be one of shapes alone.
+
+    Raises:
+        NotCompiled: A part has no kernels.
+    """
     DecoderCalls(decoder, attention, 1, 1).written()

@@ -1,8 +1,8 @@
-"""Writes a decoder as calls of kernels for the CPU: what its layers say they are made of, in the order of a step."""
+"""Writes a decoder as calls of kernels for the CPU, in the order of a step."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,8 +19,9 @@ from model.cpu.kernels.product import KernelLinear, NotCompiled, experts_call
 from model.cpu.kernels.program import Argument, Call
 from model.cpu.kernels.rows import Norm, write_embedding, write_norm, write_rounded
 from model.cpu.kernels.values import LANES
-from model.cpu.rounds import Exchange, Rounds
+from model.cpu.rounds import HostCall, Rounds
 from model.cpu.shared_memory import SharedMemory
+from model.cpu.step_values import Cells, StepAngles, StepDepths
 from model.decoder import Decoder
 from model.layers import Activation, LayerNorm, RMSNorm
 from model.parallel.collective import Gathered, Summed
@@ -32,38 +33,39 @@ ACTIVATIONS: Mapping[Activation, str] = {
 }  # fmt: skip
 
 
-class Cells:
-    """Where kernels find what is of one step."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """Calls of a decoder, in the order of a step.
 
-    FIELDS = ("rows", "tokens", "positions", "wanted", "wanteds")
+    Attributes:
+        embedding: The embedding.
+        rest: Everything after it, for a step without images.
+        with_depths: The same, with the further depths of images' features.
+    """
 
-    def __init__(self) -> None:
-        self._numbers = np.zeros(len(self.FIELDS), np.int64)
-
-    def at(self, name: str) -> int:
-        return int(self._numbers.ctypes.data + 8 * self.FIELDS.index(name))
-
-    def set(self, tokens: Tensor, positions: Tensor, wanted: Tensor) -> None:
-        """All int64, contiguous, and kept alive by the caller until the program has run."""
-        self._numbers[:] = len(tokens), tokens.data_ptr(), positions.data_ptr(), wanted.data_ptr(), len(wanted)
+    embedding: list[Call | HostCall]
+    rest: list[Call | HostCall]
+    with_depths: list[Call | HostCall]
 
 
 class DecoderCalls:
-    """Writes the calls of a decoder, with the buffers that they go through."""
+    """Writes the calls of a decoder, with the buffers that they read and write."""
 
     def __init__(self, decoder: Decoder, attention: CpuAttention, tokens: int, wanted: int) -> None:
         self._decoder, self._attention, self._tokens, self._wanted = decoder, attention, tokens, wanted
         table, projection = decoder.embedding.tokens, decoder.embedding.projection
         self._element = ELEMENTS[table.dtype]
-        self._calls: list[Call | Exchange] = []
+        self._calls: list[Call | HostCall] = []
         self._buffers: dict[tuple[str, int, int], Buffer] = {}
         self._routes: dict[tuple[int, int], Routes] = {}
         self._angle_tables: dict[int, tuple[Tensor, Tensor]] = {}
-        self.cells = Cells()
+        self.cells = Cells(tokens)
+        self.angles: dict[int, StepAngles] = {}  # by rotary embedding
         width = table.shape[1] if projection is None else _kernel(projection).outputs
         self._check_width("the hidden size", width)
         self.stream = Buffer.of(tokens, width, FLOAT)
         self._hidden = width
+        self.depths = StepDepths.of(len(decoder.deepstack), tokens, width)
         self.logits = Buffer.of(wanted, table.shape[0], FLOAT)
         self.rounds = self._rounds_of(decoder.head)
 
@@ -75,21 +77,37 @@ class DecoderCalls:
             return collective.rounds((self._tokens, self._hidden), (self._wanted, max(head.widths)))
         return CutRounds(collective)
 
-    def written(self) -> tuple[list[Call | Exchange], list[Call | Exchange]]:
-        """The embedding, and all that comes after it, with all rounds of the ranks. Raises NotCompiled."""
+    def written(self) -> "Written":
+        """Writes all calls, with all rounds of the ranks.
+
+        Raises:
+            NotCompiled: A part has no kernels.
+        """
         self._embed()
         embedding, self._calls = self._calls, []
-        for layer in self._decoder.layers:
+        added = list[int]()  # indices of calls
+        for number, layer in enumerate(self._decoder.layers):
             self._layer(layer)
+            if number in self._decoder.deepstack:
+                added.append(len(self._calls))
+                self._add_depth(self.depths.parts[self._decoder.deepstack.index(number)])
         self.hidden, self.hidden_size = self._last(self._decoder.norm)
         self._head(self._decoder.head, self.hidden)
-        return embedding, self._calls
+        return Written(embedding, [call for i, call in enumerate(self._calls) if i not in added], self._calls)
+
+    def _add_depth(self, part: Buffer) -> None:
+        """Adds features to the stream. To add zeros elsewhere changes no value."""
+        x = self.stream
+        self._call(
+            "mixed_add", write_mixed(True),
+            self.cells.at("rows"), 1, self.depths.ones, part.tensor, part.stride, x.tensor, x.stride, self._hidden,
+        )  # fmt: skip
 
     def _call(self, name: str, write: Callable, *arguments: Argument) -> None:
         self._calls.append(Call(name, write, arguments))
 
     def _buffer(self, name: str, width: int, element: Element | None = None, times: int = 1) -> Buffer:
-        """One of this name and width for all layers. times: rows for each token."""
+        """Returns the buffer of this name and width, which all layers share; `times` is its rows for each token."""
         key = name, width, times
         if key not in self._buffers:
             self._buffers[key] = Buffer.of(self._tokens * times, width, element or self._element)
@@ -131,7 +149,15 @@ class DecoderCalls:
         self._calls.append(self.rounds.gathered(self.cells.at("wanteds"), self.logits, head.widths))
 
     def _look_up(self, what: str, table: Tensor, y: Buffer, scale: float = 1.0, learned: Tensor | None = None) -> None:
-        """what: the cell of the numbers of rows of the table. learned: a table of positions, which are added."""
+        """Writes an embedding.
+
+        Args:
+            what: Cell with the row numbers.
+            table: Table whose rows are looked up.
+            y: Buffer of the result.
+            scale: Factor of the rows.
+            learned: Table of positions, whose rows are added. None for none.
+        """
         self._call(
             f"embedding_{self._element.name}{'' if learned is None else '_positions'}",
             write_embedding(self._element, learned is not None),
@@ -196,16 +222,16 @@ class DecoderCalls:
                 raise NotCompiled(f"there are no kernels for a layer of {type(layer).__name__}")
 
     def _attend(self, attention: SelfAttention, x: Buffer, y: Buffer, add: bool = True) -> None:
-        a, h = attention, self._attention.heads
+        a, h = attention, self._attention.heads_of(attention.number)
         qkv = self._buffer("qkv", (h.heads + 2 * h.kv_heads) * h.dim, FLOAT)
         queries, mixed = (self._buffer(name, h.heads * h.dim, h.element) for name in ("queries", "mixed"))
         self._linear(a.qkv, x, qkv)
         norm, *norms = self._head_norms(a)
-        pairs, cosines, sines = self._angles(a.rope)
+        turns, pairs, cosines, sines = self._angles(a.rope)
         self._call(
             self._attention.heads_name(norm),
             self._attention.heads_writer(norm),
-            self.cells.at("rows"), self._attention.slots(a.number), self.cells.at("positions"), qkv.tensor, qkv.stride,
+            self.cells.at("rows"), self._attention.slots(a.number), self.cells.at(turns), qkv.tensor, qkv.stride,
             queries.tensor, self._attention.pool_of(a.number), h.heads, h.kv_heads, h.dim, pairs, cosines, sines,
             *norms,
         )  # fmt: skip
@@ -214,7 +240,7 @@ class DecoderCalls:
 
     @staticmethod
     def _head_norms(a: SelfAttention) -> tuple[HeadNorm | None, float, Argument, Argument, Argument, Argument]:
-        """Kind, epsilon, weights of that of queries and of that of keys, their biases."""
+        """Returns the head norms' kind, epsilon, weights and biases; of the pairs, that of queries comes first."""
         queries, keys = a.query_norm, a.key_norm
         if queries is None or keys is None:
             return None, 0.0, 0, 0, 0, 0
@@ -228,17 +254,24 @@ class DecoderCalls:
         kind = HeadNorm(_kind(queries), together)
         return kind, queries.eps, queries.weight.float(), keys.weight.float(), _bias(queries), _bias(keys)
 
-    def _angles(self, rope: Rope | None) -> tuple[int, Argument, Argument]:
-        """Pairs that are turned, and tables that may be read past their end."""
+    def _angles(self, rope: Rope | None) -> tuple[str, int, Argument, Argument]:
+        """Returns the cell with each token's row of the tables, the number of rotated pairs, and both tables.
+
+        The tables are padded, since kernels read whole vectors, past the end of the last row. Another embedding than
+        `Rope` may turn by several axes: its tables are a step's own angles, in the order of the tokens.
+        """
         if rope is None:
-            return 0, 0, 0
+            return "positions", 0, 0, 0
         if type(rope) is not Rope:
-            raise NotCompiled(f"there is no kernel for rotary embeddings of {type(rope).__name__}")
+            if id(rope) not in self.angles:
+                self.angles[id(rope)] = StepAngles.of(rope, self._tokens)
+            own = self.angles[id(rope)]
+            return "order", own.cosines.shape[1], own.cosines, own.sines
         if id(rope) not in self._angle_tables:
             cosines, sines = (F.pad(table.float(), (0, 0, 0, LANES)) for table in rope.tables)
             self._angle_tables[id(rope)] = cosines, sines
         cosines, sines = self._angle_tables[id(rope)]
-        return cosines.shape[1], cosines, sines
+        return "positions", cosines.shape[1], cosines, sines
 
     def _mlp(self, mlp: object, x: Buffer, y: Buffer, add: bool = True) -> None:
         match mlp:
@@ -310,7 +343,13 @@ class DecoderCalls:
         self._calls.append(_kernel(product).call(self.cells.at(rows), x, y, add, activation))
 
     def _summed(self, y: Buffer, add: bool, made: Callable[[Buffer], None]) -> None:
-        """made: writes what this rank makes of it into a buffer as wide as the stream."""
+        """Writes a part that is divided among ranks, and the sum of all ranks' parts.
+
+        Args:
+            y: Buffer of the sum.
+            add: Whether the sum is added to y.
+            made: Writes this rank's part into a buffer as wide as the stream.
+        """
         if self.rounds is None:
             raise NotCompiled("a part of it is divided among ranks, its output layer is not")
         made(self.rounds.to_sum(self._tokens, self._hidden))

@@ -1,4 +1,4 @@
-"""How the attention of a step is divided into pieces of work for the kernels of the CPU."""
+"""Divides the attention of a step into pieces of work for the kernels of the CPU."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from model.attention import sharing
 from model.attention.backend import StepShape
-from model.attention.seen import Seen
+from model.attention.visible_keys import VisibleKeys
 from model.cpu.kernels.attention import CHUNK, LISTED, PIECE
 from model.cpu.kernels.kv import BLOCK
 
@@ -18,9 +18,14 @@ NO_PIECES, NOT_DIVIDED = np.empty((0, len(PIECE)), np.int64), np.empty((0, 3), n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """single: of one token. several: of up to as many tokens as a kernel takes at once. Int64 [n, fields of PIECE].
-    divided: tokens whose keys were divided, see `model.cpu.kernels.attention.write_join`. lists: int64 [tokens,
-    LISTED], whose addresses the pieces of several hold. parts: of results.
+    """Pieces of a step's attention, as `model.cpu.kernels.attention` reads them.
+
+    Attributes:
+        single: [n, fields of PIECE] int64. Pieces of one token.
+        several: [n, fields of PIECE] int64. Pieces of at most as many tokens as a kernel takes at once.
+        divided: [n, 3] int64. Tokens whose keys are divided, see `model.cpu.kernels.mixing.write_join`.
+        lists: Arrays [tokens, LISTED] int64 whose addresses the pieces of several tokens hold.
+        parts: The number of partial results.
     """
 
     single: Ints
@@ -31,16 +36,26 @@ class Pieces:
 
 
 def divide(
-    shape: StepShape, seen: Seen, table: NDArray[np.int32], page_size: int, kv_heads: int, tokens: int, threads: int
+    shape: StepShape, seen: VisibleKeys, table: NDArray[np.int32], page_size: int, kv_heads: int, tokens: int,
+    threads: int,
 ) -> Pieces:  # fmt: skip
-    """table: of the group, int32 [rows, width], whose addresses the pieces hold. tokens: of a piece, at most.
+    """Divides a layer group's attention.
 
-    Pieces that take longest come first. Where there are fewer than the threads can use, or one is more work than a
-    thread's share, its sequence is divided; where there are still too few, heads are. Chunks that several decodes have
+    Pieces that take longest come first. A sequence's keys are divided where pieces are too few for the threads, or one
+    is more work than a thread's share. If they are still too few, heads are divided. Chunks that several decodes have
     in common are pieces of all of them.
+
+    Args:
+        shape: The step.
+        seen: Keys that each token sees.
+        table: [rows, width] int32. Page ids of the group. Pieces hold addresses in it.
+        page_size: Tokens of a page.
+        kv_heads: The number of KV heads.
+        tokens: Most tokens of a piece.
+        threads: Threads that share the pieces.
     """
     row, _, count = shape.slices.astype(np.int64).T
-    packed = np.cumsum(count) - count  # of each slice's first token
+    packed = np.cumsum(count) - count  # place of each slice's first token
     address = table.ctypes.data + row * table.strides[0]
     alone, several, lists = count == 1, NO_PIECES, list[Ints]()
     if np.count_nonzero(alone) < len(alone):
@@ -65,13 +80,13 @@ def divide(
 
 
 def _nodes(table: NDArray[np.int32], row: Ints, single: Ints, page_size: int) -> list[sharing.Node]:
-    """What decodes that see all keys before theirs have in common. Members: numbers of pieces in `single`."""
+    """Finds keys in common of decodes that see all earlier keys. Members of nodes are indices of pieces in `single`."""
     if len(single) < sharing.SHARERS or int(single[:, 6].max()) <= CHUNK:
         return []
     whole = np.flatnonzero(single[:, 5] == 0)
     if len(whole) < sharing.SHARERS:
         return []
-    # The last block may not be full: of the chunk that it is in, nothing is shared.
+    # The last block may not be full. Nothing of its chunk is shared.
     ends = single[whole, 6] * BLOCK
     tables = table[row[whole], : -(-int(ends.max()) // page_size)]
     found = sharing.shared_nodes(tables, ends, page_size, CHUNK * BLOCK)
@@ -81,7 +96,7 @@ def _nodes(table: NDArray[np.int32], row: Ints, single: Ints, page_size: int) ->
 def _common_pieces(
     nodes: list[sharing.Node], address: Ints, packed: Ints, divided: Ints, tokens: int
 ) -> tuple[Ints, Ints]:  # fmt: skip
-    """A piece for each chunk and as many of the members as it takes; and the lists of these, see LISTED."""
+    """Returns pieces for each chunk in common and as many members as a piece takes, with their lists (see LISTED)."""
     part_of = np.zeros(int(packed[-1]) + 1, np.int64)
     part_of[divided[:, 0]] = divided[:, 1]
     made, lists, at = list[Ints](), list[Ints](), 0
@@ -102,8 +117,11 @@ def _common_pieces(
     return all_pieces, every
 
 
-def _pieces(address: Ints, token: Ints, tokens: Ints, seen: Seen, kv_heads: int) -> Ints:
-    """No later token of a slice sees a key before the first that an earlier one sees, or less far."""
+def _pieces(address: Ints, token: Ints, tokens: Ints, seen: VisibleKeys, kv_heads: int) -> Ints:
+    """Makes a piece for each slice or tile.
+
+    The first token's first key and the last token's last key bound it: both grow with the token's position.
+    """
     made = np.empty((len(token), len(PIECE)), np.int64)
     block = seen.first[token].astype(np.int64) // BLOCK
     end = -(-seen.last[token + tokens - 1].astype(np.int64) // BLOCK)
@@ -112,8 +130,8 @@ def _pieces(address: Ints, token: Ints, tokens: Ints, seen: Seen, kv_heads: int)
     return made
 
 
-def _tiles(address: Ints, token: Ints, count: Ints, seen: Seen, tokens: int) -> Ints:
-    """Slices cut into tiles."""
+def _tiles(address: Ints, token: Ints, count: Ints, seen: VisibleKeys, tokens: int) -> Ints:
+    """Cuts slices into tiles of at most `tokens` tokens."""
     tiles = -(-count // tokens)
     owner = np.repeat(np.arange(len(count)), tiles)
     number = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
@@ -123,14 +141,19 @@ def _tiles(address: Ints, token: Ints, count: Ints, seen: Seen, tokens: int) -> 
 
 
 def _by_heads(pieces: Ints, kv_heads: int) -> Ints:
+    """Divides each piece into one for each KV head."""
     made = pieces.repeat(kv_heads, axis=0)
     made[:, 3], made[:, 4] = np.tile(np.arange(kv_heads), len(pieces)), 1
     return made
 
 
 def _by_chunks(pieces: Ints, share: int, nodes: list[sharing.Node]) -> tuple[Ints, Ints]:
-    """Pieces of more blocks than `share` whose keys are in several chunks become one a chunk, each with a part of the
-    result of its own; and so do members of nodes, without the chunks that are not theirs alone.
+    """Divides pieces of more than `share` blocks into one for each chunk, each with a partial result of its own.
+
+    Members of nodes are divided too, without the chunks that they have in common.
+
+    Returns:
+        The pieces, and the tokens whose keys are divided, [n, 3].
     """
     first, end = pieces[:, 5] // CHUNK, -(-(pieces[:, 5] + pieces[:, 6]) // CHUNK)
     chunks, common = end - first, np.zeros(len(pieces), np.int64)

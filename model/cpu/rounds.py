@@ -1,4 +1,4 @@
-"""What the ranks do together inside a program of the CPU's kernels."""
+"""Rounds: the collectives of ranks within a program of the CPU's kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,34 +9,43 @@ from model.cpu.kernels.program import Call, Machine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
-    """What is called between two programs."""
+class HostCall:
+    """A function of the host that is called between two programs."""
 
     run: Callable[[], None]
 
 
 class Rounds(Protocol):
-    """What the ranks do together in a program of kernels, in the order in which it is written. Buffers are of float32,
-    with as many rows as the largest step; rows: address of the cell with the number of those of a step.
+    """Collectives of ranks in a program of kernels, in the order in which the program is written.
+
+    Buffers are float32, with as many rows as the largest step. `rows` is the address of the cell with a step's number
+    of rows.
     """
 
     def to_sum(self, rows: int, width: int) -> Buffer:
-        """Where this rank's part of the next sum goes."""
+        """Returns the buffer for this rank's part of the next sum."""
 
-    def summed(self, rows: int, y: Buffer, width: int, add: bool) -> Call | Exchange:
-        """The sum of what all have, into y or, with `add`, to what stands there. width: a multiple of 16."""
+    def summed(self, rows: int, y: Buffer, width: int, add: bool) -> Call | HostCall:
+        """Returns the call that sums all ranks' parts into y.
+
+        Args:
+            rows: Address of the cell with the number of rows.
+            y: Buffer of the sum.
+            width: Columns, a multiple of 16.
+            add: Whether the sum is added to y.
+        """
 
     def to_gather(self, rows: int, width: int) -> Buffer:
-        """Where this rank's part of what is gathered goes. width: of the widest part."""
+        """Returns the buffer for this rank's part of the next gathering; `width` is the widest part's."""
 
-    def gathered(self, rows: int, y: Buffer, widths: Sequence[int]) -> Call | Exchange:
-        """Of parts of these widths, side by side into rank 0's y."""
+    def gathered(self, rows: int, y: Buffer, widths: Sequence[int]) -> Call | HostCall:
+        """Returns the call that puts parts of these widths side by side into rank 0's y."""
 
-    def program(self, machine: Machine, calls: Sequence[Call | Exchange]) -> "Runs":
-        """Of calls among which are all that these rounds have made. It raises RankLost."""
+    def program(self, machine: Machine, calls: Sequence[Call | HostCall]) -> "Runs":
+        """Makes a program of calls, among them all that these rounds have made. Running it raises RankLost."""
 
 
 class Runs(Protocol):
-    """A program, or several with something between them."""
+    """A program, or several with host calls between them."""
 
     def run(self) -> None: ...

@@ -1,12 +1,13 @@
-"""A `Collective` of processes on one machine: memory that all of them map, and kernels that wait in it.
+"""`Collective` of processes on one machine: memory that all of them map, and kernels that wait in it.
 
-The memory is a file without a name, which one rank makes and hands to the others through a socket: nothing of it stays
-once all have ended, however they end. It grows with the largest step; all ranks see the same steps and grow it at the
-same point.
+The memory is a file without a name. One rank makes it and sends it to the others through a socket, so nothing of it
+stays once all have ended. It grows with the largest step. All ranks see the same steps and grow it at the same point.
 
-A page in front holds each rank's count of exchanges and its sign of life; then come rooms of one part for each rank:
-two that sums use in turn, and one for the logits. No room is written again before another exchange has begun, and a
-rank that begins one has read all that the one before gave it.
+A page in front holds each rank's count of exchanges and its sign of life. Then come rooms with one part for each rank:
+two that sums use in turn, and one for the logits.
+
+Invariant: no room is written again before another exchange has begun. A rank that begins an exchange has read all of
+the exchange before.
 """
 
 import mmap
@@ -23,7 +24,7 @@ from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.exchange import LINE, Writer, write_gathering, write_meeting, write_sum
 from model.cpu.kernels.panels import PANEL
 from model.cpu.kernels.program import Argument, Call, Machine, Program
-from model.cpu.rounds import Exchange
+from model.cpu.rounds import HostCall
 from model.errors import RankLost
 from model.parallel.shard import Shard
 
@@ -32,16 +33,23 @@ MOST_RANKS = HEAD // LINE
 
 
 def shared_memory() -> int:
-    """The descriptor of a new file without a name, for `SharedMemory`."""
+    """Opens a new file without a name, for `SharedMemory`, and returns its descriptor."""
     return os.memfd_create("quire-ranks", os.MFD_CLOEXEC)
 
 
 class SharedMemory:
-    """file: a descriptor, which this takes over."""
+    """`Collective` in shared memory. See above for its layout and invariant."""
 
     name = "shared memory"
 
     def __init__(self, machine: Machine, shard: Shard, file: int) -> None:
+        """Maps the memory.
+
+        Args:
+            machine: Compiles and runs kernels.
+            shard: This rank's shard.
+            file: Descriptor of the file, which is closed by `close`.
+        """
         if shard.size > MOST_RANKS:
             raise ValueError(f"--tensor-parallel is {shard.size}, must be at most {MOST_RANKS} on one machine")
         self._machine, self.shard, self._file = machine, shard, file
@@ -49,10 +57,10 @@ class SharedMemory:
         # Kept until the end: addresses in it are in programs.
         head = torch.frombuffer(mmap.mmap(file, HEAD), dtype=torch.int64).numpy().reshape(-1, LINE // 8)
         self._arrived, self._lives = head[:, 0], head[:, 1]
-        self._numbers = np.zeros(2, np.int64)  # exchanges before the program that runs, whether others are left
+        self._numbers = np.zeros(2, np.int64)  # exchanges before the running program; 1 once waits must end
         self._why = ""
-        self._sums = 0  # so far; the next one is in the other room
-        self.part_bytes = 0  # from a rank's part to the next one's
+        self._sums = 0  # sums so far, whose parity is the room of the next one
+        self.part_bytes = 0  # bytes from a rank's part to the next rank's
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._meeting = machine.program([self.call("meeting", write_meeting(shard.size), 0)])
 
@@ -73,18 +81,18 @@ class SharedMemory:
     # Programs
 
     def reserve(self, part_bytes: int) -> None:
-        """Room for parts of so many bytes. What was laid out before is no longer of use."""
+        """Makes room for parts of `part_bytes` bytes. Earlier buffers are no longer valid."""
         if part_bytes <= self.part_bytes:
             return
-        self.meet()  # all have read what stands in the old rooms
+        self.meet()  # so that all ranks have read the old rooms
         self.part_bytes = max(HEAD, 1 << (part_bytes - 1).bit_length())
         size = HEAD + ROOMS * self.shard.size * self.part_bytes
         if os.fstat(self._file).st_size < size:
-            os.ftruncate(self._file, size)  # whoever comes second asks for the same
+            os.ftruncate(self._file, size)  # a rank that comes later asks for the same size
         self._memory = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
 
     def part(self, room: int, rank: int, rows: int, width: int) -> Buffer:
-        """Float32 [rows, width] of a rank."""
+        """Returns a rank's part in a room, [rows, width] float32."""
         padded = _padded(width)
         start = HEAD + (room * self.shard.size + rank) * self.part_bytes
         place = self._memory[start : start + rows * padded * 4]
@@ -96,7 +104,7 @@ class SharedMemory:
         return SharedRounds(self, self.shard)
 
     def run(self, program: Program, rounds: "SharedRounds") -> None:
-        """rounds: those of its calls. Raises RankLost."""
+        """Runs a program with these rounds. Raises RankLost."""
         if self._sums % 2:  # programs begin in the first room
             self._sums = 0
             self.meet()
@@ -114,7 +122,7 @@ class SharedMemory:
             raise RankLost(self._why)
 
     def call(self, name: str, write: Writer, number: int, *arguments: Argument) -> Call:
-        """Of a kernel that begins with a meeting. number: of this one in its program."""
+        """Makes a call of a kernel that begins with a meeting; `number` is its index among the program's exchanges."""
         at = self._numbers.ctypes.data
         own = self._arrived.ctypes.data, self.shard.rank, at, number, at + 8
         return Call(f"{name}_{self.shard.size}", write, (*own, *arguments))
@@ -136,7 +144,7 @@ class SharedMemory:
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1).to(x.dtype)
 
     def _exchanged(self, x: Tensor, room: int, widest: int = 0) -> list[Tensor]:
-        """All ranks' x, float32. widest: of them."""
+        """Returns all ranks' x, float32; `widest` is the widest of them."""
         rows, width = x.shape
         widest = max(widest, width)
         self.reserve(rows * _padded(widest) * 4)
@@ -147,7 +155,12 @@ class SharedMemory:
 
 
 class SharedRounds:
-    """`Rounds`, all of them kernels of the program. count: of them; sums: of which are sums."""
+    """`Rounds` that are all kernels of the program.
+
+    Attributes:
+        count: The number of rounds so far.
+        sums: The number of sums among them.
+    """
 
     def __init__(self, memory: SharedMemory, shard: Shard) -> None:
         self._memory, self._shard = memory, shard
@@ -174,7 +187,7 @@ class SharedRounds:
             rows, first.tensor, self._memory.part_bytes, first.stride, y.tensor, y.stride, *widths,
         )  # fmt: skip
 
-    def program(self, machine: Machine, calls: Sequence[Call | Exchange]) -> "SharedProgram":
+    def program(self, machine: Machine, calls: Sequence[Call | HostCall]) -> "SharedProgram":
         return SharedProgram(self._memory, machine.program([call for call in calls if isinstance(call, Call)]), self)
 
     def _next(self, name: str, write: Writer, *arguments: Argument) -> Call:
@@ -192,7 +205,7 @@ class SharedProgram:
     rounds: SharedRounds
 
     def run(self) -> None:
-        """Raises RankLost."""
+        """Runs the program. Raises RankLost."""
         self.memory.run(self.inner, self.rounds)
 
 

@@ -1,1 +1,1 @@
-"""The demo model: its text, its training, its checkpoint."""
+"""The demo model: its text, its training, its checkpoint. Serving uses the checkpoint alone."""

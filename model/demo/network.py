@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Attention(nn.Module):
+class DemoAttention(nn.Module):
     def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, hidden // heads
@@ -49,7 +49,7 @@ class Layer(nn.Module):
         super().__init__()
         hidden, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = nn.RMSNorm(hidden, eps)
-        self.self_attn = Attention(hidden, config["num_attention_heads"], config["num_key_value_heads"])
+        self.self_attn = DemoAttention(hidden, config["num_attention_heads"], config["num_key_value_heads"])
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
         self.mlp = Mlp(hidden, config["intermediate_size"])
         self.dropout = nn.Dropout(dropout)
@@ -60,9 +60,15 @@ class Layer(nn.Module):
 
 
 class DemoLlama(nn.Module):
-    """Tied embeddings. `config` is the dict that goes to config.json."""
+    """A dense Llama with tied embeddings."""
 
     def __init__(self, config: dict[str, Any], dropout: float) -> None:
+        """Makes the network.
+
+        Args:
+            config: Fields of config.json.
+            dropout: Probability of dropping an activation.
+        """
         super().__init__()
         self.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
         self.layers = nn.ModuleList(Layer(config, dropout) for _ in range(config["num_hidden_layers"]))
@@ -78,7 +84,7 @@ class DemoLlama(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / ((2 * len(self.layers)) ** 0.5 if residual else 1.0))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [batch, length] -> logits [batch, length, vocabulary]."""
+        """Maps tokens [batch, length] to logits [batch, length, vocabulary]."""
         x = self.dropout(self.embed_tokens(tokens))
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for layer in self.layers:
@@ -86,7 +92,7 @@ class DemoLlama(nn.Module):
         return F.linear(self.norm(x), self.embed_tokens.weight)
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Tensors in bfloat16 under Hugging Face's names."""
+        """Returns the tensors in bfloat16 under Hugging Face's names."""
         return {f"model.{name}": p.detach().to(torch.bfloat16).contiguous() for name, p in self.named_parameters()}
 
 

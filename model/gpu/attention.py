@@ -1,22 +1,24 @@
-"""Paged attention of a step in one kernel, prefill and decode alike, and the kernel that joins what it divides.
+"""Paged attention of a step in one kernel, prefill and decode alike, and the kernel that joins partial results.
 
-A piece of work is some neighbouring queries of one sequence and the keys that they see, or those within one chunk, or
-queries of several sequences and a chunk of keys that all of them share (cascade attention: FlashInfer, Ye et al.,
-2025); a program takes pieces and a KV head. The query heads that share the KV head lie in the rows of one tile beside
-each other (the "Q blocks" of Anatomy of a Triton Attention Kernel, arXiv 2511.11581, 2025), so that every key is read
-once for all of them and a decode still fills the smallest matrix product. Which keys a query sees, the plan says in two
-numbers for each token; so causality, windows and tokens that see each other both ways are one comparison here.
+A piece of work is some neighbouring queries of one sequence, and the keys that they see, or those within one chunk. Or
+it is queries of several sequences, and a chunk of keys that all of them share (cascade attention: FlashInfer, Ye et
+al., 2025). A program takes pieces and a KV head.
 
-Tiles of keys begin at multiples of TILE, chunks at multiples of the plan's chunk, and each chunk's result is a part of
-its own: sums are taken in the order of positions and grouped by them. A tile of which a query sees nothing changes no
-bit of its sums. See `model.gpu.tuning` for what follows.
+The query heads that share the KV head lie side by side in the rows of one tile. These are the "Q blocks" of Anatomy of
+a Triton Attention Kernel, arXiv 2511.11581, 2025. So every key is read once for all of them, and a decode still fills
+the smallest matrix product. The plan has two numbers for each token, the range of keys that it sees. So causality,
+windows and bidirectional prefixes are one comparison here.
 
-How many pieces there are, and where they lie, is read from the plan, so that a launch recorded in a CUDA graph computes
-any plan that is put in the place of the one that it was recorded with.
+Invariant: tiles of keys begin at multiples of TILE, chunks at multiples of the plan's chunk, and each chunk has a
+partial result of its own. Sums are taken in the order of positions and grouped by chunks. A tile of which a query sees
+nothing changes no bit of its sums. `model.gpu.tuning` states the consequences.
+
+The number of pieces and their places are read from the plan. So a launch recorded in a CUDA graph computes any plan
+that is put in the place of the recorded one.
 
 Keys and values are read through pointers with 16-byte asynchronous copies, not by tensor descriptors: a tile may span
-pages of any size. Softmax is the online form of Milakov and Gimelshein, 2018, with powers of 2; parts as in
-Flash-Decoding, Dao et al., 2023.
+pages of any size. Softmax is the online form of Milakov and Gimelshein, 2018, with powers of 2. Partial results are as
+in Flash-Decoding, Dao et al., 2023.
 """
 
 import triton
@@ -25,16 +27,26 @@ import triton.language as tl
 from model.gpu.formats import PLAIN, decoded
 
 HEAD = 4
-"""What begins a kind of pieces in a plan, int32: how many there are, where they lie in it, where the page tables lie,
-where the lists of tokens lie.
-"""
+# Columns of the head of a launch's pieces in a plan, int32:
+# 0  the number of pieces
+# 1  place of the pieces in the plan
+# 2  place of the page tables
+# 3  place of the lists of tokens
 FIELDS = tl.constexpr(8)
-"""Of a piece, int32: where its sequence's line of the page table begins, where its tokens begin in the lists, tokens,
-first key, key after the last, number of its chunk (-1: the piece has all that its queries see, there are no parts),
-nothing, nothing.
-"""
+# Columns of a piece, int32:
+# 0  place of its sequence's line in the page tables
+# 1  place of its tokens in the lists of tokens
+# 2  the number of tokens
+# 3  first key
+# 4  key after the last
+# 5  index of its chunk, -1 if the piece has all keys that its queries see, so that it has no partial result
+# 6, 7  unused
 JOIN_FIELDS = tl.constexpr(4)
-"""Of what is joined, int32: token, its first part, how many it has (0: nothing is to be done), nothing."""
+# Columns of a join, int32:
+# 0  token
+# 1  its first partial result
+# 2  the number of its partial results, 0 for a join that does nothing
+# 3  unused
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -73,19 +85,41 @@ def attend_pieces(
     COMPUTE: tl.constexpr,
     MIX: tl.constexpr,
 ):
-    """Grid: (pieces, or any number where LOOPED, KV heads x SHARES).
+    """Computes pieces. Grid: (pieces, or any number with LOOPED, KV heads x SHARES).
 
-    out: [tokens, heads, DIM]. queries: the same with these strides. keys, values: [KV heads, slots, DIM] in FORMAT;
-    their scales: float32 [KV heads, slots], not looked at where FORMAT is PLAIN. plan: int32, with pieces [FIELDS],
-    page tables and lists of tokens in it; head: where the HEAD of these pieces is. first, last: int32 [tokens], the
-    keys that a token sees: the first, and the one after the last. part_from: int32 [tokens], the part of chunk 0, were
-    there one. parts: float32 [parts, heads, DIM], sums: float32 [parts, heads, 2] of the largest score, in powers of 2,
-    and the total; not touched where DIVIDED is false. scale: of the scores; times log2 e, or, where they are CAPPED,
-    over the cap. cap: times log2 e.
-
-    GROUP: query heads to a KV head, ROOM: of these in a tile, a power of two, SHARES: programs that have all of them.
-    TOKENS: of a piece at most; TOKENS x ROOM is 16 at least. WIDE: a power of two not below DIM. COMPUTE: what scores
-    are products of; MIX: and mixed values.
+    Args:
+        out: [tokens, heads, DIM].
+        queries: [tokens, heads, DIM] with these strides.
+        keys: [KV heads, slots, DIM] in FORMAT.
+        values: Likewise.
+        key_scales: [KV heads, slots] float32. Not read where FORMAT is PLAIN.
+        value_scales: Likewise.
+        plan: int32. Holds pieces [FIELDS], page tables and lists of tokens.
+        head: Place of the pieces' HEAD in the plan.
+        first: [tokens] int32. First key that each token sees.
+        last: [tokens] int32. Key after the last.
+        part_from: [tokens] int32. Partial result of the token's chunk 0, as if it had one.
+        parts: [parts, heads, DIM] float32. Partial results. Not touched without DIVIDED.
+        sums: [parts, heads, 2] float32. Largest score, in powers of 2, and total. Not touched without DIVIDED.
+        scale: Factor of scores, times log2 e; where they are CAPPED, over the cap instead.
+        cap: Soft cap of scores, times log2 e.
+        query_stride: Stride of tokens.
+        query_head_stride: Stride of heads.
+        slots: Slots of the pool.
+        GROUP: Query heads of a KV head.
+        ROOM: Query heads in a tile, a power of two.
+        SHARES: Programs that have all query heads of a KV head.
+        TOKENS: Most tokens of a piece; TOKENS x ROOM is at least 16.
+        DIM: Elements of a head.
+        WIDE: A power of two not below DIM.
+        TILE: Keys at a time.
+        PAGE: Tokens of a page.
+        FORMAT: Format of keys and values, see `model.gpu.formats`.
+        CAPPED: Whether scores have a soft cap.
+        DIVIDED: Whether pieces may have partial results.
+        LOOPED: Whether programs share the pieces.
+        COMPUTE: Type of the factors of scores.
+        MIX: Type of the factors of mixed values.
     """
     count = tl.load(plan + head)
     if LOOPED:
@@ -110,7 +144,7 @@ def _attend_piece(
     TOKENS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     FORMAT: tl.constexpr, CAPPED: tl.constexpr, DIVIDED: tl.constexpr, COMPUTE: tl.constexpr, MIX: tl.constexpr,
 ):  # fmt: skip
-    """Number `number` of the pieces, see `attend_pieces`."""
+    """Computes the piece of index `number`, see `attend_pieces`."""
     piece = plan + tl.load(plan + head + 1) + number * FIELDS
     table = plan + tl.load(plan + head + 2) + tl.load(piece)
     tokens = plan + tl.load(plan + head + 3) + tl.load(piece + 1)
@@ -138,7 +172,7 @@ def _attend_piece(
     mixed = tl.zeros((TOKENS * ROOM, WIDE), tl.float32)
     for base in tl.range(begin // TILE * TILE, end, TILE):
         where = base + tl.arange(0, TILE)
-        # What no query sees may be another's, or nobody's: NaN times a weight of 0 is NaN, so it is not read.
+        # Keys that no query sees may be another sequence's, or free. NaN times a weight of 0 is NaN: they are not read.
         known = (where >= begin) & (where < end)
         page = tl.load(table + where // PAGE, mask=known, other=0)
         slot = head_slots + page.to(tl.int64) * PAGE + where % PAGE
@@ -153,7 +187,7 @@ def _attend_piece(
         seen = (where[None, :] >= see_from[:, None]) & (where[None, :] < see_to[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        finite = tl.where(new_top == float("-inf"), 0.0, new_top)  # so that nothing seen yet is 0, not NaN
+        finite = tl.where(new_top == float("-inf"), 0.0, new_top)  # where no key was seen yet: a weight of 0, not NaN
         weights = tl.exp2(scores - finite[:, None])
         faded = tl.exp2(top - finite)
         total = total * faded + tl.sum(weights, 1)
@@ -164,7 +198,7 @@ def _attend_piece(
         top = new_top
 
     chunk = tl.load(piece + 5)
-    token = tl.load(tokens + place, mask=there, other=0)  # again, so that no register holds it for all that time
+    token = tl.load(tokens + place, mask=there, other=0)  # loaded again, so that no register holds it during the loop
     if DIVIDED:
         apart = there & (place + chunk >= place)
         part = tl.load(part_from + token, mask=apart, other=0) + chunk
@@ -181,8 +215,18 @@ def _attend_piece(
 
 @triton.jit
 def join_parts(out, parts, sums, joins, DIM: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Grid: (joins, heads). joins: int32 [joins, JOIN_FIELDS]. Others as in `attend_pieces`. Where a part has seen
-    nothing, its largest score is -inf and its total 0.
+    """Joins partial results. Grid: (joins, heads).
+
+    A part that has seen no key has a largest score of -inf and a total of 0.
+
+    Args:
+        out: See `attend_pieces`.
+        parts: See `attend_pieces`.
+        sums: See `attend_pieces`.
+        joins: [joins, JOIN_FIELDS] int32.
+        DIM: Elements of a head.
+        WIDE: A power of two not below DIM.
+        AT_ONCE: Partial results that are joined at once.
     """
     join = joins + tl.program_id(0) * JOIN_FIELDS
     head = tl.program_id(1)

@@ -1,8 +1,8 @@
-"""Paged attention by kernels in Triton, on a GPU.
+"""Paged attention by Triton's kernels, on a GPU.
 
-The pool is `KVPool`'s, K and V of a layer as [kv_heads, slots, head_dim]: a program reads the tokens of one head, which
-lie side by side within a page there, 4 KiB for 16 of 128 elements in 16 bits. A page's heads in one run would help its
-copies only; and page size, canonical form, scales and poison stay those of the reference.
+The pool is `KVPool`'s, K and V of a layer as [kv_heads, slots, head_dim]. A program reads the tokens of one head, which
+are neighbours within a page: 4 KiB for 16 tokens of 128 elements in 16 bits. A layout with all heads of a page in one
+run would only help copies of pages. This way page size, canonical form, scales and poison are those of the reference.
 """
 
 import math
@@ -17,30 +17,33 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
-from model.attention.seen import Seen
+from model.attention.visible_keys import VisibleKeys
 from model.gpu.attention import FIELDS, JOIN_FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
 from model.gpu.formats import format_of
-from model.gpu.pieces import NO_PIECES, Division, Kind, Round, divide
-from model.gpu.plan import GroupPlan, GroupWork, Launch, Places, Plan, laid_out
+from model.gpu.kv_pool import KVPool
+from model.gpu.pieces import NO_PIECES, Division, LaunchKind, Round, divide
+from model.gpu.plan import GpuGroupPlan, GpuPlan, GroupWork, Launch, Places, laid_out
 from model.gpu.tuning import tuning_for
-from model.kv_pool import KVPool
 
 LOG2E = math.log2(math.e)
 MOST_DIM = 256
-MOST_ROOM = 16  # query heads of a KV head in a tile; where more share one, several programs read it
-AT_ONCE = 16  # parts that are joined in one go
+MOST_ROOM = 16  # most query heads of a KV head in a tile; where more share one, several programs read it
+AT_ONCE = 16  # partial results that are joined at once
 COMPUTE = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 PARTS_BYTES = 128 * 2**20
-"""For parts of results: a quarter of a million of them for a head of 128."""
+"""Bytes of partial results: a quarter of a million of them for a head of 128."""
 WAVES = 4
 """Programs for each multiprocessor that share the pieces of a plan that graphs compute."""
 
 
 def why_not(layout: KVLayout) -> str | None:
-    """What keeps the kernels from such pages; None if nothing."""
-    if layout.head_dim % 16 or layout.head_dim > MOST_DIM:
-        return f"a head has {layout.head_dim} elements, no multiple of 16 up to {MOST_DIM}"
+    """Returns why the kernels cannot read such pages, None if they can."""
+    kv = layout.groups[0].shape
+    if not layout.same_shapes or kv.key_dim != kv.value_dim:
+        return "its layers, or keys and values, differ in shape"
+    if kv.key_dim % 16 or kv.key_dim > MOST_DIM:
+        return f"a head has {kv.key_dim} elements, no multiple of 16 up to {MOST_DIM}"
     return None
 
 
@@ -48,9 +51,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class TritonAttention:
-    """`AttentionBackend`, see `ReferenceAttention`; `why_not` says for which pages. compute: the dtype that products
-    are taken in, that of the weights; sums are float32.
-    """
+    """`AttentionBackend` by kernels, see `ReferenceAttention`. `why_not` states the pages that it cannot have."""
 
     name = "triton"
 
@@ -65,25 +66,39 @@ class TritonAttention:
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
+        """Allocates the KV pool.
+
+        Args:
+            layout: Layout of the KV pool.
+            pages: The number of pages.
+            heads: The number of query heads.
+            dtype: Type of the KV, as in `KVPool`.
+            device: Device of the pool.
+            compute: Type that products are taken in, that of the weights. Sums are float32.
+            scale: Factor of scores. None: 1 / sqrt(head_dim).
+            soft_cap: Bound of scores, by tanh. None for none.
+        """
         self._layout, self._heads, self._device = layout, heads, device
-        self._group = heads // layout.kv_heads
+        kv = layout.groups[0].shape
+        self._kv_heads, self._head_dim = kv.heads, kv.key_dim
+        self._group = heads // kv.heads
         self._room = min(_power_of_two(self._group), MOST_ROOM)
         self._shares = -(-self._group // self._room)
-        self._wide = _power_of_two(layout.head_dim)
-        self._windows = [layout.window(group) for group in range(len(layout.groups))]
-        self._place = {layer: (g, i) for g, layers in enumerate(layout.groups) for i, layer in enumerate(layers)}
+        self._wide = _power_of_two(self._head_dim)
+        self._windows = [group.window for group in layout.groups]
+        self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self.pool = KVPool(layout, pages, dtype, device)
         self._slots = pages * layout.page_size
         name, capability = _device(device)
         self._format = format_of(self.pool.eight_bit, capability)
         elements = "float32" if compute == "float32" else "eight" if self._format else "half"
-        self.tuning = tuning_for(name, capability, layout.head_dim, elements)
+        self.tuning = tuning_for(name, capability, self._head_dim, elements)
         self._compute, self._dtype = COMPUTE[compute], getattr(torch, compute)
-        # With their scales, weights can be too small for float16.
+        # Multiplied by the scales of values, weights can be too small for float16.
         self._mix = tl.bfloat16 if elements == "eight" else self._compute
-        scale = scale or layout.head_dim**-0.5
+        scale = scale or self._head_dim**-0.5
         self._capped = soft_cap is not None
-        self._most_parts = PARTS_BYTES // (4 * heads * (layout.head_dim + 2))
+        self._most_parts = PARTS_BYTES // (4 * heads * (self._head_dim + 2))
         self._parts = self._new_parts(0)
         self._rows: tuple[int, ...] = ()
         self._places: Places | None = None
@@ -91,8 +106,9 @@ class TritonAttention:
 
     # A step
 
-    def plan(self, shape: StepShape) -> Plan:
+    def plan(self, shape: StepShape) -> GpuPlan:
         work = self._work(shape)
+        # A step of one token a sequence, in one round, goes into the place that graphs read, if it fits there.
         if self._places is not None and len(shape.slices) <= self._places.rows and shape.slices[:, 2].max() == 1:
             rows = next(rows for rows in self._rows if rows >= len(shape.slices))
             rounds = [part for one in work for part in one.division.rounds]
@@ -102,8 +118,8 @@ class TritonAttention:
         return laid_out(work, self._device)
 
     def _work(self, shape: StepShape) -> list[GroupWork]:
-        """Of each layer group."""
-        seen = {window: Seen.of(shape, window) for window in set(self._windows)}
+        """Returns the work of each layer group."""
+        seen = {window: VisibleKeys.of(shape, window) for window in set(self._windows)}
         count = shape.slices[:, 2].astype(np.int64)
         slices = np.stack((np.arange(len(count)), np.cumsum(count) - count, count), axis=1)
         used = -(-max(int(part.last.max()) for part in seen.values()) // self._layout.page_size)
@@ -117,26 +133,40 @@ class TritonAttention:
         ]  # fmt: skip
 
     def fix(self, rows: Sequence[int], context: int) -> None:
-        """From now on plans of one token a sequence, for as many sequences as the last of `rows` at most, lie in one
-        place and are filled up to the next of them (`Plan.rows`), so that graphs can be recorded. context: tokens of a
-        sequence. The pool's last page becomes that of the rows that fill up.
+        """Fixes the place of plans of one token a sequence, so that graphs can be recorded.
+
+        From now on such plans lie in one place, for at most as many sequences as the last of `rows`. They are filled up
+        to the next of `rows` (`GpuPlan.rows`). The pool's last page becomes that of the rows that fill up.
+
+        Args:
+            rows: Numbers of sequences, ascending.
+            context: Tokens of a sequence.
         """
         layout, most = self._layout, rows[-1]
         pages, chunks = -(-context // layout.page_size), -(-context // self.tuning.few.chunk)
-        # Tables, pieces and lists of what is shared; and what there is one of for each row.
+        # Page tables, pieces, lists of tokens that share keys, and arrays with a few numbers for each row.
         numbers = len(layout.groups) * most * (pages + (FIELDS.value + 2) * chunks + 16) + 64 * len(layout.groups)
         spare = self._slots - layout.page_size
-        programs = -(-self._wanted_programs() // (layout.kv_heads * self._shares))
+        programs = -(-self._wanted_programs() // (self._kv_heads * self._shares))
         self._rows, self._places = tuple(rows), Places(most, numbers, programs, spare, self._device)
         self._parts_for(self._most_parts)
 
-    def empty_plan(self, rows: int, shares: bool) -> Plan:
-        """In that place, of sequences without a token; with a launch for what several share, or without. Raises
-        RuntimeError where `fix` was not called.
+    def empty_plan(self, rows: int, shares: bool) -> GpuPlan:
+        """Returns a plan in the fixed place, of sequences without a token, for recording a graph.
+
+        Args:
+            rows: Rows of the plan.
+            shares: Whether it has a launch for keys that several sequences share.
+
+        Raises:
+            RuntimeError: `fix` was not called, or its place is too small.
         """
         if self._places is None:
             raise RuntimeError("there is no place for plans of graphs")
-        kinds = [Kind(self.tuning.few, True, True, NO_PIECES), Kind(self.tuning.shared, True, True, NO_PIECES)]
+        kinds = [
+            LaunchKind(self.tuning.few, True, True, NO_PIECES),
+            LaunchKind(self.tuning.shared, True, True, NO_PIECES),
+        ]
         none = np.empty(0, np.int64)
         only = Round(tuple(kinds[: 1 + shares]), np.empty((0, JOIN_FIELDS.value), np.int64), 0)
         work = GroupWork(none, none, none, none, Division(none, none, (only,)))
@@ -150,12 +180,12 @@ class TritonAttention:
             return WAVES
         return WAVES * torch.cuda.get_device_properties(self._device).multi_processor_count
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, plan: Plan) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor, plan: GpuPlan) -> None:
         group, place = self._place[layer]
         given, options = self._to_write(place, _readable(keys), _readable(values), plan.groups[group].slots)
         write_slots[(len(keys),)](*given, **options)
 
-    def attend(self, layer: int, queries: Tensor, plan: Plan) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, plan: GpuPlan) -> Tensor:
         number, place = self._place[layer]
         queries, group = _readable(queries), plan.groups[number]
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
@@ -163,15 +193,15 @@ class TritonAttention:
             parts = self._parts_for(part.parts)
             for launch in part.launches:
                 given, options = self._to_attend(place, queries, out, plan.packed, group, launch, parts)
-                attend_pieces[(launch.programs, self._layout.kv_heads * self._shares)](*given, **options)
+                attend_pieces[(launch.programs, self._kv_heads * self._shares)](*given, **options)
             if len(part.joins):
                 given, options = self._to_join(out, part.joins, parts)
                 join_parts[(len(part.joins), self._heads)](*given, **options)
         return out
 
     def _parts_for(self, parts: int) -> tuple[Tensor, Tensor]:
-        """Room for so many parts and their sums, which each layer of each step uses anew."""
-        if parts > self._most_parts:  # of one tile of tokens
+        """Returns room for partial results and their sums, which each layer of each step uses anew."""
+        if parts > self._most_parts:  # one tile of tokens alone has more, see `divide`: not kept
             return self._new_parts(parts)
         if parts > len(self._parts[0]):
             self._parts = self._new_parts(max(parts, min(self._most_parts, 2 * len(self._parts[0]))))
@@ -180,23 +210,24 @@ class TritonAttention:
     def _new_parts(self, parts: int) -> tuple[Tensor, Tensor]:
         mixed, sums = (
             torch.empty((parts, self._heads, width), dtype=torch.float32, device=self._device)
-            for width in (self._layout.head_dim, 2)
+            for width in (self._head_dim, 2)
         )
         return mixed, sums
 
     def prepare(self) -> None:
-        """Compiles all that a step can need, so that no request waits for a compiler, and on a GPU loads it: what does
-        not fit there is known then.
+        """Compiles all kernels that a step can need, so that no request waits for a compiler.
+
+        On a GPU it loads them too, so that a kernel that does not fit there is known at the start.
         """
-        layout, few, many = self._layout, self.tuning.few, self.tuning.many
+        few, many = self.tuning.few, self.tuning.many
         none = torch.empty(0, dtype=torch.int32, device=self._device)
         queries, keys = (
-            torch.empty((0, heads, layout.head_dim), dtype=self._dtype, device=self._device)
-            for heads in (self._heads, layout.kv_heads)
+            torch.empty((0, heads, self._head_dim), dtype=self._dtype, device=self._device)
+            for heads in (self._heads, self._kv_heads)
         )
         given, options = self._to_write(0, keys, keys, none)
         made = [write_slots.warmup(*given, grid=(1,), **options)]
-        group = GroupPlan(none, none, none, none, ())
+        group = GpuGroupPlan(none, none, none, none, ())
         for sizes, divided, looped in (
             (few, True, True), (many, True, False), (many, False, False), (self.tuning.shared, True, True),
         ):  # fmt: skip
@@ -211,18 +242,18 @@ class TritonAttention:
     # What kernels are given, and compiled with
 
     def _to_write(self, place: int, keys: Tensor, values: Tensor, slots: Tensor) -> Call:
-        layout, (stores, scales) = self._layout, self._read(place)
+        stores, scales = self._read(place)
         given = (
             keys, values, *stores, *scales, slots, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
             self._slots,
         )  # fmt: skip
         return given, {
-            "HEADS": layout.kv_heads, "ROOM": _power_of_two(layout.kv_heads), "DIM": layout.head_dim,
+            "HEADS": self._kv_heads, "ROOM": _power_of_two(self._kv_heads), "DIM": self._head_dim,
             "WIDE": self._wide, "FORMAT": self._format,
         }  # fmt: skip
 
     def _to_attend(
-        self, place: int, queries: Tensor, out: Tensor, packed: Tensor, group: GroupPlan, launch: Launch,
+        self, place: int, queries: Tensor, out: Tensor, packed: Tensor, group: GpuGroupPlan, launch: Launch,
         parts: tuple[Tensor, Tensor],
     ) -> Call:  # fmt: skip
         layout, sizes, (stores, scales) = self._layout, launch.sizes, self._read(place)
@@ -232,16 +263,19 @@ class TritonAttention:
         )  # fmt: skip
         return given, {
             "GROUP": self._group, "ROOM": self._room, "SHARES": self._shares, "TOKENS": sizes.tokens(self._room),
-            "DIM": layout.head_dim, "WIDE": self._wide, "TILE": sizes.tile, "PAGE": layout.page_size,
+            "DIM": self._head_dim, "WIDE": self._wide, "TILE": sizes.tile, "PAGE": layout.page_size,
             "FORMAT": self._format, "CAPPED": self._capped, "DIVIDED": launch.divided, "LOOPED": launch.looped,
             "COMPUTE": self._compute, "MIX": self._mix, "num_warps": sizes.warps, "num_stages": sizes.stages,
         }  # fmt: skip
 
     def _to_join(self, out: Tensor, joins: Tensor, parts: tuple[Tensor, Tensor]) -> Call:
-        return (out, *parts, joins), {"DIM": self._layout.head_dim, "WIDE": self._wide, "AT_ONCE": AT_ONCE}
+        return (out, *parts, joins), {"DIM": self._head_dim, "WIDE": self._wide, "AT_ONCE": AT_ONCE}
 
     def _read(self, place: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Elements and scales of K and V; what stands for scales where there are none is not looked at."""
+        """Returns elements and scales of K and V.
+
+        Without scales the elements stand for them: kernels do not read them then.
+        """
         elements = self.pool.elements(place)
         return elements, self.pool.scales(place) or elements
 
@@ -250,10 +284,10 @@ class TritonAttention:
     def copy(self, pages: NDArray[np.int32]) -> None:
         self.pool.copy(pages)
 
-    def export(self, pages: NDArray[np.int32]) -> Tensor:
+    def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:  # noqa: ARG002 - all are alike
         return self.pool.export(pages)
 
-    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
+    def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:  # noqa: ARG002
         self.pool.import_pages(pages, content)
 
     def poison(self, pages: NDArray[np.int32]) -> None:
@@ -261,13 +295,13 @@ class TritonAttention:
 
 
 def _readable(x: Tensor) -> Tensor:
-    """The same, with the elements of a head side by side and heads at whole 16 bytes, as kernels read them."""
+    """Returns x with the elements of a head side by side and heads at multiples of 16, as kernels read it."""
     aligned = x.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in x.stride()[:2])
     return x if x.stride(2) == 1 and aligned else x.contiguous()
 
 
 def _device(device: torch.device) -> tuple[str, tuple[int, int]]:
-    """Name and compute capability; of what is no GPU, where Triton interprets its kernels, those of no device."""
+    """Returns name and compute capability. For a CPU, where Triton interprets kernels, the capability is (0, 0)."""
     if device.type != "cuda":
         return device.type, (0, 0)
     return torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)

@@ -1,4 +1,4 @@
-"""The GPU back end."""
+"""Opens the GPU back end."""
 
 import logging
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from model.settings import ModelSettings
 
 log = logging.getLogger("quire.model")
 
-LEAST_CAPABILITY = 8  # of a device: asynchronous copies, bfloat16
+LEAST_CAPABILITY = 8  # compute capability with asynchronous copies and bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class TritonBackend:
     """`Backend` of Triton's kernels: attention and small operations by kernels, large products by torch.
 
     Attributes:
-        dtype: Of the weights.
-        kv_dtype: As in `model.kv_pool.KVPool`.
+        dtype: Type of the weights.
+        kv_dtype: Type of the KV cache, as in `model.gpu.kv_pool.KVPool`.
     """
 
     dtype: str
@@ -78,8 +78,11 @@ def open_gpu_backend(
     """Opens the GPU back end for a model, on a CUDA device.
 
     Args:
-        dtype: Of the weights.
-        kv_dtype: Of the KV cache.
+        config: The model.
+        settings: Settings with the page size.
+        dtype: Type of the weights.
+        kv_dtype: Type of the KV cache.
+        device: Name of the device.
 
     Raises:
         NoKernels: The device, the model or a setting has no kernels.
@@ -93,7 +96,7 @@ def open_gpu_backend(
     backend = TritonBackend(dtype, kv_dtype, torch.device(device))
     try:
         backend.attention(config, layout, 1)
-    except Exception as error:  # Triton wants a C compiler, a place to write to, an assembler that knows the device
+    except Exception as error:  # Triton needs a C compiler, a cache directory, an assembler for the device
         raise NoKernels(f"Triton cannot compile them: {type(error).__name__}: {error}") from error
     log.info("attention: Triton's kernels on %s, compute capability %d.%d", torch.cuda.get_device_name(), major, minor)
     return backend

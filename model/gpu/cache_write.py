@@ -26,9 +26,26 @@ def write_slots(
     WIDE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Grid: (tokens,). keys, values: [tokens, HEADS, DIM] with these strides. Stores: [HEADS, store_slots, DIM] in
-    FORMAT; their scales: float32 [HEADS, store_slots], not touched where it is PLAIN. slots: int32 [tokens]. ROOM,
-    WIDE: powers of two not below HEADS and DIM.
+    """Writes keys and values. Grid: (tokens,).
+
+    Args:
+        keys: [tokens, HEADS, DIM] with these strides.
+        values: Likewise.
+        key_store: [HEADS, store_slots, DIM] in FORMAT.
+        value_store: Likewise.
+        key_scales: [HEADS, store_slots] float32. Not touched where FORMAT is PLAIN.
+        value_scales: Likewise.
+        slots: [tokens] int32.
+        key_stride: Stride of tokens in `keys`.
+        key_head_stride: Stride of heads in `keys`.
+        value_stride: Stride of tokens in `values`.
+        value_head_stride: Stride of heads in `values`.
+        store_slots: Slots of the pool.
+        HEADS: KV heads.
+        ROOM: A power of two not below HEADS.
+        DIM: Elements of a head.
+        WIDE: A power of two not below DIM.
+        FORMAT: Format of the pool, see `model.gpu.formats`.
     """
     token = tl.program_id(0)
     slot = tl.load(slots + token)

@@ -1,7 +1,7 @@
-"""How kernels read and write the elements of a KV page, for each dtype that `model.kv_pool` has.
+"""Reads and writes elements of KV pages in kernels, for each dtype of `model.kv_pool`.
 
-8-bit floats go through their bits, on all devices and in Triton's interpreter alike, where a device has no instruction
-for them (below compute capability 8.9).
+Where a device has no instruction for 8-bit floats (below compute capability 8.9), and in Triton's interpreter, they are
+converted by their bits.
 """
 
 import torch
@@ -9,13 +9,18 @@ import triton
 import triton.language as tl
 
 PLAIN, INT8, FP8, FP8_BITS = (tl.constexpr(i) for i in range(4))
-"""Formats: floats as they are; int8; e4m3 that the device converts; e4m3 converted here."""
+"""Formats: floats unchanged; int8; e4m3 converted by the device; e4m3 converted here."""
 
 NATIVE_FP8 = (8, 9)  # compute capability that converts e4m3
 
 
 def format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
-    """kind: of the 8-bit elements, None for others."""
+    """Returns the format of elements.
+
+    Args:
+        kind: Type of 8-bit elements, None for others.
+        capability: Compute capability of the device.
+    """
     if kind is None:
         return PLAIN.value
     if kind is torch.int8:
@@ -25,7 +30,10 @@ def format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
 
 @triton.jit
 def decoded(x, FORMAT: tl.constexpr, TO: tl.constexpr):
-    """Elements of a page, bytes where they have 8 bits, without their scale as TO; exact in 16 bits and more."""
+    """Converts elements of a page to TO, exactly in 16 bits and more.
+
+    8-bit elements are bytes. Their scales are not applied.
+    """
     if FORMAT == FP8_BITS:
         # The bits of e4m3 stand in those of float16 with an exponent that is 8 too small.
         bits = x.to(tl.uint16)
@@ -40,8 +48,12 @@ def decoded(x, FORMAT: tl.constexpr, TO: tl.constexpr):
 
 @triton.jit
 def quantised(x, FORMAT: tl.constexpr):
-    """float32 rows [rows, dims] -> their elements as bytes, and float32 scales [rows]: the rule of `model.kv_pool`, bit
-    by bit where all are finite; where not, what is read back is not finite either.
+    """Quantises float32 rows [rows, dims] by the rule of `model.kv_pool`, bit by bit where all numbers are finite.
+
+    Where a number is not finite, what is read back is not finite either.
+
+    Returns:
+        The elements as bytes, [rows, dims], and float32 scales, [rows].
     """
     LARGEST: tl.constexpr = 127.0 if FORMAT == INT8 else 448.0
     scale = tl.math.div_rn(tl.max(tl.abs(x), 1), tl.full((x.shape[0],), LARGEST, tl.float32))
@@ -59,7 +71,7 @@ def quantised(x, FORMAT: tl.constexpr):
 
 @triton.jit
 def _e4m3(x):
-    """The bits of e4m3 nearest to float32 numbers within -448 .. 448, half to even."""
+    """Returns the bits of e4m3 nearest to float32 numbers within -448 to 448, half to even."""
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
     size = bits & 0x7FFFFFFF

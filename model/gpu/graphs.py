@@ -1,9 +1,10 @@
-"""Decodes as CUDA graphs: all launches of a step are made once, when a model is loaded, and then replayed as one.
+"""Decodes as CUDA graphs: the launches of a step are recorded when a model is loaded, and then replayed as one.
 
-A graph is recorded for each of some numbers of sequences, and a step is filled up to the next of them; for many
-sequences once more, with what reads keys that several share. Whatever a graph reads lies in one place for good: tokens,
-positions, the plan of attention (`model.gpu.plan.Places`), the KV pool. Steps that are not one token a sequence run
-launch by launch.
+A graph is recorded for each of some numbers of sequences, and a step is filled up to the next of them. For many
+sequences a second graph has the launch for keys that several share.
+
+Invariant: everything that a graph reads keeps its address: tokens, positions, the plan of attention
+(`model.gpu.plan.Places`), the KV pool. Steps with more than one token a sequence run launch by launch.
 """
 
 import logging
@@ -19,15 +20,19 @@ from model.blocks import Experts
 from model.decoder import Decoder
 from model.forward import ForwardBatch, ForwardOutput, ImageEncoder
 from model.gpu.attention_backend import TritonAttention
+from model.rope import Rope
 
 log = logging.getLogger("quire.model")
 
 WARM_UPS = 2
-"""Steps before one is recorded: libraries make room and choose their kernels in them."""
+"""Steps before one is recorded, in which libraries allocate memory and choose their kernels."""
 
 
 def sizes_of_graphs(most: int) -> tuple[int, ...]:
-    """Sequences: to each power of 2 what is half way to it, so that a step is filled up by a third at most."""
+    """Returns the numbers of sequences of graphs: powers of 2 and the numbers half way between.
+
+    A step is filled up by a third at most.
+    """
     sizes, power = {1, 2, most}, 4
     while power < most:
         sizes |= {power, min(power * 3 // 2, most)}
@@ -36,9 +41,11 @@ def sizes_of_graphs(most: int) -> tuple[int, ...]:
 
 
 def why_not(part: object) -> str | None:
-    """What keeps a model, or a part of one, from being recorded; None if nothing."""
+    """Returns why a model, or a part of one, cannot be recorded. None if it can."""
     if isinstance(part, Experts):
         return "which experts a step needs is known only when it runs"
+    if isinstance(part, Rope) and type(part) is not Rope:
+        return "its rotary embedding may turn by several axes, graphs have the position in the sequence alone"
     if isinstance(part, list | tuple):
         parts: Sequence[object] = part
     elif is_dataclass(part):
@@ -50,16 +57,17 @@ def why_not(part: object) -> str | None:
 
 Work = Callable[[], object]
 Recorder = Callable[[Work], Work]
-"""Of work, makes what does the same again."""
+"""Records work, and returns a function that repeats it."""
 
 
 class CudaRecorder:
-    """Of CUDA graphs that share their memory: so the largest comes first, and what each leaves, the next takes."""
+    """Records CUDA graphs that share their memory: the largest comes first, and smaller ones use its memory."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # one for all: torch keeps room for products for each, for good
-        # The first of a process leaves numbers of the random generator behind, which others must be able to change.
+        self._stream = torch.cuda.Stream()  # one for all: torch keeps workspace for products for each stream, for good
+        # The first graph of a process makes state of the random generator. Others must be able to change it, so that
+        # it must not consist of inference tensors.
         self._first = torch.cuda.CUDAGraph()
         with torch.inference_mode(False), self._recording(self._first):
             torch.zeros(1, device="cuda")
@@ -76,18 +84,25 @@ class CudaRecorder:
         return graph.replay
 
     def _recording(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
-        """Whatever other threads ask of the device meanwhile."""
+        """Starts to record on this thread; other threads may use the device meanwhile."""
         return torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
 
 
 class GraphDecoder:
-    """`Model`, of a decoder over this attention. Decodes of up to `most` sequences of up to `context` tokens are
-    replayed.
-    """
+    """`Model` of a decoder that replays decodes as graphs."""
 
     def __init__(
         self, decoder: Decoder, attention: TritonAttention, most: int, context: int, recorder: Recorder
     ) -> None:
+        """Records the graphs.
+
+        Args:
+            decoder: The decoder.
+            attention: Its attention, whose plans of decodes get a fixed place.
+            most: Most sequences of a decode that is replayed.
+            context: Most tokens of a sequence.
+            recorder: Records work.
+        """
         self._decoder, self._attention = decoder, attention
         device, vocabulary = decoder.embedding.tokens.device, decoder.embedding.tokens.shape[0]
         self._sizes = sizes_of_graphs(most)
@@ -109,7 +124,7 @@ class GraphDecoder:
         return self._decoder.vision
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """See `model.forward.Model`. The result holds until the next call."""
+        """Computes the batch. See `model.forward.Model`. The result holds until the next call."""
         plan, wanted = batch.plan, batch.wanted
         replay = self._replays.get((plan.rows, plan.shares))
         # Graphs have one axis of positions and write logits alone.
@@ -118,14 +133,14 @@ class GraphDecoder:
             return self._decoder.forward(batch)
         for place, given in zip(self._inputs, (batch.tokens, batch.positions[0], wanted), strict=True):
             place[: len(given)].copy_(given)
-        self._inputs[2, len(wanted) : plan.rows].zero_()  # what an earlier step wanted may be past these rows
+        self._inputs[2, len(wanted) : plan.rows].zero_()  # indices of an earlier step may be past these rows
         replay()
         return ForwardOutput(self._logits[: len(wanted)])
 
     def _step(self, rows: int, shares: bool) -> Work:
-        """A decode of so many sequences, from its place to its place."""
+        """Returns a decode of `rows` sequences, on the fixed inputs and outputs."""
         plan = self._attention.empty_plan(rows, shares)
         tokens, positions, wanted = (place[:rows] for place in self._inputs)
         out = self._logits[:rows]
-        # Made anew for each run: it remembers rotary angles, which a replay has to look up.
+        # A new batch for each run: a batch keeps its rotary angles, but a replay must look them up.
         return lambda: self._decoder.forward(ForwardBatch(tokens, positions[None], wanted, self._attention, plan), out)

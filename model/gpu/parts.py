@@ -1,4 +1,4 @@
-"""The parts of a layer that kernels compute otherwise than torch does: one pass over memory where it takes several."""
+"""Replaces parts of layers by kernels that pass over memory once, where torch takes several passes."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from model.decoder import Decoder
 from model.forward import ForwardBatch
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
 from model.layers import RMSNorm, silu
+from model.rope import Rope
 
 GATE_BLOCK = 1024
 
@@ -20,17 +21,17 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelNorm:
-    """`RMSNorm`."""
+    """`RMSNorm` by a kernel."""
 
     weight: Tensor
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [tokens, width] or [tokens, heads, width]."""
+        """Normalises [tokens, width] or [tokens, heads, width]."""
         return self._run(x, None)[0]
 
     def of_sum(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """x, added: [tokens, width]. The norm of their sum, and the sum."""
+        """Returns the norm of the sum of two tensors [tokens, width], and the sum."""
         return self._run(x, added)
 
     def _run(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -49,7 +50,7 @@ class KernelNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelGatedMLP(GatedMLP):
-    """With silu."""
+    """`GatedMLP` with silu, whose gate is a kernel."""
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         gate_up = self.gate_up(x, batch).contiguous()
@@ -61,21 +62,21 @@ class KernelGatedMLP(GatedMLP):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelSelfAttention(SelfAttention):
-    """Queries and keys are rotated where they lie."""
+    """`SelfAttention` that rotates queries and keys in place."""
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         qkv = self.qkv(x, batch).view(len(x), -1, self.head_dim)
         queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
-            self._rotate(queries, batch)
-            self._rotate(keys, batch)
+            self.rotate(queries, batch)
+            self.rotate(keys, batch)
         else:
-            self._rotate(qkv[:, : self.heads + self.kv_heads], batch)  # side by side, in one go
+            self.rotate(qkv[:, : self.heads + self.kv_heads], batch)  # queries and keys are neighbours: one launch
         batch.attention.write(self.number, keys, values, batch.plan)
         return self.output(batch.attention.attend(self.number, queries, batch.plan).flatten(1), batch)
 
-    def _rotate(self, x: Tensor, batch: ForwardBatch) -> None:
+    def rotate(self, x: Tensor, batch: ForwardBatch) -> None:
         if self.rope is None:
             return
         cos, sin = self.rope.tables
@@ -88,7 +89,7 @@ class KernelSelfAttention(SelfAttention):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelPreNorm(PreNorm):
-    """What attention gives is added and normalised in one go."""
+    """`PreNorm` that adds and normalises attention's output in one kernel."""
 
     mlp_norm: KernelNorm
 
@@ -98,7 +99,7 @@ class KernelPreNorm(PreNorm):
 
 
 def with_kernels(decoder: Decoder) -> Decoder:
-    """The same, with kernels for the parts that they are for."""
+    """Returns the decoder with kernels for the parts that have some."""
     return replace(decoder, layers=[_changed(layer) for layer in decoder.layers], norm=_changed(decoder.norm))
 
 
@@ -112,7 +113,8 @@ def _changed(part: Any) -> Any:
     inner = {field.name: _changed(getattr(part, field.name)) for field in fields(part)}
     if type(part) is GatedMLP and part.activation is silu:
         return KernelGatedMLP(**inner)
-    if type(part) is SelfAttention:
+    # Another rotary embedding may turn by other axes than the kernel, which reads the table by position alone.
+    if type(part) is SelfAttention and (part.rope is None or type(part.rope) is Rope):
         return KernelSelfAttention(**inner)
     if type(part) is PreNorm and isinstance(inner["mlp_norm"], KernelNorm):
         return KernelPreNorm(**inner)

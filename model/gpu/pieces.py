@@ -1,4 +1,4 @@
-"""How the attention of a step is divided into pieces of work for the kernel of `model.gpu.attention`."""
+"""Divides the attention of a step into pieces of work for the kernel of `model.gpu.attention`."""
 
 import itertools
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model.attention.seen import Seen
+from model.attention.visible_keys import VisibleKeys
 from model.gpu.attention import FIELDS, JOIN_FIELDS
 from model.gpu.sharing import Shared, find_shared
-from model.gpu.tuning import SOME, Sizes, Tuning
+from model.gpu.tuning import SOME, TileSizes, Tuning
 
 Ints = NDArray[np.int64]
 
@@ -17,13 +17,17 @@ NO_PIECES: Ints = np.empty((0, FIELDS.value), np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """Pieces that one launch computes: int64 [n, FIELDS], see `attend_pieces`; their lists of tokens begin where
-    `Division.order` does. divided: whether their keys may be. looped: whether programs may share them, as graphs need
-    it.
+class LaunchKind:
+    """Pieces that one launch computes.
+
+    Attributes:
+        sizes: Tile sizes of the kernel.
+        divided: Whether pieces may be chunks of keys.
+        looped: Whether programs may share pieces, as graphs need it.
+        pieces: [n, FIELDS] int64, see `attend_pieces`. Places of tokens count from the beginning of `Division.order`.
     """
 
-    sizes: Sizes
+    sizes: TileSizes
     divided: bool
     looped: bool
     pieces: Ints
@@ -31,16 +35,28 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What has room for its parts at one time. joins: int64 [m, JOIN_FIELDS], see `join_parts`. parts: of all."""
+    """Launches whose partial results fit at one time.
 
-    kinds: tuple[Kind, ...]
+    Attributes:
+        kinds: Launches.
+        joins: [m, JOIN_FIELDS] int64, see `join_parts`.
+        parts: The number of partial results.
+    """
+
+    kinds: tuple[LaunchKind, ...]
     joins: Ints
     parts: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Division:
-    """order: int64, lists of tokens one after the other. part_from: int64 [tokens], as in `attend_pieces`."""
+    """Pieces of a step's attention for one layer group.
+
+    Attributes:
+        order: int64. Lists of tokens, one after the other.
+        part_from: [tokens] int64, as in `attend_pieces`.
+        rounds: Rounds, in their order.
+    """
 
     order: Ints
     part_from: Ints
@@ -49,9 +65,17 @@ class Division:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Neighbouring tokens of a sequence that fill a tile together. All [n]. kind: 0 few, 1 some, 2 many. line: where
-    the sequence's line of the page table begins. token, count: of the step. begin, end: keys. chunks: that they are
-    divided into, from `chunk` on.
+    """Neighbouring tokens of a sequence that fill a tile together, as arrays [n].
+
+    Attributes:
+        kind: 0 for few tokens, 1 for some, 2 for many (`model.gpu.tuning`).
+        line: Place of the sequence's line in the page tables.
+        token: First token in the step.
+        count: The number of tokens.
+        begin: First key.
+        end: Key after the last.
+        chunk: First chunk of keys.
+        chunks: Chunks that the keys are divided into.
     """
 
     kind: Ints
@@ -65,23 +89,40 @@ class Spans:
 
     @property
     def parts(self) -> Ints:
+        """The number of partial results of each span."""
         return np.where(self.chunks > 1, self.chunks * self.count, 0)
 
     def of(self, which: Ints) -> "Spans":
+        """Returns a selection of the spans."""
         return Spans(*(getattr(self, name)[which] for name in self.__slots__))
 
 
 def divide(
-    slices: Ints, seen: Seen, tables: NDArray[np.int32], page_size: int, tuning: Tuning, room: int, most_parts: int
+    slices: Ints,
+    seen: VisibleKeys,
+    tables: NDArray[np.int32],
+    page_size: int,
+    tuning: Tuning,
+    room: int,
+    most_parts: int,
 ) -> Division:
-    """slices: [n, 3] of row, first token, tokens. tables: [rows, width] page ids. room: query heads of a KV head in a
-    tile. most_parts: of a round, unless a tile of tokens alone has more.
+    """Divides the attention of a layer group.
+
+    Args:
+        slices: [n, 3] int64. Row, first token, tokens.
+        seen: Keys that each token sees.
+        tables: [rows, width] int32. Page ids.
+        page_size: Tokens of a page.
+        tuning: Tile sizes.
+        room: Query heads of a KV head in a tile.
+        most_parts: Most partial results of a round, unless one tile of tokens has more.
     """
     spans = _spans(slices, seen, tables.shape[1], tuning, room)
     tokens = int(slices[:, 2].sum())
     bounds = _rounds(spans.parts, most_parts)
     shared = Shared.none()
     if len(bounds) == 2:
+        # Keys are shared only where one round holds all partial results.
         alone = np.flatnonzero((spans.kind == 0) & (spans.count == 1) & (spans.begin == 0))
         pages = tables.reshape(-1)
         shared = find_shared(
@@ -95,7 +136,7 @@ def divide(
     return Division(np.concatenate((np.arange(tokens), shared.order)), part_from, tuple(rounds))
 
 
-def _spans(slices: Ints, seen: Seen, width: int, tuning: Tuning, room: int) -> Spans:
+def _spans(slices: Ints, seen: VisibleKeys, width: int, tuning: Tuning, room: int) -> Spans:
     row, token, count = slices.T
     few, many = tuning.few.tokens(room), tuning.many.tokens(room)
     kind = np.where(count <= few, 0, np.where(count < SOME, 1, 2))
@@ -113,7 +154,7 @@ def _spans(slices: Ints, seen: Seen, width: int, tuning: Tuning, room: int) -> S
 
 
 def _rounds(parts: Ints, most: int) -> list[int]:
-    """Bounds of runs of spans with `most` parts at most, or one span."""
+    """Returns the bounds of runs of spans with at most `most` partial results, or of one span."""
     if parts.sum() <= most:
         return [0, len(parts)]
     bounds, held = [0], 0
@@ -126,7 +167,7 @@ def _rounds(parts: Ints, most: int) -> list[int]:
 
 
 def _round(spans: Spans, shared: Shared, tuning: Tuning, part_from: Ints) -> Round:
-    """Fills in `part_from` of its tokens."""
+    """Makes a round, and fills in `part_from` of its tokens."""
     several = np.flatnonzero(spans.chunks > 1)
     span = np.repeat(several, spans.count[several])
     within = _ranges(spans.count[several])
@@ -136,17 +177,17 @@ def _round(spans: Spans, shared: Shared, tuning: Tuning, part_from: Ints) -> Rou
     joins = np.zeros((len(token), JOIN_FIELDS.value), np.int64)
     joins[:, 0], joins[:, 1], joins[:, 2] = token, base, chunks
     kinds = [
-        Kind(tuning.few if kind == 0 else tuning.many, kind < 2, kind == 0, pieces)
+        LaunchKind(tuning.few if kind == 0 else tuning.many, kind < 2, kind == 0, pieces)
         for kind in np.unique(spans.kind).tolist()
         if len(pieces := _pieces(spans.of(np.flatnonzero(spans.kind == kind)), shared, tuning, kind))
     ]
     if len(shared.pieces):
-        kinds.append(Kind(tuning.shared, True, True, shared.pieces))
+        kinds.append(LaunchKind(tuning.shared, True, True, shared.pieces))
     return Round(tuple(kinds), joins, int(chunks.sum()))
 
 
 def _pieces(spans: Spans, shared: Shared, tuning: Tuning, kind: int) -> Ints:
-    """A piece for each chunk that is not shared; those that take longest come first."""
+    """Makes a piece for each chunk that is not shared, those of most keys first."""
     skipped = shared.chunks[spans.token] if kind == 0 and len(shared.pieces) else np.zeros_like(spans.chunks)
     left = spans.chunks - skipped
     span = np.repeat(np.arange(len(left)), left)
@@ -165,5 +206,5 @@ def _pieces(spans: Spans, shared: Shared, tuning: Tuning, kind: int) -> Ints:
 
 
 def _ranges(counts: Ints) -> Ints:
-    """[0 .. c0 - 1, 0 .. c1 - 1, ...]."""
+    """Returns [0 .. c0 - 1, 0 .. c1 - 1, ...] for these counts."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,8 +1,8 @@
-"""The plan of a step's attention as one array of int32, which goes to the device in one transfer.
+"""Packs the plan of a step's attention into one array of int32, which goes to the device in one transfer.
 
-A plan is laid out anew for each step, or, for decodes that CUDA graphs replay, always in the same places: what a graph
-was recorded with must still be there. Only how many pieces there are and where they and the page tables lie changes,
-and the kernels read that from the plan.
+A plan is laid out anew for each step, or, for decodes that CUDA graphs replay, always in the same places. A graph finds
+the arrays at the addresses that it was recorded with. Only the number of pieces and the places of pieces and page
+tables change: kernels read these from the plan.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,30 @@ from torch import Tensor
 
 from model.gpu.attention import HEAD, JOIN_FIELDS
 from model.gpu.pieces import Division
-from model.gpu.tuning import Sizes
+from model.gpu.tuning import TileSizes
 
 ALIGNED = 4
-"""Numbers that each array is padded to: Triton compiles a kernel anew for one that does not begin at 16 whole bytes."""
+"""Numbers that each array is padded to: Triton compiles another kernel for arrays that do not begin at 16 bytes."""
 
 MOST_LAUNCHES = 2
-"""Of a pass of decodes: for what each sees alone, and for what several share."""
+"""Most launches of a pass of decodes: for keys that one sequence sees, and for keys that several share."""
 
 Ints = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """One of `attend_pieces`. head: where in the plan. programs: one a piece; where looped, those that share them."""
+    """One launch of `attend_pieces`.
 
-    sizes: Sizes
+    Attributes:
+        sizes: Tile sizes of the kernel.
+        divided: Whether pieces may be chunks of keys, with partial results.
+        looped: Whether programs share the pieces. If not, each program has one.
+        head: Index of the pieces' head in the plan.
+        programs: The number of programs for each KV head.
+    """
+
+    sizes: TileSizes
     divided: bool
     looped: bool
     head: int
@@ -40,7 +48,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """What has room for its parts at one time: launches, then the joining of their parts. joins: [n, JOIN_FIELDS]."""
+    """Launches whose partial results fit at one time, then the joining of these.
+
+    Attributes:
+        launches: Launches, in their order.
+        joins: [n, JOIN_FIELDS] int32.
+        parts: The number of partial results.
+    """
 
     launches: tuple[Launch, ...]
     joins: Tensor
@@ -48,8 +62,16 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupPlan:
-    """Of one layer group. slots, first, last, part_from: int32 [tokens]."""
+class GpuGroupPlan:
+    """Plan of one layer group, on the device.
+
+    Attributes:
+        slots: [tokens] int32. Slots of the step's own KV.
+        first: [tokens] int32. First key that each token sees.
+        last: [tokens] int32. Key after the last.
+        part_from: [tokens] int32, as in `attend_pieces`.
+        passes: Passes, in their order.
+    """
 
     slots: Tensor
     first: Tensor
@@ -59,11 +81,17 @@ class GroupPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """packed: int32, all of it, on the device. rows: of the graphs that may compute it, see `Places`, 0 for none."""
+class GpuPlan:
+    """Plan of a step.
+
+    Attributes:
+        packed: int32. All of the plan, on the device.
+        groups: Plans of the layer groups.
+        rows: Rows of the graphs that may compute the plan, see `Places`; 0 for none.
+    """
 
     packed: Tensor
-    groups: tuple[GroupPlan, ...]
+    groups: tuple[GpuGroupPlan, ...]
     rows: int = 0
 
     @property
@@ -74,7 +102,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupWork:
-    """What a plan says of one layer group, on the host. slots, first, last: [tokens]. table: [lines, width]."""
+    """Content of a plan for one layer group, on the host.
+
+    Attributes:
+        slots: [tokens].
+        first: [tokens]. First key that each token sees.
+        last: [tokens]. Key after the last.
+        table: [lines, width]. Page ids.
+        division: Pieces of work.
+    """
 
     slots: Ints
     first: Ints
@@ -83,51 +119,65 @@ class GroupWork:
     division: Division
 
 
-def laid_out(work: Sequence[GroupWork], device: torch.device) -> Plan:
-    """A plan in a place of its own."""
+def laid_out(work: Sequence[GroupWork], device: torch.device) -> GpuPlan:
+    """Returns a plan in a place of its own."""
     packer = Packer()
     groups = [_put(packer, one, 0) for one in work]
     _put_lists(packer, groups)
     packed = packer.host(device).to(device, non_blocking=True)
-    return Plan(packed, tuple(group.on(packed, None) for group in groups))
+    return GpuPlan(packed, tuple(group.on(packed, None) for group in groups))
 
 
 class Places:
-    """Where the arrays of plans lie that are all laid out alike. rows: of a plan, at most. numbers: that it has room
-    for. programs: of each launch. spare: a slot that is nobody's, for rows that are there to fill a plan up.
-    """
+    """Fixed places of plans that are laid out alike, for CUDA graphs."""
 
     def __init__(self, rows: int, numbers: int, programs: int, spare: int, device: torch.device) -> None:
+        """Allocates the places.
+
+        Args:
+            rows: Most rows of a plan.
+            numbers: Numbers of int32 that a plan may have.
+            programs: Programs of each launch.
+            spare: A slot that no sequence has, for rows that fill up a plan.
+            device: Device of the plans.
+        """
         self.rows, self._programs, self._spare, self._device = rows, programs, spare, device
         self._packed = torch.zeros(numbers, dtype=torch.int32, device=device)
 
-    def filled(self, rows: int, work: Sequence[GroupWork]) -> Plan | None:
-        """A plan of `rows`, of which work's tokens are the first, in one round. None where there is no room for it."""
+    def filled(self, rows: int, work: Sequence[GroupWork]) -> GpuPlan | None:
+        """Lays out a plan of `rows` rows, the first of which are those of `work`, in one pass.
+
+        Returns:
+            The plan. None where it has no room.
+        """
         packer = Packer()
         groups = [_put(packer, _filled_up(one, rows, self._spare), self.rows) for one in work]
         _put_lists(packer, groups)
         if packer.size > len(self._packed):
             return None
         self._packed[: packer.size].copy_(packer.host(self._device), non_blocking=True)
-        return Plan(self._packed, tuple(group.on(self._packed, self._programs) for group in groups), rows)
+        return GpuPlan(self._packed, tuple(group.on(self._packed, self._programs) for group in groups), rows)
 
 
 class Packer:
-    """Arrays of int32 that lie in one."""
+    """Packs arrays of int32 into one."""
 
     def __init__(self) -> None:
         self._arrays: list[tuple[int, Ints]] = []
         self.size = 0
 
     def put(self, array: Ints, room: int = 0) -> int:
-        """Where it lies, with room for so many numbers. What it holds is taken over by `host`."""
+        """Reserves room for an array, at least `room` numbers, and returns its place.
+
+        The array may be filled in later: `host` copies it.
+        """
         at = self.size
         self._arrays.append((at, array))
         self.size += -(-max(array.size, room) // ALIGNED) * ALIGNED
         return at
 
     def host(self, device: torch.device) -> Tensor:
-        """All of them, where the device can copy them from while the host goes on."""
+        """Returns the packed arrays, in pinned memory for a GPU, so that the host does not wait for their copy."""
         packed = torch.zeros(self.size, dtype=torch.int32, pin_memory=device.type == "cuda")
         into = packed.numpy()
         for at, array in self._arrays:
@@ -137,8 +187,13 @@ class Packer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Placed:
-    """Where what a group's layers read lies. heads: [launches, HEAD]. arrays: of slots, first, last and part_from.
-    joins: of each round.
+    """Places of the arrays that a group's layers read.
+
+    Attributes:
+        heads: [launches, HEAD] int64. Content of the heads.
+        heads_at: Place of the heads.
+        arrays: Places of slots, first, last and part_from.
+        joins: Place of each round's joins.
     """
 
     work: GroupWork
@@ -147,7 +202,8 @@ class _Placed:
     arrays: tuple[int, ...]
     joins: tuple[int, ...]
 
-    def on(self, packed: Tensor, programs: int | None) -> GroupPlan:
+    def on(self, packed: Tensor, programs: int | None) -> GpuGroupPlan:
+        """Returns the group's plan on the device; `programs` of each launch, None for one a piece."""
         tokens, launch, passes = len(self.work.slots), 0, list[Pass]()
         for part, at in zip(self.work.division.rounds, self.joins, strict=True):
             launches = []
@@ -158,11 +214,11 @@ class _Placed:
             joins = packed[at : at + part.joins.size].view(part.joins.shape)
             passes.append(Pass(tuple(launches), joins, part.parts))
         slots, first, last, part_from = (packed[at : at + tokens] for at in self.arrays)
-        return GroupPlan(slots, first, last, part_from, tuple(passes))
+        return GpuGroupPlan(slots, first, last, part_from, tuple(passes))
 
 
 def _put(packer: Packer, work: GroupWork, room: int) -> _Placed:
-    """What layers read by where it lies. room: for tokens."""
+    """Packs the arrays whose addresses a launch gets; `room` is for tokens."""
     division = work.division
     heads = np.zeros((sum(len(part.kinds) for part in division.rounds), HEAD), np.int64)
     heads_at = packer.put(heads, MOST_LAUNCHES * HEAD if room else 0)
@@ -172,7 +228,7 @@ def _put(packer: Packer, work: GroupWork, room: int) -> _Placed:
 
 
 def _put_lists(packer: Packer, groups: Sequence[_Placed]) -> None:
-    """What is found by way of the heads, which are filled in here."""
+    """Packs the arrays that kernels find by the heads, and fills in the heads."""
     for group in groups:
         division = group.work.division
         kinds = [kind for part in division.rounds for kind in part.kinds]
@@ -182,7 +238,7 @@ def _put_lists(packer: Packer, groups: Sequence[_Placed]) -> None:
 
 
 def _filled_up(work: GroupWork, rows: int, spare: int) -> GroupWork:
-    """The same with so many tokens; of those that come to it, nothing is computed."""
+    """Returns the work with `rows` tokens. Nothing is computed for the added ones."""
     more, division = rows - len(work.slots), work.division
     (only,) = division.rounds
     nothing = np.zeros(more, np.int64)

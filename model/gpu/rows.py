@@ -1,4 +1,4 @@
-"""What layers do with each token by itself: norms, rotation, gates. In float32, rounded once."""
+"""Kernels on single tokens of a layer: norms, rotation, gates. In float32, rounded once."""
 
 import triton
 import triton.language as tl
@@ -11,10 +11,21 @@ def norm_rows(
     x, added, weight, out, summed, inner, stride, inner_stride, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr,
     ADDED: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm. Grid: (rows,).
+    """Computes RMSNorm. Grid: (rows,).
 
-    x: [rows / inner, inner, WIDTH] with these strides. added, out, summed: [rows, WIDTH]; where ADDED, `added` is added
-    to x first, and `summed` is the sum. WIDE: a power of two not below WIDTH.
+    Args:
+        x: [rows / inner, inner, WIDTH] with these strides.
+        added: [rows, WIDTH]. With ADDED, it is added to x first.
+        weight: [WIDTH].
+        out: [rows, WIDTH].
+        summed: [rows, WIDTH]. With ADDED, the sum.
+        inner: Rows with one outer index.
+        stride: Stride of x's first dimension.
+        inner_stride: Stride of x's second dimension.
+        eps: Epsilon of the norm.
+        WIDTH: Elements of a row.
+        WIDE: A power of two not below WIDTH.
+        ADDED: Whether `added` is added.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, WIDE)
@@ -24,7 +35,7 @@ def norm_rows(
         line += tl.load(added + row * WIDTH + place, mask=there, other=0.0).to(tl.float32)
         rounded = line.to(summed.dtype.element_ty)
         tl.store(summed + row * WIDTH + place, rounded, mask=there)
-        line = rounded.to(tl.float32)  # what is normalised is what the next part adds to
+        line = rounded.to(tl.float32)  # the rounded sum is normalised, as the residual stream holds that one
     size = tl.math.rsqrt(tl.sum(line * line, 0) / WIDTH + eps)
     factors = tl.load(weight + place, mask=there, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + place, (line * size * factors).to(out.dtype.element_ty), mask=there)
@@ -35,8 +46,19 @@ def rotate_rows(
     x, positions, cos, sin, stride, head_stride, HEADS: tl.constexpr, ROOM: tl.constexpr, PAIRS: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """`model.rope.rotate`, in place. Grid: (tokens,). x: [tokens, HEADS, head_dim] with these strides. positions: int64
-    [tokens]. cos, sin: [context, PAIRS]. ROOM, WIDE: powers of two not below HEADS and PAIRS.
+    """Computes `model.rope.rotate` in place. Grid: (tokens,).
+
+    Args:
+        x: [tokens, HEADS, head_dim] with these strides.
+        positions: [tokens] int64.
+        cos: [context, PAIRS].
+        sin: [context, PAIRS].
+        stride: Stride of tokens.
+        head_stride: Stride of heads.
+        HEADS: Heads of a token.
+        ROOM: A power of two not below HEADS.
+        PAIRS: Rotated pairs of a head.
+        WIDE: A power of two not below PAIRS.
     """
     token = tl.program_id(0)
     head = tl.arange(0, ROOM)
@@ -54,7 +76,14 @@ def rotate_rows(
 
 @triton.jit
 def gate_rows(gate_up, out, width, BLOCK: tl.constexpr):
-    """silu(gate) x up. Grid: (rows, width in BLOCKs). gate_up: [rows, 2 x width]. out: [rows, width]."""
+    """Computes silu(gate) x up. Grid: (rows, width in BLOCKs).
+
+    Args:
+        gate_up: [rows, 2 x width].
+        out: [rows, width].
+        width: Elements of a gate.
+        BLOCK: Elements of a program.
+    """
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = place < width

@@ -1,6 +1,7 @@
-"""What goes through whole rows of logits: the largest, the sum that probabilities are divided by, a draw. Rows are read
-in blocks, each by a program of its own, and what these found is joined; block by block from the first, whatever else is
-in the batch.
+"""Kernels over whole rows of logits: the largest, the sum that probabilities are divided by, a draw.
+
+Rows are read in blocks, each by a program of its own. Results of blocks are joined from the first block on, so they do
+not depend on what else is in the batch.
 """
 
 import numpy as np
@@ -18,13 +19,15 @@ SHIFT_1, FACTOR_1 = (tl.constexpr(number) for number in random.MIXERS[0])
 SHIFT_2, FACTOR_2 = (tl.constexpr(number) for number in random.MIXERS[1])
 LAST = tl.constexpr(2**31 - 1)
 """No token id is larger."""
+ALL_ONES = tl.constexpr(2**64 - 1)
 
 
 @triton.jit
 def summarise_blocks(logits, tops, tokens, totals, stride, vocabulary, BLOCK: tl.constexpr):
-    """Grid: (rows, blocks). logits: float32 [rows, vocabulary] with this stride. tops, totals: float32 [rows, blocks],
-    the largest and the sum of e^(logit - largest), NaN where a logit is. tokens: int32, likewise, the first that has
-    the largest.
+    """Finds each block's largest logit and its sum. Grid: (rows, blocks).
+
+    logits: float32 [rows, vocabulary] with this stride. tops, totals: float32 [rows, blocks], the largest and the sum
+    of e^(logit - largest), NaN where a logit is. tokens: int32, likewise, the first that has the largest.
     """
     x, ids, there = _block_of(logits, tl.program_id(0), stride, vocabulary, BLOCK)
     top = tl.max(x, 0)
@@ -38,8 +41,10 @@ def summarise_blocks(logits, tops, tokens, totals, stride, vocabulary, BLOCK: tl
 
 @triton.jit
 def join_summaries(tops, tokens, totals, best, token, normal, blocks, WIDE: tl.constexpr):
-    """Grid: (rows,). best, normal: float32 [rows]; token: int64 [rows]; see `model.sampling.sampler.Summary`. WIDE: a
-    power of two not below the blocks.
+    """Joins the blocks of a row. Grid: (rows,).
+
+    best, normal: float32 [rows]; token: int64 [rows]; see `model.sampling.sampler.Summary`. WIDE: a power of two not
+    below the number of blocks.
     """
     row = tl.program_id(0)
     number = tl.arange(0, WIDE)
@@ -59,9 +64,11 @@ def join_summaries(tops, tokens, totals, best, token, normal, blocks, WIDE: tl.c
 def draw_blocks(
     logits, rows, best, keys, temperatures, least, tops, tokens, stride, vocabulary, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Grid: (draws, blocks). rows: int64 [draws], of the logits. best, temperatures, least: float32 [draws], the
-    largest logit of each, above 0, and the log of min_p. keys: int64 [draws]. tops, tokens: [draws, blocks], the
-    largest of scaled logits with noise, see `model.sampling.random.gumbel`, and the first token that has it.
+    """Draws within each block. Grid: (draws, blocks).
+
+    rows: int64 [draws], of the logits. best, temperatures, least: float32 [draws], the largest logit of each, above 0,
+    and the log of min_p. keys: int64 [draws]. tops, tokens: [draws, blocks], the largest of scaled logits with noise,
+    see `model.sampling.random.gumbel`, and the first token that has it.
     """
     draw = tl.program_id(0)
     x, ids, _ = _block_of(logits, tl.load(rows + draw), stride, vocabulary, BLOCK)
@@ -77,7 +84,7 @@ def draw_blocks(
 
 @triton.jit
 def join_draws(tops, tokens, token, blocks, WIDE: tl.constexpr):
-    """Grid: (draws,). token: int64 [draws]. Others as in `join_summaries`."""
+    """Joins the blocks of a draw. Grid: (draws,). token: int64 [draws]. Others as in `join_summaries`."""
     draw = tl.program_id(0)
     number = tl.arange(0, WIDE)
     there = number < blocks
@@ -89,7 +96,7 @@ def join_draws(tops, tokens, token, blocks, WIDE: tl.constexpr):
 
 @triton.jit
 def _block_of(logits, row, stride, vocabulary, BLOCK: tl.constexpr):
-    """Of a row: numbers, -inf where there are no more; their token ids; where there are some."""
+    """Loads a block of a row. Returns logits, -inf past the end; their token ids; whether each is within the row."""
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = ids < vocabulary
     return tl.load(logits + row.to(tl.int64) * stride + ids, mask=there, other=float("-inf")), ids, there
@@ -111,7 +118,8 @@ def gumbel(bits):
     Where it is large, and decides, the uniform number is near 1: there its distance from 1 is what counts.
     """
     uniform = (bits.to(tl.float32) + 0.5) * 5.421010862427522e-20  # 2^-64
-    distance = ((~bits).to(tl.float32) + 0.5) * 5.421010862427522e-20
+    # Not ~bits: the interpreter of Triton 3.6 and 3.7 has no inverse of an unsigned number.
+    distance = ((bits ^ ALL_ONES).to(tl.float32) + 0.5) * 5.421010862427522e-20
     series = distance * (1 / 6) + 1 / 5
     series = series * distance + 1 / 4
     series = series * distance + 1 / 3
@@ -121,7 +129,11 @@ def gumbel(bits):
 
 
 def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """logits: float32 [n, vocabulary]. best, tokens (int64), normal: see `model.sampling.sampler.Summary`."""
+    """Summarises logits, float32 [n, vocabulary].
+
+    Returns:
+        best, tokens (int64), normal: see `model.sampling.sampler.Summary`.
+    """
     logits, n = _readable(logits), len(logits)
     blocks = triton.cdiv(logits.shape[1], BLOCK)
     tops, totals, tokens = _parts(logits, n, blocks)
@@ -132,7 +144,7 @@ def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """Token ids, int64 [draws], without a look at top_k and top_p. In float32."""
+    """Draws token ids, int64 [draws], in float32; top_k and top_p are not applied."""
     logits, n = _readable(logits), len(draws.rows)
     blocks = triton.cdiv(logits.shape[1], BLOCK)
     tops, _, tokens = _parts(logits, n, blocks)
@@ -165,7 +177,7 @@ class GpuOps:
 
 
 def _parts(logits: Tensor, rows: int, blocks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What each block leaves: the largest, a sum, a token id. Each array begins where memory is aligned."""
+    """Allocates the results of blocks: largest logits, sums, token ids. Each array begins where memory is aligned."""
     kinds = (torch.float32, torch.float32, torch.int32)
     tops, totals, tokens = (torch.empty((rows, blocks), dtype=kind, device=logits.device) for kind in kinds)
     return tops, totals, tokens

@@ -1,4 +1,4 @@
-"""Pieces of work for keys that several decodes share, see `model.attention.sharing`."""
+"""Makes pieces of work for keys that several decodes share, see `model.attention.sharing`."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """pieces: int64 [n, FIELDS], see `attend_pieces`. order: int64, their lists of tokens. chunks: int64 [tokens], of
-    each, from its first key on, that these pieces have.
+    """Pieces for shared keys.
+
+    Attributes:
+        pieces: [n, FIELDS] int64, see `attend_pieces`.
+        order: int64. The pieces' lists of tokens.
+        chunks: [tokens] int64. Chunks of each token, from its first key on, that these pieces compute.
     """
 
     pieces: Ints
@@ -31,9 +35,18 @@ def find_shared(
     tokens: Ints, lines: Ints, ends: Ints, pages: NDArray[np.int32], width: int, page_size: int, chunk: int,
     at_once: int, count: int,
 ) -> Shared:  # fmt: skip
-    """tokens: [n] of sequences that have one each in this step and see all keys from 0 to before `ends`. lines: where
-    their page tables, of `width`, begin in `pages`. chunk: keys of a piece. at_once: tokens of a piece at most. count:
-    tokens of the step.
+    """Makes the pieces for keys that several tokens share.
+
+    Args:
+        tokens: [n] int64. Tokens of sequences with one token each, which see all keys from 0 on.
+        lines: [n] int64. Place of each sequence's page table in `pages`.
+        ends: [n] int64. Key after the last that each token sees.
+        pages: int32. Page tables, one after the other.
+        width: Pages in a page table.
+        page_size: Tokens of a page.
+        chunk: Keys of a piece.
+        at_once: Most tokens of a piece.
+        count: Tokens of the step.
     """
     if not len(tokens):
         return Shared.none()
@@ -51,7 +64,7 @@ def find_shared(
 
 
 def _pieces_of(node: Node, line: int, place: int, chunk: int, at_once: int) -> Ints:
-    """place: where the list of the node's tokens begins."""
+    """Makes a node's pieces; `place` is that of the list of its tokens."""
     begins = np.arange(0, len(node.members), at_once)
     numbers = np.arange(node.first, node.last)
     made = np.zeros((len(numbers), len(begins), FIELDS.value), np.int64)

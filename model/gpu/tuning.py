@@ -1,19 +1,22 @@
-"""Which sizes the attention kernel runs with on which GPU: a table, `tuning.json`, made beforehand. Nothing is tried
-out while serving, so the first step is as quick as the next, and two starts compute the same.
+"""Tile sizes of the attention kernel by GPU: a table, `tuning.json`, measured beforehand.
 
-A row holds for devices of its name, or of any where it names none, with its compute capability or a higher one, and for
-heads up to its size. The row that fits most closely is taken; one without a name, for the lowest capability, is there
-for every head size, so a device that nobody has measured works too.
+Nothing is tried out while serving, so the first step is as quick as the next, and two starts compute the same.
 
-What is guaranteed on a GPU: a row is chosen by the device and the model, never by the batch. By how many tokens a
-sequence has in a step, its queries are few, some or many; its keys are divided at multiples of that kind's chunk,
-counted from the start of the sequence. So within one kind the bits of a query's result depend on its own sequence
-alone: not on who else is in the batch, on how they were cut into chunks, or on which pages they lie. They may differ
-between kinds, whose products are other instructions and whose sums are grouped otherwise: a token that was computed
-in a prefill and is computed again in a decode agrees within rounding. So does a decode whose first keys several
-others read too, see `model.attention.sharing`: these chunks are then computed in larger tiles, a kind of its own. To
-divide by how busy the device is would make bits depend on the batch; instead a chunk is small enough that one long
-sequence fills a GPU, and its part of the result is a few percent of the keys and values that it reads.
+A row holds from its compute capability on, and for heads up to its size. It holds for devices of its name, or for any
+device if it has none. The closest row is taken. A row without a name, for the lowest capability, exists for every head
+size. So a device that was never measured works too.
+
+Guarantee on a GPU: a row is chosen by the device and the model, never by the batch. A sequence's queries are few, some
+or many, by its number of tokens in the step. Its keys are divided at multiples of that kind's chunk, counted from the
+start of the sequence. So within one kind the bits of a query's result depend on its own sequence alone: not on the
+batch, the chunks of a prefill, or the pages.
+
+Bits may differ between kinds, whose products are other instructions and whose sums are grouped otherwise. A token that
+was computed in a prefill, and is computed again in a decode, agrees within rounding. So does a decode whose first keys
+several others share, see `model.attention.sharing`: these chunks are computed in larger tiles, a kind of its own.
+
+Dividing by the load of the device would make bits depend on the batch. Instead a chunk is small enough that one long
+sequence fills a GPU. Its partial result is a few percent of the keys and values that it reads.
 """
 
 import json
@@ -23,16 +26,22 @@ from functools import cache
 from importlib.resources import files
 
 SOME = 256
-"""Tokens of a sequence in a step that fill a GPU without its keys being divided."""
+"""Tokens of a sequence in a step that fill a GPU without dividing its keys."""
 
 ELEMENTS = ("float32", "half", "eight")
-"""What a row is for: float32 products; 16 bits; 16 bits from pages in 8 bits."""
+"""Element kinds of a row: float32 products; 16-bit products; 16-bit products from pages in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """rows: queries x heads of a group in a tile, at least 16. tile: keys at a time. chunk: keys of a part, a multiple
-    of the tile. warps, stages: as Triton has them.
+class TileSizes:
+    """Sizes of a kernel's tiles.
+
+    Attributes:
+        rows: Queries x heads of a group in a tile, at least 16.
+        tile: Keys at a time.
+        chunk: Keys of a partial result, a multiple of the tile.
+        warps: Triton's num_warps.
+        stages: Triton's num_stages.
     """
 
     rows: int
@@ -46,19 +55,23 @@ class Sizes:
             raise ValueError(f"{self}: a tile has 16 rows or more, and a chunk is whole tiles")
 
     def tokens(self, room: int) -> int:
-        """Of a piece. room: query heads of a KV head in a tile, 16 at most."""
+        """Returns the tokens of a piece; `room` is the number of query heads of a KV head in a tile, at most 16."""
         return self.rows // room
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """few: for sequences with as many tokens in a step as fit in one piece, most of them with one. many: for others.
-    shared: for chunks of keys that several sequences with one token each have in common; they are those of `few`.
+    """Sizes for each kind of work.
+
+    Attributes:
+        few: Sizes for sequences whose tokens in a step fit in one piece; most have one token.
+        many: Sizes for sequences with more tokens.
+        shared: Sizes for chunks of keys that several sequences with one token each share. Chunks are those of `few`.
     """
 
-    few: Sizes
-    many: Sizes
-    shared: Sizes
+    few: TileSizes
+    many: TileSizes
+    shared: TileSizes
 
     def __post_init__(self) -> None:
         if self.shared.chunk != self.few.chunk:
@@ -66,8 +79,15 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """device: part of its name, or None. capability: the lowest. head_dim: the largest. elements: see ELEMENTS."""
+class TuningRow:
+    """A row of the table.
+
+    Attributes:
+        device: Part of the device's name. None: any device.
+        capability: Lowest compute capability.
+        head_dim: Largest number of elements of a head.
+        elements: See ELEMENTS.
+    """
 
     device: str | None
     capability: tuple[int, int]
@@ -81,9 +101,20 @@ class Row:
 
 
 def tuning_for(
-    device: str, capability: tuple[int, int], head_dim: int, elements: str, rows: Sequence[Row] | None = None
+    device: str, capability: tuple[int, int], head_dim: int, elements: str, rows: Sequence[TuningRow] | None = None
 ) -> Tuning:
-    """device: its name. rows: those of the table. Raises ValueError where no row is for such heads."""
+    """Returns the tile sizes for a device and a model.
+
+    Args:
+        device: Name of the device.
+        capability: Compute capability.
+        head_dim: Elements of a head.
+        elements: See ELEMENTS.
+        rows: The table. None: `tuning.json`.
+
+    Raises:
+        ValueError: No row is for such heads.
+    """
     fitting = [row for row in (table() if rows is None else rows) if row.fits(device, capability, head_dim, elements)]
     if not fitting:
         raise ValueError(f"there are no sizes for {elements} heads of {head_dim} on {device}")
@@ -91,16 +122,16 @@ def tuning_for(
 
 
 @cache
-def table() -> tuple[Row, ...]:
-    """The rows of `tuning.json`."""
+def table() -> tuple[TuningRow, ...]:
+    """Reads the rows of `tuning.json`."""
     rows = json.loads(files("model.gpu").joinpath("tuning.json").read_text())
     return tuple(
-        Row(
+        TuningRow(
             row["device"],
             tuple(row["capability"]),
             row["head_dim"],
             row["elements"],
-            Tuning(*(Sizes(**row[kind]) for kind in ("few", "many", "shared"))),
+            Tuning(*(TileSizes(**row[kind]) for kind in ("few", "many", "shared"))),
         )
         for row in rows
     )

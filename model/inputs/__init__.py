@@ -1,1 +1,5 @@
-"""From text to token ids and back. Imports no torch: frontends use it."""
+"""Inputs of a model on a frontend: tokenizers, stop strings, chat templates and images.
+
+Imports no torch, and knows no engine. A checkpoint's tokenizer and template are untrusted programs, which run in
+processes with limits first.
+"""

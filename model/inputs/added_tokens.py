@@ -1,7 +1,7 @@
-"""Tokens that stand beside a model's pieces: what the directory's files say of them, and where a text names them.
+"""Reads added tokens, which stand beside a model's pieces, and finds them in texts.
 
-tokenizer_config.json, special_tokens_map.json and added_tokens.json are read as transformers 5 reads them, but for one
-thing: an id that a file gives to a token is its id. transformers counts on from the end of the vocabulary instead.
+tokenizer_config.json, special_tokens_map.json and added_tokens.json are read as transformers 5 reads them, with one
+exception: an id that a file gives to a token is its id. transformers counts on from the end of the vocabulary instead.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +14,18 @@ from model.errors import CheckpointError, shown
 from model.fields import Fields, read_json
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
-LARGEST_ID = 2**22  # of a token; no vocabulary has more
+LARGEST_ID = 2**22  # largest id of a token; no vocabulary has more
 FIRST_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA = ("extra_special_tokens", "additional_special_tokens")
 
 
 def read_tokenizer_config(directory: Path) -> Fields:
-    """tokenizer_config.json, with special_tokens_map.json where it does not list the added tokens itself; empty where
-    there is neither. Raises CheckpointError.
+    """Reads tokenizer_config.json; empty fields where no file exists.
+
+    special_tokens_map.json is merged in where the config does not list the added tokens itself.
+
+    Raises:
+        CheckpointError: A file cannot be read.
     """
     path, names = directory / CONFIG, directory / NAMES
     values = read_json(path) if path.exists() else {}
@@ -33,8 +37,16 @@ def read_tokenizer_config(directory: Path) -> Fields:
 def read_added_tokens(
     config: Fields, pieces: int, own: dict[int, AddedToken], find: Callable[[str], int | None]
 ) -> dict[int, AddedToken]:
-    """By id; all that have a role (as the beginning) are special. config: of `read_tokenizer_config`. pieces: how many
-    the model has. own: those of its pieces that are such tokens. find: the id of a piece. Raises CheckpointError.
+    """Reads the added tokens by id. All that have a role (as the beginning) are special.
+
+    Args:
+        config: Fields of `read_tokenizer_config`.
+        pieces: The number of the model's pieces.
+        own: Pieces of the model that are added tokens.
+        find: Returns the id of a piece, None for an unknown one.
+
+    Raises:
+        CheckpointError: A file is malformed, or an id contradicts tokenizer.model.
     """
     special = {token.content: token for token in _special(config)}
     tokens = dict(own)
@@ -56,7 +68,7 @@ def read_added_tokens(
 
 
 def _listed(config: Fields) -> dict[int, AddedToken]:
-    """Those that a file gives an id."""
+    """Reads the added tokens that a file gives an id."""
     if "added_tokens_decoder" in config:
         section = config.section("added_tokens_decoder")
         if not all(key.isdecimal() and len(key) <= len(str(LARGEST_ID)) for key in section.values):
@@ -71,7 +83,7 @@ def _listed(config: Fields) -> dict[int, AddedToken]:
 
 
 def _special(config: Fields) -> Iterator[AddedToken]:
-    """Those with a name of their own, then those that are only called special."""
+    """Yields tokens with a role of their own, then tokens that are only called special."""
     values = config.values
     others = [name for name in values if name.endswith("_token") and name not in FIRST_NAMES]
     for name in (*FIRST_NAMES, *others):
@@ -98,8 +110,10 @@ def _token(value: Any, path: Path, special: bool) -> AddedToken:
 
 
 class Cutter:
-    """Cuts texts at added tokens, by the rules of the `tokenizers` library (the longest one first, spaces that it takes
-    with it, whole words), since it does so itself: to its model each stretch between them is one unknown word.
+    """Cuts texts at added tokens, by the rules of the `tokenizers` library.
+
+    These are: the longest token first, spaces that a token strips, tokens that must be whole words. The library does
+    the cutting. Its model here takes each stretch between added tokens for one unknown word.
     """
 
     BETWEEN = 0
@@ -110,8 +124,8 @@ class Cutter:
         self._ids = {self._library.token_to_id(token.content): i for i, token in tokens.items()}
 
     def cut(self, text: str) -> Iterator[str | int]:
-        """Stretches of text, none of them empty, and ids of the tokens between them."""
-        # The batch call lets go of the interpreter lock.
+        """Yields stretches of text, none of them empty, and the ids of the tokens between them."""
+        # The batch call releases the interpreter lock.
         found = self._library.encode_batch([text], add_special_tokens=False)[0]
         ids: Sequence[int] = found.ids
         for i, (start, end) in zip(ids, found.offsets, strict=True):

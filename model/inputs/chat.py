@@ -1,6 +1,6 @@
-"""A model's chat template: where it stands in the directory, and the special tokens that it may write.
+"""Finds a model's chat template, and the special tokens that it may write.
 
-Both are found as transformers finds them. The template is a program that nobody vouches for: here it is only carried,
+Both are found as transformers finds them. The template is an untrusted program: this module only reads its source,
 `model.inputs.chat_process` runs it.
 """
 
@@ -13,13 +13,19 @@ from model.fields import read_json
 from model.files import read_text_file
 
 FILE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
-PROCESSOR, PROCESSORS_OWN = "processor_config.json", "chat_template.json"  # of models that see
+PROCESSOR, PROCESSORS_OWN = "processor_config.json", "chat_template.json"  # files of vision-language models
 LONGEST = 2**20  # bytes of a template; those of the Hub have some thousand
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """source: Jinja. path: the file that it stands in. tokens: special tokens by name, as bos_token."""
+    """A chat template and the special tokens that it may write.
+
+    Attributes:
+        source: The template in Jinja.
+        path: File that it comes from.
+        tokens: Special tokens by name, as bos_token.
+    """
 
     source: str
     path: Path
@@ -27,10 +33,17 @@ class ChatTemplate:
 
 
 def find_chat_template(directory: Path, sees: bool = False) -> ChatTemplate | None:
-    """None where the model has no template, or several of which none is named default. sees: its processor's files,
-    where there are such, come before the tokenizer's.
+    """Finds a model's chat template.
 
-    Raises CheckpointError for files that cannot be read.
+    Args:
+        directory: Model directory.
+        sees: Whether it is a vision-language model. Its processor's files come before the tokenizer's.
+
+    Returns:
+        The template. None where the model has none, or several of which none is named default.
+
+    Raises:
+        CheckpointError: A file cannot be read.
     """
     tokens = _tokens(directory, _json(directory / CONFIG))
     places = [PROCESSOR, PROCESSORS_OWN, FILE, CONFIG] if sees else [FILE, CONFIG]
@@ -42,7 +55,7 @@ def find_chat_template(directory: Path, sees: bool = False) -> ChatTemplate | No
 
 
 def _source(path: Path) -> str | None:
-    """What a file has as template, None where it has none or is not there. Raises CheckpointError."""
+    """Returns the template in a file. None where it has none or does not exist."""
     if path.name == FILE:
         return read_text_file(path) if path.exists() else None
     source = _json(path).get("chat_template")
@@ -56,7 +69,7 @@ def _source(path: Path) -> str | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Nothing where there is no such file."""
+    """Reads a JSON file; empty where it does not exist."""
     return read_json(path) if path.exists() else {}
 
 
@@ -67,7 +80,10 @@ def _bounded(source: str, path: Path) -> str:
 
 
 def _tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The map counts only beside a config of the old style, which does not list the added tokens."""
+    """Returns special tokens by name.
+
+    special_tokens_map.json counts only beside a config of the old style, which does not list the added tokens.
+    """
     values = config if "added_tokens_decoder" in config else config | _json(directory / TOKENS)
     named = {name: value for name, value in values.items() if name.endswith("_token")}
     more = values.get("extra_special_tokens")

@@ -1,5 +1,7 @@
-"""A conversation as its template is given it: templates of text models read the content of a message as a string, those
-of most models that see go through a list of its parts, as transformers gives it to them.
+"""Puts a conversation into the form that its template reads.
+
+Templates of text models read the content of a message as a string. Those of most vision-language models iterate over a
+list of its parts, as transformers passes it.
 """
 
 from collections.abc import Sequence
@@ -7,20 +9,22 @@ from enum import Enum
 from typing import Any
 
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
-from scheduler.request import ChatMessage, ImageHere
+from scheduler.prompts import ChatMessage, ImageHere
 
 PROBE = "quire-probe"
 
 
 class Contents(Enum):
-    """In which of its forms a template reads the content of a message."""
+    """Forms of a message's content that a template reads."""
 
     STRINGS, PARTS, EITHER = range(3)
 
 
 def contents_read(renderer: ChatRenderer) -> Contents:
-    """Of a template of a model that sees. Many go through the characters of a string, and find nothing in them. Some of
-    models that are no part of transformers, as nanoVLM's, put strings together, and fail on a list or write it out.
+    """Returns the form that the template of a vision-language model reads.
+
+    Many iterate over the characters of a string, and find no part in them. Some templates outside transformers, as
+    nanoVLM's, concatenate strings: they fail on a list or write it out.
     """
     message = ChatMessage("user", PROBE)
     string, parts = (template_messages([message], form) for form in (Contents.STRINGS, Contents.PARTS))
@@ -39,8 +43,14 @@ def _shown(renderer: ChatRenderer, messages: list[dict[str, Any]]) -> str:
 
 
 def template_messages(messages: Sequence[ChatMessage], form: Contents, marker: str = "") -> list[dict[str, Any]]:
-    """Texts alone are put together to a string, unless the template reads parts alone. marker: what names an image in a
-    string.
+    """Returns messages for a template.
+
+    Content without images is a string, unless the template reads parts alone.
+
+    Args:
+        messages: The conversation.
+        form: Form that the template reads.
+        marker: Text that stands for an image in a string.
     """
     return [{"role": message.role, "content": _content(message, form, marker)} for message in messages]
 

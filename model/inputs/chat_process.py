@@ -1,14 +1,17 @@
-"""The process that runs a chat template, with limits: nobody vouches for what stands in a model's directory.
+"""Runs a chat template in a process with limits, since a template is an untrusted program.
 
-Lines of JSON come in on standard input, each is answered by a line on standard output. The first has `source` and
-`tokens` of a `ChatTemplate` and the limits (`memory`: bytes of address space, `start_seconds` and `render_seconds` of
-processor time to compile it and for each conversation); its answer is {} once the template is compiled. Each other has
-`messages`, `arguments` of the template, `most`, the characters that the text may have, `add_generation_prompt` and
-`continue_final_message`; its answer has `text`. Where
-there is none, `failed` says why (refused, error, memory, length) and `message` more of it. A template that computes for
-too long ends the process with SIGPROF, the end of the input ends it as well. Imports little, so that it starts soon.
+Each line of JSON on standard input is answered by a line on standard output.
 
-What a template sees is what transformers 5 shows it.
+The first line has `source` and `tokens` of a `ChatTemplate` and the limits. `memory` is bytes of address space.
+`start_seconds` and `render_seconds` are processor time to compile the template and for each conversation. Its answer is
+{} once the template is compiled.
+
+Each other line has `messages`, `arguments` of the template, `most` (the characters that the text may have),
+`add_generation_prompt` and `continue_final_message`. Its answer has `text`. Without a text, `failed` says why (refused,
+error, memory, length) and `message` gives details.
+
+A template that computes for too long ends the process with SIGPROF. The end of the input ends it as well. Imports
+little, so that it starts soon. Templates see the names that transformers 5 gives them.
 """
 
 import json
@@ -27,10 +30,10 @@ from jinja2.utils import Namespace
 from model.inputs.process_limits import limit_memory
 
 MESSAGE = 500  # characters
-END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: it finds the end of what the model continues
+END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own; marks the end of the text that the model continues
 
 
-class Refused(jinja2.TemplateError):
+class TemplateRefused(jinja2.TemplateError):
     """The template called raise_exception."""
 
 
@@ -39,11 +42,11 @@ class TooLong(Exception):
 
 
 class CutOff(Exception):
-    """The template writes less than the text that the model is to continue."""
+    """The template leaves out text that the model is to continue."""
 
 
 class Generation(Extension):
-    """{% generation %} marks what a model is trained on; here it is text as any other."""
+    """Renders {% generation %}, which marks what a model is trained on, as plain text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's name and type
 
@@ -57,7 +60,7 @@ class Generation(Extension):
 
 
 class PlainDict:
-    """`dict` for templates, without what a type has beside."""
+    """`dict` for templates, without the other attributes of a type."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
@@ -69,7 +72,7 @@ class PlainDict:
 class PlainNamespace(Namespace):
     """`namespace` for templates, without names that begin with _."""
 
-    def __init__(*args: Any, **values: Any) -> None:  # as jinja2's: namespace(self=...) is a name as any other
+    def __init__(*args: Any, **values: Any) -> None:  # like jinja2's: namespace(self=...) is an ordinary name
         self, given = args[0], dict(*args[1:], **values)
         for name in given:
             _check_name(name)
@@ -86,7 +89,7 @@ def _check_name(name: object) -> None:
 
 
 def raise_exception(message: object) -> None:
-    raise Refused(str(message)[:MESSAGE])
+    raise TemplateRefused(str(message)[:MESSAGE])
 
 
 def tojson(
@@ -96,7 +99,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own it leaves <, >, & and ' alone."""
+    """Formats JSON; unlike jinja2's own it leaves <, >, & and ' unescaped."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -105,7 +108,7 @@ def strftime_now(form: str) -> str:
 
 
 def compiled(source: str) -> jinja2.Template:
-    """Raises what jinja2 does."""
+    """Compiles a template in a sandbox. Raises jinja2's errors."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -120,7 +123,13 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def rendered(template: jinja2.Template, tokens: dict[str, str], request: dict[str, Any]) -> str:
-    """Raises Refused, TooLong, CutOff, and whatever a template can raise."""
+    """Renders a conversation.
+
+    Raises:
+        TemplateRefused: The template called raise_exception.
+        TooLong: The text is too long.
+        CutOff: Text to continue is missing. A template can raise any other error too.
+    """
     if not request["continue_final_message"]:
         return _generated(template, tokens, request)
     final = _mark_end(request["messages"][-1])
@@ -133,7 +142,7 @@ def rendered(template: jinja2.Template, tokens: dict[str, str], request: dict[st
 
 
 def _mark_end(message: dict[str, Any]) -> str:
-    """Puts END_MARK behind the last text of a message. Returns that text."""
+    """Appends END_MARK to the last text of a message. Returns that text."""
     content = message["content"]
     if isinstance(content, str):
         message["content"] = content + END_MARK
@@ -161,8 +170,8 @@ def _generated(template: jinja2.Template, tokens: dict[str, str], request: dict[
 
 
 def failure_of(error: Exception) -> dict[str, str]:
-    """The answer that an exception becomes."""
-    if isinstance(error, Refused):
+    """Returns the answer for an exception."""
+    if isinstance(error, TemplateRefused):
         return {"failed": "refused", "message": str(error)}
     if isinstance(error, TooLong):
         return {"failed": "length", "message": ""}
@@ -176,7 +185,7 @@ def failure_of(error: Exception) -> dict[str, str]:
 
 
 def limit_time(seconds: float) -> None:
-    """Of processor time from now on; 0 takes the limit away."""
+    """Limits processor time from now on, in seconds; 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -186,7 +195,7 @@ def answer(values: dict[str, str]) -> None:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # what asks a server to stop; it drains first
+    for number in (signal.SIGINT, signal.SIGTERM):  # they ask the server to stop, which drains first
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGPROF, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

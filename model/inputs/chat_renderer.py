@@ -1,4 +1,4 @@
-"""Conversations to prompts: the near side of `model.inputs.chat_process`."""
+"""Renders conversations to prompts: the parent's side of `model.inputs.chat_process`."""
 
 import json
 import os
@@ -13,13 +13,17 @@ from typing import Any
 from model.errors import CheckpointError
 from model.inputs.chat import ChatTemplate
 
-START_SECONDS, RENDER_SECONDS = 5.0, 1.0  # of processor time: to compile the template, and for a conversation
+START_SECONDS, RENDER_SECONDS = 5.0, 1.0  # processor time to compile the template, and to render a conversation
 MEMORY = 256 * 2**20  # bytes of address space; 25 MiB are taken at the start
 WAIT = 10.0  # seconds for an answer, also where the process gets no processor
 
 
 class ChatFailed(Exception):
-    """A conversation that the template gives no text for; says why. reason: UPPER_SNAKE, for programs."""
+    """The template gives no text for a conversation. Says why.
+
+    Attributes:
+        reason: Cause in UPPER_SNAKE, for programs.
+    """
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -27,16 +31,21 @@ class ChatFailed(Exception):
 
 
 class ChatRenderer:
-    """One template and its process, which renders a conversation at a time and is started anew where it has ended.
+    """One template and its process, which renders one conversation at a time and is restarted after its end.
 
-    For several threads. The process ends with this one, whatever happens: its input ends, and a template that runs
-    then is ended by its limit.
+    Safe to use from several threads. The process ends with this one in any case: its input ends, and its time limit
+    ends a template that still runs.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
-        """Compiles the template. Raises CheckpointError where that cannot be done, OSError."""
+        """Starts the process and compiles the template.
+
+        Raises:
+            CheckpointError: The template cannot be compiled.
+            OSError: The process cannot be started.
+        """
         self._template = template
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held from a request to its answer: the process reads one line at a time
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         with self._lock:
@@ -44,7 +53,7 @@ class ChatRenderer:
 
     @property
     def beginning(self) -> str | None:
-        """The token that begins a text, where the tokenizer's config names one."""
+        """Token that begins a text, where the tokenizer's config names one."""
         return self._template.tokens.get("bos_token")
 
     def render(
@@ -60,14 +69,14 @@ class ChatRenderer:
 
         Args:
             messages: The conversation, as the template reads it.
-            arguments: Of the template, as JSON can say them.
+            arguments: Arguments of the template, as JSON values.
             most: Characters that the prompt may have.
-            add_generation_prompt: What the template is told under this name.
+            add_generation_prompt: Value of the template's variable of this name.
             continue_final_message: The prompt ends with the text of the last message, which has some.
 
         Raises:
             ChatFailed: The template gives no text.
-            RuntimeError: After `close`.
+            RuntimeError: The renderer is closed.
         """
         request = {
             "messages": messages,
@@ -84,9 +93,10 @@ class ChatRenderer:
             used = self._process is not None
             try:
                 answer, code = self._ask(line, most)
-                if answer is None and used and code != -signal.SIGPROF:  # it was killed, or hurt by what it did before
+                # A used process may have been killed, or damaged by an earlier conversation: a new one gets one try.
+                if answer is None and used and code != -signal.SIGPROF:
                     answer, code = self._ask(line, most)
-            except BaseException:  # as KeyboardInterrupt: an answer that still comes is nobody's
+            except BaseException:  # as KeyboardInterrupt: the answer to this line must not be taken for the next one's
                 self._end()
                 raise
         if answer is None:
@@ -97,10 +107,10 @@ class ChatRenderer:
         raise _failed(answer, most)
 
     def _ask(self, line: str, most: int) -> tuple[dict[str, Any] | None, int]:
-        """The answer, or None and what the process, which is gone then, ended with."""
+        """Asks the process. Returns the answer, or None and the exit code of the process, which has ended then."""
         process = self._process or self._start()
         answer = _exchange(process, line, 12 * most + 2**16)  # a character is at most \uXXXX\uXXXX
-        if answer is None or answer.get("failed") == "memory":  # which may have left anything half done
+        if answer is None or answer.get("failed") == "memory":  # the process's state is not trusted any more
             return answer, self._end()
         return answer, 0
 
@@ -128,19 +138,20 @@ class ChatRenderer:
         return process
 
     def _end(self) -> int:
-        """Ends the process; its exit code."""
+        """Ends the process and returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
         process.kill()
         for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):  # what was not sent has no reader
+            with suppress(OSError):  # unsent bytes have no reader
                 pipe.close()  # type: ignore[union-attr]
         return process.wait()
 
     def close(self) -> None:
         """Ends the process; a thread that waits for it gets an error. A second call does nothing."""
         self._closed = True
+        # Killed without the lock: a thread that renders holds it until the process answers or ends.
         process = self._process
         if process is not None:
             process.kill()
@@ -149,7 +160,7 @@ class ChatRenderer:
 
 
 def _exchange(process: subprocess.Popen[bytes], line: str, most: int) -> dict[str, Any] | None:
-    """A line to the process and its answer of at most so many bytes; None where there comes none."""
+    """Sends a line to the process and returns its answer of at most `most` bytes. None where no answer comes."""
     timer = threading.Timer(WAIT, process.kill)
     timer.daemon = True
     timer.start()
@@ -165,7 +176,7 @@ def _exchange(process: subprocess.Popen[bytes], line: str, most: int) -> dict[st
 
 
 def _failed(answer: dict[str, Any], most: int) -> ChatFailed:
-    """What an answer without text says. most: characters that were allowed."""
+    """Makes the error for an answer without text; `most` is the limit of characters."""
     match answer["failed"]:
         case "refused":
             return _failure("CHAT_REFUSED", f"says: {answer['message']}")
@@ -178,7 +189,12 @@ def _failed(answer: dict[str, Any], most: int) -> ChatFailed:
 
 
 def _ended(code: int, seconds: float) -> ChatFailed:
-    """code: of a process that ended without an answer. seconds: of processor time that it had."""
+    """Makes the error for a process that ended without an answer.
+
+    Args:
+        code: Its exit code.
+        seconds: Processor time that it had.
+    """
     if code == -signal.SIGPROF:
         return _failure("CHAT_LIMIT", f"computes for more than {seconds:g} s")
     return _failure("CHAT_ERROR", f"has ended its process (code {code}) or hung")

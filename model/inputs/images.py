@@ -1,7 +1,8 @@
-"""Bytes of an image to its pixels, within limits that are checked before anything is decoded. Imports no torch.
+"""Decodes images to pixels, within limits that are checked before decoding. Imports no torch.
 
-The pixels are those that transformers loads from a file: turned upright as EXIF says, the first picture where a camera
-has put several into one JPEG, any mode (grey, palette, 16 bits, CMYK) converted to RGB by Pillow, transparency dropped.
+The pixels are those that transformers loads from a file. The image is turned upright as EXIF says. Of a JPEG with
+several pictures the first counts. Any mode (grey, palette, 16 bits, CMYK) is converted to RGB by Pillow, and
+transparency is dropped.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 from scheduler.settings import ImageLimits
 
 FORMATS = ("PNG", "JPEG")
@@ -22,9 +23,15 @@ Pixels = NDArray[np.uint8]
 
 
 def decode_images(files: Sequence[bytes], names: Sequence[str], limits: ImageLimits) -> Iterator[Pixels]:
-    """One after the other, as `decode_image` does; not even the first before the headers of all have been checked.
+    """Decodes images one after the other, after the headers of all have been checked.
 
-    names: of the request's fields, for errors.
+    Args:
+        files: PNG or JPEG files.
+        names: Name of the request's field of each, for errors.
+        limits: Limits of an image, and of all together.
+
+    Raises:
+        InvalidRequest: As `decode_image`, or all together have too many pixels.
     """
     total = 0
     for data, name in zip(files, names, strict=True):
@@ -38,10 +45,20 @@ def decode_images(files: Sequence[bytes], names: Sequence[str], limits: ImageLim
 
 
 def decode_image(data: bytes, name: str, limits: ImageLimits) -> Pixels:
-    """uint8 [height, width, 3] of a PNG or JPEG file. name: of the request's field, for errors.
+    """Decodes a PNG or JPEG file.
 
-    Raises InvalidRequest for what is too large, of another format (by content), animated, cut off or broken. What
-    Pillow says of it is not passed on: it can hold addresses of this process.
+    Pillow's own messages are not passed on: they can hold addresses of this process.
+
+    Args:
+        data: The file.
+        name: Name of the request's field, for errors.
+        limits: Limits of an image.
+
+    Returns:
+        [height, width, 3] uint8.
+
+    Raises:
+        InvalidRequest: The image is too large, of another format (by content), animated, cut off or broken.
     """
     with _opened(data, name, limits) as image:
         ImageOps.exif_transpose(image, in_place=True)
@@ -50,7 +67,11 @@ def decode_image(data: bytes, name: str, limits: ImageLimits) -> Pixels:
 
 @contextmanager
 def _opened(data: bytes, name: str, limits: ImageLimits) -> Iterator[Image.Image]:
-    """With its header read and checked, and no pixels. Raises as `decode_image`, for what is done with it too."""
+    """Opens an image: reads and checks its header, and no pixels.
+
+    Raises:
+        InvalidRequest: As `decode_image`, in the body of the `with` too.
+    """
     if len(data) > limits.image_bytes:
         raise InvalidRequest(name, f"{len(data)} bytes", f"at most {limits.image_bytes} bytes")
     try:
@@ -68,7 +89,7 @@ def _opened(data: bytes, name: str, limits: ImageLimits) -> Iterator[Image.Image
 
 
 def _check_header(image: Image.Image, name: str, limits: ImageLimits) -> None:
-    """Nothing of the pixels has been read yet."""
+    """Checks size and format. No pixels have been read yet."""
     width, height = image.size
     shown = f"{width} x {height} pixels"
     if width < 1 or height < 1:
@@ -81,14 +102,26 @@ def _check_header(image: Image.Image, name: str, limits: ImageLimits) -> None:
         raise InvalidRequest(name, f"{getattr(image, 'n_frames', 0)} frames", "must not be animated")
 
 
-def image_digest(pixels: NDArray[np.uint8], salt: str = "") -> bytes:
-    """32 bytes that name these pixels in this shape, whatever file they came in. Two images whose pixels are the same
-    bytes in another shape have different ones (CVE-2025-46722 was a hash without the shape).
+def image_digest(
+    pixels: NDArray[np.uint8], grid: Sequence[int] = (), positions: NDArray[np.int32] | None = None, salt: str = ""
+) -> bytes:
+    """Returns 32 bytes that identify what an encoder and a decoder read of an image, whatever file it came in.
 
-    salt: of the request. What is kept of an image is shared under the same one alone.
+    The shape is part of it: equal bytes in another shape are another image (CVE-2025-46722 was a hash without the
+    shape). So are the grid, which the features depend on, and the positions, which the image's keys and all keys after
+    it depend on.
+
+    Args:
+        pixels: [frames, 3, height, width] uint8.
+        grid: Grid of its features.
+        positions: [axes, features] int32. Positions of its features, None for a model with one axis.
+        salt: Salt of the request. Cached features of an image are shared under the same salt alone.
     """
-    key = hashlib.blake2b(salt.encode()).digest()  # a key has at most 64 bytes, a tenant and a salt have more
+    key = hashlib.blake2b(salt.encode()).digest()  # a key has at most 64 bytes, tenant and salt may have more
     digest = hashlib.blake2b(digest_size=32, person=b"quire image", key=key)
-    digest.update(f"{pixels.dtype.str} {pixels.shape} ".encode())
+    axes = None if positions is None else positions.shape
+    digest.update(f"{pixels.dtype.str} {pixels.shape} {tuple(grid)} {axes} ".encode())
     digest.update(np.ascontiguousarray(pixels).data)
+    if positions is not None:
+        digest.update(positions.astype("<i4").tobytes())
     return digest.digest()

@@ -1,10 +1,10 @@
-"""Limits that a process puts on itself before it runs what nobody vouches for. They do nothing but on Linux."""
+"""Limits that a process sets itself before it runs an untrusted program. They have an effect on Linux only."""
 
 import sys
 
 
 def limit_memory(size: int) -> None:
-    """size: bytes of address space. A later call may lower it."""
+    """Limits the address space to `size` bytes. A later call may lower it."""
     if sys.platform == "linux":
         import resource
 
@@ -12,7 +12,7 @@ def limit_memory(size: int) -> None:
 
 
 def limit_processor_time(seconds: int) -> None:
-    """seconds: from the beginning of the process, after which SIGXCPU ends it. It leaves no core file."""
+    """Limits processor time, counted from the start of the process, after which SIGXCPU ends it without a core file."""
     if sys.platform == "linux":
         import resource
 

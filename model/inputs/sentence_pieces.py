@@ -1,8 +1,8 @@
 """Tokenizers of models that have a SentencePiece tokenizer.model and no tokenizer.json.
 
-Text is encoded and ids are decoded by the sentencepiece library itself, after Kudo and Richardson, 2018: by the program
-that the model was trained with, whatever its normalizer, algorithm or way with unknown characters. Around it stand the
-added tokens, and the beginning and end of a text, as transformers 5 puts them.
+The sentencepiece library itself encodes and decodes (Kudo and Richardson, 2018). It is the program that the model was
+trained with, whatever its normalizer, algorithm and treatment of unknown characters. Added tokens, beginning and end of
+a text are put around it as transformers 5 does.
 """
 
 from pathlib import Path
@@ -17,15 +17,13 @@ from model.inputs.added_tokens import Cutter, read_added_tokens, read_tokenizer_
 from model.inputs.tokenizer import Tokenizer, failure_of
 
 FILE = "tokenizer.model"
-SPACE = "\u2581"  # how pieces write it
+SPACE = "\u2581"  # a space in pieces
 CLASSES = ("LlamaTokenizer", "GemmaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
-"""Of transformers, whose ids are the model's own. Others shift them (XLM-RoBERTa), or put more around a text (T5)."""
+"""Classes of transformers that keep the model's ids. Others shift them (XLM-RoBERTa) or add to a text (T5)."""
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """start: reads what a text begins with. later: what follows an added token; only `start` may put a space before it.
-    tokens: the added ones by id. before, after: ids around a text, where special tokens are asked for.
-    """
+    """Tokenizer of a tokenizer.model. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -35,11 +33,20 @@ class SentencePieceTokenizer(Tokenizer):
         before: list[int],
         after: list[int],
     ) -> None:
+        """Makes a tokenizer.
+
+        Args:
+            start: Encodes the beginning of a text.
+            later: Encodes text after an added token. Only `start` may put a space before it.
+            tokens: Added tokens by id.
+            before: Ids before a text, where special tokens are asked for.
+            after: Ids after a text, likewise.
+        """
         self._start, self._later = start, later
         self._cutter = Cutter(tokens)
         self._before, self._after = before, after
         self._pieces: int = start.get_piece_size()
-        self._bytes = frozenset()  # none waits for others: each that is part of no character is a U+FFFD of its own
+        self._bytes = frozenset()  # no byte stays open: each that is part of no character is a U+FFFD of its own
         self._special = {i for i, token in tokens.items() if token.special}
         self._added = {i: token.content for i, token in tokens.items()}
         self._own_text = {
@@ -52,7 +59,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     @staticmethod
     def load(directory: Path) -> "SentencePieceTokenizer":
-        """Raises CheckpointError where a file cannot be read, or says what is not supported."""
+        """Reads the tokenizer of a directory.
+
+        Raises:
+            CheckpointError: A file cannot be read, or asks for something that is not supported.
+        """
         path, config = directory / FILE, read_tokenizer_config(directory)
         name = config.get("tokenizer_class", str, CLASSES[0])
         if name.removesuffix("Fast") not in CLASSES:
@@ -90,7 +101,7 @@ class SentencePieceTokenizer(Tokenizer):
         return max(map(len, [*pieces, *self._added.values()]))
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # The library lets go of the interpreter lock: 1.1 MB took 356 ms, another thread waited for 10 of them at most.
+        # The library releases the interpreter lock: 1.1 MB took 356 ms, another thread waited for at most 10 of them.
         ids: list[int] = []
         try:
             for n, part in enumerate(self._cutter.cut(text)):
@@ -119,7 +130,11 @@ class SentencePieceTokenizer(Tokenizer):
         return self.decode(ids, skip_special_tokens)
 
     def _run(self, ids: list[int], first: bool) -> str:
-        """The library takes spaces from the beginning of what it decodes, which is right at that of a text only."""
+        """Decodes a run of pieces.
+
+        The library strips spaces at the beginning of what it decodes, which is right at the beginning of a text only.
+        So a later run is decoded behind an anchor, whose text is cut off again.
+        """
         if first or not ids:
             text: str = self._start.decode_ids(ids)
             return text
@@ -128,7 +143,12 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _processor(data: bytes) -> SentencePieceProcessor:
-    """Raises RuntimeError for what is no model, UnicodeDecodeError where it would write what is no text."""
+    """Loads a model.
+
+    Raises:
+        RuntimeError: The bytes are no model.
+        UnicodeDecodeError: A piece or its text is no UTF-8.
+    """
     processor = SentencePieceProcessor()
     processor.load_from_serialized_proto(data)
     processor.id_to_piece(list(range(processor.get_piece_size())))
@@ -137,14 +157,16 @@ def _processor(data: bytes) -> SentencePieceProcessor:
 
 
 def _prefix(add: bool) -> bytes:
-    """Says in a model, appended to it, whether text gets a space in front: messages of protobuf that follow one another
-    are merged. ModelProto.normalizer_spec is field 3, and add_dummy_prefix field 3 of that.
+    """Returns bytes that set, appended to a model, whether a text gets a space in front.
+
+    protobuf merges messages that follow one another. ModelProto.normalizer_spec is field 3, its add_dummy_prefix is
+    field 3.
     """
     return b"\x1a\x02\x18\x01" if add else b"\x1a\x02\x18\x00"
 
 
 def _own_tokens(processor: SentencePieceProcessor) -> dict[int, AddedToken]:
-    """Pieces that no text has, unless it names them: the unknown one and those for control."""
+    """Returns pieces that no text has unless it names them: the unknown piece and control pieces."""
     ids = range(processor.get_piece_size())
     apart = [i for i in ids if processor.is_control(i) or processor.is_unknown(i)]
     return {i: AddedToken(processor.id_to_piece(i), special=True, normalized=False) for i in apart}
@@ -156,7 +178,14 @@ def _find(processor: SentencePieceProcessor, text: str) -> int | None:
 
 
 def _around(config: Fields, name: str, own: int, ids: dict[str, int]) -> list[int]:
-    """The id to put at this end of a text. own: what the model says of it, -1 for none."""
+    """Returns the ids at one end of a text, at most one.
+
+    Args:
+        config: The tokenizer's config.
+        name: Name of the token, as bos_token.
+        own: Id that the model gives it, -1 for none.
+        ids: Ids of added tokens by text.
+    """
     if not config.flag(f"add_{name}"):
         return []
     value = config.values.get(name)

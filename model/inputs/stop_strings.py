@@ -1,31 +1,48 @@
-"""Finds stop strings in text that comes in parts, and holds back what may be the beginning of one."""
+"""Finds stop strings in text that comes in parts, and holds back text that may begin one."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """text: what may be given out. stop: the stop string that matched, after which nothing follows."""
+class StopMatch:
+    """Result of a part of text.
+
+    Attributes:
+        text: Text that may be given out.
+        stop: The stop string that matched, after which no text follows. None for no match.
+    """
 
     text: str
     stop: str | None = None
 
 
 class StopStrings:
-    """The match that completes first wins; of several that complete together, the first of the list.
+    """Searches a text for stop strings, part by part.
 
-    How the text is cut into parts makes no difference. include: keep the stop string in the text.
+    The match that completes first wins; of several that complete together, the first of the list. The cutting of the
+    text into parts makes no difference.
     """
 
     def __init__(self, stops: tuple[str, ...], include: bool) -> None:
+        """Makes a search.
+
+        Args:
+            stops: Stop strings, none of them empty.
+            include: Keep the stop string in the text.
+        """
         self._stops, self._include = stops, include
         self._beginnings = frozenset(stop[0] for stop in stops)
         self._held = ""
 
-    def push(self, text: str, searched: bool = True) -> Found:
-        """Takes the next part. searched: False passes over what completes in it."""
+    def push(self, text: str, searched: bool = True) -> StopMatch:
+        """Takes the next part.
+
+        Args:
+            text: The part.
+            searched: Whether a stop string that completes in it counts.
+        """
         if not self._held and self._beginnings.isdisjoint(text):
-            return Found(text)  # no stop string begins here: so for most tokens, 2 us sooner
+            return StopMatch(text)  # no stop string begins in it, as in most tokens' text: 2 us quicker
         whole = self._held + text
         if not searched:
             return self._hold_back(whole)
@@ -37,21 +54,21 @@ class StopStrings:
         if best is not None:
             end, start, stop = best
             self._held = ""
-            return Found(whole[: end if self._include else start], stop)
+            return StopMatch(whole[: end if self._include else start], stop)
         return self._hold_back(whole)
 
-    def _hold_back(self, whole: str) -> Found:
+    def _hold_back(self, whole: str) -> StopMatch:
         keep = self._possible_start(whole)
         self._held = whole[len(whole) - keep :]
-        return Found(whole[: len(whole) - keep])
+        return StopMatch(whole[: len(whole) - keep])
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Returns the text that was held back, when no more text comes."""
         held, self._held = self._held, ""
         return held
 
     def _possible_start(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Returns the length of the longest end of the text that begins a stop string."""
         longest = max(len(stop) for stop in self._stops) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[len(text) - size :]) for stop in self._stops):

@@ -1,4 +1,4 @@
-"""A tokenizer.json: text to ids and back, through the `tokenizers` library."""
+"""Tokenizers of tokenizer.json: text to ids and back, through the `tokenizers` library."""
 
 import json
 from base64 import b64decode
@@ -14,10 +14,10 @@ from model.files import read_file
 
 
 class TokenizerFailed(Exception):
-    """A text or ids that the model's tokenizer fails on; says why.
+    """The model's tokenizer fails on a text or on ids. Says why.
 
     Attributes:
-        panicked: The library's own code gave up, where it should have reported an error.
+        panicked: Whether the library's own code panicked, where it should have reported an error.
     """
 
     def __init__(self, message: str, panicked: bool) -> None:
@@ -26,10 +26,10 @@ class TokenizerFailed(Exception):
 
 
 def failure_of(error: BaseException, action: str) -> BaseException:
-    """What to raise for an error of the library: TokenizerFailed, or the error itself where it is not the library's.
+    """Returns TokenizerFailed for an error of the library, and any other error itself.
 
-    The library raises bare Exception, and for a panic of its Rust code a PanicException, which is no Exception: it
-    would pass every handler of a server and end the thread.
+    The library raises bare Exception. A panic of its Rust code raises PanicException, which is no Exception: it would
+    pass every handler of a server and end the thread.
     """
     panicked = type(error).__name__ == "PanicException"
     if panicked or isinstance(error, Exception):
@@ -38,13 +38,13 @@ def failure_of(error: BaseException, action: str) -> BaseException:
 
 
 class Tokenizer:
-    """tokenizer.json of a model directory. Safe to use from several threads.
+    """Tokenizer of a model directory's tokenizer.json. Safe to use from several threads.
 
     The file is a program: `model.inputs.trial` tries it before a server uses it.
     """
 
     def __init__(self, library: Library) -> None:
-        """library: loses its padding and truncation, as in transformers: both are for training."""
+        """Wraps a tokenizer of the library, and takes its padding and truncation away: both are for training."""
         library.no_padding()
         library.no_truncation()
         self._library = library
@@ -53,7 +53,11 @@ class Tokenizer:
 
     @staticmethod
     def of_file(path: Path) -> "Tokenizer":
-        """Reads a tokenizer.json. Raises CheckpointError."""
+        """Reads a tokenizer.json.
+
+        Raises:
+            CheckpointError: The file cannot be read.
+        """
         content = read_file(path)
         try:
             return Tokenizer(Library.from_buffer(content))
@@ -64,27 +68,27 @@ class Tokenizer:
             raise failure from None
 
     def expressions(self) -> set[str]:
-        """Returns all that the tokenizer matches texts with: regular expressions, and texts that it replaces."""
+        """Returns all patterns of the tokenizer: regular expressions, and texts that it replaces."""
         library = self._library
         parts = (part for part in (library.normalizer, library.pre_tokenizer, library.decoder) if part is not None)
         found = (_values(json.loads(part.__getstate__()), ("Regex", "String")) for part in parts)
         return {text for texts in found for text in texts}
 
     def longest_replacement(self) -> int:
-        """Returns the bytes that a map of characters, as SentencePiece compiles it, puts in the place of one."""
+        """Returns the most bytes that replace one character in the normalizer's map, as SentencePiece compiles it."""
         if (normalizer := self._library.normalizer) is None:
             return 0
         maps = _values(json.loads(normalizer.__getstate__()), ("precompiled_charsmap",))
         return max((_longest_text(b64decode(text)) for text in maps), default=0)
 
     def split(self, text: str) -> int:
-        """Does to a text what comes before the model: normalizes and cuts it.
+        """Normalizes and cuts a text, the work that comes before the model.
 
         Returns:
             Characters of the normalized text.
 
         Raises:
-            TokenizerFailed: As `encode`.
+            TokenizerFailed: See `encode`.
         """
         try:
             normalizer, cutter = self._library.normalizer, self._library.pre_tokenizer
@@ -100,33 +104,43 @@ class Tokenizer:
         return max(map(len, self._library.get_vocab()), default=0)
 
     def stays_open(self, token: int, was_open: bool, skip_special_tokens: bool) -> bool:
-        """Whether text that ends with this token can read otherwise once another follows: tokenizers that fall back to
-        bytes take neighbouring ones together, and if they are no UTF-8, none of them is a character any more.
+        """Returns whether text that ends with this token may read otherwise once another follows.
 
-        was_open: whether that was so before it.
+        Tokenizers that fall back to bytes take neighbouring bytes together. If these are no UTF-8, none of them is a
+        character any more.
+
+        Args:
+            token: The last token.
+            was_open: Whether the text before it was open.
+            skip_special_tokens: Whether special tokens are left out of the text.
         """
         return token in self._bytes or (was_open and skip_special_tokens and token in self._special)
 
     def text_of(self, token: int) -> str | None:
-        """The token that has this id, None where none has."""
-        if not 0 <= token < 2**32:  # which is more than the library can be asked for
+        """Returns the token of this id, None for an unknown id."""
+        if not 0 <= token < 2**32:  # the library takes 32-bit ids alone
             return None
         text: str | None = self._library.id_to_token(token)
         return text
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Raises TokenizerFailed, as for a character that a vocabulary without an unknown token has not."""
+        """Encodes a text.
+
+        Raises:
+            TokenizerFailed: The library fails, as for an unknown character without an unknown token.
+        """
         try:
-            # `encode` holds the interpreter lock all the while (8 s for 4 MB), the batch call lets it go.
+            # `encode` holds the interpreter lock throughout (8 s for 4 MB), the batch call releases it.
             ids: list[int] = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             raise failure_of(error, "encode this text") from None
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """Bytes that form no character become U+FFFD; ids that the tokenizer does not know are left out.
+        """Decodes ids. Bytes that form no character become U+FFFD; unknown ids are left out.
 
-        Raises TokenizerFailed.
+        Raises:
+            TokenizerFailed: The library fails.
         """
         try:
             text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -135,9 +149,9 @@ class Tokenizer:
         return text
 
     def decode_all(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """The same for many ids: other threads run meanwhile."""
+        """Decodes many ids as `decode` does; other threads run meanwhile."""
         try:
-            # 131,072 ids held the interpreter lock for 41 ms in `decode`, this for 1.4 ms.
+            # For 131,072 ids `decode` held the interpreter lock for 41 ms, the batch call for 1.4 ms.
             text: str = self._library.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except BaseException as error:
             raise failure_of(error, "decode these ids") from None
@@ -145,13 +159,16 @@ class Tokenizer:
 
 
 def _longest_text(compiled: bytes) -> int:
-    """Bytes of the longest text of a map of characters: behind the size of a trie and the trie, each ends with a 0."""
+    """Returns the bytes of the longest text in a compiled map of characters.
+
+    The map is the size of a trie, the trie, then texts that each end with a 0.
+    """
     texts = compiled[4 + int.from_bytes(compiled[:4], "little") :]
     return max(map(len, texts.split(b"\0")))
 
 
 def _values(part: Any, keys: Sequence[str]) -> Iterator[str]:
-    """Texts under these keys in a part of a tokenizer.json, and in the parts that it holds."""
+    """Yields the texts under these keys in a part of a tokenizer.json, and in its inner parts."""
     if isinstance(part, dict):
         yield from (part[key] for key in keys if isinstance(part.get(key), str))
         part = list(part.values())
@@ -161,7 +178,7 @@ def _values(part: Any, keys: Sequence[str]) -> Iterator[str]:
 
 
 def _byte_ids(library: Library) -> frozenset[int]:
-    """Ids that stand for one byte each, of a tokenizer that falls back to bytes (as SentencePiece's do)."""
+    """Returns the ids that stand for one byte each, in a tokenizer that falls back to bytes (as SentencePiece's do)."""
     if library.decoder is None or b'"ByteFallback"' not in library.decoder.__getstate__():
         return frozenset()
     ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))

@@ -1,4 +1,4 @@
-"""Loads the tokenizer of a model directory, whichever kind it is."""
+"""Loads the tokenizer of a model directory, of either kind."""
 
 from pathlib import Path
 
@@ -7,7 +7,11 @@ from model.inputs.tokenizer import Tokenizer
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Reads tokenizer.json if the directory has one, else tokenizer.model. Raises CheckpointError."""
+    """Reads tokenizer.json if the directory has one, else tokenizer.model.
+
+    Raises:
+        CheckpointError: Neither exists, or it cannot be read.
+    """
     path = directory / "tokenizer.json"
     if path.exists():
         return Tokenizer.of_file(path)

@@ -1,4 +1,4 @@
-"""A tokenizer is tried in a process with limits before it is used in this one: the near side of `trial_process`."""
+"""Tries a tokenizer in a process with limits before it is used here: the parent's side of `trial_process`."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from model.errors import CheckpointError, named
 
 MIB = 2**20
 BASE_MEMORY, MEMORY_FACTOR = 1024 * MIB, 48
-"""Bytes of address space to read a tokenizer: these, and so many times its file; 20 are taken."""
+"""Bytes of address space to read a tokenizer: a base, and a multiple of its file's size, of which 20 times are used."""
 
-BASE_SECONDS = 5  # of processor time; and one more for each MiB of the file
+BASE_SECONDS = 5  # processor time; one second more for each MiB of the file
 WAIT = 60.0  # seconds, also where the process gets no processor
 
 ENVIRONMENT = {
@@ -23,11 +23,11 @@ ENVIRONMENT = {
     "LC_ALL": "C",
     "RUST_BACKTRACE": "0",
 }
-"""Threads, arenas and locales would take of the address space; a trace of a failed allocation waits for itself."""
+"""Threads, arenas and locales would use address space; a backtrace of a failed allocation would deadlock."""
 
 
 def try_tokenizer(directory: Path) -> None:
-    """Reads the tokenizer of a directory and gives it texts that are hard, in a process of its own.
+    """Reads the tokenizer of a directory and runs it on hard texts, in a process of its own.
 
     Takes 0.1 to 0.3 s, and as long again as the tokenizer takes to be read.
 
@@ -43,7 +43,7 @@ def try_tokenizer(directory: Path) -> None:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # where the library writes of its panics, with all of a stack
+            stderr=subprocess.DEVNULL,  # the library reports panics there, with full stacks
             env={**os.environ, **ENVIRONMENT},
             timeout=WAIT,
             check=False,

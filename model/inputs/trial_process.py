@@ -1,13 +1,13 @@
-"""The process in which a tokenizer is tried, with limits: nobody vouches for the program that it is.
+"""Tries a tokenizer in a process with limits, since a tokenizer is an untrusted program.
 
 Arguments: the model directory, bytes of address space for reading it, seconds of processor time in all. The answer is
-JSON on standard output: {} for a tokenizer that may be used, else `failed` says why it may not, or `wrong` why it
+JSON on standard output. It is {} for a tokenizer that may be used. `failed` says why it may not be used, `wrong` why it
 cannot be read. A tokenizer that needs more than the limits ends the process, by SIGXCPU or by the abort of its library.
 Imports little, so that it starts soon.
 
-A text must be tokenized in time and memory that grow with its length. Whether they do is seen on runs of one character
-and the like (`UNITS`), and on what the tokenizer's own expressions are made of: a backtracking expression is slow on
-long runs of what it names, followed by what it does not.
+A text must be tokenized in time and memory that grow with its length. That is tried on runs of one character and the
+like (`UNITS`), and on parts of the tokenizer's own expressions. A backtracking expression is slow on long runs of
+characters that it names, followed by one that it does not.
 """
 
 import json
@@ -44,25 +44,30 @@ UNITS = (
 LONG_UNITS = ("a", " ", "aA1 ")
 
 SHORT, LONG = 2**13, 2**16  # characters of a text
-MOST_UNITS = 64  # of what the expressions name
-SECONDS = 1.0  # of processor time for a text; 65,536 characters take 0.01 to 0.05 s
-NOTICED = 0.05  # seconds that are too short to say how time grows
-PARTS, GROWTH = 16, 4.0  # a text may take so many times the time of its parts: 1 is linear, 16 quadratic
+MOST_UNITS = 64  # characters and texts that expressions name
+SECONDS = 1.0  # processor time for a text; 65,536 characters take 0.01 to 0.05 s
+NOTICED = 0.05  # seconds; shorter times do not show how time grows
+PARTS, GROWTH = 16, 4.0  # a text may take GROWTH times the time of its PARTS parts: 1 is linear, 16 quadratic
 MEMORY = 256 * 2**20  # bytes for a text beside what the tokenizer itself takes
 LONGEST_TOKEN = 4096  # characters; spaces and lines of code make tokens of some hundred
 ESCAPED = re.compile(r"\\(?:x\{?([0-9A-Fa-f]{2,6})\}?|u([0-9A-Fa-f]{4}))")
 
 
-class Refused(Exception):
-    """The tokenizer may not be used; says why."""
+class TokenizerRefused(Exception):
+    """The tokenizer may not be used. Says why."""
 
 
 def try_tokenizer(tokenizer: Tokenizer) -> None:
-    """Raises Refused, TokenizerFailed."""
+    """Tries a tokenizer on hard texts.
+
+    Raises:
+        TokenizerRefused: It takes too much time or memory.
+        TokenizerFailed: Its library panicked.
+    """
     if (longest := tokenizer.longest_text()) > LONGEST_TOKEN:
-        raise Refused(f"has a token of {longest} characters, may have {LONGEST_TOKEN}")
+        raise TokenizerRefused(f"has a token of {longest} characters, may have {LONGEST_TOKEN}")
     if (longest := tokenizer.longest_replacement()) > LONGEST_TOKEN:
-        raise Refused(f"replaces a character by {longest} bytes, may by {LONGEST_TOKEN}")
+        raise TokenizerRefused(f"replaces a character by {longest} bytes, may by {LONGEST_TOKEN}")
     named = units_of(tokenizer.expressions())
     # What the expressions name follows each run: an expression that cannot match at all is given up early.
     end = "\u2603" + "".join(named)
@@ -74,12 +79,12 @@ def try_tokenizer(tokenizer: Tokenizer) -> None:
 
 
 def run(unit: str, length: int) -> str:
-    """So many characters."""
+    """Returns a text of `length` characters that repeats `unit`."""
     return (unit * (length // len(unit) + 1))[:length]
 
 
 def units_of(expressions: Iterable[str]) -> list[str]:
-    """Characters that expressions are made of, letters first; texts that they replace whole."""
+    """Returns characters in expressions, letters first, and texts that are replaced as a whole."""
     found = set[str]()
     for text in expressions:
         found |= {chr(code) for pair in ESCAPED.findall(text) if (code := int("".join(pair), 16)) <= sys.maxunicode}
@@ -89,16 +94,27 @@ def units_of(expressions: Iterable[str]) -> list[str]:
 
 
 def check_growth(action: Callable[[int], None], unit: str, length: int) -> None:
-    """Raises Refused for an action whose time grows faster than the length that it is given."""
+    """Checks that the time of an action grows at most in proportion to its length.
+
+    Args:
+        action: Takes a length.
+        unit: Text that it repeats, for the message.
+        length: The longest length.
+
+    Raises:
+        TokenizerRefused: It takes too long, or its time grows faster.
+    """
     whole = _seconds(action, length)
     if whole <= NOTICED:
         return
     parts = sum(_seconds(action, length // PARTS) for _ in range(PARTS))
-    whole = min(whole, _seconds(action, length))  # what else the machine does adds to a time, and takes nothing off
+    whole = min(whole, _seconds(action, length))  # other load only adds to a time, so the minimum is nearer the truth
     if whole > GROWTH * max(parts, NOTICED / GROWTH):
-        raise Refused(f"takes {whole:.2f} s for {length} characters ({shown(unit)}), in {PARTS} parts {parts:.2f} s")
+        raise TokenizerRefused(
+            f"takes {whole:.2f} s for {length} characters ({shown(unit)}), in {PARTS} parts {parts:.2f} s"
+        )
     if whole > SECONDS:
-        raise Refused(f"takes {whole:.1f} s for {length} characters ({shown(unit)}), may take {SECONDS}")
+        raise TokenizerRefused(f"takes {whole:.1f} s for {length} characters ({shown(unit)}), may take {SECONDS}")
 
 
 def _seconds(action: Callable[[int], None], length: int) -> float:
@@ -112,27 +128,37 @@ def _seconds(action: Callable[[int], None], length: int) -> float:
 
 
 def check_split(tokenizer: Tokenizer, unit: str, end: str, length: int) -> None:
-    """Raises Refused, TokenizerFailed."""
+    """Normalizes and cuts a run of `unit`, followed by `end`.
+
+    Raises:
+        TokenizerRefused: The text becomes too long.
+        TokenizerFailed: See `Tokenizer.split`.
+    """
     text = run(unit, length) + end
     size = tokenizer.split(text)
     if size > 1024 + 32 * len(text):
-        raise Refused(f"makes {size} characters of {len(text)} ({shown(text)})")
+        raise TokenizerRefused(f"makes {size} characters of {len(text)} ({shown(text)})")
 
 
 def check_ids(tokenizer: Tokenizer, unit: str, length: int) -> None:
-    """Raises Refused, TokenizerFailed."""
+    """Encodes a run of `unit`, and decodes the ids.
+
+    Raises:
+        TokenizerRefused: It makes too many tokens or characters.
+        TokenizerFailed: See `Tokenizer.encode` and `Tokenizer.decode_all`.
+    """
     text = run(unit, length)
     size = len(text.encode())
     ids = tokenizer.encode(text, True)
     if len(ids) > 1024 + 16 * size:
-        raise Refused(f"makes {len(ids)} tokens of {size} bytes ({shown(text)})")
+        raise TokenizerRefused(f"makes {len(ids)} tokens of {size} bytes ({shown(text)})")
     decoded = tokenizer.decode_all(ids, False)
     if len(decoded) > 1024 + 64 * (size + len(ids)):
-        raise Refused(f"decodes {len(ids)} tokens to {len(decoded)} characters ({shown(text)})")
+        raise TokenizerRefused(f"decodes {len(ids)} tokens to {len(decoded)} characters ({shown(text)})")
 
 
 def address_space() -> int:
-    """Bytes of it that this process has, 0 where that is not known."""
+    """Returns the bytes of this process's address space, 0 where /proc does not say."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[0]) * 4096 if statm.exists() else 0
 
@@ -149,7 +175,7 @@ def main() -> None:
         try_tokenizer(tokenizer)
     except CheckpointError as error:
         answer = {"wrong": str(error)}
-    except (Refused, TokenizerFailed, MemoryError) as error:
+    except (TokenizerRefused, TokenizerFailed, MemoryError) as error:
         answer = {"failed": str(error) or "needs too much memory"}
     sys.stdout.write(json.dumps(answer))
 

@@ -1,1 +1,4 @@
-"""Tensor parallelism: one model on several processes, each with a part of every layer."""
+"""Rank groups (tensor parallelism): connections of the ranks, collectives, and steps that rank 0 sends to followers.
+
+Knows no scheduler and launches no process: `rpc` starts the ranks.
+"""

@@ -1,7 +1,7 @@
-"""A `Collective` of torch.distributed: gloo between CPUs of several machines, NCCL between GPUs.
+"""`Collective` of torch.distributed: gloo between CPUs of several machines, NCCL between GPUs.
 
-Parts are gathered and added up here: a ring of gloo or NCCL adds them in an order that depends on where in the buffer a
-number stands.
+Parts are gathered and added here. A ring reduction of gloo or NCCL would add them in an order that depends on the place
+of a number in the buffer.
 """
 
 import time
@@ -20,15 +20,23 @@ from model.parallel.group import START_SECONDS
 from model.parallel.shard import Shard
 from model.parallel.sockets import host_port, listen
 
-PATIENCE = 0.5  # seconds
+PATIENCE = 0.5  # seconds to wait for the watch's reason after a failed exchange
 
 
 class Distributed:
-    """name: gloo or nccl. store: where all ranks find each other. host: this machine's address, that others reach it
-    under. seconds: that a rank may be waited for, once all have done a step; the first may have kernels to compile.
-    """
+    """`Collective` over a torch process group."""
 
     def __init__(self, name: str, shard: Shard, store: TCPStore, host: str, seconds: float) -> None:
+        """Joins the process group.
+
+        Args:
+            name: gloo or nccl.
+            shard: This rank's shard.
+            store: Store in which ranks find each other.
+            host: This machine's address, as others reach it.
+            seconds: Timeout of a wait, once all have done a step. The first step may compile kernels, so it has
+                START_SECONDS.
+        """
         self.name, self.shard, self._why = name, shard, ""
         self._options, self._seconds = AllgatherOptions(), seconds
         self._options.timeout = timedelta(seconds=START_SECONDS)
@@ -44,7 +52,7 @@ class Distributed:
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         width = max(widths)
         parts = self._exchanged(x if x.shape[1] == width else F.pad(x, (0, width - x.shape[1])))
-        self._options.timeout = timedelta(seconds=self._seconds)  # a step ends with this
+        self._options.timeout = timedelta(seconds=self._seconds)  # a step ends with `gather`, so the first is done
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
     def _exchanged(self, x: Tensor) -> list[Tensor]:
@@ -58,7 +66,7 @@ class Distributed:
         return parts
 
     def _reason(self, error: RuntimeError) -> str:
-        """Which rank it is, the watch knows: it sees the same at the same time."""
+        """Returns the reason of a failure: the watch's, which sees it at the same time and knows the rank."""
         deadline = time.monotonic() + PATIENCE
         while not self._why and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -75,7 +83,7 @@ class Distributed:
 
 
 def offer_store(host: str, size: int) -> tuple[TCPStore, int]:
-    """Of rank 0: one that listens on this address alone, and its port."""
+    """Opens rank 0's store, which listens on this address alone. Returns it and its port."""
     listener = listen(host_port(host, 0))
     port = listener.getsockname()[1]
     wait = timedelta(seconds=START_SECONDS)
@@ -83,7 +91,7 @@ def offer_store(host: str, size: int) -> tuple[TCPStore, int]:
 
 
 def find_store(host: str, port: int, size: int) -> TCPStore:
-    """Rank 0's."""
+    """Connects to rank 0's store."""
     return TCPStore(host, port, size, False, timedelta(seconds=START_SECONDS), False)
 
 
@@ -96,7 +104,7 @@ def _nccl(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:  # 
 
 
 def _gloo(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:
-    kind: Any = ProcessGroupGloo  # of which torch declares less than there is
+    kind: Any = ProcessGroupGloo  # torch's type stubs lack `_Options` and `create_device`
     options = kind._Options()
     options._timeout, options._devices = wait, [kind.create_device(hostname=host)]
     return kind(store, shard.rank, shard.size, options)

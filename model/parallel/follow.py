@@ -1,4 +1,4 @@
-"""A follower: computes its part of every step that rank 0 tells it of, until there are no more."""
+"""A follower: computes its part of every step that rank 0 sends, until the connection closes."""
 
 import logging
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from model.attention.backend import AttentionBackend
 from model.errors import RankLost
 from model.forward import ForwardBatch, Model
 from model.page_store import Store
-from model.parallel.members import Joined
+from model.parallel.members import FollowerGroup
 from model.parallel.steps import Step, unpack_moves, unpack_step
-from model.parallel.wire import Kind, WireError, pack_arrays
+from model.parallel.wire import FrameKind, WireError, pack_arrays
 
 log = logging.getLogger("quire.ranks")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """What a follower computes with: its shard of the model, of the KV pool and of the host tier.
+class ShardParts:
+    """A follower's shard of the model, of the KV pool and of the host tier.
 
     Attributes:
-        dtype: Of the model.
         store: None without a host tier.
+        dtype: Type of the model's activations.
     """
 
     model: Model
@@ -33,36 +33,36 @@ class Parts:
     device: torch.device
 
 
-class Work:
-    """Does what rank 0 says."""
+class FollowerLoop:
+    """Does the work that rank 0 sends."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ShardParts) -> None:
         self._parts = parts
 
     @torch.inference_mode()
-    def until_the_end(self, joined: Joined) -> None:
-        """Raises RankLost, WireError, and what a step raises."""
+    def until_the_end(self, joined: FollowerGroup) -> None:
+        """Works until rank 0 closes the connection. Raises RankLost, WireError, and errors of a step."""
         while (frame := joined.follower.next()) is not None:
             kind, content = frame
             answer = self._do(kind, content)
             if answer is not None:
-                joined.follower.reply(Kind.LOST, answer)
+                joined.follower.reply(FrameKind.LOST, answer)
             joined.started()
 
-    def _do(self, kind: Kind, content: bytearray) -> bytes | None:
+    def _do(self, kind: FrameKind, content: bytearray) -> bytes | None:
         attention, store = self._parts.attention, self._parts.store
         match kind:
-            case Kind.STEP:
+            case FrameKind.STEP:
                 self._step(unpack_step(content, self._parts.dtype, self._parts.device))
-            case Kind.COPY:
+            case FrameKind.COPY:
                 attention.copy(unpack_moves(content, 2))
-            case Kind.POISON:
+            case FrameKind.POISON:
                 attention.poison(unpack_moves(content, 1))
-            case Kind.SAVE | Kind.LOAD:
+            case FrameKind.SAVE | FrameKind.LOAD:
                 if store is None:
                     raise WireError("pages are to be swapped, and there is no host tier")
-                moves = unpack_moves(content, 2)
-                if kind is Kind.LOAD:
+                moves = unpack_moves(content, 3)
+                if kind is FrameKind.LOAD:
                     return pack_arrays(store.load(moves).astype(np.int32))
                 store.save(moves)
             case _:
@@ -78,10 +78,10 @@ class Work:
         self._parts.model.forward(ForwardBatch(tokens, positions, wanted, attention, plan, step.images))
 
 
-def follow(parts: Parts, joined: Joined) -> None:
-    """Until rank 0 ends. Raises RankLost, and what a step raises once rank 0 has been told of it."""
+def follow(parts: ShardParts, joined: FollowerGroup) -> None:
+    """Works until rank 0 ends. Errors are sent to rank 0 before they are raised."""
     try:
-        Work(parts).until_the_end(joined)
+        FollowerLoop(parts).until_the_end(joined)
     except RankLost as error:
         joined.follower.failed(str(error))
         raise

@@ -1,8 +1,8 @@
-"""How rank 0 finds its followers among all who connect.
+"""Finds a group's followers among all connections to rank 0.
 
-Others may, by mistake or not. So each has so long to show the group's token and to say which rank it is and what it
-runs, and all have that time together: who says little or nothing holds nobody up. Of who does not show the token
-nothing is read beyond the bytes where it should be.
+Other processes may connect too, by mistake or on purpose. So each connection has HELLO_SECONDS to show the group's
+token and its hello: its rank and the facts that all ranks must agree on. All connections wait at the same time, so a
+silent one delays none. From one without the token, nothing is read beyond the bytes where it should be.
 """
 
 import hmac
@@ -15,21 +15,34 @@ from contextlib import suppress
 from typing import Any
 
 from model.errors import RankLost
-from model.parallel.group import HELLO_SECONDS, START_SECONDS, TOKEN_BYTES, WORDS_SECONDS, Refused, Said
+from model.parallel.group import HELLO_SECONDS, START_SECONDS, TOKEN_BYTES, WORDS_SECONDS, FollowerRefused, Said
 from model.parallel.sockets import tune
-from model.parallel.wire import FORMAT, FRAME, MOST_WORDS, Kind, WireError, send, unpack_words
+from model.parallel.wire import FORMAT, FRAME, MOST_WORDS, FrameKind, WireError, send, unpack_words
 
 log = logging.getLogger("quire.ranks")
 
-MOST_CALLERS = 64  # that are listened to at once: the next one takes the place of the first
-LOOK_SECONDS = 0.1  # between two looks whether a rank will never come
+MOST_CALLERS = 64  # connections that are read at once: the next one takes the place of the oldest
+LOOK_SECONDS = 0.1  # interval of the checks for ended ranks
 
 
 def gather(
     listener: socket.socket, size: int, token: bytes, runs: Said, ended: Callable[[], str]
 ) -> list[socket.socket]:
-    """Connections of all ranks but 0, in their order. runs: what a follower must say that it runs, too. ended: why one
-    will never come, "" while all may. Raises RankLost, Refused.
+    """Waits for the followers.
+
+    Args:
+        listener: Socket that they connect to.
+        size: The number of ranks, with rank 0.
+        token: The group's token.
+        runs: Facts that a follower's hello must contain, as the model that it runs.
+        ended: Returns why a rank will never come, "" while all may.
+
+    Returns:
+        Connections of ranks 1 and up, in their order.
+
+    Raises:
+        RankLost: A rank has ended, or did not come in time.
+        FollowerRefused: A follower runs something else.
     """
     found: dict[int, socket.socket] = {}
     deadline = time.monotonic() + START_SECONDS
@@ -52,7 +65,11 @@ def gather(
 
 
 def _rank(connection: socket.socket, said: Said, missing: Sequence[int], runs: Said) -> int:
-    """Which one it is. Raises Refused for a follower that runs something else, with which there will be no group."""
+    """Returns the rank of a follower.
+
+    Raises:
+        FollowerRefused: The follower runs something else, so no group can be formed with it.
+    """
     rank: Any = said.get("rank")
     due = {"format": FORMAT, **runs}
     wrong = [f"{key} {said.get(key)}, {value} is due" for key, value in due.items() if said.get(key) != value]
@@ -63,23 +80,27 @@ def _rank(connection: socket.socket, said: Said, missing: Sequence[int], runs: S
     why = f"a follower has {'; '.join(wrong)}"
     with suppress(OSError):
         connection.settimeout(WORDS_SECONDS)
-        send(connection, Kind.REFUSED, why.encode())
+        send(connection, FrameKind.REFUSED, why.encode())
     connection.close()
-    raise Refused(why)
+    raise FollowerRefused(why)
 
 
 class Callers:
-    """Those who have connected and not yet said who they are, the first to come first."""
+    """Connections whose hello is not complete, the oldest first."""
 
     def __init__(self, listener: socket.socket, token: bytes) -> None:
         self._listener, self._token = listener, token
-        self._callers: list[Caller] = []
+        self._callers: list[HelloReader] = []
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
     def next(self, seconds: float) -> tuple[socket.socket, Said] | None:
-        """One who has the token and what it says of itself; None where nobody has said all within about so long."""
+        """Waits at most about `seconds` for a connection with the token and a complete hello.
+
+        Returns:
+            The connection and its hello. None where no hello is complete yet.
+        """
         ready = [key.data for key, _ in self._selector.select(seconds)]
         for caller in [caller for caller in self._callers if time.monotonic() > caller.until]:
             self._send_away(caller, f"it did not say who it is within {HELLO_SECONDS:g} s")
@@ -95,27 +116,27 @@ class Callers:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
-            return  # it has gone again
+            return  # it was closed before it was accepted
         tune(connection)
         connection.setblocking(False)
         if len(self._callers) == MOST_CALLERS:
             self._send_away(self._callers[0], f"{MOST_CALLERS} have come since, and it has not said who it is")
-        self._callers.append(caller := Caller(connection, self._token))
+        self._callers.append(caller := HelloReader(connection, self._token))
         self._selector.register(connection, selectors.EVENT_READ, caller)
 
-    def _heard(self, caller: "Caller") -> Said | None:
+    def _heard(self, caller: "HelloReader") -> Said | None:
         try:
             return caller.hear()
         except (OSError, WireError) as error:
             self._send_away(caller, str(error))
             return None
 
-    def _send_away(self, caller: "Caller", why: str) -> None:
+    def _send_away(self, caller: "HelloReader", why: str) -> None:
         log.warning("a connection was refused: %s", why)
         self._forget(caller)
         caller.connection.close()
 
-    def _forget(self, caller: "Caller") -> None:
+    def _forget(self, caller: "HelloReader") -> None:
         self._callers.remove(caller)
         self._selector.unregister(caller.connection)
 
@@ -125,8 +146,12 @@ class Callers:
         self._selector.close()
 
 
-class Caller:
-    """One who has connected. until: when it must have said all, on the monotonic clock."""
+class HelloReader:
+    """A connection whose hello is read.
+
+    Attributes:
+        until: Time by which the hello must be complete, in seconds of the monotonic clock.
+    """
 
     def __init__(self, connection: socket.socket, token: bytes) -> None:
         self.connection, self.until = connection, time.monotonic() + HELLO_SECONDS
@@ -134,7 +159,15 @@ class Caller:
         self._due = FRAME.size + TOKEN_BYTES
 
     def hear(self) -> Said | None:
-        """Reads what has come. What it says of itself, None while that is not all. Raises WireError, OSError."""
+        """Reads the bytes that have come.
+
+        Returns:
+            The hello. None while it is incomplete.
+
+        Raises:
+            WireError: The connection has ended, has no token, or sends no hello.
+            OSError: The connection failed.
+        """
         while len(self._said) < self._due:
             try:
                 some = self.connection.recv(self._due - len(self._said))
@@ -151,9 +184,9 @@ class Caller:
         return said
 
     def _checked(self) -> int:
-        """Of how many bytes its whole hello is. Raises WireError."""
+        """Checks the token, and returns the bytes of the whole hello. Raises WireError."""
         size, kind = FRAME.unpack_from(self._said)
         right = hmac.compare_digest(self._said[FRAME.size :], self._token)
-        if not right or kind != Kind.HELLO or not TOKEN_BYTES < size <= TOKEN_BYTES + MOST_WORDS:
+        if not right or kind != FrameKind.HELLO or not TOKEN_BYTES < size <= TOKEN_BYTES + MOST_WORDS:
             raise WireError("it comes without this group's token")
         return int(FRAME.size + size)

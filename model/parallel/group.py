@@ -1,7 +1,7 @@
-"""How the ranks of a group stay together: a socket from each follower to rank 0.
+"""Connections of a rank group: a socket from each follower to rank 0.
 
-Who connects shows the group's token, says which rank it is and what it runs; what does not fit is refused with the
-reason. Then whoever ends is missed at once: the other side of its socket sees it.
+A follower shows the group's token, its rank and the facts that must agree. A mismatch is refused with its reason. The
+end of a rank is seen at once, on the other side of its socket.
 """
 
 import errno
@@ -15,30 +15,44 @@ from typing import Any
 
 from model.errors import RankLost
 from model.parallel.sockets import connect
-from model.parallel.wire import FORMAT, MOST_BYTES, MOST_WORDS, Kind, WireError, pack_words, receive, send, unpack_words
+from model.parallel.wire import (
+    FORMAT,
+    MOST_BYTES,
+    MOST_WORDS,
+    FrameKind,
+    WireError,
+    pack_words,
+    receive,
+    send,
+    unpack_words,
+)
 
 TOKEN_BYTES = 32
-WORDS_SECONDS = 0.5  # that last words may take
-HELLO_SECONDS = 5.0  # that a connection may take to say who it is
-START_SECONDS = 600.0  # that a rank may take to load its part
+WORDS_SECONDS = 0.5  # for reading a rank's last words
+HELLO_SECONDS = 5.0  # for a connection's hello
+START_SECONDS = 600.0  # for a rank to load its shard
 CUT_OFF = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 LEADER_ENDED = "rank 0 has ended"
 
 Said = Mapping[str, Any]
 
 
-class Refused(ValueError):
-    """This rank is not wanted; says why."""
+class FollowerRefused(ValueError):
+    """Rank 0 refuses this follower. Says why."""
 
 
 class Leader:
-    """Rank 0's side of the group. followers: connections of ranks 1 and up. seconds: that one may take over a message
-    once all have started.
-    """
+    """Rank 0's side of the connections."""
 
     def __init__(self, followers: Sequence[socket.socket], seconds: float) -> None:
+        """Takes the connections over.
+
+        Args:
+            followers: Connections of ranks 1 and up.
+            seconds: Timeout of a message, once all have started.
+        """
         self._followers, self._seconds = list(followers), seconds
-        # The thread that watches reads last words where no other thread is reading.
+        # One lock a follower: the watch reads its last words on another thread than the one that waits for an answer.
         self._reading = [threading.Lock() for _ in followers]
         self._words: dict[int, str] = {}
         for follower in followers:
@@ -46,29 +60,29 @@ class Leader:
 
     @property
     def sockets(self) -> dict[int, socket.socket]:
-        """By rank."""
+        """Connections by rank."""
         return dict(enumerate(self._followers, 1))
 
     def exchange(self, said: Said) -> list[Said]:
-        """See `Ranks`."""
-        words = [said, *(unpack_words(self._answer(rank, Kind.SAID, MOST_WORDS)) for rank in self.sockets)]
-        self._send(Kind.HEARD, pack_words(words))
+        """Collects every rank's words and sends all to all. See `Ranks`."""
+        words = [said, *(unpack_words(self._answer(rank, FrameKind.SAID, MOST_WORDS)) for rank in self.sockets)]
+        self._send(FrameKind.HEARD, pack_words(words))
         return words
 
     def started(self) -> None:
-        """From now on nobody may take long."""
+        """Sets the timeout of messages to that of ranks at work."""
         for follower in self._followers:
             follower.settimeout(self._seconds)
 
-    def tell(self, kind: Kind, content: bytes) -> None:
-        """All followers. Raises RankLost."""
+    def broadcast(self, kind: FrameKind, content: bytes) -> None:
+        """Sends a frame to all followers. Raises RankLost."""
         self._send(kind, content)
 
-    def answers(self, kind: Kind) -> list[bytearray]:
-        """What each follower replies. Raises RankLost."""
+    def answers(self, kind: FrameKind) -> list[bytearray]:
+        """Waits for a frame of each follower, in the order of ranks. Raises RankLost."""
         return [self._answer(rank, kind, MOST_BYTES) for rank in self.sockets]
 
-    def _send(self, kind: Kind, content: bytes) -> None:
+    def _send(self, kind: FrameKind, content: bytes) -> None:
         for rank, follower in self.sockets.items():
             try:
                 send(follower, kind, content)
@@ -77,7 +91,7 @@ class Leader:
             except OSError as error:
                 raise RankLost(self.last_words(rank) or f"rank {rank} is gone: {error}") from None
 
-    def _answer(self, rank: int, kind: Kind, most: int) -> bytearray:
+    def _answer(self, rank: int, kind: FrameKind, most: int) -> bytearray:
         follower = self._followers[rank - 1]
         try:
             with self._reading[rank - 1]:
@@ -88,24 +102,28 @@ class Leader:
             raise RankLost(self._words.get(rank) or f"rank {rank} is gone: {error}") from None
         if frame is None:
             raise RankLost(self._words.get(rank) or f"rank {rank} has ended")
-        if frame[0] is Kind.FAILED:
+        if frame[0] is FrameKind.FAILED:
             raise RankLost(_failure(rank, frame[1]))
         if frame[0] is not kind:
             raise RankLost(f"rank {rank} says {frame[0].name}, {kind.name} is due")
         return frame[1]
 
     def last_words(self, rank: int) -> str:
-        """Of a follower that has closed its connection, "" where it has none, or another thread is reading them."""
+        """Returns the last words of a follower that has closed its connection.
+
+        Returns:
+            "" where it has none, or another thread is reading them.
+        """
         follower, reading = self._followers[rank - 1], self._reading[rank - 1]
         if not reading.acquire(timeout=WORDS_SECONDS):
             return ""
         try:
             follower.settimeout(WORDS_SECONDS)
             frame = receive(follower, MOST_WORDS)
-            if frame is not None and frame[0] is Kind.FAILED:
+            if frame is not None and frame[0] is FrameKind.FAILED:
                 self._words[rank] = _failure(rank, frame[1])
         except (OSError, WireError):
-            pass  # what it had to say cannot be read: there are no words
+            pass  # its last words cannot be read
         finally:
             reading.release()
         return self._words.get(rank, "")
@@ -125,42 +143,48 @@ class Follower:
 
     @staticmethod
     def join(address: str, rank: int, token: bytes, runs: Said) -> "Follower":
-        """runs: what it says that it runs. Raises OSError."""
+        """Connects to rank 0 and says hello; `runs` are the facts that must agree. Raises OSError."""
         connection = connect(address, HELLO_SECONDS)
         connection.settimeout(START_SECONDS)
-        send(connection, Kind.HELLO, token + pack_words({"format": FORMAT, "rank": rank, **runs}))
+        send(connection, FrameKind.HELLO, token + pack_words({"format": FORMAT, "rank": rank, **runs}))
         return Follower(connection)
 
     def exchange(self, said: Said) -> list[Said]:
-        """See `Ranks`."""
-        send(self.socket, Kind.SAID, pack_words(said))
-        return list(unpack_words(self.answer(Kind.HEARD)))
+        """Sends this rank's words and receives those of all. See `Ranks`."""
+        send(self.socket, FrameKind.SAID, pack_words(said))
+        return list(unpack_words(self.answer(FrameKind.HEARD)))
 
-    def answer(self, kind: Kind) -> bytearray:
-        """Of rank 0, before the first step. Raises Refused, RankLost."""
+    def answer(self, kind: FrameKind) -> bytearray:
+        """Receives rank 0's answer, before the first step.
+
+        Raises:
+            FollowerRefused: Rank 0 refuses this follower.
+            RankLost: Rank 0 has ended.
+            WireError: The answer is of another kind.
+        """
         frame = receive(self.socket, MOST_WORDS)
         if frame is None:
             raise RankLost(LEADER_ENDED)
-        if frame[0] is Kind.REFUSED:
-            raise Refused(frame[1].decode(errors="replace"))
+        if frame[0] is FrameKind.REFUSED:
+            raise FollowerRefused(frame[1].decode(errors="replace"))
         if frame[0] is not kind:
             raise WireError(f"rank 0 says {frame[0].name}, {kind.name} is due")
         return frame[1]
 
-    def next(self) -> tuple[Kind, bytearray] | None:
-        """Work, None where there will be no more."""
+    def next(self) -> tuple[FrameKind, bytearray] | None:
+        """Waits for work. None once rank 0 has ended."""
         self.socket.settimeout(None)
         with suppress(ConnectionError):
             return receive(self.socket)
         return None
 
-    def reply(self, kind: Kind, content: bytes) -> None:
+    def reply(self, kind: FrameKind, content: bytes) -> None:
         send(self.socket, kind, content)
 
     def failed(self, why: str) -> None:
-        """Last words."""
+        """Sends why this rank ends, as its last words."""
         with suppress(OSError):
-            send(self.socket, Kind.FAILED, why.encode()[:MOST_WORDS])
+            send(self.socket, FrameKind.FAILED, why.encode()[:MOST_WORDS])
 
     def close(self) -> None:
         self.socket.close()
@@ -170,11 +194,11 @@ def _failure(rank: int, words: bytearray) -> str:
     return f"rank {rank} has failed: {words.decode(errors='replace')}"
 
 
-class Watch:
-    """A thread that misses ranks: those whose connection closes, at once; those that show no sign of life for so many
-    seconds. lives: see `Collective`. lost: is told once. last_words: of a rank whose connection has closed.
+class RankWatch:
+    """A thread that notices lost ranks.
 
-    Silence is counted in its own turns, so that a machine that slept does not take the others for dead.
+    A rank whose connection closes is lost at once. One without a sign of life is lost after a timeout. Silence is
+    counted in turns of this thread, so that a machine that slept does not take the others for dead.
     """
 
     TURN = 0.25  # seconds
@@ -187,22 +211,32 @@ class Watch:
         lives: Callable[[], Sequence[int]],
         last_words: Callable[[int], str],
     ) -> None:
+        """Starts the thread.
+
+        Args:
+            sockets: Connections by rank.
+            lost: Called once with the reason.
+            seconds: Silence after which a rank is lost.
+            lives: Returns signs of life by rank, as `Collective.lives`.
+            last_words: Returns the last words of a rank whose connection has closed.
+        """
         self._sockets, self._lost, self._seconds, self._lives = dict(sockets), lost, seconds, lives
         self._last_words = last_words
         self._hears = False
         self._silent: dict[int, tuple[int, int]] = {}  # by rank: last sign, turns since
         self._ended, self._end = socket.socketpair()
-        self._lives()  # a first sign now: who stops before its first turn is missed too
+        self._lives()  # a first sign now, so that a rank that stops before its first turn is noticed too
         self._thread = threading.Thread(target=self._run, name="quire-ranks", daemon=True)
         self._thread.start()
 
     def hear(self) -> None:
-        """From now on silence counts: whoever loads a model or compiles may be silent for long."""
+        """Starts to count silence. Before, ranks load models or compile, and may be silent for long."""
         self._hears = True
 
     def close(self) -> None:
-        """Nobody is missed any more."""
+        """Stops the thread; no rank is reported any more."""
         self._end.close()
+        # `lost` may close the group on this thread, which cannot wait for itself.
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self._ended.close()

@@ -1,4 +1,7 @@
-"""What rank 0 does, told to the others before it does it: steps of its model, moves of pages."""
+"""Rank 0's side of steps and page moves: each is sent to the followers before rank 0 does it.
+
+The order matters. In a step, rank 0 waits for the followers in its collectives, so they must have started.
+"""
 
 import logging
 from dataclasses import dataclass, replace
@@ -12,90 +15,102 @@ from model.attention.backend import AttentionBackend, StepShape
 from model.errors import RankLost
 from model.forward import ForwardBatch, ForwardOutput, ImageEncoder, Model
 from model.page_store import Store
-from model.parallel.members import Led
+from model.parallel.members import RankGroup
 from model.parallel.steps import pack_step, unpack_moves
-from model.parallel.wire import Kind, pack_arrays
+from model.parallel.wire import FrameKind, pack_arrays
 
 log = logging.getLogger("quire.ranks")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LedPlan:
-    """shape: of the step, which others plan for themselves. own: rank 0's plan."""
+class RankGroupPlan:
+    """Plan of a step in a rank group.
+
+    Attributes:
+        shape: Shape of the step, from which each follower makes its own plan.
+        own: Rank 0's plan.
+    """
 
     shape: StepShape
     own: Any
 
 
-class LedAttention:
+class RankGroupAttention:
     """`AttentionBackend` over rank 0's own and those of its followers."""
 
-    def __init__(self, own: AttentionBackend, group: Led) -> None:
+    def __init__(self, own: AttentionBackend, group: RankGroup) -> None:
         self.own, self._group, self.name = own, group, own.name
 
-    def plan(self, shape: StepShape) -> LedPlan:
-        return LedPlan(shape, self.own.plan(shape))
+    def plan(self, shape: StepShape) -> RankGroupPlan:
+        return RankGroupPlan(shape, self.own.plan(shape))
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, plan: LedPlan) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor, plan: RankGroupPlan) -> None:
         self.own.write(layer, keys, values, plan.own)
 
-    def attend(self, layer: int, queries: Tensor, plan: LedPlan) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, plan: RankGroupPlan) -> Tensor:
         return self.own.attend(layer, queries, plan.own)
 
     def copy(self, pages: NDArray[np.int32]) -> None:
-        self._group.tell(Kind.COPY, pack_arrays(pages))
+        self._group.broadcast(FrameKind.COPY, pack_arrays(pages))
         self.own.copy(pages)
 
-    def export(self, pages: NDArray[np.int32]) -> Tensor:
-        """Of rank 0's part."""
-        return self.own.export(pages)
+    def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:
+        """Returns rank 0's part of the pages."""
+        return self.own.export(pages, groups)
 
-    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
-        self.own.import_pages(pages, content)
+    def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:
+        self.own.import_pages(pages, groups, content)
 
     def poison(self, pages: NDArray[np.int32]) -> None:
-        self._group.tell(Kind.POISON, pack_arrays(pages))
+        self._group.broadcast(FrameKind.POISON, pack_arrays(pages))
         self.own.poison(pages)
 
 
-class LedStore:
-    """`Store` of rank 0's parts of pages and of those of its followers."""
+class RankGroupStore:
+    """`Store` over rank 0's parts of pages and those of its followers."""
 
-    def __init__(self, own: Store, group: Led) -> None:
+    def __init__(self, own: Store, group: RankGroup) -> None:
         self._own, self._group = own, group
 
     def save(self, moves: NDArray[np.int32]) -> None:
-        self._group.tell(Kind.SAVE, pack_arrays(moves))
+        self._group.broadcast(FrameKind.SAVE, pack_arrays(moves))
         self._own.save(moves)
 
     def load(self, moves: NDArray[np.int32]) -> NDArray[np.int32]:
-        """What any rank has lost is lost."""
-        self._group.tell(Kind.LOAD, pack_arrays(moves))
-        lost = [self._own.load(moves), *(unpack_moves(said, 1) for said in self._group.answers(Kind.LOST))]
+        """Loads pages on all ranks. A page that one rank has lost is lost."""
+        self._group.broadcast(FrameKind.LOAD, pack_arrays(moves))
+        lost = [self._own.load(moves), *(unpack_moves(said, 1) for said in self._group.answers(FrameKind.LOST))]
         return np.unique(np.concatenate(lost))
 
 
-class LedModel:
-    """`Model` of all ranks, over a `LedAttention`."""
+class RankGroupModel:
+    """`Model` of all ranks, over a `RankGroupAttention`.
 
-    def __init__(self, own: Model, group: Led, page_size: int) -> None:
-        self._own, self._group, self._page_size = own, group, page_size
+    Attributes:
+        own: This rank's part of the model.
+    """
+
+    def __init__(self, own: Model, group: RankGroup, page_size: int) -> None:
+        self.own, self._group, self._page_size = own, group, page_size
 
     @property
     def vision(self) -> ImageEncoder | None:
-        return self._own.vision
+        return self.own.vision
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Raises RankLost, whatever goes wrong: the others wait in the middle of the step, and none of it can be run
-        again.
+        """Computes a step on all ranks.
+
+        Raises:
+            RankLost: Any rank failed. The other ranks wait in the middle of the step, so no part of it can be run
+                again.
         """
-        if not isinstance(batch.attention, LedAttention):
+        if not isinstance(batch.attention, RankGroupAttention):
             raise TypeError(f"rank 0 leads over its group's attention, not over {batch.attention.name}")
         if self._group.lost is not None:
             raise RankLost(self._group.lost)
         try:
-            self._group.tell(Kind.STEP, pack_step(batch, batch.plan.shape, self._page_size))
-            return self._own.forward(replace(batch, attention=batch.attention.own, plan=batch.plan.own))
+            self._group.broadcast(FrameKind.STEP, pack_step(batch, batch.plan.shape, self._page_size))
+            return self.own.forward(replace(batch, attention=batch.attention.own, plan=batch.plan.own))
         except RankLost as error:
             self._group.fail(str(error))
             raise

@@ -1,10 +1,11 @@
-"""Which part of a model a rank has: some of the heads, of the inner columns of MLPs, of the rows of the output layer.
+"""The part of a model that a rank has: heads, inner columns of MLPs, rows of the output layer.
 
-The division of Megatron-LM (Shoeybi et al., 2019): products that widen have a part of their outputs, those that narrow
-again a part of their inputs, so that what the ranks make needs adding up once for each attention and each MLP.
+The division is that of Megatron-LM (Shoeybi et al., 2019). Products that widen are divided by outputs, those that
+narrow again by inputs. So the ranks' results are added up once for each attention and each MLP.
 """
 
 from dataclasses import dataclass, replace
+from math import lcm
 
 from model.config import ModelConfig
 
@@ -13,53 +14,84 @@ GRAINS = (32, 16, 2, 1)  # columns that stay together where there are enough: ke
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """rank: 0 .. size - 1."""
+    """The part of one rank.
+
+    Attributes:
+        rank: 0 .. size - 1.
+        size: The number of ranks.
+        grain: Columns that stay together in `part`, as the blocks of a weight format.
+    """
 
     rank: int = 0
     size: int = 1
+    grain: int = 1
 
-    def check(self, config: ModelConfig) -> None:
-        """Raises ValueError where the heads of a model cannot be divided among so many ranks."""
-        can = [size for size in range(1, config.heads + 1) if _divides(config, size)]
+    def check(self, config: ModelConfig, queries: int = 1, keys: int = 1, why: str = "") -> None:
+        """Checks that the heads of a model can be divided among the ranks.
+
+        Args:
+            config: Configuration of the model, undivided.
+            queries: The elements of a rank's heads are a multiple of this.
+            keys: The elements of its KV heads are a multiple of this.
+            why: Reason for these multiples, appended to the error.
+
+        Raises:
+            ValueError: They cannot. The message names the degrees that can be.
+        """
+        can = [size for size in range(1, config.heads + 1) if _divides(config, size, queries, keys)]
         if self.size not in can:
             degrees = " or ".join([", ".join(map(str, can[:-1])), str(can[-1])]) if len(can) > 1 else "1"
             raise ValueError(
                 f"--tensor-parallel is {self.size}: the model has {config.heads} heads over {config.kv_heads} of keys "
-                f"and values; {degrees} can be"
+                f"and values{why}; {degrees} can be"
             )
 
     def of(self, config: ModelConfig) -> ModelConfig:
-        """What the rank's attention is made of: its heads, and those of keys and values that they read."""
+        """Returns the configuration of the rank's attention: its heads, and the KV heads that they read."""
         return replace(config, heads=config.heads // self.size, kv_heads=max(1, config.kv_heads // self.size))
 
     def queries(self, config: ModelConfig) -> slice:
-        """Of the elements of all heads, those of the rank's."""
+        """Returns the rank's elements among those of all query heads."""
         width = config.heads // self.size * config.head_dim
         return slice(self.rank * width, (self.rank + 1) * width)
 
     def keys(self, config: ModelConfig) -> slice:
-        """Of the elements of all heads of keys. Where there are more ranks than heads, several have the same one."""
+        """Returns the rank's elements among those of all KV heads.
+
+        With more ranks than heads, several have the same.
+        """
         heads = max(1, config.kv_heads // self.size)
         first = self.rank * config.kv_heads // self.size
         return slice(first * config.head_dim, (first + heads) * config.head_dim)
 
     def qkv(self, config: ModelConfig) -> list[slice]:
-        """Of the outputs of a product for queries, keys and values, in this order."""
+        """Returns the rank's outputs of a product for queries, keys and values, in this order."""
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         mine = self.keys(config)
         return [self.queries(config), _moved(mine, queries), _moved(mine, queries + keys)]
 
     def part(self, count: int) -> slice:
-        """Of so many columns. Raises ValueError where there are fewer than ranks."""
-        if count < self.size:
-            raise ValueError(f"--tensor-parallel is {self.size}: {count} columns cannot be divided among so many")
-        grain = next(grain for grain in GRAINS if -(-count // grain) >= self.size)
+        """Returns the rank's part of `count` columns.
+
+        Raises ValueError where there are fewer blocks of them than ranks.
+        """
+        if -(-count // self.grain) < self.size:
+            together = f" in blocks of {self.grain}" if self.grain > 1 else ""
+            raise ValueError(
+                f"--tensor-parallel is {self.size}: {count} columns{together} cannot be divided among them"
+            )
+        grains = [lcm(grain, self.grain) for grain in GRAINS]
+        grain = next(grain for grain in grains if -(-count // grain) >= self.size)
         blocks = -(-count // grain)
         first, last = (blocks * rank // self.size * grain for rank in (self.rank, self.rank + 1))
         return slice(first, min(last, count))
 
+    def parts(self, count: int) -> list[slice]:
+        """Returns `part` of every rank, by rank."""
+        return [replace(self, rank=rank).part(count) for rank in range(self.size)]
+
     def gated(self, width: int) -> list[slice]:
-        """Of the outputs of a product for gates and what they open, `width` each."""
+        """Returns the rank's outputs of a product for gates and the `width` outputs that they multiply."""
         mine = self.part(width)
         return [mine, _moved(mine, width)]
 
@@ -68,6 +100,10 @@ def _moved(part: slice, by: int) -> slice:
     return slice(part.start + by, part.stop + by)
 
 
-def _divides(config: ModelConfig, size: int) -> bool:
+def _divides(config: ModelConfig, size: int, queries: int, keys: int) -> bool:
+    if size == 1:
+        return True  # nothing is cut
     shared = config.kv_heads % size == 0 or size % config.kv_heads == 0
-    return config.heads % size == 0 and shared
+    own = Shard(0, size).of(config)
+    whole = own.heads * own.head_dim % queries == 0 and own.kv_heads * own.head_dim % keys == 0
+    return config.heads % size == 0 and shared and whole

@@ -1,7 +1,7 @@
-"""Sockets between ranks, and their addresses as gRPC writes them.
+"""Sockets between ranks, with addresses as gRPC writes them.
 
-An address is HOST:PORT, an IPv6 host in brackets, or `unix-abstract:NAME` for processes of one machine: a name of Linux
-that is no file, so that nothing of it stays, whoever is killed. Any user of the machine can connect to it.
+An address is HOST:PORT, an IPv6 host in brackets, or `unix-abstract:NAME` for processes of one machine. The latter is a
+name of Linux that is no file, so it vanishes with its processes. Any user of the machine can connect to it.
 """
 
 import os
@@ -9,7 +9,7 @@ import secrets
 import socket
 
 LOCAL = "unix-abstract:"
-ALIVE = {  # asked after so many seconds without a word, again each second, given up after so many questions
+ALIVE = {  # TCP keepalive: seconds of silence before the first probe, seconds between probes, probes without answer
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5))
     if hasattr(socket, name)
@@ -17,23 +17,23 @@ ALIVE = {  # asked after so many seconds without a word, again each second, give
 
 
 def new_local() -> str:
-    """An address that nobody has."""
+    """Returns a local address that no process has."""
     return f"{LOCAL}quire-ranks-{secrets.token_hex(8)}"
 
 
 def host_port(host: str, port: int) -> str:
-    """host: a name or an address of either kind, without brackets."""
+    """Joins a host and a port; an IPv6 host comes without brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split(address: str) -> tuple[str, int]:
-    """The host, without brackets, and the port of an address that has them."""
+    """Splits an address into its host, without brackets, and its port."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def listen(address: str) -> socket.socket:
-    """address: with port 0, any. Raises OSError."""
+    """Opens a listening socket; port 0 takes a free port. Raises OSError."""
     if address.startswith(LOCAL):
         listener = socket.socket(socket.AF_UNIX)
         listener.bind("\0" + address.removeprefix(LOCAL))
@@ -44,13 +44,13 @@ def listen(address: str) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """What `connect` finds it under."""
+    """Returns the address that `connect` reaches a listener under."""
     name = listener.getsockname()
     return LOCAL + os.fsdecode(name[1:]) if listener.family == socket.AF_UNIX else host_port(name[0], name[1])
 
 
 def connect(address: str, seconds: float) -> socket.socket:
-    """seconds: that another machine may take. Raises OSError."""
+    """Connects to an address; another machine may take `seconds`. Raises OSError."""
     if address.startswith(LOCAL):
         connection = socket.socket(socket.AF_UNIX)
         connection.connect("\0" + address.removeprefix(LOCAL))
@@ -61,8 +61,10 @@ def connect(address: str, seconds: float) -> socket.socket:
 
 
 def tune(connection: socket.socket) -> None:
-    """Of TCP: steps do not wait for the answer to the one before, which never comes; and a machine that is cut off is
-    seen by who waits for it.
+    """Sets TCP options: no delay of small writes, and keepalive.
+
+    Steps get no answer, so Nagle's algorithm would hold each back for the one before. Keepalive shows a machine that is
+    cut off.
     """
     if connection.family == socket.AF_UNIX:
         return

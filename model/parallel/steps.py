@@ -1,8 +1,8 @@
-"""A forward pass as bytes: what rank 0 has packed for its own model, for those of the others.
+"""A forward pass as bytes: rank 0 packs its batch for the followers.
 
-Followers get no plan and mirror no rows: all that they remember is the KV in their pages. So a step that is run again,
-in halves or from the start, a probe and a search that goes back are to them steps as any other. The page tables of
-the sequences at work are sent each time; 4 bytes for each of their pages.
+Followers get no plan and keep no rows: their only state is the KV in their pages. So these are ordinary steps to them:
+one that is run again, in halves or from the start, a probe, a beam search that goes back. The page tables of the
+sequences at work are sent each time, 4 bytes a page.
 """
 
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from model.parallel.wire import WireError, pack_arrays, unpack_arrays
 
 INT32, INT64, FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 LAYOUT = ((INT64, 1), (INT64, 1), (INT32, 2), (INT64, 2), (INT64, 2), (INT32, 3), (INT64, 1))
-IMAGES = ((INT64, 1), (FLOAT32, 2))
-"""dtype and dimensions of the arrays of a step, and of those that follow where it has images."""
+IMAGES = ((INT64, 1), (FLOAT32, 3))
+"""Dtype and dimensions of a step's arrays, and of those that follow if it has images, in the order of `pack_step`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What a follower computes.
+    """One forward pass of a follower.
 
     Attributes:
         tokens: [tokens] int64.
         positions: [axes, tokens] int64.
         wanted: [m] int64. Packed offsets of the tokens whose logits are needed.
-        shape: Where the tokens stand. Its rows are numbered as its slices.
+        shape: Places of the tokens. Its rows are numbered as its slices.
         images: Features of images, None without images.
     """
 
@@ -45,7 +45,7 @@ def pack_step(batch: ForwardBatch, shape: StepShape, page_size: int) -> bytes:
 
     Args:
         batch: Tensors on any device.
-        shape: Of the same step, with rows of any number.
+        shape: Shape of the same step, with rows of any number.
         page_size: Tokens of a page.
     """
     rows, ends = shape.slices[:, 0], shape.slices[:, 1] + shape.slices[:, 2]
@@ -57,35 +57,52 @@ def pack_step(batch: ForwardBatch, shape: StepShape, page_size: int) -> bytes:
         more = [images.places.cpu().numpy(), images.features.float().cpu().numpy()]
     return pack_arrays(
         batch.tokens.cpu().numpy(), batch.wanted.cpu().numpy(), slices, batch.positions.cpu().numpy(),
-        shape.slots.astype(INT64), shape.tables[:, rows, :pages].astype(INT32), shape.whole.astype(INT64), *more,
+        shape.slots.astype(INT64), shape.tables[:, rows, :pages].astype(INT32), shape.bidirectional.astype(INT64),
+        *more,
     )  # fmt: skip
 
 
 def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) -> Step:
-    """dtype: of features of images. Raises WireError."""
+    """Unpacks a step.
+
+    Args:
+        content: Bytes of `pack_step`.
+        dtype: Type of the features of images.
+        device: Device of the features.
+
+    Raises:
+        WireError: The arrays are not those of a step, or do not fit together.
+    """
     arrays = unpack_arrays(content)
     due = LAYOUT if len(arrays) == len(LAYOUT) else LAYOUT + IMAGES
     if [(array.dtype, array.ndim) for array in arrays] != list(due):
         raise WireError(f"a step has arrays of {[(str(array.dtype), array.ndim) for array in arrays]}")
-    tokens, wanted, slices, positions, slots, tables, whole = arrays[: len(LAYOUT)]
+    tokens, wanted, slices, positions, slots, tables, bidirectional = arrays[: len(LAYOUT)]
     _check(slices.shape[1] == 3, "slices", slices)
     _check(positions.shape[1] == len(tokens) == slots.shape[1] == slices[:, 2].sum(), "positions", positions)
     _check(tables.shape[:2] == (len(slots), len(slices)), "tables", tables)
     _check(len(positions) > 0, "positions", positions)
-    _check(len(whole) == len(slices), "whole", whole)
+    _check(len(bidirectional) == len(slices), "bidirectional", bidirectional)
     _check(bool(((wanted >= 0) & (wanted < len(tokens))).all()), "wanted", wanted)
     images = None
     if len(arrays) > len(LAYOUT):
         places, features = arrays[len(LAYOUT) :]
-        _check(len(places) == len(features), "features", features)
+        _check(len(places) == features.shape[1] and len(features) > 0, "features", features)
         images = ImageFeatures(
             torch.from_numpy(places).to(device), torch.from_numpy(features).to(device=device, dtype=dtype)
         )
-    return Step(tokens, positions, wanted, StepShape(slices, positions[0], slots, tables, whole), images)
+    return Step(tokens, positions, wanted, StepShape(slices, positions[0], slots, tables, bidirectional), images)
 
 
 def unpack_moves(content: bytearray, width: int) -> NDArray[np.int32]:
-    """int32 [n, width], or [n] for a width of 1. Raises WireError."""
+    """Unpacks page moves.
+
+    Returns:
+        [n, width] int32, or [n] for a width of 1.
+
+    Raises:
+        WireError: The bytes are something else.
+    """
     arrays = unpack_arrays(content)
     if len(arrays) != 1 or arrays[0].dtype != INT32 or arrays[0].shape[1:] != ((width,) if width > 1 else ()):
         raise WireError(f"pages are {[array.shape for array in arrays]}, {width} columns are due")

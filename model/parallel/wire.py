@@ -1,8 +1,8 @@
-"""What ranks send each other over a socket: frames of one kind of message each, made of arrays or of JSON.
+"""Frames that ranks send over sockets, made of arrays or of JSON.
 
-A frame is the number of its bytes (uint32), its kind (uint8), its bytes. Arrays in it: how many there are (uint8), for
-each dtype and dimensions (uint8) and their sizes (uint32), then their bytes, each from a multiple of 8 on. All numbers
-are little-endian. Nothing here makes an object of what it reads but numbers, arrays and text.
+A frame is the number of its bytes (uint32), its kind (uint8), its bytes. Arrays in it begin with their number (uint8).
+For each follow its dtype and dimensions (uint8) and its sizes (uint32). Then come their bytes, each array at a multiple
+of 8. All numbers are little-endian. Reading makes numbers, arrays and text, and no other objects.
 """
 
 import json
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = 1  # changes with any of this
-MOST_BYTES = 2**30  # of a step: its features of images are the largest
-MOST_WORDS = 2**16  # of what is said in JSON
+FORMAT = 1  # changes with any of these formats
+MOST_BYTES = 2**30  # bytes of a step's frame: its features of images are the largest
+MOST_WORDS = 2**16  # bytes of JSON
 
 DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "<f4"))
 MOST_DIMENSIONS = 3
@@ -28,23 +28,34 @@ class WireError(ValueError):
     """Bytes that no Quire of this version sends."""
 
 
-class Kind(IntEnum):
-    """HELLO: a rank's token and who it is. WELCOME, REFUSED: the answer. SAID: its part of what all tell each other;
-    HEARD: everybody's. STEP, COPY, POISON, SAVE, LOAD: work for followers. LOST: pages that a LOAD did not find.
-    FAILED: the last words of a rank.
-    """
+class FrameKind(IntEnum):
+    """Kinds of frames."""
 
-    HELLO, WELCOME, REFUSED, SAID, HEARD, STEP, COPY, POISON, SAVE, LOAD, LOST, FAILED = range(1, 13)
+    HELLO = 1  # follower: the group's token, its rank and the facts that must agree
+    WELCOME = 2  # rank 0: the collective to join
+    REFUSED = 3  # rank 0: why the follower is refused
+    SAID = 4  # follower: its part of an exchange
+    HEARD = 5  # rank 0: all parts of an exchange
+    STEP = 6  # rank 0: a forward pass, no answer
+    COPY = 7  # rank 0: pages to copy, no answer
+    POISON = 8  # rank 0: pages to fill with NaN, no answer
+    SAVE = 9  # rank 0: pages to save in the host tier, no answer
+    LOAD = 10  # rank 0: pages to load, answered by LOST
+    LOST = 11  # follower: pages that a LOAD did not restore
+    FAILED = 12  # follower: why it ends
 
 
-def send(to: socket.socket, kind: Kind, content: bytes = b"") -> None:
-    """Raises OSError."""
+def send(to: socket.socket, kind: FrameKind, content: bytes = b"") -> None:
+    """Sends a frame. Raises OSError."""
     to.sendall(FRAME.pack(len(content), kind) + content)
 
 
-def receive(source: socket.socket, most: int = MOST_BYTES) -> tuple[Kind, bytearray] | None:
-    """The next frame; None where the other side has ended. Raises WireError for one of more than `most` bytes or of no
-    kind, and for one that is cut off; OSError.
+def receive(source: socket.socket, most: int = MOST_BYTES) -> tuple[FrameKind, bytearray] | None:
+    """Receives the next frame. None where the other side has closed the connection.
+
+    Raises:
+        WireError: The frame has more than `most` bytes, an unknown kind, or is cut off.
+        OSError: The connection failed.
     """
     head = _exactly(source, FRAME.size)
     if not head:
@@ -53,7 +64,7 @@ def receive(source: socket.socket, most: int = MOST_BYTES) -> tuple[Kind, bytear
     if size > most:
         raise WireError(f"a message has {size} bytes, at most {most} are due")
     try:
-        known = Kind(kind)
+        known = FrameKind(kind)
     except ValueError:
         raise WireError(f"a message is of kind {kind}, which there is not") from None
     content = _exactly(source, size)
@@ -63,7 +74,7 @@ def receive(source: socket.socket, most: int = MOST_BYTES) -> tuple[Kind, bytear
 
 
 def _exactly(source: socket.socket, size: int) -> bytearray:
-    """So many bytes; none where the other side ended before the first."""
+    """Receives `size` bytes; none where the other side closed the connection before the first."""
     content = bytearray(size)
     view, have = memoryview(content), 0
     while have < size:
@@ -81,7 +92,7 @@ def pack_words(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bytes
 
 
 def unpack_words(content: bytes | bytearray) -> Any:
-    """Raises WireError."""
+    """Parses JSON. Raises WireError."""
     try:
         return json.loads(content.decode())
     except ValueError:
@@ -89,7 +100,7 @@ def unpack_words(content: bytes | bytearray) -> Any:
 
 
 def pack_arrays(*arrays: NDArray) -> bytes:
-    """Of int32, int64 and float32, in up to three dimensions."""
+    """Packs arrays of int32, int64 and float32, in up to three dimensions."""
     head, bodies = [COUNT.pack(len(arrays))], []
     for array in arrays:
         head.append(ARRAY.pack(DTYPES.index(array.dtype), array.ndim))
@@ -99,7 +110,7 @@ def pack_arrays(*arrays: NDArray) -> bytes:
 
 
 def unpack_arrays(content: bytearray) -> list[NDArray]:
-    """They lie in `content`. Raises WireError."""
+    """Unpacks arrays, without copying: they refer to `content`. Raises WireError."""
     try:
         (count,), at, shapes = COUNT.unpack_from(content), COUNT.size, []
         for _ in range(count):

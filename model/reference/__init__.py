@@ -1,1 +1,4 @@
-"""The reference back end: torch, layer by layer, on any device. The others are tested against it."""
+"""Reference back end: torch, layer by layer, on any device. Other back ends are tested against it.
+
+Holds attention in plain torch and no kernels.
+"""

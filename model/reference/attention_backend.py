@@ -1,10 +1,11 @@
-"""Paged attention in plain torch: runs anywhere, and is what the tuned back ends are checked against.
+"""Paged attention in plain torch: runs on any device, and tuned back ends are checked against it.
 
-Queries are cut into tiles and keys into blocks at fixed absolute positions, and each (tile, block) is one product of
-fixed shape. So the bits of a query's result depend on nothing but its own sequence: not on the batch, the chunk it came
-in, the page size or where its pages lie. (torch.bmm gives each matrix of a batch the same bits for any number of
-matrices, where each is whole multiples of 16 bytes, but not for any number of rows in a matrix; seen with torch 2.13 on
-AVX-512.) The price is that a decode computes a whole tile.
+Queries are cut into tiles and keys into blocks at fixed absolute positions. Each (tile, block) is one product of fixed
+shape. So the bits of a query's result depend on its own sequence alone: not on the batch, the chunk of a prefill, the
+page size or the place of pages. The price is that a decode computes a whole tile.
+
+torch.bmm gives each matrix of a batch the same bits for any number of matrices, where each is whole multiples of 16
+bytes. It does not for any number of rows in a matrix (seen with torch 2.13 on AVX-512).
 
 Softmax is the online form of Milakov and Gimelshein, 2018, block by block in order of position.
 """
@@ -17,22 +18,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cache_manager.layout import MOST_TOKENS, KVLayout
+from cache_manager.layout import MOST_TOKENS, KVLayout, KVShape, LayerGroup
 from model.attention.backend import StepShape
-from model.kv_pool import KVPool
 from model.layers import soft_capped
+from model.reference.row_pool import RowPool
 
 BLOCK = 128  # keys in a block
-TILE_ROWS = 8  # queries x heads of a group in a tile, about: fewer waste less of a decode, more read keys less often
+TILE_ROWS = 8  # about queries x heads of a group in a tile: fewer waste less of a decode, more read keys less often
 
 
 LEAST = torch.finfo(torch.float32).min  # below any score: a query may see nothing of the first block of its tile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Keys:
-    """One block of keys for each of the first tiles. positions: [tiles, BLOCK]. hidden: [tiles, rows, BLOCK], True
-    where a query must not look; None where all may.
+class _KeyBlock:
+    """One block of keys for each of the first tiles.
+
+    Attributes:
+        positions: [tiles, BLOCK] int64. Positions of the keys.
+        hidden: [tiles, rows, BLOCK] bool. True where a query must not see the key; None where all see all.
     """
 
     positions: NDArray[np.int64]
@@ -41,24 +45,72 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tiles:
-    """How the queries of a step are cut, for layers with the same window. Tiles that see more blocks come first.
+    """Tiles of a step's queries, for layers with the same window. Tiles that see more blocks come first.
 
-    row: [tiles] batch row. gather: [tiles x tile] packed index of each query place, tokens where there is none.
-    scatter: [tokens] query place of each packed token.
+    Attributes:
+        row: [tiles] int64. Batch row.
+        gather: [tiles x tile] int64. Packed index of each query place; the number of tokens where it has no query.
+        scatter: [tokens] int64. Query place of each packed token.
+        blocks: Blocks of keys; the i-th is of the tiles that see more than i blocks.
     """
 
     row: NDArray[np.int64]
     gather: Tensor
     scatter: Tensor
-    blocks: tuple[_Keys, ...]
+    blocks: tuple[_KeyBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How queries are cut into tiles. Layer groups with the same cut share tiles.
+
+    Attributes:
+        window: Window of the layers.
+        shared: Query heads of a KV head.
+        tile: Tokens of a tile.
+    """
+
+    window: int | None
+    shared: int
+    tile: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One layer group.
+
+    Attributes:
+        shape: KV of its layers.
+        scale: Factor of scores.
+        cut: Cut of its queries.
+    """
+
+    shape: KVShape
+    scale: float
+    cut: _Cut
+
+    @staticmethod
+    def of(group: LayerGroup, heads: int, scale: float | None) -> "_Group":
+        """Returns the entry of a layer group, for `heads` query heads."""
+        shared = heads // group.shape.heads
+        # Whole 16 bytes in each matrix: MKL's product has other bits for one of a batch that starts elsewhere.
+        whole = 4 // math.gcd(shared, 4)
+        tile = -(-max(1, TILE_ROWS // shared) // whole) * whole
+        return _Group(group.shape, scale or group.shape.key_dim**-0.5, _Cut(group.window, shared, tile))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GroupPlan:
-    """For one layer group. slots: [tokens] of the step's own KV. keys: by block, [tiles x BLOCK] slots."""
+    """Plan of one layer group.
+
+    Attributes:
+        tiles: Tiles of the queries.
+        own: [tokens] int64. Places of the step's own KV in the pool.
+        keys: By block, [tiles x BLOCK] int64. Places of its keys.
+    """
 
     tiles: _Tiles
-    slots: Tensor
+    own: Tensor
     keys: tuple[Tensor, ...]
 
 
@@ -66,9 +118,7 @@ ReferencePlan = tuple[_GroupPlan, ...]
 
 
 class ReferenceAttention:
-    """`AttentionBackend` for models whose queries, keys and values are alike in all layers. dtype: of the KV, as in
-    `KVPool`. scale: of the scores, 1 / sqrt(head_dim) unless told. soft_cap: scores then stay within it, by tanh.
-    """
+    """`AttentionBackend` for KV of any shape, with equally many query heads in all layers."""
 
     name = "reference"
 
@@ -82,39 +132,42 @@ class ReferenceAttention:
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
-        self._scale, self._soft_cap = scale or layout.head_dim**-0.5, soft_cap
-        self._page_size, self._kv_heads = layout.page_size, layout.kv_heads
-        self._windows = [layout.window(group) for group in range(len(layout.groups))]
-        self._place = {layer: (g, i) for g, layers in enumerate(layout.groups) for i, layer in enumerate(layers)}
-        self._group = heads // layout.kv_heads
-        # Whole 16 bytes in each matrix: MKL's product has other bits for one of a batch that starts elsewhere.
-        whole = 4 // math.gcd(self._group, 4)
-        self._tile = -(-max(1, TILE_ROWS // self._group) // whole) * whole
-        self._device = device
-        self.pool = KVPool(layout, pages, dtype, device)
+        """Allocates the KV pool.
+
+        Args:
+            layout: Layout of the KV pool.
+            pages: The number of pages.
+            heads: The number of query heads.
+            dtype: Type of the KV, as in `RowPool`.
+            device: Device of the pool.
+            scale: Factor of scores. None: 1 / sqrt(key_dim).
+            soft_cap: Bound of scores, by tanh. None for none.
+        """
+        self._soft_cap, self._device = soft_cap, device
+        self._page_size = layout.page_size
+        self._groups = [_Group.of(group, heads, scale) for group in layout.groups]
+        self.pool = RowPool(layout, pages, dtype, device)
 
     def plan(self, shape: StepShape) -> ReferencePlan:
         slices = shape.slices.astype(np.int64)
-        tiles = {window: self._cut(slices, shape.whole, window) for window in set(self._windows)}
-        return tuple(
-            _GroupPlan(
-                tiles[window],
-                self._to_device(shape.slots[group]),
-                tuple(self._slots(shape.tables[group], tiles[window].row, keys) for keys in tiles[window].blocks),
-            )
-            for group, window in enumerate(self._windows)
-        )
+        cuts = {group.cut: self._cut(slices, shape.bidirectional, group.cut) for group in self._groups}
+        return tuple(self._plan_of(shape, number, cuts[group.cut]) for number, group in enumerate(self._groups))
 
-    def _cut(self, slices: NDArray[np.int64], whole: NDArray[np.int64], window: int | None) -> _Tiles:
+    def _plan_of(self, shape: StepShape, group: int, tiles: _Tiles) -> _GroupPlan:
+        """Returns the plan of one layer group, over tiles that groups may share."""
+        keys = tuple(self._places(group, shape.tables[group], tiles.row, block) for block in tiles.blocks)
+        return _GroupPlan(tiles, self.pool.places(group, shape.slots[group]), keys)
+
+    def _cut(self, slices: NDArray[np.int64], bidirectional: NDArray[np.int64], cut: "_Cut") -> _Tiles:
         row, start, count = slices.T
-        end, tile = start + count, self._tile
+        end, tile, window = start + count, cut.tile, cut.window
         tiles_of = (end - 1) // tile - start // tile + 1
         owner = np.repeat(np.arange(len(row)), tiles_of)  # the slice of each tile
         number = start[owner] // tile + _ranges(tiles_of)  # which tile of its sequence
         last = np.minimum((number + 1) * tile, end[owner]) - 1  # its last query
         before = number * tile + 1 - (window or MOST_TOKENS)  # no query of the tile sees a key that is further back
-        inside_whole = number * tile < whole[owner]
-        last, before = np.where(inside_whole, np.maximum(last, whole[owner] - 1), last), before * ~inside_whole
+        in_prefix = number * tile < bidirectional[owner]
+        last, before = np.where(in_prefix, np.maximum(last, bidirectional[owner] - 1), last), before * ~in_prefix
         first = np.maximum(before, 0) // BLOCK
         depth = last // BLOCK + 1 - first
         order = np.argsort(-depth, kind="stable")
@@ -130,56 +183,65 @@ class ReferenceAttention:
         for i in range(int(depth[0])):
             n = int(np.count_nonzero(depth > i))
             keys = (first[:n, None] + i) * BLOCK + np.arange(BLOCK)
-            blocks.append(self._block(keys, slices[owner[:n]], whole[owner[:n]], positions[:n], window))
+            blocks.append(self._block(keys, slices[owner[:n]], bidirectional[owner[:n]], positions[:n], cut))
         return _Tiles(row[owner], self._to_device(gather.reshape(-1)), self._to_device(scatter), tuple(blocks))
 
     def _block(
         self,
         keys: NDArray[np.int64],
         slices: NDArray[np.int64],
-        whole: NDArray[np.int64],
+        bidirectional: NDArray[np.int64],
         positions: NDArray[np.int64],
-        window: int | None,
-    ) -> _Keys:
-        """keys: [tiles, BLOCK] positions. slices, whole: [tiles] of each. positions: [tiles, tile] of the queries."""
+        cut: "_Cut",
+    ) -> _KeyBlock:
+        """Makes the i-th block of some tiles.
+
+        Args:
+            keys: [tiles, BLOCK] int64. Positions of the keys.
+            slices: [tiles, 3] int64. Slice of each tile.
+            bidirectional: [tiles] int64. Bidirectional prefix of each tile's sequence.
+            positions: [tiles, tile] int64. Positions of the queries.
+            cut: The layers' cut.
+        """
+        window = cut.window
         hidden = keys[:, None, :] > positions[:, :, None]
         if window is not None:
             hidden |= keys[:, None, :] <= positions[:, :, None] - window
-        if whole.any():
-            both_ways = positions < whole[:, None]
-            hidden = np.where(both_ways[:, :, None], (keys >= whole[:, None])[:, None, :], hidden)
-        # Past the end of a sequence, and before what its first query sees, a key stands in that is hidden, but finite,
-        # where a freed page might hold NaN.
+        if bidirectional.any():
+            both_ways = positions < bidirectional[:, None]
+            hidden = np.where(both_ways[:, :, None], (keys >= bidirectional[:, None])[:, None, :], hidden)
+        # Keys past the end of a sequence, or before the first that its first query sees, are replaced by one that is
+        # hidden too, but finite: a freed page might hold NaN.
         _, start, count = slices.T
-        first = np.where(start < whole, 0, np.maximum(start + 1 - (window or MOST_TOKENS), 0))
-        mask = self._to_device(hidden.repeat(self._group, axis=1)) if hidden.any() else None
-        return _Keys(np.clip(keys, first[:, None], (start + count)[:, None] - 1), mask)
+        first = np.where(start < bidirectional, 0, np.maximum(start + 1 - (window or MOST_TOKENS), 0))
+        mask = self._to_device(hidden.repeat(cut.shared, axis=1)) if hidden.any() else None
+        return _KeyBlock(np.clip(keys, first[:, None], (start + count)[:, None] - 1), mask)
 
-    def _slots(self, table: NDArray[np.int32], row: NDArray[np.int64], keys: _Keys) -> Tensor:
+    def _places(self, group: int, table: NDArray[np.int32], row: NDArray[np.int64], keys: _KeyBlock) -> Tensor:
+        """Returns [tiles x BLOCK] int64: places of a block's keys in the pool."""
         where = keys.positions
         slots = table[row[: len(where), None], where // self._page_size].astype(np.int64) * self._page_size
         slots += where % self._page_size
-        return self._to_device(slots.reshape(-1))
+        return self.pool.places(group, slots.reshape(-1))
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: ReferencePlan) -> None:
-        group, place = self._place[layer]
-        self.pool.write(place, plan[group].slots, keys, values)
+        self.pool.write(layer, plan[self.pool.group_of(layer)].own, keys, values)
 
     def attend(self, layer: int, queries: Tensor, plan: ReferencePlan) -> Tensor:
-        group, place = self._place[layer]
-        cut = plan[group].tiles
+        number = self.pool.group_of(layer)
+        group, cut = self._groups[number], plan[number].tiles
         _, heads, dim = queries.shape
-        kv_heads, shared, tiles = self._kv_heads, self._group, len(cut.row)
-        rows = self._tile * shared
-        padded = torch.cat((queries.float() * self._scale, queries.new_zeros((1, heads, dim), dtype=torch.float32)))
-        q = padded[cut.gather].view(tiles, self._tile, kv_heads, shared, dim)
+        shape, shared, tiles, tile = group.shape, group.cut.shared, len(cut.row), group.cut.tile
+        kv_heads, rows = shape.heads, tile * shared
+        padded = torch.cat((queries.float() * group.scale, queries.new_zeros((1, heads, dim), dtype=torch.float32)))
+        q = padded[cut.gather].view(tiles, tile, kv_heads, shared, dim)
         q = q.permute(2, 0, 1, 3, 4).reshape(kv_heads, tiles, rows, dim)
         top = q.new_full((kv_heads, tiles, rows, 1), LEAST)
         total = q.new_zeros((kv_heads, tiles, rows, 1))
-        mixed = q.new_zeros((kv_heads, tiles, rows, dim))
-        for block, slots in zip(cut.blocks, plan[group].keys, strict=True):
+        mixed = q.new_zeros((kv_heads, tiles, rows, shape.value_dim))
+        for block, places in zip(cut.blocks, plan[number].keys, strict=True):
             n = len(block.positions)
-            k, v = (part.view(kv_heads * n, BLOCK, dim) for part in self.pool.read(place, slots))
+            k, v = (part.view(kv_heads * n, BLOCK, -1) for part in self.pool.read(layer, places))
             scores = torch.bmm(q[:, :n].reshape(kv_heads * n, rows, dim), k.transpose(1, 2))
             scores = scores.view(kv_heads, n, rows, BLOCK)
             if self._soft_cap is not None:
@@ -189,21 +251,21 @@ class ReferenceAttention:
             new_top = torch.maximum(top[:, :n], scores.amax(-1, keepdim=True))
             weights = scores.sub_(new_top).exp_()
             faded = torch.exp(top[:, :n] - new_top)
-            product = torch.bmm(weights.view(kv_heads * n, rows, BLOCK), v).view(kv_heads, n, rows, dim)
+            product = torch.bmm(weights.view(kv_heads * n, rows, BLOCK), v).view(kv_heads, n, rows, -1)
             top[:, :n] = new_top
             total[:, :n].mul_(faded).add_(weights.sum(-1, keepdim=True))
             mixed[:, :n].mul_(faded).add_(product)
-        out = (mixed / total).view(kv_heads, tiles, self._tile, shared, dim).permute(1, 2, 0, 3, 4)
-        return out.reshape(tiles * self._tile, heads, dim)[cut.scatter].to(queries.dtype)
+        out = (mixed / total).view(kv_heads, tiles, tile, shared, shape.value_dim).permute(1, 2, 0, 3, 4)
+        return out.reshape(tiles * tile, heads, shape.value_dim)[cut.scatter].to(queries.dtype)
 
     def copy(self, pages: NDArray[np.int32]) -> None:
         self.pool.copy(pages)
 
-    def export(self, pages: NDArray[np.int32]) -> Tensor:
-        return self.pool.export(pages)
+    def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:
+        return self.pool.export(pages, groups)
 
-    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
-        self.pool.import_pages(pages, content)
+    def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:
+        self.pool.import_pages(pages, groups, content)
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         self.pool.poison(pages)
@@ -213,5 +275,5 @@ class ReferenceAttention:
 
 
 def _ranges(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[0 .. c0 - 1, 0 .. c1 - 1, ...]."""
+    """Returns [0 .. c0 - 1, 0 .. c1 - 1, ...]."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""The reference back end."""
+"""Opens the reference back end."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class TorchBackend:
     """`Backend` of torch's operations, layer by layer.
 
     Attributes:
-        kv_dtype: As in `model.kv_pool.KVPool`.
+        kv_dtype: Type of the KV cache, as in `model.reference.row_pool.RowPool`.
     """
 
     kv_dtype: str

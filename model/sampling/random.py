@@ -1,7 +1,7 @@
 """Random numbers without state: a draw depends on (seed, sequence index, output position, token id) only.
 
-So a sequence's tokens are the same alone or in a batch, before or after a preemption, on this replica or another. The
-hash is SplitMix64 (Steele, Lea and Flood, 2014), applied once to each part of the key; the idea is Salmon et al.,
+So a sequence's tokens are the same isolated or in a batch, before or after a preemption, on this replica or another.
+The hash is SplitMix64 (Steele, Lea and Flood, 2014), applied once to each part of the key. The idea is Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Shift to the right, factor."""
+"""Rounds of SplitMix64: shift to the right, factor."""
 
 
 def _signed(value: int) -> int:
@@ -20,7 +20,7 @@ def _signed(value: int) -> int:
 
 
 def row_keys(seeds: NDArray[np.uint64], indices: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One 64-bit key for each (seed, sequence index, output position)."""
+    """Returns one 64-bit key for each (seed, sequence index, output position)."""
     key = _mix_host(seeds)
     key = _mix_host(key ^ indices.astype(np.uint64))
     return _mix_host(key ^ positions.astype(np.uint64)).view(np.int64)
@@ -34,18 +34,24 @@ def _mix_host(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise in float64, one for each row key and token id.
+    """Returns standard Gumbel noise, one number for each row key and token id.
 
-    keys: int64 [rows]. tokens: int64 [rows, n] or [n]. Returns [rows, n]. The arg max of log p + noise is a draw from p
-    (Gumbel-max; Maddison, Tarlow and Minka, 2014).
+    The arg max of log p + noise is a draw from p (Gumbel-max; Maddison, Tarlow and Minka, 2014).
+
+    Args:
+        keys: [rows] int64.
+        tokens: [rows, n] or [n] int64.
+
+    Returns:
+        [rows, n] float64.
     """
-    z = _mix(keys[:, None] ^ tokens)
+    z = mix(keys[:, None] ^ tokens)
     uniform = (_shift(z, 12).double() + 0.5) * 2.0**-52  # 52 bits: 0 < uniform < 1, so both logarithms are finite
     return -torch.log(-torch.log(uniform))
 
 
-def _mix(x: Tensor) -> Tensor:
-    """SplitMix64 on int64 tensors, whose products wrap."""
+def mix(x: Tensor) -> Tensor:
+    """Computes SplitMix64 on int64 tensors, whose products wrap."""
     z = x + _signed(GOLDEN)
     for shift, factor in MIXERS:
         z = (z ^ _shift(z, shift)) * _signed(factor)
@@ -53,5 +59,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right; torch's own keeps the sign."""
+    """Shifts to the right logically; torch's own shift keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,8 +1,7 @@
-"""From logits to tokens: what a row asks to be changed (`adjust`), then greedy, or temperature, min_p, top_k, top_p and
-a draw, in this order.
+"""Sampling: logits to tokens. Order: logits processors, then greedy, or temperature, min_p, top_k, top_p and a draw.
 
-The order and the edge cases are vLLM's: top_k keeps all ties with the k-th, top_p works on the probabilities that are
-left and keeps the token that crosses p. Logprobs are of the raw logits.
+Order and edge cases are vLLM's. top_k keeps all ties with the k-th token. top_p works on the probabilities that are
+left, and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.sampling.adjust import AdjustedRows
-from model.sampling.logits_processors import LogitsProcessorFactory
+from model.sampling.logits_processors import NamedFactory
+from model.sampling.processor_rows import ProcessorRows
 from model.sampling.random import gumbel, row_keys
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN, Join
@@ -25,10 +24,21 @@ Floats = NDArray[np.float64]
 
 
 class SamplingRows:
-    """The controls of each batch row, as arrays. A join sets all of a row."""
+    """Controls of each batch row, as arrays. A join sets all of a row.
 
-    def __init__(self, rows: int, factories: Sequence[LogitsProcessorFactory] = ()) -> None:
-        """factories: of logits processors of a user's own."""
+    Attributes:
+        top_logprobs: [rows] int64. Alternatives to report; -1 where no logprobs are asked for.
+        index: [rows] int64. Index of the sequence in its request.
+        processors: Logits processors of the rows.
+    """
+
+    def __init__(self, rows: int, factories: Sequence[NamedFactory] = ()) -> None:
+        """Makes rows with default controls.
+
+        Args:
+            rows: The number of rows.
+            factories: Factories of logits processors.
+        """
         self.temperature = np.zeros(rows)
         self.top_p = np.ones(rows)
         self.top_k = np.zeros(rows, np.int64)
@@ -37,7 +47,7 @@ class SamplingRows:
         self.index = np.zeros(rows, np.int64)
         self.top_logprobs = np.full(rows, -1, np.int64)
         self.prompt_logprobs = np.zeros(rows, np.bool_)
-        self.adjusted = AdjustedRows(rows, factories)
+        self.processors = ProcessorRows(rows, factories)
 
     def join(self, join: Join) -> None:
         row, controls = join.row, join.controls
@@ -49,13 +59,16 @@ class SamplingRows:
         self.index[row] = join.index
         self.top_logprobs[row] = controls.top_logprobs
         self.prompt_logprobs[row] = controls.prompt_logprobs
-        self.adjusted.join(join)
+        self.processors.join(join)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """tokens: [n], NO_TOKEN where a row's own controls leave none. logprobs of them; `chosen` is NaN where the logits
-    were.
+    """Results of a step's draws.
+
+    Attributes:
+        tokens: [n] int32. NO_TOKEN where a row's own controls leave none.
+        logprobs: Logprobs of the tokens; `chosen` is NaN where a logit was.
     """
 
     tokens: NDArray[np.int32]
@@ -64,8 +77,12 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
-    """Of the logits of n rows, on the host. best: [n] the largest. tokens: [n], its id, the lowest where several have
-    it. normal: [n], log of the sum of e^logit; NaN where a logit is.
+    """Largest logits and normalisers of n rows, on the host.
+
+    Attributes:
+        best: [n] float32. Largest logit.
+        tokens: [n] int64. Its id, the lowest of several.
+        normal: [n] float32. Log of the sum of e^logit; NaN where a logit is.
     """
 
     best: NDArray[np.float32]
@@ -75,8 +92,15 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """rows: of the logits that each is from. keys: of `gumbel`. temperature: above 0. top_k: 0 is off. top_p: 1 is off.
-    All [n].
+    """Random draws and their controls, as arrays [n].
+
+    Attributes:
+        rows: Index of the row of logits of each draw.
+        keys: Keys for `gumbel`.
+        temperature: Above 0.
+        min_p: 0 is off.
+        top_k: 0 is off.
+        top_p: 1 is off.
     """
 
     rows: Ints
@@ -87,36 +111,36 @@ class Draws:
     top_p: Floats
 
     def of(self, which: Ints | NDArray[np.bool_]) -> "Draws":
-        """Some of them."""
+        """Returns a selection of the draws."""
         return Draws(*(getattr(self, column.name)[which] for column in fields(self)))
 
     @property
     def cut(self) -> NDArray[np.bool_]:
-        """Which have a top_k or a top_p."""
+        """Whether each has a top_k or a top_p, [n] bool."""
         return (self.top_k > 0) | (self.top_p < 1)
 
 
 class Drawing(Protocol):
-    """Draws that a device makes."""
+    """Draws that a device makes while the host goes on."""
 
     @property
     def tokens(self) -> Tensor:
-        """int64 [n], there; one of the vocabulary also where none was to be drawn."""
+        """Drawn tokens on the device, [n] int64; some id of the vocabulary where none could be drawn."""
 
     def fetch(self) -> Drawn:
-        """Waits for them."""
+        """Waits for the draws."""
 
 
 class LogitOps(Protocol):
-    """What goes through whole rows of logits, float32 [n, vocabulary]."""
+    """Operations over whole rows of logits, [n, vocabulary] float32."""
 
     def summary(self, logits: Tensor) -> Summary: ...
 
     def draw(self, logits: Tensor, draws: Draws) -> Ints:
-        """Token ids, [draws], without a look at top_k and top_p."""
+        """Returns drawn ids [draws], disregarding top_k and top_p."""
 
     def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
-        """The same from what top_k and top_p leave."""
+        """Returns drawn ids [draws] from the tokens that top_k and top_p leave."""
 
 
 class TorchOps:
@@ -138,13 +162,13 @@ TORCH_OPS = TorchOps()
 
 
 def draw_from_top(logits: Tensor, draws: Draws) -> Tensor:
-    """Token ids [draws], on the device of the logits, from what top_k and top_p leave."""
+    """Returns drawn ids [draws], on the device of the logits, from the tokens that top_k and top_p leave."""
     scaled = _scaled(logits, draws)
     return draw_among(scaled, torch.arange(logits.shape[1], device=logits.device).expand_as(scaled), draws)
 
 
 Starter = Callable[[Tensor, SamplingRows, NDArray[np.int64], NDArray[np.int64]], Drawing]
-"""`sample`, while the host goes on. Everything that reads the logits has been asked of the device when it returns."""
+"""`sample` without waiting. When it returns, all work that reads the logits is queued on the device."""
 
 
 def sample(
@@ -154,12 +178,21 @@ def sample(
     positions: NDArray[np.int64],
     ops: LogitOps = TORCH_OPS,
 ) -> Drawn:
-    """logits: float32 [n, vocabulary] of these batch rows. positions: output position of each token that is drawn."""
-    adjusted, summary = controls.adjusted.apply(logits, rows, positions), ops.summary(logits)
+    """Draws a token for each row.
+
+    Args:
+        logits: [n, vocabulary] float32.
+        controls: Controls of all batch rows.
+        rows: [n] int64. Batch row of each row of logits.
+        positions: [n] int64. Output position of each drawn token.
+        ops: Operations over rows of logits.
+    """
+    adjusted, summary = controls.processors.apply(logits, rows, positions), ops.summary(logits)
     best, tokens = (summary.best, summary.tokens) if adjusted is logits else map(_host, adjusted.max(-1))
     random, draws = draws_of(controls, rows, positions)
     if len(random):
         tokens = tokens.copy()
+        # Rows without top_k and top_p need no sort; a draw's bits do not depend on which rows are beside it.
         for part, draw in ((~draws.cut, ops.draw), (draws.cut, ops.draw_from_top)):
             if part.any():
                 tokens[random[part]] = draw(adjusted, draws.of(part))
@@ -168,7 +201,7 @@ def sample(
 
 
 def draws_of(controls: SamplingRows, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[Ints, Draws]:
-    """Which of these batch rows are left to chance, and how. positions: see `sample`."""
+    """Returns the indices of rows that draw at random, and their draws. Arguments as of `sample`."""
     random = np.flatnonzero(controls.temperature[rows] > 0)
     which = rows[random]
     return random, Draws(
@@ -186,12 +219,12 @@ def _host(values: Tensor) -> Any:
 
 
 def on_device(logits: Tensor, values: NDArray) -> Tensor:
-    """That of the logits, for which the host does not wait."""
+    """Copies values to the device of the logits, without waiting."""
     return torch.from_numpy(values).to(logits.device, non_blocking=True)
 
 
 def _scaled(logits: Tensor, draws: Draws) -> Tensor:
-    """float64 [draws, vocabulary], logits below the largest, over temperature; -inf where min_p forbids."""
+    """Returns logits minus the largest, over temperature, [draws, vocabulary] float64; -inf where min_p forbids."""
     wide = logits[on_device(logits, draws.rows)].double()
     # The largest becomes 0 before the division: the smallest temperatures then make the others -inf, never inf.
     scaled = (wide - wide.amax(-1, keepdim=True)) / on_device(logits, draws.temperature)[:, None]
@@ -199,10 +232,16 @@ def _scaled(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None = None) -> Tensor:
-    """Token ids [draws] from what top_k and top_p leave of some candidates.
+    """Draws from the candidates that top_k and top_p leave.
 
-    scaled: float64 [draws, candidates], -inf for what is none. ids: int64, likewise, ascending where scaled logits are
-    equal. totals: [draws], sums of e^scaled with what is no candidate too; None where all are.
+    Args:
+        scaled: [draws, candidates] float64. Scaled logits, -inf for no candidate.
+        ids: [draws, candidates] int64. Token ids, ascending where scaled logits are equal.
+        draws: Controls and keys.
+        totals: [draws]. Sums of e^scaled over the whole vocabulary. None where all tokens are candidates.
+
+    Returns:
+        [draws] int64.
     """
     count = scaled.shape[1]
     ordered, order = torch.sort(scaled, dim=-1, descending=True, stable=True)
@@ -212,7 +251,7 @@ def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None 
     ordered = ordered.masked_fill(ordered < lowest, -torch.inf)
     weights = torch.exp(ordered)
     sums = weights.cumsum(-1)
-    total = sums[:, -1:]  # one after the other, so that its bits do not depend on how many are no candidates
+    total = sums[:, -1:]  # a running sum: trailing zeros of what is no candidate do not change its bits
     if totals is not None:
         total = torch.where(top_k > 0, total, totals.double()[:, None])
     ordered = ordered.masked_fill((sums - weights) / total >= top_p, -torch.inf)
@@ -221,7 +260,15 @@ def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None 
 
 
 def logprobs_of(logits: Tensor, tokens: Ints, wanted: Ints, summary: Summary) -> Logprobs:
-    """wanted: alternatives of each row; -1 where it asked for no logprobs (its `chosen` still counts for the score)."""
+    """Computes logprobs of drawn tokens and of their alternatives.
+
+    Args:
+        logits: [n, vocabulary] float32. Raw logits.
+        tokens: [n] int64. Drawn tokens.
+        wanted: [n] int64. Alternatives of each row; -1 where it asked for no logprobs. Its `chosen` still counts for
+            the score.
+        summary: Summary of the logits.
+    """
     picked = summary.best
     if tokens is not summary.tokens:
         picked = _host(logits.gather(1, on_device(logits, tokens)[:, None]))[:, 0]
@@ -235,9 +282,10 @@ def logprobs_of(logits: Tensor, tokens: Ints, wanted: Ints, summary: Summary) ->
 
 
 def largest(logits: Tensor, k: int) -> Tensor:
-    """Token ids [n, k] of the k largest logits of each row, the lower id first where they are equal.
+    """Returns the ids [n, k] of the k largest logits of each row, the lower id first among equals.
 
-    topk alone orders ties by k, that is by what others in the batch ask for; so each id is made part of its key.
+    torch.topk alone orders ties depending on k, that is on the requests in the batch. So each id is made part of its
+    key.
     """
     bits = logits.contiguous().view(torch.int32).long()
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # as integers in the order of the floats

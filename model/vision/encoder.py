@@ -1,36 +1,42 @@
-"""From the pixels of an image to what stands in the text model for it."""
+"""Maps the pixels of an image to the features that stand for it in the text model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from model.forward import EncoderInput
 from model.layers import Activation, Product, activated
 from model.vision.tower import Tower
 
 Connector = Callable[[Tensor], Tensor]
-"""[tiles, patches, width of the tower] -> [features, width of the text model], in order of tiles and then rows."""
+"""Maps [tiles, patches, width of the tower] to [features, width of the text model], by tile and then by row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisionEncoder:
-    """Called with one image at a time, so that its features have the same bits whatever else is encoded."""
+    """Encoder of square tiles, with its connector. See `model.forward.ImageEncoder`.
+
+    It computes one image at a time, so that an image's features have the same bits whatever else is encoded.
+    """
 
     tower: Tower
     connector: Connector
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels: uint8 [tiles, 3, height, width] of one image, on any device.
+    def __call__(self, images: Sequence[EncoderInput]) -> list[Tensor]:
+        """Encodes images.
 
-        Returns [features, hidden] in order of the image's placeholders, in the text model's dtype, as they enter its
-        first layer: where a model scales its embeddings, features are not scaled again.
+        Features enter the first layer as they are. Where a model scales its embeddings, features are not scaled again.
+
+        Returns:
+            Of each image [1, features, hidden], in the text model's dtype.
         """
-        return self.connector(self.tower(pixels))
+        return [self.connector(self.tower(image.pixels))[None] for image in images]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Projector:
-    """One product (PaliGemma)."""
+    """A connector of one product (PaliGemma)."""
 
     linear: Product
 
@@ -40,7 +46,11 @@ class Projector:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MLPProjector:
-    """LLaVA 1.5. skipped: how many vectors at the beginning of each tile are left out."""
+    """A connector of two products (LLaVA 1.5).
+
+    Attributes:
+        skipped: Vectors left out at the beginning of each tile.
+    """
 
     first: Product
     second: Product
@@ -53,8 +63,9 @@ class MLPProjector:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShuffledProjector:
-    """factor x factor neighbouring patches become one vector, their channels side by side, row by row (Idefics3;
-    space to depth, Shi et al., 2016).
+    """A connector that joins squares of patches (Idefics3; space to depth, Shi et al., 2016).
+
+    factor x factor neighbouring patches become one vector, their channels side by side, row by row.
     """
 
     factor: int

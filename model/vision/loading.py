@@ -1,15 +1,15 @@
-"""A checkpoint's image encoder, under the names of transformers 5 or of the Hub's older checkpoints.
+"""Loads a checkpoint's image encoder, under the names of transformers 5 or of the Hub's older checkpoints.
 
-All that is missing or too much is an error, as for text.
+A missing or superfluous tensor is an error, as for text.
 """
 
 from collections.abc import Callable
 
 from model.config import ModelConfig
+from model.inputs.vision.processed import Normalisation
 from model.inputs.vision.processor import read_processor
 from model.inputs.vision.registry import read_image_normalisation
 from model.inputs.vision.split import tile_side
-from model.inputs.vision.tiles import Normalisation
 from model.layers import read_activation
 from model.multimodal import IDEFICS3, LLAVA, NANO, PALIGEMMA, SMOLVLM, Vision
 from model.tensors import Tensors
@@ -22,7 +22,15 @@ TOWERS = ("model.vision_tower.", "model.vision_tower.vision_model.", "vision_tow
 
 
 def load_encoder(config: ModelConfig, tensors: Tensors) -> VisionEncoder | None:
-    """None for a model of text alone. tensors: of the whole checkpoint. Raises CheckpointError."""
+    """Loads the image encoder and its connector. None for a model of text alone.
+
+    Args:
+        config: The model.
+        tensors: Tensors of the whole checkpoint.
+
+    Raises:
+        CheckpointError: A tensor or a field is missing or wrong.
+    """
     if config.vision is None:
         return None
     normalisation = read_image_normalisation(config.fields.path.parent, config)
@@ -52,7 +60,11 @@ def _llava(config: ModelConfig, vision: Vision, tensors: Tensors, normalisation:
 
 
 def feature_layers(vision: Vision) -> tuple[int, ...]:
-    """After how many layers LLaVA reads its features; those of several stand side by side. Raises CheckpointError."""
+    """Returns the numbers of layers after which LLaVA reads its features. Those of several layers stand side by side.
+
+    Raises:
+        CheckpointError: 'vision_feature_layer' names other layers.
+    """
     fields, layers = vision.fields, vision.tower.layers
     said = fields.values.get("vision_feature_layer", -2)
     numbers = said if isinstance(said, list) else [said]

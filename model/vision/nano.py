@@ -1,25 +1,29 @@
-"""The image encoder of nanoVLM: SigLIP's, under names of its own (github.com/huggingface/nanoVLM)."""
+"""Loads the image encoder of nanoVLM: SigLIP's, under names of its own (github.com/huggingface/nanoVLM)."""
 
 from model.config import ModelConfig
-from model.inputs.vision.tiles import Normalisation
+from model.inputs.vision.processed import Normalisation
 from model.multimodal import Vision
 from model.tensors import Tensors
 from model.vision.encoder import ShuffledProjector, VisionEncoder
-from model.vision.tower import Attention, EncoderLayer, Tower
+from model.vision.tower import EncoderLayer, Tower, TowerAttention
 from model.vision.towers import activation_of, load_mlp, make_patches, norm, patch_projection
 
 
 def load_nano_encoder(
     config: ModelConfig, vision: Vision, tensors: Tensors, normalisation: Normalisation
 ) -> VisionEncoder:
-    """Raises CheckpointError."""
+    """Loads the encoder and its connector.
+
+    Raises:
+        CheckpointError: A tensor or a field is missing or wrong.
+    """
     shape, at = vision.tower, tensors.under("vision_encoder.")
 
     def layer(number: int) -> EncoderLayer:
         of = at.under(f"blocks.{number}.")
         return EncoderLayer(
             norm(shape, of, "ln1"),
-            Attention(
+            TowerAttention(
                 shape.heads,
                 of.linear("attn.qkv_proj", shape.hidden, 3 * shape.hidden, bias=True),
                 of.linear("attn.out_proj", shape.hidden, shape.hidden, bias=True),

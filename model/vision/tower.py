@@ -1,7 +1,7 @@
-"""A transformer over the patches of an image (Dosovitskiy et al., 2020), as CLIP (Radford et al., 2021), SigLIP (Zhai
-et al., 2023) and the models made of them have it.
+"""A transformer over the patches of an image (Dosovitskiy et al., 2020).
 
-The tiles of one image go through it together, and nothing else: what it makes of an image does not depend on others.
+CLIP (Radford et al., 2021), SigLIP (Zhai et al., 2023) and the models made of them have it. The tiles of one image go
+through it together, and nothing else: its output for an image does not depend on others.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,18 @@ from model.layers import Product
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patches:
-    """Cuts and projects. size: of a patch, in pixels squared. factor, mean, std: a pixel p of channel c enters as
-    (p x factor - mean[c]) / std[c], mean and std float32 [3, 1, 1]. positions: [patches of a tile, width], one more
-    before them where there is a `first`: [width], a vector that is no patch.
+    """Normalises tiles, cuts them into patches and projects these.
+
+    A pixel p of channel c enters as (p x factor - mean[c]) / std[c].
+
+    Attributes:
+        size: Side of a patch in pixels.
+        factor: Factor of pixels.
+        mean: [3, 1, 1] float32.
+        std: [3, 1, 1] float32.
+        projection: Product from a patch's pixels to the width.
+        positions: [patches of a tile, width]. One more in front where a `first` exists.
+        first: [width]. A vector in front of the patches (CLIP's class embedding). None without one.
     """
 
     size: int
@@ -31,7 +40,7 @@ class Patches:
     first: Tensor | None = None
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels: uint8 [tiles, 3, height, width] -> [tiles, patches, width], row by row."""
+        """Maps [tiles, 3, height, width] uint8 to [tiles, patches, width], row by row."""
         values = (pixels.to(self.mean.device).float() * self.factor - self.mean) / self.std
         tiles, side = len(pixels), self.size
         cut = values.unfold(2, side, side).unfold(3, side, side)  # [tiles, 3, rows, columns, side, side]
@@ -44,15 +53,19 @@ class Patches:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attention:
-    """All patches of a tile see each other. qkv: one product for queries, keys and values, in this order."""
+class TowerAttention:
+    """Bidirectional attention among all patches of a tile.
+
+    Attributes:
+        qkv: One product for queries, keys and values, in this order.
+    """
 
     heads: int
     qkv: Product
     output: Product
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[tiles, patches, width] -> the same."""
+        """Maps [tiles, patches, width] to the same shape."""
         tiles, patches, width = x.shape
         qkv = self.qkv(x.flatten(0, 1)).view(tiles, patches, 3, self.heads, -1)
         queries, keys, values = qkv.permute(2, 0, 3, 1, 4)
@@ -62,23 +75,27 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderLayer:
-    """Norms before both parts."""
+    """A layer that normalises before attention and before its MLP."""
 
     attention_norm: Norm
-    attention: Attention
+    attention: TowerAttention
     mlp_norm: Norm
     mlp: MLP
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[tiles, patches, width] -> the same."""
+        """Maps [tiles, patches, width] to the same shape."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x).flatten(0, 1)).view(x.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tower:
-    """before, after: norms around the layers. taps: after how many layers the result is read, in this order; more than
-    one stand side by side.
+    """The encoder: patches, layers and norms.
+
+    Attributes:
+        taps: Numbers of layers after which the output is read, in this order. Several stand side by side.
+        before: Norm before the layers. None without one.
+        after: Norm of each output. None without one.
     """
 
     patches: Patches
@@ -88,10 +105,10 @@ class Tower:
     after: Norm | None = None
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels: uint8 [tiles, 3, height, width] -> [tiles, patches, width x taps]."""
+        """Maps [tiles, 3, height, width] uint8 to [tiles, patches, width x taps]."""
         x = self.patches(pixels)
         x = x if self.before is None else self.before(x)
-        states = {0: x}  # those that are read
+        states = {0: x}  # outputs by number of layers, of the taps alone
         for number, layer in enumerate(self.layers, 1):
             x = layer(x)
             if number in self.taps:

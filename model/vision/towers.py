@@ -1,5 +1,6 @@
-"""The parts of an image encoder from a checkpoint's tensors. What a checkpoint has of an encoder beyond what the model
-uses (later layers, a pooling head) is left out, by name.
+"""Loads the parts of an image encoder from a checkpoint's tensors.
+
+Tensors of parts that the model does not use (later layers, a pooling head) are ignored, by name.
 """
 
 import re
@@ -8,11 +9,11 @@ import torch
 
 from model.blocks import MLP, Norm
 from model.errors import CheckpointError
-from model.inputs.vision.tiles import Normalisation
+from model.inputs.vision.processed import Normalisation
 from model.layers import ACTIVATIONS, Activation, Linear, Product
 from model.multimodal import TowerShape
 from model.tensors import Tensors
-from model.vision.tower import Attention, EncoderLayer, Patches, Tower
+from model.vision.tower import EncoderLayer, Patches, Tower, TowerAttention
 
 
 def load_tower(
@@ -22,9 +23,14 @@ def load_tower(
     taps: tuple[int, ...] | None = None,
     across: int | None = None,
 ) -> Tower:
-    """SigLIP's, CLIP's, Idefics3's and SmolVLM's, which differ in what stands before the first layer. taps: None is
-    after all layers and the last norm. across: patches in a row of a tile of any size, which then share the positions
-    that there are.
+    """Loads the tower of SigLIP, CLIP, Idefics3 and SmolVLM. They differ before the first layer.
+
+    Args:
+        shape: Shape of the tower.
+        at: The tower's tensors.
+        normalisation: Normalisation of pixels.
+        taps: Numbers of layers after which the output is read. None: after all layers and the last norm.
+        across: Patches in a row of a tile of another size than the tower's own, which then share its positions.
     """
     clip, first_unused = shape.kind == "clip_vision_model", shape.layers if taps is None else max(taps)
     at.ignore(re.escape(at.prefix) + r"(embeddings\.position_ids|head\..*)")
@@ -39,7 +45,7 @@ def load_tower(
         parts = [(f"self_attn.{name}_proj", shape.hidden) for name in "qkv"]
         return EncoderLayer(
             norm(shape, of, "layer_norm1"),
-            Attention(
+            TowerAttention(
                 shape.heads,
                 of.linear(parts, shape.hidden, bias=True),
                 of.linear("self_attn.out_proj", shape.hidden, shape.hidden, bias=True),
@@ -74,9 +80,17 @@ def load_patches(
 
 
 def spread_positions(trained: int, across: int) -> torch.Tensor:
-    """Which of trained x trained positions each of across x across patches has: the one at the same fraction of the
-    side (Dehghani et al., NaViT, 2023). int64 [across x across]. In float32, whose rounding decides where fractions
-    meet: the models were trained with that.
+    """Spreads trained positions over a tile with more or fewer patches.
+
+    Each patch gets the position at the same fraction of the side (Dehghani et al., NaViT, 2023). Fractions are float32,
+    whose rounding decides where they meet: the models were trained with that.
+
+    Args:
+        trained: Positions in a row.
+        across: Patches in a row.
+
+    Returns:
+        [across x across] int64. Index of each patch's position.
     """
     boundaries = torch.arange(1 / trained, 1.0, 1 / trained)
     fractions = torch.arange(across, dtype=torch.float32) * (1.0 / torch.tensor(across))
@@ -99,7 +113,7 @@ def make_patches(
 
 
 def patch_projection(shape: TowerShape, at: Tensors, name: str, bias: bool) -> Product:
-    """A convolution whose steps are as wide as what it sees is one product over patches."""
+    """Loads the projection of patches: a convolution whose stride is its kernel's size, as one product."""
     weight = at(f"{name}.weight", shape.hidden, 3, shape.patch, shape.patch).flatten(1)
     return Linear(weight, at(f"{name}.bias", shape.hidden) if bias else None)
 

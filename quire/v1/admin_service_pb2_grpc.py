@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """For the operator, on a port of its own that only this machine reaches.
+    """Commands and queries of an operator, on a port of its own that only this machine reaches.
     """
 
     def __init__(self, channel):
@@ -93,83 +93,83 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """For the operator, on a port of its own that only this machine reaches.
+    """Commands and queries of an operator, on a port of its own that only this machine reaches.
     """
 
     def GetPageMap(self, request, context):
-        """Which KV page is held by whom, at this moment.
+        """Returns the KV pages of an engine and their holders, at this moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forgets all cached KV. Running requests go on; what they have computed so far is not cached.
+        """Forgets all cached KV. Running requests go on; the KV that they have computed so far is not cached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListReplicas(self, request, context):
-        """The engines, and what each of them does.
+        """Lists the engines and their states.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainReplica(self, request, context):
-        """Moves the requests of an engine to others; it gets no new ones until it is resumed or restarted. Clients see nothing
-        of it. FAILED_PRECONDITION where there is no other engine.
+        """Moves the requests of an engine to others; it gets no new ones until it is resumed or restarted. Clients notice
+        nothing. FAILED_PRECONDITION where no other engine takes requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeReplica(self, request, context):
-        """Lets a drained engine have requests again.
+        """Ends the drain of an engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestartReplica(self, request, context):
-        """Drains an engine and puts a new one in its place; answers once that serves. Where it is the only one, its requests
-        wait.
+        """Drains an engine and starts a new one in its place; returns once that serves. The requests of an only engine wait
+        meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """What this server is, which does not change while it runs.
+        """Describes this server. The description does not change while it runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """What it does at this moment.
+        """Returns the load at this moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """The same again and again, until the caller has enough.
+        """Streams the load, until the caller ends the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Live requests of this server, oldest first.
+        """Lists live requests of this server, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRequest(self, request, context):
-        """Ends a request with what there is of it: FINISH_REASON_ABORTED.
+        """Ends a request with its output so far: FINISH_REASON_ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -242,7 +242,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """For the operator, on a port of its own that only this machine reaches.
+    """Commands and queries of an operator, on a port of its own that only this machine reaches.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """What is served.
+    """Describes the served models.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """What is served.
+    """Describes the served models.
     """
 
     def ListModels(self, request, context):
-        """All models and adapters, in a stable order.
+        """Lists all models and adapters, in a stable order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """One of them.
+        """Returns one model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """What is served.
+    """Describes the served models.
     """
 
     @staticmethod

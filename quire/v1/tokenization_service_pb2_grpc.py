@@ -52,14 +52,14 @@ class TokenizationServiceServicer:
     """
 
     def Tokenize(self, request, context):
-        """Text to token ids.
+        """Returns the token ids of a text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text.
+        """Returns the text of token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,1 +1,4 @@
-"""Who may call: tokens and their tenants, certificates, and what each rpc asks for."""
+"""Access to a server's rpcs: tokens and their tenants, certificates, and the policy of each rpc.
+
+Knows paths and metadata of calls, never their messages, and nothing of engines.
+"""

@@ -14,7 +14,13 @@ from rpc.settings import ListenSettings
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """PEM texts. client_ca: of whoever signs the certificates that clients have to show; None asks for none."""
+    """A server's certificate, as PEM texts.
+
+    Attributes:
+        chain: Certificate, and those of its issuers.
+        key: Private key.
+        client_ca: Certificate of the authority that signs clients' certificates; None: clients need none.
+    """
 
     chain: bytes
     key: bytes
@@ -25,8 +31,11 @@ class Certificate:
 
 
 def server_credentials(listen: ListenSettings) -> grpc.ServerCredentials | None:
-    """Each handshake takes what the files hold by then; None without TLS. Raises ValueError where they hold no
-    certificate and its key, OSError.
+    """Returns credentials whose handshakes use the files' content at their time; None without TLS.
+
+    Raises:
+        ValueError: The files hold no certificate and its key.
+        OSError: A file cannot be read.
     """
     if listen.tls_cert is None or listen.tls_key is None:
         return None
@@ -34,22 +43,32 @@ def server_credentials(listen: ListenSettings) -> grpc.ServerCredentials | None:
     client_ca = None if listen.tls_client_ca is None else Path(listen.tls_client_ca)
     paths = [chain, key, *([client_ca] if client_ca is not None else [])]
     certificate = Reloaded(paths, lambda: read_certificate(chain, key, client_ca))
-    told: list[Certificate] = [certificate.value]
+    in_use: list[Certificate] = [certificate.value]
 
     def fetch() -> Any:
-        """None where nothing is new, as gRPC wants it."""
+        """Returns the configuration of a new certificate; None where it is the old one, as gRPC wants it."""
         now = certificate.current()
-        if now is told[0]:
+        if now is in_use[0]:
             return None
-        told[0] = now
+        in_use[0] = now
         return now.configuration()
 
     fetcher: Callable[[], Any] = fetch
-    return grpc.dynamic_ssl_server_credentials(told[0].configuration(), fetcher, client_ca is not None)
+    return grpc.dynamic_ssl_server_credentials(in_use[0].configuration(), fetcher, client_ca is not None)
 
 
 def read_certificate(chain: Path, key: Path, client_ca: Path | None) -> Certificate:
-    """Raises ValueError, OSError."""
+    """Reads and checks a certificate.
+
+    Args:
+        chain: File of the certificate and its issuers'.
+        key: File of the private key.
+        client_ca: File of the authority of clients' certificates; None: clients need none.
+
+    Raises:
+        ValueError: The files hold no certificate and its key.
+        OSError: A file cannot be read.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_pair(context, chain, key)
     if client_ca is not None:
@@ -61,17 +80,26 @@ def read_certificate(chain: Path, key: Path, client_ca: Path | None) -> Certific
 
 
 def load_pair(context: ssl.SSLContext, chain: Path, key: Path, flags: str = "--tls") -> None:
-    """Of --tls-cert and --tls-key, or what other flags begin with. key: may be in the file of the chain. Raises
-    ValueError where everybody can read the key, it is encrypted, or not the certificate's, OSError.
+    """Loads a certificate and its key into a context, with errors that name the flags.
+
+    Args:
+        context: Context of the connections.
+        chain: File of the certificate and its issuers'.
+        key: File of the private key; it may be the file of the chain.
+        flags: Beginning of the flags' names, before -cert and -key.
+
+    Raises:
+        ValueError: All users can read the key, it is encrypted, or it is not the certificate's.
+        OSError: A file cannot be read.
     """
     named = f"{flags}-{'cert' if key == chain else 'key'} {key}"
 
     def password() -> str:
-        raise ValueError(f"{named} is encrypted: there is nobody to ask for its password")
+        raise ValueError(f"{named} is encrypted, and a server cannot ask for its password")
 
     try:
         if key.stat().st_mode & 0o007:
-            raise ValueError(f"{named} can be used by everybody on this machine: chmod o= {key}")
+            raise ValueError(f"{named} can be used by every user of this machine: chmod o= {key}")
         context.load_cert_chain(chain, key, password)
     except ssl.SSLError as error:
         raise ValueError(

@@ -1,10 +1,16 @@
-"""What each rpc asks of its caller. One that is not named here is refused to everybody."""
+"""The policy of each rpc: the token that its caller needs. An rpc without a policy is refused to all callers."""
 
 from enum import Enum
 
 
 class Policy(Enum):
-    """OPEN: anybody. CLIENT: who has a token, where there are tokens. OPERATOR: whose token is an operator's."""
+    """Token that a caller needs.
+
+    Attributes:
+        OPEN: None.
+        CLIENT: Any token of the server, if it has tokens.
+        OPERATOR: A token of an operator, if the server has tokens.
+    """
 
     OPEN = "open"
     CLIENT = "client"
@@ -49,7 +55,7 @@ POLICIES: dict[str, Policy] = {
         "ModelStatistics",
         "ModelInfer",
         "ModelStreamInfer",
-        # Not supported, and said so to whoever may come in.
+        # Not supported; a client with a token gets that answer.
         "RepositoryIndex",
         "RepositoryModelLoad",
         "RepositoryModelUnload",
@@ -64,4 +70,4 @@ POLICIES: dict[str, Policy] = {
     ),
     **_of("grpc.reflection.v1alpha.ServerReflection", Policy.CLIENT, "ServerReflectionInfo"),
 }
-"""By the path of the rpc."""
+"""Policy by the path of the rpc."""

@@ -1,4 +1,4 @@
-"""Files that may change while a server runs: looked at when they are needed, at most once a second."""
+"""Files that may change while a server runs: checked when they are needed, at most once a second."""
 
 import logging
 import os
@@ -10,16 +10,27 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-PERIOD = 1.0  # seconds between two looks
+PERIOD = 1.0  # seconds between two checks
 
 log = logging.getLogger("quire.access")
 
 
 class Reloaded(Generic[T]):
-    """What `read` makes of these files, made anew when one of them has changed. Where that fails, what there was stays
-    in force and the log says why: files are replaced one after the other. May be asked on any thread.
+    """A value that is read from files, and read again when one of them has changed.
 
-    Raises what `read` does, the first time.
+    A read that fails is logged, and the last value stays in force: files that belong together are replaced one after
+    the other. `current` may be called on any thread.
+
+    Args:
+        paths: Files whose change is watched.
+        read: Reads the value.
+        clock: Returns seconds.
+
+    Attributes:
+        value: The last value.
+
+    Raises:
+        Exception: Any exception of the first `read`.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], clock: Callable[[], float] = time.monotonic):
@@ -29,7 +40,7 @@ class Reloaded(Generic[T]):
         self._due = clock() + PERIOD
 
     def current(self) -> T:
-        """As of the last look."""
+        """Returns the value, read again if the files have changed by the last check."""
         with self._lock:
             if self._clock() >= self._due:
                 self._due = self._clock() + PERIOD
@@ -49,7 +60,7 @@ class Reloaded(Generic[T]):
             log.info("read anew: %s", ", ".join(map(str, self._paths)))
 
     def _state(self) -> list[tuple[int, ...]]:
-        """Behind links: a mounted secret is a link that is changed to another directory."""
+        """Returns the state of each file behind its links: a mounted secret is a link whose target changes."""
         found = list[tuple[int, ...]]()
         for path in self._paths:
             try:

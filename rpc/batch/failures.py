@@ -23,7 +23,7 @@ class Failures:
         self.first = sorted([*self.first, (index, line_id)], key=lambda line: line[0])[:SHOWN]
 
     def __str__(self) -> str:
-        """The ids of the first lines, and the number of the others."""
+        """Returns the ids of the first lines, and the number of the others."""
         ids = ", ".join(_shown(line_id) for _, line_id in self.first)
         others = self.count - len(self.first)
         return f"{ids} and {others} more" if others else ids

@@ -1,4 +1,4 @@
-"""The two forms of a batch job's input: Quire's own, and that of OpenAI's Batch API. A file has one of them."""
+"""Recognises the form of a batch job's input: Quire's own, or that of OpenAI's Batch API. A file has one form."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def _form_of(path: Path) -> Parse:
-    """Returns the form of the file's first JSON object."""
+    """Returns the parser for the form of the file's first JSON object."""
     with path.open("rb") as file:
         for data in file:
             try:

@@ -1,6 +1,7 @@
-"""Images of a batch job's line: base64, as JSON has bytes, or the name of a file, which ends as one of images does.
+"""Images of a batch job's line: base64, or the name of a file with the ending of an image.
 
-No base64 has a dot. A name is taken from the folder of the input. Files are read when their line is run.
+Base64 has no dot, so the two differ. A name is relative to the folder of the input. Files are read when their line
+runs.
 """
 
 import base64
@@ -12,7 +13,7 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.frontend.errors import invalid
 from rpc.image_files import read_image
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 STANDARD = str.maketrans("-_", "+/")
@@ -20,14 +21,20 @@ STANDARD = str.maketrans("-_", "+/")
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """field: of the line, for errors. image: of the line's request, empty until `read`."""
+    """An image whose file is still to be read.
+
+    Attributes:
+        field: Field of the line, for errors.
+        path: The file.
+        image: The image in the line's request; empty until `read`.
+    """
 
     field: str
     path: Path
     image: pb.Image
 
     def read(self) -> None:
-        """Raises RequestFailed."""
+        """Reads the file into the request. Raises RequestFailed."""
         try:
             self.image.data = read_image(self.path)
         except (OSError, ValueError) as error:
@@ -35,7 +42,20 @@ class NamedFile:
 
 
 def set_image(image: pb.Image, value: object, field: str, folder: Path) -> NamedFile | None:
-    """What is still to be read; None where the value has it all. Raises RequestFailed."""
+    """Sets an image of a request from its JSON value.
+
+    Args:
+        image: Message to fill.
+        value: Base64 or the name of a file.
+        field: Name of the value, for errors.
+        folder: Folder of the input.
+
+    Returns:
+        The file that is still to be read; None for base64.
+
+    Raises:
+        RequestFailed: The value is neither.
+    """
     if not isinstance(value, str):
         raise invalid(InvalidRequest(field, value, "must be base64 or the name of a file"))
     if value.lower().endswith(ENDINGS):

@@ -9,19 +9,19 @@ from pathlib import Path
 from rpc.batch.failures import Failures
 from rpc.batch.forms import read_lines
 from rpc.batch.line import Answering, Line, Outcome
-from rpc.batch.patience import JobStoppedError, Patience
-from rpc.batch.results import OutputError, Results
+from rpc.batch.results import OutputError, OutputFile
+from rpc.batch.retries import JobStoppedError, RetryPolicy
 from rpc.batch.retrying import RetryingRunner
-from rpc.batch.runners import Runner
+from rpc.batch.runners import RequestRunner
 from rpc.frontend.errors import RequestFailed, internal
 
 log = logging.getLogger("quire.batch")
 
-AHEAD = 4  # times the runner's requests in flight: how far results may come before their turn, held in memory
+AHEAD = 4  # results held in memory before their turn, as a multiple of the runner's requests in flight
 
 
 @dataclass(slots=True)
-class Tally:
+class JobCounts:
     """Progress of a job.
 
     Attributes:
@@ -44,9 +44,11 @@ class Tally:
 
     @property
     def done(self) -> int:
+        """Number of lines with a result, or an error in its place."""
         return self.before + self.results + self.errors
 
     def add(self, line: Line, outcome: Outcome) -> None:
+        """Counts one line's outcome."""
         if outcome.failed:
             self.errors += 1
             self.failures.add(line.index, line.id)
@@ -57,28 +59,44 @@ class Tally:
 
 
 def count_lines(path: Path) -> int:
-    """Lines that are not blank. Raises OSError."""
+    """Returns the number of lines that are not blank. Raises OSError."""
     with path.open("rb") as file:
         return sum(1 for data in file if data.strip())
 
 
 async def run_job(
-    path: Path, results: Results, runner: Runner, patience: Patience, tally: Tally, show: Callable[[Tally], object]
+    path: Path,
+    results: OutputFile,
+    runner: RequestRunner,
+    policy: RetryPolicy,
+    counts: JobCounts,
+    show: Callable[[JobCounts], object],
 ) -> None:
-    """Every line of the input that has no result yet gets one. show: told whenever the tally has changed.
+    """Runs every line of the input that has no result yet, and writes its result.
 
-    Raises JobStoppedError where it must stop for now, OSError, OutputError where the input has changed.
+    Args:
+        path: The input.
+        results: The output.
+        runner: Runs the requests.
+        policy: Decides on retries, and when the job stops.
+        counts: Progress, kept up to date.
+        show: Called with `counts` after each line.
+
+    Raises:
+        JobStoppedError: The job cannot go on now.
+        OSError: A file cannot be read or written.
+        OutputError: The input has changed since its lines were counted.
     """
     window, turn = asyncio.Semaphore(runner.in_flight), asyncio.Condition()
-    answering = RetryingRunner(runner, patience)
+    answering = RetryingRunner(runner, policy)
 
     async def run(line: Line) -> None:
         try:
-            text = await _answer(line, answering, tally)
+            text = await _run_line(line, answering, counts)
         finally:
             window.release()
         results.add(line.index, text)
-        show(tally)
+        show(counts)
         async with turn:
             turn.notify()
 
@@ -87,7 +105,7 @@ async def run_job(
             for line in read_lines(path):
                 if results.has(line.index):
                     continue
-                async with turn:
+                async with turn:  # one slow line must not fill memory with the results behind it
                     while line.index - results.next >= AHEAD * runner.in_flight:
                         await turn.wait()
                 await window.acquire()
@@ -95,21 +113,21 @@ async def run_job(
     except BaseExceptionGroup as failed:
         stopped, _ = failed.split(JobStoppedError)
         raise (stopped or failed).exceptions[0] from None
-    if tally.done != tally.lines:
-        raise OutputError(f"{path} has changed: {tally.lines} lines were counted in it, {tally.done} have results")
+    if counts.done != counts.lines:
+        raise OutputError(f"{path} has changed: {counts.lines} lines were counted in it, {counts.done} have results")
     results.complete()
 
 
-async def _answer(line: Line, answering: Answering, tally: Tally) -> str:
-    """Returns the output's line: a result, or why there is none. Raises JobStoppedError."""
+async def _run_line(line: Line, answering: Answering, counts: JobCounts) -> str:
+    """Runs one line, and returns the output's line: a result or an error. Raises JobStoppedError."""
     try:
         outcome = await line.run(answering)
     except RequestFailed as failure:
         outcome = Outcome(line.failed(failure), failed=True)
     except JobStoppedError:
         raise
-    except Exception:  # whatever a line makes raise concerns this line
+    except Exception:  # an unexpected failure concerns this line alone; the job goes on
         log.exception("line %d failed", line.number)
         outcome = Outcome(line.failed(internal()), failed=True)
-    tally.add(line, outcome)
+    counts.add(line, outcome)
     return outcome.text

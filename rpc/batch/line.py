@@ -1,4 +1,4 @@
-"""A line of a batch job, whatever its form."""
+"""A line of a batch job: the interface that both forms implement."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from typing import Protocol
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.frontend.errors import RequestFailed
-from rpc.gateway.served import Served
+from rpc.gateway.served import ServedModels
 
 OPENAI_KEYS = ("custom_id", "method", "url", "body")
-"""Keys of a line of OpenAI's Batch API, none of which a line of Quire's own form has."""
+"""Keys of a line of OpenAI's Batch API. A line of Quire's own form has none of them."""
 CALL_FAILED = "CALL_FAILED"
-"""Reason of a failure of which gRPC says more than the server."""
+"""Reason of a failed call for which the server gave no reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a line.
+    """Outcome of a line: its result or its error.
 
     Attributes:
         text: The output's line: JSON without its end.
@@ -36,11 +36,16 @@ class Answering(Protocol):
     """Answers the requests of lines."""
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedModels:
         """Names, fingerprints and tokens of the models that answer."""
 
     async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
-        """Tries until there is an answer. Raises RequestFailed for one that will not change, JobStoppedError."""
+        """Tries until there is a response.
+
+        Raises:
+            RequestFailed: The request failed, and another try cannot help.
+            JobStoppedError: The job cannot go on now.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Line(ABC):
     Attributes:
         index: Number among such lines, from 0.
         number: Number in the file, from 1.
-        id: The line's name in the output; its number in the file where it has none.
+        id: Id in the output; the number in the file if the line has no id.
     """
 
     index: int
@@ -59,7 +64,7 @@ class Line(ABC):
 
     @abstractmethod
     async def run(self, answering: Answering) -> Outcome:
-        """Answers the line. Raises RequestFailed, JobStoppedError."""
+        """Runs the line. Raises RequestFailed, JobStoppedError."""
 
     @abstractmethod
     def failed(self, failure: RequestFailed) -> str:

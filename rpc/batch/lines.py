@@ -1,7 +1,7 @@
-"""A line of a batch job: JSON to a request of the public API, its response or failure back to JSON.
+"""Quire's own form of a line: JSON to a request of the public API, its response or failure back to JSON.
 
-What a line may say is the proto's: `sampling`, `stopping` and `output` are read as the messages of those names, so
-field names, types and their errors are those of every other client.
+`sampling`, `stopping` and `output` are parsed as the proto's messages of these names. So field names, types and errors
+are those of every other client.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from quire.v1 import generation_service_pb2 as pb
 from rpc.batch.images import NamedFile, set_image
 from rpc.batch.line import OPENAI_KEYS, Answering, Line, Outcome
 from rpc.frontend.errors import RequestFailed, internal, invalid
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 PARAMETERS = ("sampling", "stopping", "output")
@@ -29,8 +29,8 @@ class OwnLine(Line):
     """A line of Quire's own form.
 
     Attributes:
-        request: What to run.
-        failure: Why the line is no request. Set where `request` is not.
+        request: The request; None if the line is wrong.
+        failure: Error of a line without a request.
         files: Images of the request that are still to be read.
     """
 
@@ -39,7 +39,7 @@ class OwnLine(Line):
     files: tuple[NamedFile, ...] = ()
 
     def read_files(self) -> None:
-        """Raises RequestFailed."""
+        """Reads the image files into the request. Raises RequestFailed."""
         for file in self.files:
             file.read()
 
@@ -57,7 +57,14 @@ class OwnLine(Line):
 
 
 def parse_line(index: int, number: int, data: bytes, folder: Path = Path()) -> OwnLine:
-    """folder: of the files that it names. Never raises for what is in the line."""
+    """Parses a line. A wrong line does not raise: it has its failure.
+
+    Args:
+        index: Number among lines that are not blank, from 0.
+        number: Number in the file, from 1.
+        data: Bytes of the line.
+        folder: Folder of the files that the line names.
+    """
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -86,7 +93,7 @@ def _bad_line(message: str) -> RequestFailed:
 
 
 def _request(values: dict[str, Any], folder: Path) -> tuple[pb.GenerateRequest, tuple[NamedFile, ...]]:
-    """And its images that are still to be read. Raises RequestFailed."""
+    """Returns the request, and its image files that are still to be read. Raises RequestFailed."""
     for key in values:
         if key not in KEYS:
             raise _bad(key, values[key], f"is not known here; a line has {', '.join(KEYS)}")
@@ -96,7 +103,7 @@ def _request(values: dict[str, Any], folder: Path) -> tuple[pb.GenerateRequest, 
     request = pb.GenerateRequest()
     spec, files = request.spec, list[NamedFile | None]()
     if "template_arguments" in values and given != ["messages"]:
-        raise _bad("template_arguments", values["template_arguments"], "goes with messages alone")
+        raise _bad("template_arguments", values["template_arguments"], "needs messages")
     match given[0]:
         case "prompt":
             _set_text(spec, values["prompt"])
@@ -136,7 +143,7 @@ def _set_images(spec: pb.GenerationSpec, images: object, folder: Path) -> list[N
 
 
 def _set_chat(spec: pb.GenerationSpec, messages: object, arguments: object, folder: Path) -> list[NamedFile | None]:
-    """arguments: of the template, as plain JSON values."""
+    """Sets a conversation, with `arguments` of its template as plain JSON values; returns the files to read."""
     if not isinstance(messages, list):
         raise _bad("messages", messages, "must be a list of messages")
     spec.chat.SetInParent()
@@ -161,7 +168,7 @@ def _set_chat(spec: pb.GenerationSpec, messages: object, arguments: object, fold
 
 
 def _set_content(message: pb.ChatMessage, content: object, number: int, folder: Path) -> list[NamedFile | None]:
-    """Raises ValueError for what is no Unicode text too."""
+    """Sets a message's content, and returns the files to read. Raises ValueError also for lone surrogates."""
     field = f"messages[{number}].content"
     files = list[NamedFile | None]()
     if isinstance(content, str):
@@ -176,7 +183,7 @@ def _set_content(message: pb.ChatMessage, content: object, number: int, folder: 
             case {"type": "image", "image": image, **rest} if not rest:
                 files.append(set_image(message.parts.add().image, image, f"{field}[{i}].image", folder))
             case _:
-                raise _bad(f"{field}[{i}]", part, "must have a type and what is of that type, text or image")
+                raise _bad(f"{field}[{i}]", part, "must have a type, text or image, and a field of that name")
     return files
 
 
@@ -190,7 +197,7 @@ def _parse(values: object, into: Message, key: str) -> None:
 
 
 def result_line(line: OwnLine, response: pb.GenerateResponse) -> str:
-    """One line of JSON, without its end."""
+    """Returns a result's line of JSON, without its end."""
     usage = {
         "prompt_tokens": response.usage.prompt_tokens,
         "cached_prompt_tokens": response.usage.cached_prompt_tokens,
@@ -222,6 +229,6 @@ def _sequence(sequence: pb.SequenceResult, searched: bool) -> dict[str, Any]:
 
 
 def failure_line(line: OwnLine, failure: RequestFailed) -> str:
-    """One line of JSON, without its end."""
+    """Returns a failure's line of JSON, without its end."""
     error = {"code": failure.code, "reason": failure.reason, "message": failure.message}
     return json.dumps({"id": line.id, "error": error})

@@ -1,6 +1,6 @@
-"""A line of OpenAI's Batch API: JSON to the gateway's request of an endpoint, its answer or failure back to JSON.
+"""OpenAI's form of a line: JSON to the gateway's request of an endpoint, its response or failure back to JSON.
 
-Fields of a body, their checks and the form of an answer are those of `rpc.gateway`.
+Fields of a body, their checks and the form of a response are those of `rpc.gateway`.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from quire.v1 import generation_service_pb2 as pb
 from rpc.batch.line import CALL_FAILED, OPENAI_KEYS, Answering, Line, Outcome
 from rpc.client.failures import Failure
 from rpc.frontend.errors import RequestFailed
-from rpc.gateway.answers import Answer
-from rpc.gateway.chat import ChatCompletion
+from rpc.gateway.answers import ApiResponse
+from rpc.gateway.chat import ChatResponse
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
-from rpc.gateway.completions import Completion
+from rpc.gateway.completions import CompletionResponse
 from rpc.gateway.errors import ApiError, of_call, of_validation
 from rpc.gateway.parameters import names_of
-from rpc.gateway.schema import Asked
+from rpc.gateway.schema import CommonRequest
 
 METHOD = "POST"
-ENDPOINTS: dict[str, tuple[type[Asked], type[Answer]]] = {
-    "/v1/completions": (CompletionRequest, Completion),
-    "/v1/chat/completions": (ChatRequest, ChatCompletion),
+ENDPOINTS: dict[str, tuple[type[CommonRequest], type[ApiResponse]]] = {
+    "/v1/completions": (CompletionRequest, CompletionResponse),
+    "/v1/chat/completions": (ChatRequest, ChatResponse),
 }
 LONGEST = 60  # characters of a value in a message
 
@@ -41,8 +41,8 @@ class BadLine(Line):
     """A line that is no request.
 
     Attributes:
-        code: What is wrong, for programs.
-        message: What is wrong, for people.
+        code: Error code for programs.
+        message: Error message for people.
     """
 
     code: str
@@ -62,36 +62,36 @@ class OpenAILine(Line):
     """A request of an endpoint.
 
     Attributes:
-        body: The request; or the reason why its body is none.
-        answer: Class of the endpoint's answers.
+        body: The request, or the error of a wrong body.
+        response: Class of the endpoint's responses.
     """
 
-    body: Asked | ApiError
-    answer: type[Answer]
+    body: CommonRequest | ApiError
+    response: type[ApiResponse]
 
     async def run(self, answering: Answering) -> Outcome:
         try:
             if isinstance(self.body, ApiError):
                 raise self.body
-            answer = self.answer(self.body, answering.served, ())
-            requests = [pb.GenerateRequest(spec=request.spec) for request in await answer.begin()]
+            made = self.response(self.body, answering.served, ())
+            requests = [pb.GenerateRequest(spec=request.spec) for request in await made.begin()]
             responses = await self._responses(self.body, requests, answering)
             pieces = [
                 piece
                 for position, response in enumerate(responses)
-                for piece in await answer.take(position, streamed(response))
+                for piece in await made.pieces_of(position, streamed(response))
             ]
         except ApiError as error:
             return Outcome(_refusal(self, error), failed=True)
-        whole = answer.whole(pieces)
+        whole = made.whole(pieces)
         usage = whole["usage"]
         text = _output(self, _response(200, responses[0].request_id, whole), None)
         return Outcome(text, False, usage["prompt_tokens"], usage["completion_tokens"])
 
     async def _responses(
-        self, asked: Asked, requests: Sequence[pb.GenerateRequest], answering: Answering
+        self, asked: CommonRequest, requests: Sequence[pb.GenerateRequest], answering: Answering
     ) -> list[pb.GenerateResponse]:
-        """Answers each prompt, all at once. Raises ApiError, JobStoppedError."""
+        """Runs all prompts at once. Raises ApiError, JobStoppedError."""
         ended = await asyncio.gather(*(answering.run(request) for request in requests), return_exceptions=True)
         responses = list[pb.GenerateResponse]()
         for position, end in enumerate(ended):
@@ -108,7 +108,14 @@ class OpenAILine(Line):
 
 
 def parse_openai_line(index: int, number: int, data: bytes, folder: Path = Path()) -> Line:
-    """Never raises for what is in the line. folder: of no consequence, since bodies name no files."""
+    """Parses a line. A wrong line does not raise: it is a `BadLine`, or has its error.
+
+    Args:
+        index: Number among lines that are not blank, from 0.
+        number: Number in the file, from 1.
+        data: Bytes of the line.
+        folder: Unused: bodies name no files.
+    """
     del folder
     try:
         values = from_json(data, allow_inf_nan=False)  # as the gateway reads a body: no lone surrogates, no NaN
@@ -146,7 +153,7 @@ def _wrong_values(values: dict[str, Any]) -> str | None:
     return None
 
 
-def _asked(schema: type[Asked], body: dict[str, Any]) -> Asked | ApiError:
+def _asked(schema: type[CommonRequest], body: dict[str, Any]) -> CommonRequest | ApiError:
     try:
         asked = schema.model_validate(body)
     except ValidationError as error:
@@ -184,7 +191,7 @@ def streamed(response: pb.GenerateResponse) -> pb.StreamGenerateResponse:
 
 
 def _refusal(line: Line, error: ApiError) -> str:
-    """As a call of the endpoint is answered: an HTTP status, and a body that says why."""
+    """Returns the output's line of an error, in the form of the endpoint: an HTTP status and a body."""
     return _output(line, _response(error.status, "", json.loads(error.body)), None)
 
 

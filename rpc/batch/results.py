@@ -1,7 +1,7 @@
-"""The output file of a batch job: results in the order of the input, whatever order they come in.
+"""The output file of a batch job: results in the order of the input, in whatever order they come.
 
-A result that comes before its turn waits in a second file beside the output, so that a job that is killed computes
-nothing twice but what was in flight. The second file goes when the job is complete.
+A result that comes before its turn waits in a second file beside the output. So a job that is killed computes only the
+requests in flight again. The second file is removed when the job is complete.
 """
 
 import fcntl
@@ -17,35 +17,48 @@ from rpc.batch.failures import Failures
 from rpc.batch.line import Line
 
 START = b'{"id": '
-"""Of every result."""
+"""Start of every result."""
 
 
 class OutputError(ValueError):
     """An output file that this job cannot go on with."""
 
 
-class Results:
-    """Open it with the output's path, `resume` once, then `add` each result; use it as a context manager.
+class OutputFile:
+    """The output of one job. Call `resume` once, then `add` with each result; use it as a context manager.
 
-    Raises OutputError where another process writes to the file, OSError.
+    Invariant: the output has the results of lines 0 to `next` - 1, and the second file has all later ones.
+
+    Attributes:
+        next: Index of the first line without a result in the output.
+        failures: Lines that failed in earlier runs.
+
+    Raises:
+        OutputError: Another process writes to the file.
+        OSError: A file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._waiting_path = path, path.with_name(path.name + ".waiting")
         if not path.exists():
-            self._waiting_path.unlink(missing_ok=True)  # of an output that was removed
+            self._waiting_path.unlink(missing_ok=True)  # it belongs to an output that was removed
         self._output = _open_locked(path)
         self._waiting_file: BinaryIO | None = None
         self._waiting: dict[int, str] = {}
         self.next = 0
-        """Index of the first line whose result is not in the output."""
         self.failures = Failures()
-        """Lines that failed in earlier runs."""
 
     def resume(self, lines: Iterable[Line]) -> int:
-        """Reads what an earlier run left; returns how many results that is. lines: the input's, from the first.
+        """Reads the results of an earlier run, and checks that they belong to this input.
 
-        Raises OutputError, having changed nothing, where they are another input's.
+        Args:
+            lines: Lines of the input, from the first.
+
+        Returns:
+            Number of these results.
+
+        Raises:
+            OutputError: They belong to another input; the files are unchanged.
         """
         torn = _torn_line(self._output)
         if not (torn.startswith(START) or START.startswith(torn)):
@@ -63,13 +76,13 @@ class Results:
         return count
 
     def _read_waiting(self, lines: Iterator[Line]) -> None:
-        """lines: those whose results are not in the output."""
+        """Reads the second file. `lines` are those whose results are not in the output."""
         with self._waiting_path.open("rb") as file:
             for entry in _whole_lines(file):
                 number, _, result = entry.partition("\t")
                 if not number.isdecimal():
                     raise OutputError(f"{self._waiting_path} was not written by a batch job: move it away")
-                if int(number) >= self.next:
+                if int(number) >= self.next:  # the others have moved to the output since
                     self._waiting[int(number)] = result
         last = max(self._waiting, default=-1)
         ahead = {line.index: line for line in itertools.takewhile(lambda line: line.index <= last, lines)}
@@ -90,8 +103,13 @@ class Results:
         return index < self.next or index in self._waiting
 
     def add(self, index: int, result: str) -> None:
-        """result: a line of JSON without its end. When this returns, it outlives this process, in its place or beside
-        it.
+        """Writes a result to the output if its turn has come, else to the second file.
+
+        When this returns, the result survives the end of this process.
+
+        Args:
+            index: Index of the line.
+            result: A line of JSON, without its end.
         """
         if index == self.next:
             self._write(result)
@@ -115,10 +133,10 @@ class Results:
         self.next += 1
 
     def complete(self) -> None:
-        """Nothing waits any more: removes the second file."""
+        """Removes the second file, after the last result."""
         self._waiting_path.unlink(missing_ok=True)
 
-    def __enter__(self) -> "Results":
+    def __enter__(self) -> "OutputFile":
         return self
 
     def __exit__(
@@ -140,7 +158,7 @@ def _open_locked(path: Path) -> BinaryIO:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[str]:
-    """Lines from the start. What follows the last end of line was being written when its writer was killed."""
+    """Returns the lines that have an end. A last one without it was being written when its writer was killed."""
     file.seek(0)
     return (data.decode(errors="replace")[:-1] for data in file if data.endswith(b"\n"))
 
@@ -160,7 +178,7 @@ def _torn_line(file: BinaryIO) -> bytes:
 
 
 def _is_failure(values: dict[str, Any]) -> bool:
-    """Whether the result is that of a line that failed, in either form."""
+    """Returns whether a result is that of a failed line, in either form."""
     response = values.get("response")
     return values.get("error") is not None or (isinstance(response, dict) and response.get("status_code") != 200)
 

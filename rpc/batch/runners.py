@@ -1,4 +1,4 @@
-"""What runs a batch job's requests: an engine of the job's own, or a server's BatchGenerate."""
+"""Runners of a batch job's requests: an engine of the job's own, or a server's BatchGenerate."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 from quire.v1 import tokenization_service_pb2 as tokenization_pb
 
 from rpc.batch.line import CALL_FAILED
-from rpc.batch.patience import PAUSE, JobStoppedError, Patience
+from rpc.batch.retries import PAUSE, JobStoppedError, RetryPolicy
 from rpc.cache_secret import read_secret
 from rpc.client.errors import UnavailableError, error_of, message_hint
 from rpc.client.failures import Failure
@@ -39,32 +39,41 @@ from rpc.settings import ServerSettings
 log = logging.getLogger("quire.batch")
 
 CALL_ENTRIES, CALL_BYTES, CALLS = 64, 48 * 1024, 8
-"""Most of one BatchGenerate call, and most calls at once. Without --max-message-bytes every server takes 64 KiB."""
-QUESTIONS = 32  # of `Served`, at a server at once
-SILENT, CONNECT = 1.0, 10.0  # seconds for the first answer of a server, before it is missed and before it is given up
+"""Entries and bytes of one BatchGenerate call, and calls at once. By default every server takes 64 KiB."""
+UNARY_CALLS = 32  # of `ServedModels`, at a server at once
+SILENT, CONNECT = 1.0, 10.0  # seconds for a server's first answer, until a warning and until the job gives up
 NOT_CONNECTED = Failure(grpc.StatusCode.UNAVAILABLE, "not connected")
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.keepalive_time_ms", 20_000),  # a server whose machine is gone says nothing
+    ("grpc.keepalive_time_ms", 20_000),  # notices a machine that is gone
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
 
 
-class Runner(Protocol):
-    """in_flight: requests that are worth running at once."""
+class RequestRunner(Protocol):
+    """Runs requests of a job.
+
+    Attributes:
+        in_flight: Number of requests worth running at once.
+    """
 
     in_flight: int
 
     def run(self, request: pb.GenerateRequest) -> Awaitable[pb.GenerateResponse]:
-        """Raises RequestFailed for what concerns this request, JobStoppedError for what ends the job."""
+        """Runs one request once.
+
+        Raises:
+            RequestFailed: The request failed.
+            JobStoppedError: The job cannot go on now.
+        """
 
     def ask(self, stub: type, method: str, request: Any, metadata: Metadata) -> Awaitable[Any]:
-        """Asks one of the small questions of `rpc.gateway.served.Served`. Raises RequestFailed, JobStoppedError."""
+        """Makes a unary call for `rpc.gateway.served.ServedModels`. Raises RequestFailed, JobStoppedError."""
 
 
 class LocalRunner:
-    """Requests straight to a frontend of this process."""
+    """Gives requests straight to a frontend of this process."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
@@ -93,7 +102,7 @@ class LocalRunner:
 
 @asynccontextmanager
 async def local_runner(settings: ServerSettings) -> AsyncIterator[LocalRunner]:
-    """An engine where the settings say, without a server. Raises what a host's `launch` does."""
+    """Starts an engine without a server, and yields its runner. Raises as a host's `launch`."""
     preparer = await asyncio.to_thread(load_preparer, settings.model)
     many = replace(settings.frontend, request_time=convert.LONGEST, max_preparing=2 * settings.scheduler.max_sequences)
     secret = read_secret(settings.cache)
@@ -108,8 +117,14 @@ async def local_runner(settings: ServerSettings) -> AsyncIterator[LocalRunner]:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """A request on its way to a server. alone: it shares no call."""
+class PendingRequest:
+    """A request on its way to a server.
+
+    Attributes:
+        request: The request.
+        answer: Its response or failure, once known.
+        alone: Whether it shares no call with other requests.
+    """
 
     request: pb.GenerateRequest
     answer: asyncio.Future[pb.GenerateResponse]
@@ -117,24 +132,24 @@ class Asked:
 
 
 class ServerRunner:
-    """Requests to a server, many in each BatchGenerate. `work` while requests run."""
+    """Sends requests to a server, many in each BatchGenerate. `work` must run while requests do."""
 
     in_flight = CALLS * CALL_ENTRIES
 
-    def __init__(self, channel: aio.Channel, server: str, patience: Patience, metadata: Metadata = ()) -> None:
-        self._stub, self._server, self._patience = pb_grpc.GenerationServiceStub(channel), server, patience
+    def __init__(self, channel: aio.Channel, server: str, policy: RetryPolicy, metadata: Metadata = ()) -> None:
+        self._stub, self._server, self._policy = pb_grpc.GenerationServiceStub(channel), server, policy
         self._channel, self._metadata = channel, metadata
-        self._questions = asyncio.Semaphore(QUESTIONS)
-        self._asked: deque[Asked] = deque()
-        self._news = asyncio.Event()
+        self._unary_calls = asyncio.Semaphore(UNARY_CALLS)
+        self._pending: deque[PendingRequest] = deque()
+        self._arrived = asyncio.Event()
 
     async def run(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
-        asked = Asked(request, asyncio.get_running_loop().create_future())
-        self._ask([asked])
-        return await asked.answer
+        pending = PendingRequest(request, asyncio.get_running_loop().create_future())
+        self._enqueue([pending])
+        return await pending.answer
 
     async def ask(self, stub: type, method: str, request: Any, metadata: Metadata) -> Any:
-        async with self._questions:
+        async with self._unary_calls:
             while True:
                 call = getattr(stub(self._channel), method)(request, metadata=(*self._metadata, *metadata))
                 try:
@@ -145,45 +160,45 @@ class ServerRunner:
                     self._away(error)
                     await asyncio.sleep(PAUSE)
                 else:
-                    self._patience.answered()
+                    self._policy.answered()
                     return answer
 
-    def _ask(self, asked: list[Asked]) -> None:
-        self._asked.extend(asked)
-        self._news.set()
+    def _enqueue(self, requests: list[PendingRequest]) -> None:
+        self._pending.extend(requests)
+        self._arrived.set()
 
     async def work(self) -> None:
-        """Sends what was asked, until cancelled."""
-        await asyncio.gather(*(self._call_after_call() for _ in range(CALLS)))
+        """Sends pending requests, until cancelled."""
+        await asyncio.gather(*(self._send_calls() for _ in range(CALLS)))
 
-    async def _call_after_call(self) -> None:
+    async def _send_calls(self) -> None:
         while True:
             call = await self._collect()
             try:
                 await self._send(call)
                 _fail(call, RequestFailed("INTERNAL", "NOT_ANSWERED", "the server left this entry of a batch out"))
             except aio.AioRpcError as error:
-                await self._failed([asked for asked in call if not asked.answer.done()], error)
-            except Exception as error:  # a bug: whoever waits shall hear of it
+                await self._call_failed([pending for pending in call if not pending.answer.done()], error)
+            except Exception as error:  # a bug: without this the requests would wait for ever
                 _fail(call, error)
 
-    async def _collect(self) -> list[Asked]:
-        """The next call: what waits, as far as it fits."""
-        while not self._asked:
-            self._news.clear()
-            await self._news.wait()
-        call, size = [self._asked.popleft()], 0
-        while self._asked and len(call) < CALL_ENTRIES and not (call[-1].alone or self._asked[0].alone):
+    async def _collect(self) -> list[PendingRequest]:
+        """Returns the requests of the next call: the pending ones that fit."""
+        while not self._pending:
+            self._arrived.clear()
+            await self._arrived.wait()
+        call, size = [self._pending.popleft()], 0
+        while self._pending and len(call) < CALL_ENTRIES and not (call[-1].alone or self._pending[0].alone):
             size += call[-1].request.ByteSize() + 8  # its tag and length
-            if size + self._asked[0].request.ByteSize() > CALL_BYTES:
+            if size + self._pending[0].request.ByteSize() > CALL_BYTES:
                 break
-            call.append(self._asked.popleft())
+            call.append(self._pending.popleft())
         return call
 
-    async def _send(self, call: list[Asked]) -> None:
-        message = pb.BatchGenerateRequest(requests=[asked.request for asked in call])
+    async def _send(self, call: list[PendingRequest]) -> None:
+        message = pb.BatchGenerateRequest(requests=[pending.request for pending in call])
         async for entry in self._stub.BatchGenerate(message, metadata=self._metadata):
-            self._patience.answered()
+            self._policy.answered()
             answer = call[entry.position].answer
             if answer.done():  # cancelled: the job is ending
                 continue
@@ -192,37 +207,41 @@ class ServerRunner:
             else:
                 answer.set_exception(failure_of(entry.error))
 
-    async def _failed(self, left: list[Asked], error: aio.AioRpcError) -> None:
-        """Of a call as a whole: a server that is away is waited for, a call that it does not take is taken apart."""
+    async def _call_failed(self, left: list[PendingRequest], error: aio.AioRpcError) -> None:
+        """Handles the failure of a whole call.
+
+        Requests wait for a server that is away. A call that the server refuses is split into calls of one request, so
+        that only the wrong request fails.
+        """
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             try:
                 self._away(error)
             except JobStoppedError as stopped:
                 _fail(left, stopped)
-            self._ask([asked for asked in left if not asked.answer.done()])
+            self._enqueue([pending for pending in left if not pending.answer.done()])
             await asyncio.sleep(PAUSE)
         elif len(left) == 1:
             _fail(left, request_failed(error))
         else:
-            self._ask([Asked(asked.request, asked.answer, alone=True) for asked in left])
+            self._enqueue([PendingRequest(pending.request, pending.answer, alone=True) for pending in left])
 
     def _away(self, error: aio.AioRpcError) -> None:
-        """Raises JobStoppedError where the server has been away for too long."""
-        self._patience.away(f"{self._server} does not answer: {error.details()}")
+        """Records that the server is away. Raises JobStoppedError if it has been for too long."""
+        self._policy.away(f"{self._server} does not answer: {error.details()}")
 
 
-def _fail(call: list[Asked], error: Exception) -> None:
-    for asked in call:
-        if not asked.answer.done():
-            asked.answer.set_exception(error)
+def _fail(call: list[PendingRequest], error: Exception) -> None:
+    for pending in call:
+        if not pending.answer.done():
+            pending.answer.set_exception(error)
 
 
 @asynccontextmanager
-async def server_runner(server: str, patience: Patience, security: Security = OPEN) -> AsyncIterator[ServerRunner]:
-    """Runs requests on a server. Raises QuireError where the server does not answer, or does not take requests."""
+async def server_runner(server: str, policy: RetryPolicy, security: Security = OPEN) -> AsyncIterator[ServerRunner]:
+    """Connects to a server, and yields its runner. Raises QuireError if it does not answer, or refuses requests."""
     async with security.aio_channel(server, OPTIONS) as channel:
         await _check_server(channel, server, security.metadata)
-        runner = ServerRunner(channel, server, patience, security.metadata)
+        runner = ServerRunner(channel, server, policy, security.metadata)
         work = asyncio.create_task(runner.work())
         try:
             yield runner
@@ -232,11 +251,12 @@ async def server_runner(server: str, patience: Patience, security: Security = OP
 
 
 async def _check_server(channel: aio.Channel, server: str, metadata: Metadata) -> None:
-    """Asks the server what it serves. A refused connection ends this at once, unlike one that is slow.
+    """Checks that the server answers. A refused connection fails at once, a slow one after `CONNECT` seconds.
+
+    A server that is full, has no engine yet or is shutting down passes: the job waits for it.
 
     Raises:
-        QuireError: No server answers, or it refuses such questions. A server that is full, has no engine yet or is
-            shutting down answers: the job waits for it.
+        QuireError: No server answers, or it refuses the call.
     """
     stub, request = model_pb_grpc.ModelServiceStub(channel), model_pb.ListModelsRequest()
     asking = asyncio.ensure_future(stub.ListModels(request, timeout=CONNECT, metadata=metadata))
@@ -263,7 +283,7 @@ def request_failed(error: grpc.RpcError) -> RequestFailed:
 
 
 def failure_of(error: pb.EntryError) -> RequestFailed:
-    """What a failed entry of a batch says, as `rpc.status` put it."""
+    """Returns the failure of one entry of a batch; reverses `rpc.status`."""
     reason, field, retry_after = "", "", None
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     for packed in error.details:

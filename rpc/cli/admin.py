@@ -1,4 +1,4 @@
-"""`quire admin`: what an operator asks of a running server."""
+"""`quire admin`: an operator's commands to a running server."""
 
 import json
 from collections import Counter
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 admin = typer.Typer(help="Look into a running server, on its admin port.", no_args_is_help=True)
 
 Server = Annotated[str, typer.Option(help="HOST:PORT of AdminService: the admin port of `quire serve`.")]
-Replica = Annotated[int, typer.Option(min=0, help="Which engine, where there are several.")]
-Number = Annotated[int, typer.Argument(min=0, help="Its number, as `quire cluster status` shows it.")]
+Replica = Annotated[int, typer.Option(min=0, help="Number of the engine, if there are several.")]
+Number = Annotated[int, typer.Argument(min=0, help="Number of the replica in `quire cluster status`.")]
 RESTART_SECONDS = 3600
 MAP_WIDTH, MAP_LINES = 64, 16  # characters of the page map
-MOST_LISTED = 1000  # requests in an answer
+MOST_LISTED = 1000  # requests in a response
 MOST_NAMED = 5  # requests in an error
 
 
@@ -32,7 +32,7 @@ def page_map(
     replica: Replica = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Show what the KV pages are used for, as a picture of the pool, and who holds how many."""
+    """Show the use of the KV pages as a picture of the pool, and the pages that each request holds."""
     from google.protobuf.json_format import MessageToDict
     from quire.v1 import admin_service_pb2 as pb
 
@@ -47,7 +47,7 @@ def page_map(
 
 
 def _picture(answer: "admin_service_pb2.GetPageMapResponse") -> Iterator[str]:
-    """Lines: the pool, each character a page or several that are beside each other, and a legend."""
+    """Yields lines: the pool, with one or several adjacent pages in a character, and a legend."""
     import numpy as np
     from quire.v1 import admin_service_pb2 as pb
 
@@ -81,7 +81,7 @@ def reset_prefix_cache(server: Server = "127.0.0.1:50052", replica: Replica = 0,
 
 @admin.command()
 def drain(replica: Number, server: Server = "127.0.0.1:50052", token_file: TokenFile = None) -> None:
-    """Move a replica's running requests to others and send it no new ones. Clients notice nothing."""
+    """Move a replica's running requests to others, and send it no new ones. Clients notice nothing."""
     from quire.v1 import admin_service_pb2 as pb
 
     answer = call(server, token_file, "DrainReplica", pb.DrainReplicaRequest(replica=replica))
@@ -99,7 +99,7 @@ def resume(replica: Number, server: Server = "127.0.0.1:50052", token_file: Toke
 
 @admin.command()
 def restart(replica: Number, server: Server = "127.0.0.1:50052", token_file: TokenFile = None) -> None:
-    """Drain a replica and put a new engine in its place: one after the other, all are new and no request is lost."""
+    """Drain a replica and start a new engine in its place. Replicas restarted in turn lose no request."""
     from quire.v1 import admin_service_pb2 as pb
 
     answer = call(server, token_file, "RestartReplica", pb.RestartReplicaRequest(replica=replica), RESTART_SECONDS)
@@ -110,10 +110,10 @@ def restart(replica: Number, server: Server = "127.0.0.1:50052", token_file: Tok
 def list_requests(
     server: Server = "127.0.0.1:50052",
     token_file: TokenFile = None,
-    most: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="At most so many, the oldest ones.")] = 100,
+    most: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="Requests to show at most, the oldest ones.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Show live requests: whose they are, what is done with them, how many tokens they have."""
+    """Show live requests with tenant, state, age and token counts."""
     from google.protobuf.json_format import MessageToDict
     from quire.v1 import admin_service_pb2 as pb
 
@@ -141,31 +141,31 @@ def list_requests(
 @admin.command()
 def cancel(
     request_id: Annotated[
-        str, typer.Argument(help="As `quire admin requests` shows it, or how only one of them begins.")
+        str, typer.Argument(help="Request id in `quire admin requests`, or a prefix that only one of them has.")
     ],
     tenant: Annotated[
         str | None,
-        typer.Option(help="Whose it is. Unset: that of the only one that has such a request.", show_default=False),
+        typer.Option(help="Tenant of the request. Unset: the only one with such a request.", show_default=False),
     ] = None,
     server: Server = "127.0.0.1:50052",
     token_file: TokenFile = None,
 ) -> None:
-    """End a live request. Its client gets what there is of it, and that it was aborted."""
+    """End a live request. Its client gets the output so far, with the finish reason of an abort."""
     from quire.v1 import admin_service_pb2 as pb
 
     listed = call(server, token_file, "ListRequests", pb.ListRequestsRequest(max_count=MOST_LISTED))
     try:
-        meant = _meant(listed, request_id, tenant)
+        cancelled = _cancel_request(listed, request_id, tenant)
     except ValueError as error:
         stop(error)
-    call(server, token_file, "CancelRequest", meant)
-    print(f"request {meant.request_id} has ended")
+    call(server, token_file, "CancelRequest", cancelled)
+    print(f"request {cancelled.request_id} has ended")
 
 
-def _meant(
+def _cancel_request(
     listed: "admin_service_pb2.ListRequestsResponse", given: str, tenant: str | None
 ) -> "admin_service_pb2.CancelRequestRequest":
-    """The live request with this id or prefix. Raises ValueError where several have it."""
+    """Returns the message that cancels the live request with this id or prefix. Raises ValueError for several."""
     from quire.v1 import admin_service_pb2 as pb
 
     found = [one for one in listed.requests if one.request_id.startswith(given) and tenant in (None, one.tenant)]
@@ -178,13 +178,14 @@ def _meant(
         raise ValueError(
             f"only {len(listed.requests)} of {listed.total_count} live requests were looked at: give the whole id"
         )
-    if not found:  # the server answers that there is none, or it is among those that were not listed
+    if not found:  # the server knows better: the list may have been cut
         return pb.CancelRequestRequest(request_id=given, tenant=tenant or "")
     (one,) = exact or found
     return pb.CancelRequestRequest(request_id=one.request_id, tenant=one.tenant)
 
 
 def call(server: str, token_file: Path | None, method: str, request: Any, seconds: float = 15) -> Any:
+    """Calls a method of AdminService, and returns its response. A failure ends the command."""
     import grpc
     from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
@@ -195,12 +196,13 @@ def call(server: str, token_file: Path | None, method: str, request: Any, second
     try:
         security = Security(token_in(token_file))
         with security.channel(server, CHANNEL_OPTIONS) as channel:
-            answering = getattr(pb_grpc.AdminServiceStub(channel), method)
-            return answering(request, timeout=seconds, metadata=security.metadata)
+            stub = pb_grpc.AdminServiceStub(channel)
+            return getattr(stub, method)(request, timeout=seconds, metadata=security.metadata)
     except (grpc.RpcError, ValueError, OSError) as error:
         stop(error_of(error, server) if isinstance(error, grpc.RpcError) else error)
 
 
 def stop(error: Exception) -> NoReturn:
+    """Prints an error, and ends the command with status 1."""
     typer.echo(f"quire: {said(error, of_operators=True)}", err=True)
     raise typer.Exit(1) from None

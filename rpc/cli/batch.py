@@ -1,4 +1,4 @@
-"""`quire batch`: a file of requests in, a file of results out."""
+"""`quire batch`: runs a file of requests, and writes a file of results."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rpc.client.security import Security
 
 LINES_FAILED = 3
-"""Exit status of a job that is complete, some of whose lines failed."""
+"""Exit status of a complete job with failed lines."""
 
 
 @with_settings(
@@ -45,16 +45,16 @@ def batch(
     ],
     output_path: Annotated[
         Path,
-        typer.Option("--output", dir_okay=False, help="JSON lines, one result each. If it is there, the job goes on."),
+        typer.Option("--output", dir_okay=False, help="JSON lines, one result each. If it exists, the job goes on."),
     ],
     server: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT of a running `quire serve` to run it on, in place of --model.", show_default=False
+            help="HOST:PORT of a running `quire serve` that runs the job, in place of --model.", show_default=False
         ),
     ] = None,
     allow_errors: Annotated[
-        bool, typer.Option("--allow-errors", help=f"Exit with 0 instead of {LINES_FAILED} where lines failed.")
+        bool, typer.Option("--allow-errors", help=f"Exit with 0 instead of {LINES_FAILED} if lines failed.")
     ] = False,
     config: Config = None,
     **values: Any,
@@ -64,11 +64,11 @@ def batch(
     A line is an object with "id", "prompt" or "prompt_token_ids" or "messages", "images", "sampling", "stopping",
     "output", the last three with the field names of the API. An image is base64, or a file beside the input. Or all
     lines are those of OpenAI's Batch API, and so are the results: "custom_id", "method", "url", "body". A line
-    that is no request, or fails, gets a line with its "error", and the command exits with 3. The same command goes on
-    where it was stopped.
+    that is no request, or fails, gets a line with its "error", and the command exits with 3. After a stop the same
+    command goes on.
     """
     from model.errors import CheckpointError
-    from rpc.batch.patience import JobStoppedError
+    from rpc.batch.retries import JobStoppedError
     from rpc.client.errors import QuireError
     from rpc.engines.process import EngineStartError
     from rpc.frontend.errors import RequestFailed
@@ -107,7 +107,10 @@ def batch(
 
 
 def _refuse_engine_flags(context: typer.Context, server: str, flags: list[str]) -> str | None:
-    """The server to use: none where an engine's flags stand on the command line and --server only in a weaker place."""
+    """Returns the server to use, and refuses flags of an engine beside it.
+
+    Engine flags on the command line win over a --server of the file or the environment: then it returns None.
+    """
     sources = {flag: context.get_parameter_source(flag) for flag in ("server", *flags)}
     given = [flag for flag, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if "server" not in given:
@@ -125,42 +128,42 @@ def _say(message: str) -> None:
 async def _run(
     input_path: Path, output_path: Path, server: str | None, settings: ServerSettings, security: "Security"
 ) -> "Failures":
-    """Runs the job to its end. Returns the lines that failed, those of earlier runs included."""
+    """Runs the job to its end, and returns the failed lines, those of earlier runs included."""
     from rpc.batch.forms import read_lines
-    from rpc.batch.job import Tally, count_lines, run_job
-    from rpc.batch.patience import Patience
-    from rpc.batch.results import Results
-    from rpc.batch.runners import Runner, local_runner, server_runner
+    from rpc.batch.job import JobCounts, count_lines, run_job
+    from rpc.batch.results import OutputFile
+    from rpc.batch.retries import RetryPolicy
+    from rpc.batch.runners import RequestRunner, local_runner, server_runner
 
     if not input_path.is_file() or (output_path.exists() and output_path.samefile(input_path)):
         raise ValueError(f"--input {input_path} must be a regular file, and not the output: it is read more than once")
-    patience = Patience()
-    with Results(output_path) as results:
+    policy = RetryPolicy()
+    with OutputFile(output_path) as results:
         before = results.resume(read_lines(input_path))
-        tally = Tally(count_lines(input_path), before, results.failures)
-        if tally.before == tally.lines:
+        counts = JobCounts(count_lines(input_path), before, results.failures)
+        if counts.before == counts.lines:
             results.complete()
-            _say(f"nothing to do: {output_path} has all {tally.lines} results")
-            return tally.failures
-        if tally.before:
-            _say(f"going on: {tally.before} of {tally.lines} results are there")
-        runner: AbstractAsyncContextManager[Runner]
-        runner = local_runner(settings) if server is None else server_runner(server, patience, security)
+            _say(f"nothing to do: {output_path} has all {counts.lines} results")
+            return counts.failures
+        if counts.before:
+            _say(f"going on: {counts.before} of {counts.lines} results are there")
+        runner: AbstractAsyncContextManager[RequestRunner]
+        runner = local_runner(settings) if server is None else server_runner(server, policy, security)
         began = time.monotonic()
         async with runner as ready:
             with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
-                task = bar.add_task("", total=tally.lines, completed=tally.before, tokens=0, errors=0)
+                task = bar.add_task("", total=counts.lines, completed=counts.before, tokens=0, errors=0)
 
-                def show(now: Tally) -> None:
+                def show(now: JobCounts) -> None:
                     bar.update(task, completed=now.done, tokens=now.completion_tokens, errors=now.errors)
 
-                await run_job(input_path, results, ready, patience, tally, show)
-        rate = tally.completion_tokens / (time.monotonic() - began)
+                await run_job(input_path, results, ready, policy, counts, show)
+        rate = counts.completion_tokens / (time.monotonic() - began)
         _say(
-            f"{tally.results} results and {tally.errors} errors, {tally.prompt_tokens} prompt + "
-            f"{tally.completion_tokens} generated tokens, {rate:.0f} tokens/s, in {output_path}"
+            f"{counts.results} results and {counts.errors} errors, {counts.prompt_tokens} prompt + "
+            f"{counts.completion_tokens} generated tokens, {rate:.0f} tokens/s, in {output_path}"
         )
-        return tally.failures
+        return counts.failures
 
 
 COLUMNS = (

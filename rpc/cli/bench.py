@@ -1,4 +1,4 @@
-"""`quire bench serve`: a load on a running server, and what its clients saw."""
+"""`quire bench serve`: puts a load on a running server, and reports latencies and throughput."""
 
 import asyncio
 import json
@@ -18,10 +18,10 @@ from rpc.loadgen.settings import INPUT, OUTPUT, PROTOCOLS, SERVERS, LoadSettings
 
 if TYPE_CHECKING:
     from rpc.client.security import Security
-    from rpc.loadgen.drive import Run
-    from rpc.loadgen.plan import Plan
-    from rpc.loadgen.seen import Targets
-    from rpc.loadgen.wire import Served, Wire
+    from rpc.loadgen.drive import LoadRun
+    from rpc.loadgen.observation import Targets
+    from rpc.loadgen.plan import RequestPlan
+    from rpc.loadgen.wire import ServedModel, Wire
 
 STANDARD_OUTPUT = Path("-")
 bench = typer.Typer(help="Measure running servers.", no_args_is_help=True)
@@ -47,14 +47,15 @@ def serve(
     server: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT; of openai http://HOST:PORT/v1. Unset: here, at its usual port.", show_default=False
+            help="HOST:PORT; for openai http://HOST:PORT/v1. Unset: this machine, at the usual port.",
+            show_default=False,
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="Its name; unset: the only one.", show_default=False)] = "",
+    model: Annotated[str, typer.Option(help="Served model's name; unset: the only one.", show_default=False)] = "",
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="The model's directory, or name on the hub, for openai: prompts of exactly so many tokens.",
+            help="For openai: the model's directory or name on the hub, for prompts of exact lengths.",
             show_default=False,
         ),
     ] = None,
@@ -66,22 +67,22 @@ def serve(
     ] = None,
     max_error_rate: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="A larger share of failed requests ends with 1.", show_default=False),
+        typer.Option(min=0.0, max=1.0, help="Exit with 1 if a larger share of requests fails.", show_default=False),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write the figures there; - is standard output.")
+        Path | None, typer.Option("--json", dir_okay=False, help="File for the figures; - is standard output.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Draw them: FILE.png or FILE.html. Needs matplotlib.")
+        Path | None, typer.Option(dir_okay=False, help="File for charts, .png or .html. Needs matplotlib.")
     ] = None,
     **values: Any,
 ) -> None:
-    """Put a load on a running server and say what its clients saw: latencies, throughput, goodput, errors.
+    """Put a load on a running server and report its clients' view: latencies, throughput, goodput, errors.
 
-    Latencies of an open loop (--rate, --trace) count from when a request should have been sent, not from when it was:
-    a server that stalls is charged for all that came meanwhile. Ctrl-C shows what there is.
+    Latencies of an open loop (--rate, --trace) count from the time at which a request was due, not from when it was
+    sent: a stall of the server counts for all requests that come meanwhile. Ctrl-C shows the figures so far.
     """
-    from rpc.loadgen.seen import Targets
+    from rpc.loadgen.observation import Targets
     from rpc.loadgen.wire import Failed
 
     try:
@@ -118,7 +119,7 @@ def _stop(message: str) -> None:
 def _wire(
     protocol: str, address: str, model: str, tokenizer: str | None, settings: LoadSettings, security: "Security"
 ) -> "Wire":
-    """Raises ValueError."""
+    """Returns the client of a protocol. Raises ValueError."""
     if protocol not in PROTOCOLS:
         raise ValueError(f"--protocol is {protocol!r}, must be one of {', '.join(PROTOCOLS)}")
     if tokenizer is not None and protocol != "openai":
@@ -140,7 +141,7 @@ def _wire(
 def _openai(
     address: str, model: str, tokenizer: str | None, settings: LoadSettings, security: "Security"
 ) -> "Wire":  # fmt: skip
-    """Raises ValueError."""
+    """Returns the client of OpenAI's protocol. Raises ValueError."""
     _need("httpx", "--protocol openai", "bench")
     from model.errors import CheckpointError
     from model.inputs.tokenizer_files import load_tokenizer
@@ -164,13 +165,13 @@ def _openai(
 
 
 def _need(library: str, what: str, extra: str) -> None:
-    """Raises ValueError where it is not installed."""
+    """Raises ValueError if a library is not installed."""
     if find_spec(library) is None:
         raise ValueError(f"{what} needs {library}, which is not installed: {how_to_install(extra)}")
 
 
 def _check_plot(path: Path | None) -> None:
-    """Before the load, not after it. Raises ValueError."""
+    """Checks --plot before the load, which may take long. Raises ValueError."""
     if path is not None:
         _need("matplotlib", "--plot", "plots")
         if path.suffix not in (".png", ".html"):
@@ -178,13 +179,17 @@ def _check_plot(path: Path | None) -> None:
 
 
 def _check_writable(flag: str, path: Path | None) -> None:
-    """Before the load, which may take long and cannot be had again. Leaves files as they are. Raises ValueError."""
+    """Checks before the load, which may take long, that a file can be written. Leaves files as they are.
+
+    Raises:
+        ValueError: The file cannot be written.
+    """
     if path is None or path == STANDARD_OUTPUT:
         return
-    target = path.resolve()  # else what is removed again may be a link to it
+    target = path.resolve()  # otherwise the removal below could remove a link to the file
     is_new = not target.exists()
     if not is_new and not target.is_file():
-        return  # of a pipe the other end would see a writer come and go
+        return  # a pipe's reader would see the end of its input
     try:
         target.open("ab").close()
         if is_new:
@@ -198,7 +203,7 @@ def _unwritten(flag: str, path: Path, error: OSError) -> str:
 
 
 def _written(flag: str, path: Path | None, write: Callable[[Path], None]) -> list[str]:
-    """Why not, if it could not be."""
+    """Writes a file. Returns the errors as sentences, so that the other file is still written."""
     if path is None:
         return []
     try:
@@ -208,15 +213,15 @@ def _written(flag: str, path: Path | None, write: Callable[[Path], None]) -> lis
     return []
 
 
-def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, int | None, "Run"]:
-    """A title for it, the seed of its prompts, and what came of it."""
+def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, int | None, "LoadRun"]:
+    """Runs the load; returns a title, the seed of its prompts, and its result."""
     from rpc.loadgen.run import run_load
 
     console, titles, prompt_seed = Console(stderr=True), [place], settings.prompt_seed
     with Progress(*COLUMNS, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None, running=0, failed=0, tokens=0)
 
-        def ready(plan: "Plan", served: "Served", exact: bool) -> None:
+        def ready(plan: "RequestPlan", served: "ServedModel", exact: bool) -> None:
             nonlocal prompt_seed
             prompt_seed = plan.prompt_seed
             bar.update(task, total=plan.total)
@@ -226,7 +231,7 @@ def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, int | N
             if plan.shrink < 1:
                 console.print(f"the trace's lengths are shrunk to {plan.shrink:.1%}, to fit the model's context")
 
-        def look(run: "Run") -> None:
+        def look(run: "LoadRun") -> None:
             bar.update(task, refresh=True, **progress(run))
 
         try:
@@ -236,14 +241,14 @@ def _run(wire: "Wire", settings: LoadSettings, place: str) -> tuple[str, int | N
     return ": ".join(titles), prompt_seed, run
 
 
-def progress(run: "Run") -> dict[str, Any]:
-    """What the bar shows. Takes as long for many requests as for few: it holds up the event loop."""
+def progress(run: "LoadRun") -> dict[str, Any]:
+    """Returns the bar's values. Its time is independent of the number of requests, since it blocks the event loop."""
     running = len(run.seen) - run.ended
     return {"completed": run.ended, "running": running, "failed": run.failed, "tokens": run.tokens}
 
 
-def _load(settings: LoadSettings, plan: "Plan") -> str:
-    """In words."""
+def _load(settings: LoadSettings, plan: "RequestPlan") -> str:
+    """Returns the load in words."""
     many = f"{plan.total} requests" if plan.total is not None else f"{settings.duration:g} s"
     if settings.trace is not None:
         return f"{many} of {Path(settings.trace).name}, {settings.speed or 1.0:g} times as fast"
@@ -253,8 +258,8 @@ def _load(settings: LoadSettings, plan: "Plan") -> str:
     return f"{many}, {settings.together} at a time, {lengths}"
 
 
-def _shown(run: "Run", targets: "Targets", title: str, on_terminal: bool) -> dict[str, Any]:
-    """The figures, which are shown too."""
+def _shown(run: "LoadRun", targets: "Targets", title: str, on_terminal: bool) -> dict[str, Any]:
+    """Computes the figures, and prints them on a terminal."""
     from rpc.loadgen.report import show
     from rpc.loadgen.summary import summary
 
@@ -265,7 +270,7 @@ def _shown(run: "Run", targets: "Targets", title: str, on_terminal: bool) -> dic
 
 
 def _save(result: dict[str, Any], targets: "Targets", asked: dict[str, Any], path: Path) -> None:
-    """Raises OSError."""
+    """Writes the figures as JSON. Raises OSError."""
     text = json.dumps({"load": asked | {"ttft_target": targets.first, "tpot_target": targets.other}, **result})
     if path == STANDARD_OUTPUT:
         print(text, flush=True)
@@ -273,8 +278,8 @@ def _save(result: dict[str, Any], targets: "Targets", asked: dict[str, Any], pat
         path.write_text(text + "\n", encoding="utf-8")
 
 
-def _draw(run: "Run", targets: "Targets", title: str, result: dict[str, Any], path: Path) -> None:
-    """Raises OSError."""
+def _draw(run: "LoadRun", targets: "Targets", title: str, result: dict[str, Any], path: Path) -> None:
+    """Writes the charts. Raises OSError."""
     from rpc.loadgen.plots import draw, save
 
     save(draw(run, targets, title), result, title, path)

@@ -1,4 +1,4 @@
-"""`quire cache-sim`: what the prefix cache would have saved in a trace."""
+"""`quire cache-sim`: simulates the prefix cache on a trace of requests."""
 
 import json
 from collections.abc import Iterator
@@ -27,12 +27,10 @@ def cache_sim(
         int,
         typer.Option(
             min=1,
-            help="Blocks that are kept from one request to the next; those of the one that is served come on top.",
+            help="Blocks kept from one request to the next; the blocks of the request being served come on top.",
         ),
     ],
-    policy: Annotated[
-        str, typer.Option(help=f"Which cached block goes first: {', '.join(POLICIES)}.")
-    ] = CacheSettings().eviction,
+    policy: Annotated[str, typer.Option(help=f"Eviction policy: {', '.join(POLICIES)}.")] = CacheSettings().eviction,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Replay a trace's prompts, one after the other, against the prefix cache of this version.
@@ -69,7 +67,7 @@ def cache_sim(
 
 
 def read_blocks(trace: Path) -> Iterator[list[int]]:
-    """The ids of each request's blocks. Raises ValueError, which names the line, for what is no such trace."""
+    """Yields the ids of each request's blocks. Raises ValueError, which names the line, if the file is no trace."""
     with trace.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():

@@ -1,4 +1,4 @@
-"""`quire chat`: a conversation with a running server's model."""
+"""`quire chat`: holds a conversation with a running server's model."""
 
 import sys
 from contextlib import suppress
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rpc.cli.connection import ConnectionOptions, said, security_of
-from rpc.cli.generate import SamplingOptions, StoppingOptions
 from rpc.cli.options import build, with_settings
+from rpc.cli.parameters import SamplingOptions, StoppingOptions
 
 
 @with_settings({SamplingOptions: "Sampling", StoppingOptions: "Stopping", ConnectionOptions: "Connection"})
@@ -18,22 +18,22 @@ def chat(
     server: Annotated[
         list[str],
         typer.Option(
-            help="HOST:PORT of a running `quire serve`; given several times, the next one goes on where one is lost."
+            help="HOST:PORT of a running `quire serve`; may be given several times: if one is lost, the next goes on."
         ),
-    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
+    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer only reads it
     model: Annotated[str, typer.Option(help="Served model's name; unset: the only one.", show_default=False)] = "",
     text: Annotated[
-        bool, typer.Option("--text", help="No conversation but one text, which you and the model write in turn.")
+        bool, typer.Option("--text", help="Write one text with the model in turn, in place of a conversation.")
     ] = False,
     **values: Any,
 ) -> None:
-    """Talk to a running server's model. /help shows what else can be said; Ctrl-C stops an answer, Ctrl-D ends."""
+    """Talk to a running server's model. /help shows the commands; Ctrl-C stops an answer, Ctrl-D ends."""
     from rpc.client import Client, QuireError
     from rpc.terminal.conversation import Conversation
     from rpc.terminal.talk import NoTemplate, talk
 
     with suppress(ImportError):
-        import readline  # noqa: F401 - lines can be edited, and those before come back
+        import readline  # noqa: F401 - gives `input` line editing and history
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     options = asdict(build(SamplingOptions, values)) | asdict(build(StoppingOptions, values))

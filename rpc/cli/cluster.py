@@ -1,4 +1,4 @@
-"""`quire cluster`: the engines of a running server."""
+"""`quire cluster`: shows the engines of a running server."""
 
 import json
 from typing import Annotated
@@ -23,7 +23,7 @@ def status(
     token_file: TokenFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Show each replica: its state, how many engines its place has had, pages and queue."""
+    """Show each replica: its state, its epoch, its pages and its queue."""
     from google.protobuf.json_format import MessageToDict
     from quire.v1 import admin_service_pb2 as pb
 

@@ -1,4 +1,4 @@
-"""Flags of commands that talk to a running server: who they are, and which server is the right one."""
+"""Flags of commands that talk to a running server: token, certificates, and hints about ports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,55 +15,65 @@ if TYPE_CHECKING:
 
 NO_ADMIN = "it has no AdminService. That is on the server's admin port, 50052 unless --admin-port says another"
 NO_REQUESTS = "it answers no requests. Those go to the server's own port, 50051 unless --port says another"
-HELP = "File with your token, and nothing else; readable by nobody else."
+HELP = "File with your token and nothing else, which no other user can read."
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help=HELP, show_default=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """To servers that ask for tokens or have certificates."""
+    """Token and certificates of a command that calls a server."""
 
     token_file: str | None = field(default=None, metadata={"help": HELP})
     tls: bool = field(default=False, metadata={"help": "The server has a certificate that this machine trusts."})
     tls_ca: str | None = field(
-        default=None, metadata={"help": "PEM file of who signed the server's certificate, where that is somebody else."}
+        default=None,
+        metadata={"help": "PEM file of the authority that signed the server's certificate. Unset: a public one."},
     )
     tls_cert: str | None = field(
         default=None, metadata={"help": "PEM file of a certificate of your own, for servers that ask for one."}
     )
     tls_key: str | None = field(default=None, metadata={"help": "PEM file of its key."})
     plaintext_token: bool = field(
-        default=False, metadata={"help": "The token may go to other machines without TLS, where it can be read."}
+        default=False,
+        metadata={"help": "The token may go to other machines without TLS, although others can read it on the way."},
     )
 
 
 def security_of(values: Mapping[str, Any]) -> "Security":
-    """From a command's values. Raises ValueError, OSError."""
+    """Returns the credentials of a command's flags.
+
+    Raises:
+        ValueError: The token or a certificate is wrong, or others can read the token's file.
+        OSError: A file cannot be read.
+    """
     from rpc.client.security import Security
 
-    given = build(ConnectionOptions, values)
+    options = build(ConnectionOptions, values)
 
     def content(path: str | None) -> bytes | None:
         return None if path is None else Path(path).read_bytes()
 
     return Security(
-        token=token_in(given.token_file),
-        tls=given.tls,
-        roots=content(given.tls_ca),
-        chain=content(given.tls_cert),
-        key=content(given.tls_key),
-        plaintext=given.plaintext_token,
+        token=token_in(options.token_file),
+        tls=options.tls,
+        roots=content(options.tls_ca),
+        chain=content(options.tls_cert),
+        key=content(options.tls_key),
+        plaintext=options.plaintext_token,
     )
 
 
 def token_in(path: str | Path | None) -> str:
-    """ "" without a file. Raises ValueError, OSError."""
+    """Returns the token in a file; "" without a file. Raises ValueError, OSError."""
     return "" if path is None else read_token(Path(path), "--token-file")
 
 
 def said(error: Exception, of_operators: bool = False) -> str:
-    """A client's error, with what a person can do about it on the command line. of_operators: of a command that asks
-    AdminService.
+    """Returns a client's error as a sentence, with a remedy on the command line.
+
+    Args:
+        error: The error.
+        of_operators: Whether the command calls AdminService.
     """
     import grpc
 

@@ -1,4 +1,7 @@
-"""Flags from a file and from the environment. The command line beats the file, the file the environment."""
+"""Defaults of flags from a file and from the environment.
+
+The command line takes precedence over the file, and the file over the environment.
+"""
 
 import difflib
 import os
@@ -12,7 +15,7 @@ import typer
 
 ENVIRONMENT = "QUIRE_"
 NOT_SETTINGS = {"config", "help"}
-ALIKE = 0.75  # difflib's ratio from which one name is taken to mean another
+ALIKE = 0.75  # difflib's ratio from which a name is suggested for another
 SUGGESTIONS = 3
 
 
@@ -22,8 +25,8 @@ class Flags:
 
     Attributes:
         command: The command that runs.
-        own: Its flags, and whether each is a switch.
-        others: Other commands, and the flags of each.
+        own: Flag of this command, to whether it is a switch.
+        others: Other command, to its flags.
         configured: Commands that read a file and the environment.
     """
 
@@ -33,7 +36,7 @@ class Flags:
     configured: frozenset[str]
 
     @staticmethod
-    def of(context: typer.Context) -> "Flags":
+    def of_command(context: typer.Context) -> "Flags":
         commands: dict[str, Any] = getattr(context.find_root().command, "commands", {})
         flags = {name: frozenset(p.name for p in command.params if p.name) for name, command in commands.items()}
         command = context.command.name or ""
@@ -49,7 +52,7 @@ class Flags:
         )
 
     def hint(self, name: str) -> str:
-        """Names the flags that an unknown name may stand for; "" where none is likely."""
+        """Returns a hint at the flags that an unknown name may stand for; "" if none is likely."""
         found = likely(_spelt(name), [_spelt(own) for own in self.own])
         having = [command for command, flags in self.others.items() if name in flags]
         hints = [
@@ -60,24 +63,24 @@ class Flags:
 
 
 def likely(name: str, known: list[str]) -> list[str]:
-    """Returns known names that this one may stand for: those spelt alike, then those that have all its words."""
+    """Returns known names that this one may stand for: similar spellings first, then names with all its words."""
     words = set(name.split("-"))
     longer = [one for one in known if words <= set(one.split("-"))]
     return list(dict.fromkeys(difflib.get_close_matches(name, known, SUGGESTIONS, ALIKE) + longer))[:SUGGESTIONS]
 
 
 def load_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Callback of --config: the environment's values, under the file's, become the command's defaults."""
-    flags = Flags.of(context)
+    """Sets the command's defaults from the environment and, over them, the file; the callback of --config."""
+    flags = Flags.of_command(context)
     values = _from_environment(flags) | ({} if path is None else _from_file(path, flags))
     context.default_map = {**(context.default_map or {}), **values}
     return path
 
 
 def _from_environment(flags: Flags) -> dict[str, Any]:
-    """Reads the command's flags; warns of unknown names that resemble one.
+    """Reads the command's flags, and warns of unknown names that resemble one.
 
-    One environment serves all commands, and other tools may own names that begin like ours: no name is an error.
+    No name is an error: one environment serves all commands, and other tools may use names with the same prefix.
     """
     elsewhere = set[str]().union(*(flags.others[name] for name in flags.configured - {flags.command}))
     values = dict[str, Any]()
@@ -93,7 +96,7 @@ def _from_environment(flags: Flags) -> dict[str, Any]:
 
 
 def _from_file(path: Path, flags: Flags) -> dict[str, Any]:
-    """Reads the keys at the top and those of the command's own table, which win. Raises typer.BadParameter."""
+    """Reads the keys at the top, and over them those of the command's own table. Raises typer.BadParameter."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -108,7 +111,7 @@ def _from_file(path: Path, flags: Flags) -> dict[str, Any]:
 
 
 def _checked(path: Path, content: Mapping[str, Any], flags: Flags) -> dict[str, Any]:
-    """Returns the values by names of parameters. Raises typer.BadParameter."""
+    """Checks keys and types, and returns the values by parameter. Raises typer.BadParameter."""
     values = dict[str, Any]()
     for key, value in content.items():
         name = key.replace("-", "_")
@@ -124,5 +127,5 @@ def _checked(path: Path, content: Mapping[str, Any], flags: Flags) -> dict[str, 
 
 
 def _spelt(name: str) -> str:
-    """The name as it stands in a file and on the command line."""
+    """Returns a parameter's name as it stands in a file and on the command line."""
     return name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""`quire estimate`: the arithmetic of a model's KV cache and weights, from config.json alone."""
+"""`quire estimate`: computes the size of a model's KV cache and weights from config.json alone."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,17 @@ from rpc.paths import model_name
 
 
 def estimate(directory: Path, settings: ModelSettings, length: int | None = None) -> dict[str, int | str | None]:
-    """What `show` prints. Raises CheckpointError, ValueError."""
+    """Returns the sizes that `show` prints.
+
+    Args:
+        directory: Folder of the model.
+        settings: Types, page size and memory.
+        length: Tokens of a sequence; None takes the model's context.
+
+    Raises:
+        CheckpointError: config.json cannot be read, or the model cannot be served.
+        ValueError: `length` is outside the model's context.
+    """
     config, page_size, memory = read_config(directory), settings.page_size, settings.kv_cache_memory
     weights_dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     dtype = weights_dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
@@ -26,11 +36,11 @@ def estimate(directory: Path, settings: ModelSettings, length: int | None = None
     weights = weight_bytes(config, weights_dtype, settings.quantization)
     memory = max(0, int((free_host_bytes() - weights) * HOST_FRACTION)) if memory is None else memory
     pages = memory // layout.page_bytes
-    a_sequence = layout.pages_for(length, ahead=1)  # as it is decoded
+    a_sequence = layout.pages_for(length, ahead=1)  # while it decodes, one token at a time
     return {
         "model": model_name(settings.model, directory),
         "architecture": config.architecture,
-        "quantization": settings.quantization,
+        "quantization": settings.quantization or config.stored_format or None,
         "weight_bytes": weights,
         "dtype": dtype,
         "page_size": page_size,
@@ -66,6 +76,7 @@ LABELS = {
 
 
 def show(directory: Path, settings: ModelSettings, length: int | None, as_json: bool) -> None:
+    """Prints the sizes as a table or as JSON. Raises as `estimate`."""
     values = estimate(directory, settings, length)
     if as_json:
         print(json.dumps(values))
@@ -85,6 +96,6 @@ def _shown(key: str, value: int | str | None) -> str:
 
 
 def binary(size: int) -> str:
-    """A number of bytes in the largest unit of which there is one: "16.0 GiB"."""
+    """Returns a number of bytes in the largest unit that it fills: "16.0 GiB"."""
     unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if size >= UNITS[unit[0]]), None)
     return f"{size} B" if unit is None else f"{size / UNITS[unit[0]]:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""`quire gateway`: OpenAI's HTTP API in front of running servers."""
+"""`quire gateway`: serves OpenAI's HTTP API in front of running servers."""
 
 from typing import Annotated, Any
 
@@ -16,13 +16,15 @@ def gateway(
     server: Annotated[
         list[str],
         typer.Option(
-            help="HOST:PORT of a running `quire serve`; given several times, the others are spare: the next one goes "
-            "on where one is lost. To share the load put `quire frontend` between."
+            help="HOST:PORT of a running `quire serve`; may be given several times: the others are spares, and if one "
+            "is lost, the next goes on. To share the load put `quire frontend` between."
         ),
-    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
+    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer only reads it
     allow_origin: Annotated[
         list[str],
-        typer.Option(help="Origin (https://HOST) whose pages may use it from a browser, or *; again and again."),
+        typer.Option(
+            help="Origin (https://HOST) whose pages may use it from a browser, or *; may be given several times."
+        ),
     ] = [],  # noqa: B006 - as above
     config: Config = None,
     **values: Any,

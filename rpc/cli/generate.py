@@ -1,7 +1,7 @@
 """`quire generate`: a text from a running server, as it comes."""
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,47 +10,12 @@ import typer
 
 from rpc.cli.connection import ConnectionOptions, said, security_of
 from rpc.cli.options import build, with_settings
+from rpc.cli.parameters import SamplingOptions, StoppingOptions
 
 if TYPE_CHECKING:
     from quire.v1 import generation_service_pb2 as pb
 
     from rpc.client import Client
-
-UINT32 = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """Fields of quire.v1.SamplingParameters; what is unset the server decides."""
-
-    temperature: float | None = field(default=None, metadata={"help": "0 is greedy. Unset: the model's default."})
-    top_p: float | None = field(default=None, metadata={"help": "Nucleus mass in (0, 1]."})
-    top_k: int | None = field(default=None, metadata={"help": "0 is off.", "min": 0, "max": UINT32})
-    min_p: float | None = field(default=None, metadata={"help": "In [0, 1]."})
-    repetition_penalty: float | None = field(
-        default=None, metadata={"help": "Of tokens of prompt and output; above 0, 1 is off."}
-    )
-    frequency_penalty: float | None = field(
-        default=None, metadata={"help": "For each time that a token is in the output; in [-2, 2]."}
-    )
-    presence_penalty: float | None = field(default=None, metadata={"help": "If a token is in the output; in [-2, 2]."})
-    bad_words: list[str] | None = field(
-        default=None, metadata={"flag": "--bad-word", "help": "Never generated; may be given several times."}
-    )
-    seed: int | None = field(default=None, metadata={"help": "Makes sampling repeatable.", "min": 0, "max": 2**64 - 1})
-
-
-@dataclass(frozen=True, slots=True)
-class StoppingOptions:
-    """Fields of quire.v1.StoppingCriteria; what is unset the server decides."""
-
-    max_tokens: int | None = field(
-        default=None, metadata={"help": "Most tokens to generate. Unset: what fits.", "min": 1, "max": UINT32}
-    )
-    min_tokens: int | None = field(
-        default=None, metadata={"help": "Least tokens before anything stops it.", "min": 0, "max": UINT32}
-    )
-    stop: list[str] | None = field(default=None, metadata={"help": "Stop string; may be given several times."})
 
 
 @with_settings({SamplingOptions: "Sampling", StoppingOptions: "Stopping", ConnectionOptions: "Connection"})
@@ -61,7 +26,7 @@ def generate(
         typer.Option(
             help="HOST:PORT of a running `quire serve`; given several times, the next one goes on where one is lost."
         ),
-    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, nobody writes to it
+    ] = ["127.0.0.1:50051"],  # noqa: B006 - typer reads it, no code writes to it
     model: Annotated[str, typer.Option(help="Served model's name; unset: the only one.", show_default=False)] = "",
     timeout: Annotated[float | None, typer.Option(help="Seconds for all of it.", show_default=False)] = None,
     chat: Annotated[
@@ -73,8 +38,8 @@ def generate(
             exists=True,
             dir_okay=False,
             show_default=False,
-            help="PNG or JPEG file, for a model that sees; may be given several times. With --chat it stands before "
-            "the text, else the text has the model's marker in its place.",
+            help="PNG or JPEG file, for a vision-language model; may be given several times. With --chat it stands "
+            "before the text, else the text has the model's marker in its place.",
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the generated text.")] = False,

@@ -1,4 +1,4 @@
-"""The `quire` command. Imports torch only where a command needs it."""
+"""The `quire` command and its subcommands. Imports torch only in commands that need it."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +32,7 @@ from rpc.settings import (
 from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from rpc.access.door import Door
+    from rpc.access.authentication import AuthenticationInterceptor
     from rpc.frontend.frontend import Frontend
     from rpc.server import Dashboard
 
@@ -43,8 +43,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},  # commands below take it from here
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    epilog="The flags of serve, frontend, batch and estimate can also stand in a TOML file (--config) or, weaker, in "
-    "the environment: --page-size as QUIRE_PAGE_SIZE.",
+    epilog="The flags of serve, frontend, batch and estimate can also stand in a TOML file (--config) or, with less "
+    "precedence, in the environment: --page-size as QUIRE_PAGE_SIZE.",
 )
 
 
@@ -119,15 +119,16 @@ def serve(config: Config = None, **values: Any) -> None:
     }
 )
 def frontend(
-    model: Annotated[str, typer.Option(help="The model that the server serves, as its own --model.")] = "demo",
+    model: Annotated[str, typer.Option(help="The server's own --model.")] = "demo",
     served_model_name: Annotated[
-        str | None, typer.Option(help="Its name in requests. Unset: the directory's.", show_default=False)
+        str | None, typer.Option(help="The model's name in requests. Unset: the directory's.", show_default=False)
     ] = None,
     config: Config = None,
     **values: Any,
 ) -> None:
-    """Serve with the engines of a running `quire serve`, which has a --join-address: more clients than one process can
-    answer, and clients go on here when that one ends.
+    """Serve with the engines of a running `quire serve` that has a --join-address.
+
+    So a server answers more clients than one process can, and clients go on here if that process ends.
     """
 
     def run() -> None:
@@ -153,14 +154,14 @@ def _announce(line: str) -> None:
     print(f"quire: {line}", flush=True)
 
 
-def _make_dashboard(frontend: "Frontend", door: "Door") -> "Dashboard":
-    from rpc.web.process import Page  # loads starlette and uvicorn, which a server without a dashboard does without
+def _make_dashboard(frontend: "Frontend", authentication: "AuthenticationInterceptor") -> "Dashboard":
+    from rpc.web.process import DashboardServer  # loads starlette and uvicorn, only for a server with a dashboard
 
-    return Page(frontend, door)
+    return DashboardServer(frontend, authentication)
 
 
 def _serve(run: Callable[[], None], form: str) -> None:
-    """Whatever keeps it from serving is said in a line."""
+    """Runs a server. Prints a failure to start as one line, and exits with status 1."""
     from model.errors import CheckpointError
     from rpc.engines.process import EngineStartError
     from rpc.frontend.errors import RequestFailed
@@ -185,7 +186,7 @@ def estimate(
     model: Annotated[str, typer.Option(help="Model directory, a name on the hub, or `demo`.")] = "demo",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="KV in auto (as --dtype), one of these, int8 or fp8.")] = "auto",
-    quantization: Annotated[str | None, typer.Option(help="int8: of the weights. Unset: none.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="Format of the weights: int8. Unset: none.")] = None,
     page_size: Annotated[int, typer.Option(help="Tokens in a KV page.")] = 16,
     kv_cache_memory: Annotated[
         int | None,
@@ -199,7 +200,7 @@ def estimate(
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
     config: Config = None,
 ) -> None:
-    """Say what a model's KV cache and weights cost: bytes a token, pages, how many sequences of a length fit.
+    """Compute the memory of a model's KV cache and weights: bytes a token, pages, sequences that fit.
 
     Loads no weights.
     """
@@ -234,4 +235,5 @@ def _stop(error: BaseException) -> None:
 
 
 def main() -> None:
+    """Runs the command line."""
     app()

@@ -1,4 +1,4 @@
-"""`quire models`: what running servers serve."""
+"""`quire models`: lists the models of a running server."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""Command-line flags from settings dataclasses."""
+"""Makes command-line flags of settings dataclasses, and the dataclasses of the flags' values."""
 
 import inspect
 import re
@@ -17,7 +17,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_size(value: str | int) -> int:
-    """Bytes in "512MiB", "2G", "1073741824". Raises typer.BadParameter."""
+    """Returns the bytes of "512MiB", "2G" or "1073741824". Raises typer.BadParameter."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
     if match is None:
         raise typer.BadParameter(f"{value!r} is no size: write 512MiB, 2GiB or a number of bytes")
@@ -25,19 +25,23 @@ def parse_size(value: str | int) -> int:
 
 
 def flag_of(setting: Field[Any]) -> str:
+    """Returns the flag of a field: its own, or its name with dashes."""
     flag: str = setting.metadata.get("flag", "--" + setting.name.replace("_", "-"))
     return flag
 
 
 def parameter_of(setting: Field[Any]) -> str:
-    """The name of the flag as a Python parameter."""
+    """Returns the flag's name as a Python parameter."""
     return flag_of(setting).removeprefix("--").replace("-", "_")
 
 
 def with_settings(panels: Mapping[type, str | None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command one flag for each field of these dataclasses, in help panels of these titles.
+    """Gives a command one flag for each field of some dataclasses.
 
     The command is called with the flags' values by parameter name; `build` makes the dataclasses of them.
+
+    Args:
+        panels: Dataclass, and the title of its panel in --help; None is the main panel.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -76,7 +80,7 @@ def _parameter(setting: Field[Any], kind: Any, panel: str | None) -> inspect.Par
 
 
 def build(kind: type[S], values: Mapping[str, Any]) -> S:
-    """The dataclass from a command's values. Raises ValueError as it does."""
+    """Makes a dataclass of a command's values. Raises the dataclass's ValueError."""
     return kind(**{setting.name: values[parameter_of(setting)] for setting in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -84,7 +88,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         help="TOML file of this command's flags: `port = 50051`, `max-batched-tokens = 512`. A table such as `[serve]` "
-        "is for one command alone. The command line is stronger.",
+        "is for one command alone. The command line takes precedence.",
         callback=load_defaults,
         is_eager=True,
         show_default=False,

@@ -10,11 +10,13 @@ from rich.text import Text
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], elastic: Sequence[str], right: Sequence[str] = ()
 ) -> None:
-    """Prints columns without a frame. Every value is shown whole.
+    """Prints columns without a frame. No value is cut.
 
     Args:
-        elastic: Columns whose values go on in the next line where they do not fit.
-        right: Columns of figures.
+        columns: Headings.
+        rows: Values of each row.
+        elastic: Columns whose values wrap if they do not fit.
+        right: Columns of figures, aligned to the right.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
@@ -26,5 +28,5 @@ def print_table(
             vertical="top",
         )
     for row in rows:
-        table.add_row(*map(Text, row))  # as Text: a client chose its request's id, and brackets in it are no markup
+        table.add_row(*map(Text, row))  # as Text: clients choose request ids, whose brackets must not act as markup
     Console().print(table)

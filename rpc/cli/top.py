@@ -1,4 +1,4 @@
-"""`quire top`: a running server at work, in the terminal."""
+"""`quire top`: shows a running server at work in the terminal."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ import typer
 
 from rpc.cli.connection import TokenFile, said, token_in
 
-LINES = 40  # of a picture that is printed
+LINES = 40  # lines of a printed picture
 
 
 def top(
@@ -14,9 +14,9 @@ def top(
         str, typer.Option(help="HOST:PORT of AdminService: the admin port of `quire serve`.")
     ] = "127.0.0.1:50052",
     token_file: TokenFile = None,
-    interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two updates.")] = 1.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one picture and end; so without a terminal, too.")
+        bool, typer.Option("--once", help="Print one picture and exit. Implied without a terminal.")
     ] = False,
 ) -> None:
     """Watch a running server: throughput, times to the first token, each KV page, engines, tenants, requests."""
@@ -26,7 +26,7 @@ def top(
     from rpc.client.security import Security
     from rpc.terminal.screen import show
     from rpc.terminal.view import picture
-    from rpc.terminal.watch import Watch, look_twice
+    from rpc.terminal.watch import ServerWatch, look_twice
 
     console = Console()
     try:
@@ -35,7 +35,7 @@ def top(
             seen = look_twice(server, security, interval)
             console.print(picture(seen, console.width, LINES, live=False))
             return
-        with Watch(server, security, interval) as watch:
+        with ServerWatch(server, security, interval) as watch:
             show(console, watch)
     except (QuireError, ValueError, OSError) as error:
         typer.echo(f"quire: {said(error, of_operators=True)}", err=True)

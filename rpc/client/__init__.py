@@ -1,4 +1,6 @@
-"""Python clients of a Quire server, exported as `quire.Client` and the like; imports no torch.
+"""Python clients of a Quire server, exported as `quire.Client` and the like.
+
+Imports neither torch nor the engine, and knows a server by its gRPC API alone.
 
 from quire import Client
 

@@ -25,7 +25,17 @@ from rpc.client.tries import Tries
 
 
 class AsyncClient:
-    """As `Client`, on one asyncio loop; any number of calls at once. A task that is cancelled cancels its call."""
+    """`Client` for one asyncio loop, with any number of calls at once. A cancelled task cancels its call.
+
+    Args:
+        servers: HOST:PORT, or several.
+        security: Token and certificates.
+        timeout: Seconds for a whole call that has no timeout of its own; None sets no limit.
+        refusals: Waits of a call while the servers are full, each as long as a server says.
+
+    Raises:
+        ValueError: A server is not of the form HOST:PORT.
+    """
 
     def __init__(
         self,
@@ -47,28 +57,31 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Calls that have not ended are cancelled: who waits for them gets this package's `CancelledError`."""
+        """Closes the connections. Calls that have not ended are cancelled and raise this package's `CancelledError`."""
         await self._channels.close()
 
     async def generate(
         self, prompt: Prompt, images: Sequence[bytes] = (), timeout: float | None = None, **options: Any
     ) -> pb.GenerateResponse:
-        """The whole result of one request. prompt, images, options: as `spec_of` has them."""
+        """Returns the whole result of one request; arguments as for `Client.generate`."""
         request = pb.GenerateRequest(spec=spec_of(prompt, images, **options))
         return await self._call(pb_grpc.GenerationServiceStub, lambda stub: stub.Generate, request, timeout)
 
     def stream(
         self, prompt: Prompt, images: Sequence[bytes] = (), timeout: float | None = None, **options: Any
     ) -> "AsyncStream":
-        """Its deltas as they come; where a server is lost the next one goes on, each token comes once."""
+        """Returns the deltas of one request as they come; arguments as for `generate`.
+
+        If a server is lost, the next one goes on, and each token comes once.
+        """
         return self.stream_request(pb.StreamGenerateRequest(spec=spec_of(prompt, images, **options)), timeout)
 
     def stream_request(self, request: pb.StreamGenerateRequest, timeout: float | None = None) -> "AsyncStream":
-        """The same of a message of the API."""
+        """Does the same as `stream` for a message of the API."""
         return AsyncStream(AsyncResuming(self._channels, self._tries(timeout), request, self._metadata()))
 
     async def tokenize(self, text: str, add_special_tokens: bool = True, timeout: float | None = None) -> list[int]:
-        """Token ids."""
+        """Returns the token ids of a text."""
         request = tokenization_pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
         stub = tokenization_pb_grpc.TokenizationServiceStub
         answer = await self._call(stub, lambda of: of.Tokenize, request, timeout)
@@ -77,20 +90,20 @@ class AsyncClient:
     async def detokenize(
         self, ids: Sequence[int], skip_special_tokens: bool = True, timeout: float | None = None
     ) -> str:
-        """Their text."""
+        """Returns the text of token ids."""
         request = tokenization_pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=skip_special_tokens)
         stub = tokenization_pb_grpc.TokenizationServiceStub
         answer = await self._call(stub, lambda of: of.Detokenize, request, timeout)
         return str(answer.text)
 
     async def models(self, timeout: float | None = None) -> list[model_pb.Model]:
-        """What is served."""
+        """Lists the models that the server serves."""
         request = model_pb.ListModelsRequest()
         answer = await self._call(model_pb_grpc.ModelServiceStub, lambda of: of.ListModels, request, timeout)
         return list(answer.models)
 
     def _metadata(self) -> Metadata:
-        """Of a call that is made now."""
+        """Returns the metadata of a call that starts now: token and current trace."""
         return (*self._security.metadata, *trace_metadata())
 
     def _tries(self, timeout: float | None) -> Tries:
@@ -99,7 +112,7 @@ class AsyncClient:
     async def _call(
         self, stub: Callable[[aio.Channel], Any], method: Callable[[Any], Any], request: Any, timeout: float | None
     ) -> Any:
-        """A unary call, of which nothing remains where it fails: it is tried again as a whole."""
+        """Makes a unary call. A failed one leaves nothing behind, so it is tried again as a whole."""
         tries = self._tries(timeout)
         while True:
             left = tries.begin()
@@ -116,7 +129,10 @@ class AsyncClient:
 
 
 class AsyncStream:
-    """Messages of one StreamGenerate: iterate over them, or over `text()`. Leaving its context cancels what is left."""
+    """Messages of one StreamGenerate: iterate over them, or over `text()`.
+
+    Leaving its context cancels the rest.
+    """
 
     def __init__(self, resuming: AsyncResuming) -> None:
         self._resuming = resuming
@@ -143,24 +159,25 @@ class AsyncStream:
 
     @property
     def server(self) -> str:
-        """HOST:PORT that was asked last."""
+        """HOST:PORT of the server that was asked last."""
         return self._resuming.server
 
     async def text(self) -> AsyncIterator[str]:
-        """Of the first sequence, piece by piece."""
+        """Yields the text of the first sequence, piece by piece."""
         async for message in self:
             for delta in message.deltas:
                 if delta.index == 0 and delta.text:
                     yield delta.text
 
     def cancel(self) -> None:
-        """No more is wanted: who reads gets `CancelledError`, the one of this package."""
+        """Cancels the request; its reader gets this package's `CancelledError`."""
         self._resuming.cancel()
 
 
 def _cancelled(server: str) -> BaseException:
-    """What a reader of a call gets that ended with asyncio.CancelledError: that is the task's own end, unless somebody
-    else ended the call.
+    """Returns the exception for a call that ended with asyncio.CancelledError.
+
+    It stays that error if this task is being cancelled. Otherwise only the call was, and a `QuireError` says so.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

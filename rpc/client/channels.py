@@ -1,4 +1,4 @@
-"""Connections of a client to its servers."""
+"""Connections of the synchronous client, and the gRPC options of both clients."""
 
 import threading
 
@@ -6,7 +6,7 @@ import grpc
 
 from rpc.client.security import OPEN, Security
 
-CALLS_A_CONNECTION = 100  # a server takes 128 unless told otherwise; more would wait in the client
+CALLS_A_CONNECTION = 100  # a server takes 128 by default; more would wait in the client
 CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
@@ -18,16 +18,21 @@ CHANNEL_OPTIONS = (
 
 
 class SyncChannels:
-    """One to each server, for threads. `close` ends what is still called."""
+    """One connection to each server, shared by threads."""
 
     def __init__(self, security: Security = OPEN) -> None:
         self._security, self._lock = security, threading.Lock()
         self._open: dict[str, grpc.Channel] = {}
         self._closed = False
 
-    def to(self, server: str) -> grpc.Channel:
-        """HOST:PORT. Raises RuntimeError once it is closed."""
-        with self._lock:
+    def channel_to(self, server: str) -> grpc.Channel:
+        """Returns the connection to HOST:PORT, opened at its first use.
+
+        Raises:
+            RuntimeError: After `close`.
+            ValueError: The address is none, or the token could be read on its way there.
+        """
+        with self._lock:  # two threads must not open two connections, nor open one after `close`
             if self._closed:
                 raise RuntimeError("the client is closed")
             if server not in self._open:
@@ -35,6 +40,7 @@ class SyncChannels:
             return self._open[server]
 
     def close(self) -> None:
+        """Closes all connections; calls that run are cancelled."""
         with self._lock:
             channels, self._open, self._closed = list(self._open.values()), {}, True
         for channel in channels:

@@ -1,4 +1,4 @@
-"""The client for programs with threads, or none."""
+"""The synchronous client; threads may share it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,11 @@ REFUSALS = 5
 
 
 def servers_in(servers: str | Sequence[str]) -> list[str]:
-    """Returns them as a list. Raises ValueError where one is no HOST:PORT."""
+    """Returns one address or several as a list.
+
+    Raises:
+        ValueError: An address is not of the form HOST:PORT.
+    """
     listed = [servers] if isinstance(servers, str) else list(servers)
     for server in listed:
         check_server(server)
@@ -38,11 +42,16 @@ def servers_in(servers: str | Sequence[str]) -> list[str]:
 
 
 class Client:
-    """Of one server, or of several of which the next one is asked where one is lost.
+    """Client of one server, or of several: if one is lost, its calls go on at the next.
 
-    timeout: seconds for a whole call, unless the call has its own; None: none. refusals: how often a call waits, as
-    long as the server says, and tries again where that is full. Calls raise `QuireError`, and RuntimeError once it is
-    closed. Any thread may use it; more than a hundred calls at once wait for each other.
+    Calls raise `QuireError`, and RuntimeError after `close`. Any thread may use the client; more than a hundred calls
+    at once wait for each other.
+
+    Args:
+        servers: HOST:PORT, or several.
+        security: Token and certificates.
+        timeout: Seconds for a whole call that has no timeout of its own; None sets no limit.
+        refusals: Waits of a call while the servers are full, each as long as a server says.
 
     Raises:
         ValueError: A server is not of the form HOST:PORT, or the token could be read on its way there.
@@ -68,46 +77,56 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Calls that have not ended are cancelled."""
+        """Closes the connections; calls that have not ended are cancelled."""
         self._channels.close()
 
     def generate(
         self, prompt: Prompt, images: Sequence[bytes] = (), timeout: float | None = None, **options: Any
     ) -> pb.GenerateResponse:
-        """The whole result of one request. prompt, images, options: as `spec_of` has them."""
+        """Returns the whole result of one request.
+
+        Args:
+            prompt: Text, token ids or a conversation; see `spec_of`.
+            images: PNG or JPEG files of a prompt of text or ids.
+            timeout: Seconds for the call; None takes the client's.
+            options: Fields of the request by name; see `spec_of`.
+        """
         request = pb.GenerateRequest(spec=spec_of(prompt, images, **options))
         return self._call(pb_grpc.GenerationServiceStub, lambda stub: stub.Generate, request, timeout)
 
     def stream(
         self, prompt: Prompt, images: Sequence[bytes] = (), timeout: float | None = None, **options: Any
     ) -> "Stream":
-        """Its deltas as they come; where a server is lost the next one goes on, each token comes once."""
+        """Returns the deltas of one request as they come; arguments as for `generate`.
+
+        If a server is lost, the next one goes on, and each token comes once.
+        """
         return self.stream_request(pb.StreamGenerateRequest(spec=spec_of(prompt, images, **options)), timeout)
 
     def stream_request(self, request: pb.StreamGenerateRequest, timeout: float | None = None) -> "Stream":
-        """The same of a message of the API."""
-        return Stream(Resuming(self._tries(timeout), request, self._channels.to, self._metadata()))
+        """Does the same as `stream` for a message of the API."""
+        return Stream(Resuming(self._tries(timeout), request, self._channels.channel_to, self._metadata()))
 
     def tokenize(self, text: str, add_special_tokens: bool = True, timeout: float | None = None) -> list[int]:
-        """Token ids."""
+        """Returns the token ids of a text."""
         request = tokenization_pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
         stub = tokenization_pb_grpc.TokenizationServiceStub
         answer = self._call(stub, lambda of: of.Tokenize, request, timeout)
         return list(answer.token_ids)
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, timeout: float | None = None) -> str:
-        """Their text."""
+        """Returns the text of token ids."""
         request = tokenization_pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=skip_special_tokens)
         answer = self._call(tokenization_pb_grpc.TokenizationServiceStub, lambda of: of.Detokenize, request, timeout)
         return str(answer.text)
 
     def models(self, timeout: float | None = None) -> list[model_pb.Model]:
-        """What is served."""
+        """Lists the models that the server serves."""
         request = model_pb.ListModelsRequest()
         return list(self._call(model_pb_grpc.ModelServiceStub, lambda of: of.ListModels, request, timeout).models)
 
     def _metadata(self) -> Metadata:
-        """Of a call that is made now."""
+        """Returns the metadata of a call that starts now: token and current trace."""
         return (*self._security.metadata, *trace_metadata())
 
     def _tries(self, timeout: float | None) -> Tries:
@@ -116,11 +135,11 @@ class Client:
     def _call(
         self, stub: Callable[[grpc.Channel], Any], method: Callable[[Any], Any], request: Any, timeout: float | None
     ) -> Any:
-        """A unary call, of which nothing remains where it fails: it is tried again as a whole."""
+        """Makes a unary call. A failed one leaves nothing behind, so it is tried again as a whole."""
         tries = self._tries(timeout)
         while True:
             left = tries.begin()
-            call = method(stub(self._channels.to(tries.server)))
+            call = method(stub(self._channels.channel_to(tries.server)))
             try:
                 return call(request, timeout=left, metadata=self._metadata())
             except grpc.RpcError as error:
@@ -131,7 +150,10 @@ class Client:
 
 
 class Stream:
-    """Messages of one StreamGenerate: iterate over them, or over `text()`. Leaving its context cancels what is left."""
+    """Messages of one StreamGenerate: iterate over them, or over `text()`.
+
+    Leaving its context cancels the rest.
+    """
 
     def __init__(self, resuming: Resuming) -> None:
         self._resuming = resuming
@@ -156,14 +178,14 @@ class Stream:
 
     @property
     def server(self) -> str:
-        """HOST:PORT that was asked last."""
+        """HOST:PORT of the server that was asked last."""
         return self._resuming.server
 
     def text(self) -> Iterator[str]:
-        """Of the first sequence, piece by piece."""
+        """Yields the text of the first sequence, piece by piece."""
         for message in self:
             yield from (delta.text for delta in message.deltas if delta.index == 0 and delta.text)
 
     def cancel(self) -> None:
-        """No more is wanted: who reads gets CancelledError. On any thread."""
+        """Cancels the request, from any thread; its reader gets `CancelledError`."""
         self._resuming.cancel()

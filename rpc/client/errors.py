@@ -1,4 +1,4 @@
-"""What a client raises, by what can be done about it."""
+"""Exceptions of the clients: one class for each thing that a program can do about a failure."""
 
 import grpc
 
@@ -6,9 +6,14 @@ from rpc.client.failures import Failure, failure_of
 
 
 class QuireError(RuntimeError):
-    """A call that did not succeed. code: of its gRPC status. reason: UPPER_SNAKE, stable, for programs; "" where not
-    Quire, but what is between, has answered. field: of the request, which was wrong. retry_after: seconds after which
-    another try can help. server: HOST:PORT that answered, or did not.
+    """A call that failed.
+
+    Attributes:
+        code: gRPC status code.
+        reason: Stable UPPER_SNAKE name for programs; "" if a proxy answered in Quire's place.
+        field: Path of the wrong field in the request; "" if no field is wrong.
+        retry_after: Seconds after which another try can help; None if the server names no time.
+        server: HOST:PORT that was asked.
     """
 
     def __init__(self, failure: Failure, server: str) -> None:
@@ -22,7 +27,7 @@ class InvalidRequestError(QuireError):
 
 
 class NotFoundError(QuireError):
-    """There is no such model, replica or request."""
+    """The server has no such model, replica or request."""
 
 
 class RequestIdLiveError(QuireError):
@@ -34,22 +39,22 @@ class AccessError(QuireError):
 
 
 class OverloadedError(QuireError):
-    """The server has too much to do, or this client reads too slowly. Another try can help."""
+    """The server is overloaded, or this client reads too slowly. Another try can help."""
 
 
 class UnavailableError(QuireError):
-    """No server is there, or none that serves."""
+    """No server answers, or none is ready."""
 
 
 class DeadlineError(QuireError):
-    """The time for it is over."""
+    """The call's time is over."""
 
 
 class CancelledError(QuireError):
-    """It was cancelled."""
+    """The call was cancelled."""
 
 
-KINDS = {
+ERROR_CLASSES = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: RequestIdLiveError,
@@ -63,14 +68,15 @@ KINDS = {
 
 
 def error_of(error: grpc.RpcError, server: str) -> QuireError:
-    """The failure of a call to this server, sync or asyncio."""
+    """Returns the exception for a failed call to `server`, sync or asyncio."""
     failure = failure_of(error)
-    return KINDS.get(failure.code, QuireError)(failure, server)
+    return ERROR_CLASSES.get(failure.code, QuireError)(failure, server)
 
 
 def sentence(failure: Failure, server: str) -> str:
-    """For a person."""
+    """Returns the failure as a sentence for people."""
     message = failure.message
+    # gRPC's own failures to connect have no reason; only their text distinguishes them.
     if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason and "onnect" in message:
         if any(word in message.lower() for word in ("handshake", "certificate", "ssl")):
             return f"no secure connection to {server}: {message}"
@@ -79,5 +85,8 @@ def sentence(failure: Failure, server: str) -> str:
 
 
 def message_hint(details: str | None) -> str:
-    """What helps where a request message was too large for a server, which says it in gRPC's words."""
+    """Returns the remedy for a request message that is too large; "" for other failures.
+
+    gRPC refuses such a message itself, so its text is the only sign.
+    """
     return "; the server's --max-message-bytes is the limit" if "larger than max" in (details or "") else ""

@@ -1,4 +1,4 @@
-"""What a failed call says beside its code: google.rpc details, for any client of quire.v1. Imports no torch."""
+"""Reads the google.rpc details of a failed call, for any client of quire.v1. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,14 @@ TRAILER = "grpc-status-details-bin"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """code, message: of the status. reason: of its ErrorInfo, "" where Quire did not write it. field: of its
-    BadRequest, as a path from the request. retry_after: seconds, of its RetryInfo.
+    """A failed call's status and details.
+
+    Attributes:
+        code: gRPC status code.
+        message: The status's message.
+        reason: Reason of its ErrorInfo; "" if Quire did not write the status.
+        field: Field of its BadRequest, as a path from the request.
+        retry_after: Seconds of its RetryInfo; None without one.
     """
 
     code: grpc.StatusCode
@@ -25,7 +31,7 @@ class Failure:
 
 
 def failure_of(error: grpc.RpcError) -> Failure:
-    """Of a call, sync or asyncio."""
+    """Returns status and details of a failed call, sync or asyncio."""
     reason, field, retry_after = "", "", None
     for packed in _details(error):
         if packed.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
@@ -49,6 +55,6 @@ def _details(error: grpc.RpcError) -> list[any_pb2.Any]:
         if key == TRAILER:
             try:
                 return list(status_pb2.Status.FromString(value).details)
-            except DecodeError:
+            except DecodeError:  # a proxy wrote the trailer
                 return []
     return []

@@ -1,4 +1,4 @@
-"""`rpc.client.resuming` for asyncio: streams that outlive their servers, over connections that many of them share."""
+"""`rpc.client.resuming` for asyncio: streams that survive the loss of a server, over shared connections."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -20,9 +20,10 @@ END: Any = vars(aio)["EOF"]  # its type stubs lack it
 
 
 class Channels:
-    """Connections to servers: as many to each as its calls need, one of which stays open. Lives on one asyncio loop.
+    """Pool of connections, each with up to `CALLS_A_CONNECTION` calls at once.
 
-    A server that is silent for 30 seconds is lost.
+    The pool belongs to one asyncio loop. The last connection to a server stays open without calls. A server that is
+    silent for 30 seconds counts as lost.
     """
 
     def __init__(self, security: Security = OPEN) -> None:
@@ -33,7 +34,14 @@ class Channels:
 
     @contextmanager
     def lease(self, server: str) -> Iterator[aio.Channel]:
-        """For one call to HOST:PORT. Raises RuntimeError once they are closed."""
+        """Lends a connection for one call.
+
+        Args:
+            server: HOST:PORT.
+
+        Raises:
+            RuntimeError: After `close`.
+        """
         if self._closed:
             raise RuntimeError("the client is closed")
         known = self._open.setdefault(server, [])
@@ -48,12 +56,13 @@ class Channels:
             shared.calls -= 1
             if not shared.calls and len(known) > 1:
                 known.remove(shared)
+                # The loop has a weak reference to a task: the set keeps it alive, and `close` waits for it.
                 task = asyncio.create_task(shared.channel.close(None))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Ends what is still called."""
+        """Closes all connections; calls that run are cancelled."""
         self._closed = True
         channels = [shared.channel for known in self._open.values() for shared in known]
         self._open.clear()
@@ -61,12 +70,21 @@ class Channels:
 
 
 class _Shared:
+    """A connection and the number of its calls."""
+
     def __init__(self, channel: aio.Channel) -> None:
         self.channel, self.calls = channel, 0
 
 
 class AsyncResuming:
-    """One request, as `Resuming`. metadata: of each call."""
+    """Stream of one request that goes on at the next server; `Resuming` for asyncio.
+
+    Args:
+        channels: Connections that the calls share.
+        tries: Servers and retries of this request.
+        request: The message to send; it is copied.
+        metadata: gRPC metadata of each call.
+    """
 
     def __init__(
         self,
@@ -81,18 +99,23 @@ class AsyncResuming:
         self._cancelled = asyncio.Event()
 
     def cancel(self) -> None:
-        """No more is wanted; its reader gets asyncio.CancelledError."""
+        """Cancels the stream; its reader gets asyncio.CancelledError."""
         self._cancelled.set()
         if self._call is not None:
             self._call.cancel()
 
     @property
     def server(self) -> str:
+        """HOST:PORT of the server that was asked last."""
         return self._progress.server
 
     async def messages(self) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
-        """As StreamGenerate gives them, each token once; a call that is not read to its end is cancelled as this is
-        closed. Raises grpc.RpcError for what no other server can mend.
+        """Yields the messages of StreamGenerate, each token once.
+
+        Closing the generator before the end cancels the call.
+
+        Raises:
+            grpc.RpcError: The request failed, and another try cannot help.
         """
         progress = self._progress
         while True:
@@ -100,14 +123,14 @@ class AsyncResuming:
             with self._channels.lease(progress.server) as channel:
                 stub = pb_grpc.GenerationServiceStub(channel)
                 call = self._call = stub.StreamGenerate(progress.request, timeout=left, metadata=self._metadata)
-                if self._cancelled.is_set():
+                if self._cancelled.is_set():  # `cancel` came while no call was open
                     call.cancel()
                 try:
                     while (message := await call.read()) is not END:
-                        yield progress.take(message)
+                        yield progress.record(message)
                     return
                 except grpc.RpcError as error:
-                    if progress.complete:
+                    if progress.complete:  # only the status of the call was lost
                         return
                     pause = progress.pause(failure_of(error))
                     if pause is None:

@@ -1,4 +1,4 @@
-"""How a client shows who it is, and sees that it talks to the right server."""
+"""Credentials of a client: the token it sends, and the certificates that it checks and shows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,18 @@ Options = Sequence[tuple[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Of a client's calls. token: as the server's --token-file has it. tls: the server has a certificate; implied by
-    the others. roots: PEM of who signed it; None: whom the machine trusts. chain, key: PEM of a certificate of one's
-    own, for servers that ask for one (mTLS). plaintext: the token may go to other machines without TLS.
+    """Credentials of a client's calls.
+
+    Attributes:
+        token: A token of the server's --token-file; "" sends none.
+        tls: Whether to use TLS; `roots` or `chain` imply it.
+        roots: PEM of the authorities that may sign the server's certificate; None takes gRPC's default ones.
+        chain: PEM of the client's own certificate, for servers that ask for one (mTLS).
+        key: PEM of its key.
+        plaintext: Whether the token may go to other machines without TLS.
+
+    Raises:
+        ValueError: A certificate without its key or the reverse, or a token with characters that no token has.
     """
 
     token: str = field(default="", repr=False)
@@ -30,22 +39,26 @@ class Security:
         if (self.chain is None) != (self.key is None):
             raise ValueError("a certificate and its key go together")
         if self.token and (not self.token.isascii() or not self.token.isprintable() or " " in self.token):
-            raise ValueError("the token has characters that no token has")
+            raise ValueError("the token has characters that are spaces or no printable ASCII")
 
     @property
     def metadata(self) -> Metadata:
-        """What goes with each call."""
+        """Metadata of each call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     def channel(self, server: str, options: Options) -> grpc.Channel:
-        """To HOST:PORT. Raises ValueError where it is none, or the token could be read on its way."""
+        """Opens a connection to HOST:PORT.
+
+        Raises:
+            ValueError: The address is none, or the token could be read on its way.
+        """
         credentials = self._credentials(server)
         if credentials is None:
             return grpc.insecure_channel(server, options=options)
         return grpc.secure_channel(server, credentials, options=options)
 
     def aio_channel(self, server: str, options: Options) -> aio.Channel:
-        """The same for asyncio."""
+        """Does the same as `channel` for asyncio."""
         credentials = self._credentials(server)
         if credentials is None:
             return aio.insecure_channel(server, options=options)
@@ -62,4 +75,4 @@ class Security:
 
 
 OPEN = Security()
-"""For servers that ask for nothing."""
+"""Credentials for servers that ask for none."""

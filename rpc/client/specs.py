@@ -1,4 +1,4 @@
-"""A request from what a person writes: a prompt and keyword arguments with the names of the API's fields."""
+"""Builds a request from a prompt and keyword arguments that have the names of the API's fields."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,18 @@ OWN = ("model", "add_special_tokens", "priority", "cache_salt", "max_time", "max
 
 
 def spec_of(prompt: Prompt, images: Sequence[bytes] = (), **options: Any) -> pb.GenerationSpec:
-    """prompt: text, token ids, or a conversation: mappings with "role" and "content", which is text or a list of texts
-    and images (bytes of a PNG or JPEG). images: of a prompt of text or ids, in the order of their placeholders.
+    """Returns the request for a prompt.
 
-    options: fields of SamplingParameters, StoppingCriteria, OutputOptions and of GenerationSpec itself by name; times
-    are seconds; None leaves one out. `text` and `token_ids` here are those of OutputOptions. Raises TypeError for a
-    name that no field has, and for a value that a field cannot hold, ValueError for one out of its range.
+    Args:
+        prompt: Text, token ids or a conversation. A conversation is a list of mappings with "role" and "content". A
+            content is a text, or a list of texts and images (bytes of a PNG or JPEG).
+        images: Images of a prompt of text or ids, in the order of their placeholders.
+        options: Fields of SamplingParameters, StoppingCriteria, OutputOptions and GenerationSpec by name. Times are
+            seconds. None leaves a field unset. `text` and `token_ids` are those of OutputOptions.
+
+    Raises:
+        TypeError: No field has this name, or the field cannot hold the value.
+        ValueError: A value is out of its field's range.
     """
     spec = pb.GenerationSpec()
     spec.images.extend(pb.Image(data=image) for image in images)
@@ -29,7 +35,7 @@ def spec_of(prompt: Prompt, images: Sequence[bytes] = (), **options: Any) -> pb.
         if value is not None:
             try:
                 _set(_owner(spec, name), name, value)
-            except ValueError as error:  # protobuf's, which does not say of what
+            except ValueError as error:  # protobuf's message names no field
                 raise ValueError(f"{name}: {error}") from None
     if isinstance(prompt, str):
         spec.text = prompt
@@ -61,7 +67,7 @@ def _set(owner: Message, name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         field.update(value)
     elif hasattr(field, "extend"):
-        field.extend([value] if isinstance(value, str) else value)  # one stop string is enough
+        field.extend([value] if isinstance(value, str) else value)  # a single stop string needs no list
     else:
         setattr(owner, name, value)
 

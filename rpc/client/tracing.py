@@ -1,4 +1,4 @@
-"""Traces go on at the server: a call names the span that it is made in, where the program uses OpenTelemetry."""
+"""Sends the current OpenTelemetry span with a call, so that the server's spans join its trace."""
 
 import sys
 
@@ -6,7 +6,8 @@ from rpc.client.security import Metadata
 
 
 def trace_metadata() -> Metadata:
-    """W3C traceparent and tracestate of the current span; nothing where there is none."""
+    """Returns W3C traceparent and tracestate of the current span; an empty tuple without a span."""
+    # A program that never imported OpenTelemetry has no span, and must not pay for the import.
     if "opentelemetry.trace" not in sys.modules:
         return ()
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

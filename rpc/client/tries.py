@@ -1,4 +1,4 @@
-"""Which server a request is sent to, and whether and when there is another try."""
+"""Chooses the server of each try of a request, and decides whether and when another try follows."""
 
 import random
 import time
@@ -11,13 +11,25 @@ from rpc.client.failures import Failure
 ROUNDS, PAUSE = 3, 0.5  # tries of all servers without progress; seconds between two rounds
 LOST = (grpc.StatusCode.UNAVAILABLE,)
 FULL = ("QUEUE_FULL", "QUEUE_TIMEOUT")
-SPREAD = 0.25  # of a wait, at random on top: clients that were refused together need not come back together
+SPREAD = 0.25  # share of a wait that is added at random: clients refused together must not return together
 
 
 class Tries:
-    """Of one request. servers: HOST:PORT of each, the first of which is asked first. timeout: seconds for all of it.
-    refusals: how often it waits, as long as a server says, where none has room for it; what has begun waits as often as
-    it takes. server: that is asked.
+    """Retries of one request over its servers, in turn.
+
+    Lost servers: after `ROUNDS` rounds over all servers without progress the request fails. Full servers: the request
+    waits at most `refusals` times; a stream that moved from a lost server waits without that limit.
+
+    Args:
+        servers: HOST:PORT of each; the first is asked first.
+        timeout: Seconds for the whole request; None sets no limit.
+        refusals: Waits while all servers are full, each as long as a server says.
+
+    Attributes:
+        server: HOST:PORT of the current try.
+
+    Raises:
+        ValueError: `servers` is empty.
     """
 
     def __init__(self, servers: Sequence[str], timeout: float | None, refusals: int = 0) -> None:
@@ -26,23 +38,33 @@ class Tries:
         self._servers = list(servers)
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._refusals, self._turn, self._failures, self._full = refusals, 0, 0, 0
-        self._moved = False  # it goes on from what a server that was lost had given
+        self._moved = False  # a lost server had given tokens, from which the request goes on
         self.server = self._servers[0]
 
     @property
     def first(self) -> bool:
-        """Nobody has been asked before this one."""
+        """Whether no server was asked before the current one."""
         return self._turn <= 1
 
     def begin(self) -> float | None:
-        """The next server is asked; seconds that are left for it."""
+        """Moves to the next server.
+
+        Returns:
+            Seconds left of the timeout; None without one.
+        """
         self.server = self._servers[self._turn % len(self._servers)]
         self._turn += 1
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def pause(self, failure: Failure, progress: bool = False) -> float | None:
-        """The call ended with this: seconds before the next one, None where there is none. progress: something came of
-        it.
+        """Decides on another try after a failed call.
+
+        Args:
+            failure: The call's failure.
+            progress: The call gave tokens.
+
+        Returns:
+            Seconds until the next try; None if there is none.
         """
         wait = self._wait(failure, progress)
         late = wait is not None and self._deadline is not None and time.monotonic() + wait >= self._deadline
@@ -54,6 +76,7 @@ class Tries:
             self._failures = 1 if progress else self._failures + 1
             if self._failures >= ROUNDS * len(self._servers):
                 return None
+            # Within a round the next server is asked at once; between rounds there is a pause.
             return max(PAUSE, failure.retry_after or 0.0) if self._failures % len(self._servers) == 0 else 0.0
         if failure.reason in FULL and failure.retry_after is not None:
             self._full += 1

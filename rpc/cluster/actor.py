@@ -1,4 +1,4 @@
-"""The Ray actors of an engine: one hosts it and is rank 0 of its group, the others follow."""
+"""The Ray actors of an engine: one hosts it and is rank 0 of its rank group, the others are the followers."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from rpc.engines.reaping import die_with_parent
 from rpc.observe.logs import set_up_logging
 from rpc.settings import EngineConfig
 
-LAST_WORDS = 5.0  # seconds
+REPORT_SECONDS = 5.0  # life of an actor after its engine's end, in which the driver reads the reason
 
 
 class EngineActor:
@@ -34,9 +34,19 @@ class EngineActor:
         followers: Sequence[Any],
         apart: bool,
     ) -> str:
-        """Serves the engine link on `listen` (unix:PATH, or "" for a port of this node's address); returns where it can
-        be reached, before the model is loaded, "" where it does not start. version: of the server's Quire. token,
-        lease: as in `run_engine`. followers: actors of ranks 1 and up. apart: they may be on other nodes.
+        """Starts to serve the engine link, in a thread; returns before the model is loaded.
+
+        Args:
+            version: Version of the server's Quire.
+            config: Configuration of the engine, as JSON.
+            listen: Address of the link, unix:PATH; "": a free port of this node's address.
+            token: See `run_engine`.
+            lease: See `run_engine`.
+            followers: Actors of ranks 1 and up.
+            apart: The followers may be on other nodes.
+
+        Returns:
+            Address of the link; "" where the engine does not start.
         """
         die_with_parent()
         set_up_logging()
@@ -51,11 +61,11 @@ class EngineActor:
             bound.set()
 
         def run() -> None:
-            never = asyncio.Event()  # a cluster that ends kills its actors
+            never = asyncio.Event()  # never set: an engine in a cluster ends with its actor, which Ray kills
             actors = partial(FollowerActors, host_port(node, 0) if apart else new_local(), followers)
 
             async def serve() -> None:
-                check_version(version)  # before what another one may have written
+                check_version(version)  # first, since another version may have written the configuration otherwise
                 engine_config = EngineConfig.from_json(config)
                 set_up_logging(engine_config.log_format, "engine")
                 make = partial(make_engine, engine_config, followers=actors)
@@ -65,7 +75,7 @@ class EngineActor:
             self._why = why if listen else f"on node {node}: {why}"
             bound.set()
             self._ended.set()
-            time.sleep(LAST_WORDS)  # the driver hears why and ends this process, where it can be heard
+            time.sleep(REPORT_SECONDS)  # the driver reads why, and ends this process, if it can be reached
             os._exit(1)
 
         self._ended = threading.Event()
@@ -74,23 +84,32 @@ class EngineActor:
         return self._address
 
     def wait(self) -> str:
-        """Why the engine did not start, or has failed."""
+        """Waits for the engine's end, and returns why it did not start or has failed."""
         self._ended.wait()
         return self._why
 
 
 class FollowerActor:
-    """A rank that follows; its one call runs as long as the group does."""
+    """A follower as an actor; its one call runs as long as the rank group does."""
 
     def run(self, version: str, config: str, rank: int, size: int, address: str, token: bytes) -> str:
-        """Why it ended. version: as in `EngineActor.start`."""
+        """Runs the follower to its end, and returns why it ended.
+
+        Args:
+            version: Version of the server's Quire.
+            config: Configuration of the engine, as JSON.
+            rank: See `run_follower`.
+            size: See `run_follower`.
+            address: See `run_follower`.
+            token: See `run_follower`.
+        """
         die_with_parent()
         set_up_logging()
         from rpc.engines.follower import run_follower
 
         def lost(why: str) -> None:
             logging.getLogger("quire.cluster").warning("rank %d: %s", rank, why)
-            os._exit(1)  # the other thread may wait for a sum that never comes
+            os._exit(1)  # the other thread may wait in a collective for a rank that is gone
 
         def follow() -> None:
             check_version(version)
@@ -100,14 +119,20 @@ class FollowerActor:
                 run_follower(engine_config, rank, size, address, token, lost)
 
         why = run_and_report(follow)
-        leave = threading.Timer(LAST_WORDS, os._exit, (1,))  # nobody may be there to end this process
+        leave = threading.Timer(REPORT_SECONDS, os._exit, (1,))  # the driver, which ends this process, may be gone
         leave.daemon = True
         leave.start()
         return why
 
 
 class FollowerActors:
-    """`Followers` that are actors."""
+    """`Followers` that are actors.
+
+    Args:
+        listen_on: Address on which rank 0 is to listen for them.
+        actors: Actors of ranks 1 and up, in order.
+        config: Configuration of the engine.
+    """
 
     def __init__(self, listen_on: str, actors: Sequence[Any], config: EngineConfig) -> None:
         self._actors, self._config = actors, config
@@ -134,7 +159,7 @@ class FollowerActors:
         return ""
 
     def close(self, grace: float) -> None:
-        """Whoever placed them ends what does not end with rank 0."""
+        """Does nothing: the driver, which placed the actors, ends those that do not end with rank 0."""
 
 
 def check_version(version: str) -> None:
@@ -145,5 +170,5 @@ def check_version(version: str) -> None:
 
 
 def last_line(error: Exception) -> str:
-    """Of what Ray says of a death: the cause."""
+    """Returns the last line of an error of Ray's, which has the cause of a death."""
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

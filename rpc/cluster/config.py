@@ -1,4 +1,4 @@
-"""What Ray's driver is told when it starts."""
+"""Configuration of the process with Ray's driver, which it reads as its first line."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,16 +9,16 @@ class ClusterConfig:
     """Settings of one server's driver.
 
     Attributes:
-        name: Of the server in the cluster, `quire:MODEL`; names of its actors and placement groups begin with it.
-        directory: Private to the server, for a cluster of this machine alone.
-        processes: The number of processes that such a cluster has room for.
-        start_seconds: For an engine's actor to be placed.
-        address: Of a cluster that is there.
-        token_file: That lets one into it.
-        cpus: That each process of an engine reserves. None: as many as a node has.
-        lease: Seconds that an engine stays without a frontend. None: for ever.
+        name: Name of the server in the cluster, `quire:MODEL`; names of its actors and placement groups begin with it.
+        directory: Private directory of the server, for a cluster of this machine alone; None for one that runs already.
+        processes: Count of processes of all engines; a cluster of this machine has room for as many.
+        start_seconds: Seconds that an engine's actor may wait for its place.
+        address: HOST:PORT of a cluster that runs already; None: one of this machine alone is started.
+        token_file: File with the token of a cluster that runs already; None: the place where Ray looks for it.
+        cpus: CPUs that each process of an engine reserves; None: as many as a node has.
+        lease: Seconds that an engine lives without a frontend; None: for ever.
         spread: The ranks of an engine may be on different nodes.
-        log_format: Of its processes' lines.
+        log_format: Format of its processes' log lines.
     """
 
     name: str

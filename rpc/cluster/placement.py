@@ -1,4 +1,4 @@
-"""Where in a Ray cluster an engine's processes go: what they need, what the nodes have, and a wait that says so."""
+"""Places an engine's processes in a Ray cluster: their needs, the nodes' resources, and the wait for room."""
 
 import logging
 import threading
@@ -9,12 +9,12 @@ from typing import Any
 
 log = logging.getLogger("quire.cluster")
 
-FIRST_WORD, LATER_WORDS = 5.0, 30.0  # seconds after which a wait says what it waits for, and says it again
+FIRST_REPORT, LATER_REPORTS = 5.0, 30.0  # seconds after which a wait is logged, and then logged again
 KINDS = ("CPU", "GPU")
 
 
 class PlacementError(RuntimeError):
-    """There is no room for an engine; says what it needs and what each node has."""
+    """There is no room for an engine; the message has its needs and each node's resources."""
 
 
 class ClusterGoneError(PlacementError):
@@ -23,8 +23,13 @@ class ClusterGoneError(PlacementError):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of an engine. processes: one for each rank. cpus, gpus: that each of them reserves. spread: they may be on
-    different nodes.
+    """Resources that an engine needs.
+
+    Attributes:
+        processes: Count of processes, one for each rank.
+        cpus: CPUs that each process reserves.
+        gpus: GPUs that each process reserves.
+        spread: The processes may be on different nodes.
     """
 
     processes: int = 1
@@ -34,7 +39,7 @@ class Needs:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one process reserves."""
+        """Resources that one process reserves, by Ray's names."""
         return {"CPU": self.cpus} | ({"GPU": float(self.gpus)} if self.gpus else {})
 
     def __str__(self) -> str:
@@ -43,8 +48,12 @@ class Needs:
 
 
 def needs_gpu(device: str, there: float, may_come: bool) -> bool:
-    """Whether each process of an engine reserves a GPU. device: as --device has it. there: GPUs of the cluster now.
-    may_come: it is one that others start nodes of, an autoscaler say, which does so for what is asked for alone.
+    """Returns whether each process of an engine reserves a GPU.
+
+    Args:
+        device: Value of --device.
+        there: Count of the cluster's GPUs now.
+        may_come: Nodes may join the cluster later, of an autoscaler say, which adds only nodes that are asked for.
     """
     return device != "cpu" and (there > 0 or (device == "cuda" and may_come))
 
@@ -53,8 +62,13 @@ def shown(resources: Mapping[str, float]) -> str:
     return "{" + ", ".join(f"{kind}: {resources[kind]:g}" for kind in KINDS if resources.get(kind)) + "}"
 
 
-def what_nodes_have(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> str:
-    """A sentence. nodes: as `ray.nodes()` gives them. free: of each by its id, what is not taken."""
+def describe_nodes(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> str:
+    """Describes the nodes' resources in a sentence.
+
+    Args:
+        nodes: Nodes as `ray.nodes()` returns them.
+        free: Resources of each node that are free, by its id.
+    """
     alive = [node for node in nodes if node["Alive"]]
     parts = [
         f"{node['NodeManagerAddress']} has {shown(node['Resources'])}, free {shown(free.get(node['NodeID'], {}))}"
@@ -64,9 +78,13 @@ def what_nodes_have(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mappi
     return "; ".join(parts or ["there is no node"]) + (f"; {dead} more have died" if dead else "")
 
 
-def sharing(needs: Needs, engines: int, nodes: Sequence[Mapping[str, Any]]) -> int:
-    """How many of so many engines alike there can be on one of these nodes, now or once others are placed anew. nodes:
-    as `ray.nodes()` gives them.
+def engines_per_node(needs: Needs, engines: int, nodes: Sequence[Mapping[str, Any]]) -> int:
+    """Returns how many of the server's engines one node may have to hold, now or after others are placed anew.
+
+    Args:
+        needs: Needs of each engine.
+        engines: Count of the server's engines.
+        nodes: Nodes that an engine is on, as `ray.nodes()` returns them.
     """
     if needs.gpus:
         return 1  # each process has a GPU, and its memory, for itself
@@ -75,7 +93,7 @@ def sharing(needs: Needs, engines: int, nodes: Sequence[Mapping[str, Any]]) -> i
 
 
 def nodes_of(group: Any) -> list[dict[str, Any]]:
-    """On which a placement group has its places."""
+    """Returns the nodes that a placement group is on, as `ray.nodes()` returns them."""
     import ray
     from ray.util.placement_group import placement_group_table
 
@@ -84,8 +102,20 @@ def nodes_of(group: Any) -> list[dict[str, Any]]:
 
 
 def place(needs: Needs, seconds: float, cancelled: threading.Event, name: str) -> Any:
-    """A placement group for these processes, to be removed by the caller. Says what it waits for. Raises PlacementError
-    after so many seconds or where it is cancelled, ClusterGoneError.
+    """Waits for a placement group for an engine's processes. The log says what it waits for.
+
+    Args:
+        needs: Needs of the engine.
+        seconds: Time that the placement may take.
+        cancelled: Ends the wait.
+        name: Name of the placement group.
+
+    Returns:
+        The placement group, which the caller removes.
+
+    Raises:
+        PlacementError: There was no room in time, or the wait was cancelled.
+        ClusterGoneError: No node is alive.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -93,7 +123,7 @@ def place(needs: Needs, seconds: float, cancelled: threading.Event, name: str) -
     strategy = "PACK" if needs.spread else "STRICT_PACK"
     group = placement_group([needs.bundle] * needs.processes, strategy=strategy, name=name)
     began = time.monotonic()
-    word = began + FIRST_WORD
+    next_report = began + FIRST_REPORT
     try:
         while not group.wait(0.5):
             now = time.monotonic()
@@ -103,9 +133,9 @@ def place(needs: Needs, seconds: float, cancelled: threading.Event, name: str) -
                 raise ClusterGoneError(f"{name} has no node to go to: {_nodes()}")
             if now - began > seconds:
                 raise PlacementError(f"{name} found no room within {seconds:g} s: it needs {needs}; {_nodes()}")
-            if now > word:
+            if now > next_report:
                 log.info("%s waits for room: it needs %s; %s", name, needs, _nodes())
-                word = now + LATER_WORDS
+                next_report = now + LATER_REPORTS
     except BaseException:
         if ray.is_initialized():
             remove_placement_group(group)
@@ -117,4 +147,4 @@ def _nodes() -> str:
     import ray
     from ray._private.state import available_resources_per_node
 
-    return what_nodes_have(ray.nodes(), available_resources_per_node())
+    return describe_nodes(ray.nodes(), available_resources_per_node())

@@ -1,4 +1,4 @@
-"""The token that lets one into a Ray cluster. Whoever has it can run anything on every node of it."""
+"""The token of a Ray cluster. A process that has it can run anything on every node."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,8 +7,17 @@ from rpc.private_files import read_token
 
 
 def find_token(given: str | None, environment: Mapping[str, str]) -> str:
-    """Path of the file that has it. given: by the operator; else it is where Ray looks for it. Raises ValueError where
-    there is none, or others can read it.
+    """Finds the file with the token.
+
+    Args:
+        given: Path that the operator gives; None: the place where Ray looks for it.
+        environment: Environment variables.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        ValueError: The file does not exist, or others can read it.
     """
     place = given or environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
     path = Path(place).expanduser()
@@ -23,10 +32,18 @@ def find_token(given: str | None, environment: Mapping[str, str]) -> str:
 
 
 def check_cluster(address: str, token_file: str, seconds: float = 10.0) -> None:
-    """Raises ValueError where no cluster is at HOST:PORT, or it lets in who has no token, or refuses this one.
+    """Checks that a cluster is at an address, asks for a token, and takes this one.
 
-    Asked of its control service itself: Ray's own driver takes 20 s to say that a token is wrong, and says nothing of a
-    cluster that asks for none.
+    The check calls the cluster's control service itself. Ray's own driver takes 20 s to report a wrong token, and
+    reports nothing of a cluster that asks for none.
+
+    Args:
+        address: HOST:PORT of the cluster.
+        token_file: File with the token.
+        seconds: Timeout of a call.
+
+    Raises:
+        ValueError: The check failed.
     """
     import grpc
 
@@ -43,7 +60,7 @@ def check_cluster(address: str, token_file: str, seconds: float = 10.0) -> None:
         without = call("")
         if without is grpc.StatusCode.OK:
             raise ValueError(
-                f"the Ray cluster at {address} asks for no token: whoever reaches its ports can run anything on its "
+                f"the Ray cluster at {address} asks for no token: any client of its ports can run anything on its "
                 "nodes. Start all of them with RAY_AUTH_MODE=token"
             )
         if without is not grpc.StatusCode.UNAUTHENTICATED:

@@ -1,4 +1,4 @@
-"""Where the rooms meet: a loaded model, a scheduler and an engine around them. Imports torch."""
+"""Assembles an engine from a loaded model, a cache manager and a scheduler. Imports torch."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from cache_manager.block_hash import BlockHasher
+from cache_manager.kv_events import KVEventLog
 from cache_manager.manager import CacheManager
-from cache_manager.name_log import NameLog
-from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.tier import HostTier
 from model.config import ModelConfig, read_config
@@ -18,12 +18,13 @@ from model.overlapped import Overlapped
 from model.parallel.shard import Shard
 from model.sampling.logits_processors import LogitsProcessorFactory
 from rpc.engines.follower import set_threads
-from rpc.engines.group import FollowerProcesses, Followers, Group, Grouped
+from rpc.engines.group import EngineGroup, FollowerProcesses, Followers, GroupExecutor
 from rpc.engines.local import LocalEngine
 from rpc.engines.pages import EnginePages
 from rpc.frontend.engine_client import EngineInfo
 from rpc.paths import model_directory
 from rpc.settings import EngineConfig
+from scheduler.drafts import PromptLookup
 from scheduler.engine import Sink
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
@@ -33,29 +34,36 @@ SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """What `assemble` makes. namer: of pages, where there is a prefix cache."""
+class EngineParts:
+    """Parts of an engine, as `assemble` makes them.
+
+    Attributes:
+        loaded: The loaded model.
+        scheduler: The scheduler with its cache manager.
+        group: The rank group of a model that is divided; None otherwise.
+        hasher: Hashes pages; None without a prefix cache.
+    """
 
     loaded: LoadedModel
     scheduler: Scheduler
-    group: Group | None = None
-    namer: PageNamer | None = None
+    group: EngineGroup | None = None
+    hasher: BlockHasher | None = None
 
     def engine(self, sink: Sink) -> LocalEngine:
-        """The engine, not started. `sink` gets each step's outputs on the engine's thread."""
+        """Returns the engine, not started. `sink` gets each step's outputs on the engine's thread."""
         loaded, runner = self.loaded, self.loaded.runner
         several = self.scheduler.settings.depth > 1
-        executor: Executor = runner if self.group is None else Grouped(runner, self.group)
+        executor: Executor = runner if self.group is None else GroupExecutor(runner, self.group)
         if several and not runner.runs_ahead:
             executor = Overlapped(executor)
         info = EngineInfo(
             loaded.limits, loaded.pages, loaded.dtype, loaded.device, loaded.layout.page_size, loaded.numerics
         )
-        engine = LocalEngine(self.scheduler, executor, info, sink, loaded.last_compiled)
-        if self.namer is not None and self.group is None:  # ranks of a group have parts of a page each
-            engine.pages = EnginePages(engine, self.scheduler, self.namer, loaded.numerics, runner.export)
+        engine = LocalEngine(self.scheduler, executor, info, sink, loaded.last_compiled, loaded.readiness)
+        if self.hasher is not None and self.group is None:  # a rank of a group has only a part of each page
+            engine.pages = EnginePages(engine, self.scheduler, self.hasher, loaded.numerics, runner.export)
         if self.group is not None:
-            self.group.led.when_lost(engine.fail)
+            self.group.ranks.when_lost(engine.fail)
         return engine
 
 
@@ -63,11 +71,17 @@ def assemble(
     config: EngineConfig,
     followers: Callable[[EngineConfig], Followers] = FollowerProcesses,
     factories: Sequence[LogitsProcessorFactory] = (),
-) -> Parts:
-    """Loads everything. followers: makes the other ranks of a model that is divided. factories: of logits processors,
-    beside those that the settings name.
+) -> EngineParts:
+    """Loads a model, and makes the parts of an engine around it.
 
-    Raises CheckpointError or ValueError with one clear message.
+    Args:
+        config: Configuration of the engine.
+        followers: Makes ranks 1 and up of a model that is divided.
+        factories: Factories of logits processors, beside those that the settings name.
+
+    Raises:
+        CheckpointError: The model's files cannot be used.
+        ValueError: The configuration does not fit the model or the machine.
     """
     set_threads(config)
     directory = model_directory(config.model.model)
@@ -82,15 +96,24 @@ def assemble(
     ahead, recompute = scheduling.ahead, scheduling.recompute
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
+    if scheduling.draft_tokens and recompute:
+        raise ValueError("--speculative-tokens does not go with --recompute, which computes all tokens at each step")
+    if scheduling.draft_tokens and (factories or config.model.logits_processors):
+        raise ValueError(
+            "--speculative-tokens does not go with --logits-processors: a processor's row draws one token at a time"
+        )
     check_indivisible(read_config(directory), scheduling)
     loaded, group = _load(config, directory, followers, factories)
     tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
-    named = config.cache.prefix_cache and not recompute
-    if named and config.tells_names:
-        cache.prefix.index.log = NameLog()
-    namer = PageNamer(secret, loaded.numerics, loaded.layout.page_size) if named else None
-    return Parts(loaded, Scheduler(scheduling, config.queue, cache, namer), group, namer)
+    hashed = config.cache.prefix_cache and not recompute
+    if hashed and config.publishes_kv_events:
+        cache.prefix.index.log = KVEventLog()
+    hasher = BlockHasher(secret, loaded.numerics, loaded.layout.page_size) if hashed else None
+    drafter = PromptLookup() if scheduling.draft_tokens else None
+    holds = loaded.readiness is not None
+    scheduler = Scheduler(scheduling, config.queue, cache, hasher, drafter, holds=holds)
+    return EngineParts(loaded, scheduler, group, hasher)
 
 
 def _load(
@@ -98,8 +121,8 @@ def _load(
     directory: Path,
     followers: Callable[[EngineConfig], Followers],
     factories: Sequence[LogitsProcessorFactory],
-) -> tuple[LoadedModel, Group | None]:
-    """The model, and the group where it is divided."""
+) -> tuple[LoadedModel, EngineGroup | None]:
+    """Loads the model, and opens its rank group first where it is divided."""
     scheduling, size = config.scheduler, config.model.tensor_parallel
     load_part = partial(
         load, directory, config.model, scheduling.max_sequences, scheduling.ahead, config.request, scheduling.recompute,
@@ -107,11 +130,11 @@ def _load(
     )  # fmt: skip
     if size == 1:
         return load_part(), None
-    Shard(0, size).check(read_config(directory))  # before anything is started
+    Shard(0, size).check(read_config(directory))  # before a follower is started, so that the error is this one
     try:
-        group = Group.open(config, directory, followers(config))
+        group = EngineGroup.open(config, directory, followers(config))
         try:
-            return load_part(group=group.led), group
+            return load_part(group=group.ranks), group
         except BaseException:
             group.close()
             raise
@@ -120,7 +143,7 @@ def _load(
 
 
 def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:
-    """Raises ValueError where prompts that cannot be divided do not fit in a step beside the decodes of others."""
+    """Raises ValueError where a prompt that cannot be divided may not fit in a step beside the decodes of others."""
     if model.vision is None or not model.vision.prefix_lm:
         return
     if settings.prefill_chunk is not None:

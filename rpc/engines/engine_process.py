@@ -1,4 +1,4 @@
-"""The process of an engine: `rpc.engines.process` says how it is started. Ends with its parent, whatever happens."""
+"""The process of an engine, which ends with its parent in any case. `rpc.engines.process` describes how it starts."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 from model.errors import CheckpointError
 from rpc.engines.local import LocalEngine
 from rpc.engines.reaping import die_with_parent
-from rpc.heap import settle
+from rpc.heap import freeze_heap
 from rpc.link import CHANNEL_OPTIONS, LISTENING
 from rpc.link.server import LinkService
 from rpc.observe.logs import set_up_logging
@@ -32,18 +32,26 @@ log = logging.getLogger("quire.engines")
 
 
 class EngineFailedError(RuntimeError):
-    """The engine of this process has died; says why."""
+    """The engine of this process has died; the message has the cause."""
 
 
 def make_engine(
     config: EngineConfig, sink: Sink, followers: "Callable[[EngineConfig], Followers] | None" = None
 ) -> LocalEngine:
-    """Loads a model. followers: as in `assemble`, None for processes of this machine. Raises CheckpointError,
-    ValueError.
+    """Loads a model, and returns its engine, not started.
+
+    Args:
+        config: Configuration of the engine.
+        sink: Gets each step's outputs.
+        followers: Makes the other ranks of the engine; None: processes of this machine.
+
+    Raises:
+        CheckpointError: The model's files cannot be used.
+        ValueError: The configuration does not fit the model or the machine.
     """
     from rpc.engines.assembly import assemble  # here, since it imports torch: Ray's driver, too, imports this module
 
-    settle()
+    freeze_heap()
     return (assemble(config) if followers is None else assemble(config, followers)).engine(sink)
 
 
@@ -56,28 +64,34 @@ async def run_engine(
     lease: float | None = None,
     exporter: "EngineExporter | None" = None,
 ) -> None:
-    """Serves the engine that `make` gives on the link, until `stop`. listen: as gRPC writes addresses; port 0 is a free
-    one.
-    token: what a frontend has to show. opened: is told the address, before the engine is made. lease: seconds without a
-    frontend after which it ends: on another machine, it may be all that is left of its server. exporter: shows what it
-    does.
+    """Serves an engine on the engine link, until `stop` is set.
 
-    Raises what `make` does, OSError where it cannot listen, and EngineFailedError where the engine fails.
+    Args:
+        make: Makes the engine, in a thread.
+        listen: Address of the link as gRPC writes it; port 0 takes a free port.
+        stop: Ends the engine.
+        token: Secret that a frontend has to prove.
+        opened: Called with the address of the link, before the engine is made.
+        lease: Seconds without a frontend after which the engine ends. On another machine it may be all that is left of
+            its server. None: it never ends for that.
+        exporter: Serves the engine's own metrics.
+
+    Raises:
+        OSError: The link cannot listen.
+        EngineFailedError: The engine has failed, or its lease is over.
+        Exception: Any exception of `make`.
     """
     server = aio.server(options=[*CHANNEL_OPTIONS, *LISTENING])
     service = LinkService(token) if exporter is None else LinkService(token, exporter.step)
     pb_grpc.add_EngineServiceServicer_to_server(service, server)
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise OSError(f"the engine link cannot listen on {listen}: {error}") from None
+    address = _open_link(server, listen)
     await server.start()
     if opened is not None:
-        opened(listen if listen.startswith("unix") else f"{listen.rpartition(':')[0]}:{port}")
+        opened(address)
     try:
         engine = await asyncio.to_thread(make, service.sink)
     except BaseException:
-        service.not_attached()
+        service.abandon()
         await server.stop(grace=1.0)
         raise
     if exporter is not None:
@@ -85,23 +99,33 @@ async def run_engine(
         exporter.attached(engine.info.pages, engine.info.page_size)
     engine.start()
     service.attach(engine, engine.pages)
-    failed, lonely = asyncio.create_task(service.wait_failure()), asyncio.create_task(service.wait_lonely(lease))
+    failed = asyncio.create_task(service.wait_failure())
+    abandoned = asyncio.create_task(service.wait_without_frontend(lease))
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((failed, lonely, stopped), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((failed, abandoned, stopped), return_when=asyncio.FIRST_COMPLETED)
     why = engine.failure if failed.done() else None
     if why is None:
         await asyncio.to_thread(engine.stop)
     await server.stop(grace=1.0)
-    for task in (failed, lonely, stopped):
+    for task in (failed, abandoned, stopped):
         task.cancel()
     if why is not None:
         raise EngineFailedError(why)
-    if lonely.done() and not lonely.cancelled():
+    if abandoned.done() and not abandoned.cancelled():
         raise EngineFailedError(f"no frontend was connected for {lease:g} s")
 
 
+def _open_link(server: aio.Server, listen: str) -> str:
+    """Opens the address of the link, and returns it with the port that the server got. Raises OSError."""
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise OSError(f"the engine link cannot listen on {listen}: {error}") from None
+    return listen if listen.startswith("unix") else f"{listen.rpartition(':')[0]}:{port}"
+
+
 def run_and_report(run: Callable[[], None]) -> str:
-    """Runs it; what ended it as a line, or "". What nobody foresaw is logged with its trace."""
+    """Runs a function. Returns the error that ended it as one line, "" where none did; logs an unexpected one."""
     try:
         run()
     except (CheckpointError, ValueError, OSError, MemoryError, EngineFailedError) as error:
@@ -113,7 +137,11 @@ def run_and_report(run: Callable[[], None]) -> str:
 
 
 def read_line() -> str:
-    """Of standard input, which is left open."""
+    """Returns a line of standard input, which stays open.
+
+    Raises:
+        ValueError: The input ended first.
+    """
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)  # no buffer: the end of the input is watched for on the file descriptor
@@ -124,20 +152,24 @@ def read_line() -> str:
 
 
 def take_standard_output() -> int:
-    """A descriptor of the real standard output; from now on what is printed goes to standard error."""
+    """Sends later prints to standard error, and returns a descriptor of the real standard output."""
     report = os.dup(1)
     os.dup2(2, 1)
     return report
 
 
 def ignore_signals() -> None:
-    """What asks a server to stop may ask its processes too; it drains first, then ends them."""
+    """Ignores SIGINT and SIGTERM. A terminal sends them to engines too, but the server drains before it ends these."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def exporter_of(config: EngineConfig, listen: str) -> "EngineExporter | None":
-    """On the address that the link listens on. Raises OSError."""
+    """Returns the exporter of the engine's metrics on the host that the link listens on; None if they are off.
+
+    Raises:
+        OSError: The exporter cannot listen.
+    """
     if not config.shows_metrics:
         return None
     from rpc.observe.exporter import EngineExporter

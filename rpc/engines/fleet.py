@@ -1,4 +1,4 @@
-"""The engines behind a frontend: who sees to it that there are some."""
+"""The contract between a server and the engines behind its frontend, which are its own or another server's."""
 
 import asyncio
 import logging
@@ -8,29 +8,36 @@ log = logging.getLogger("quire.engines")
 
 
 class Fleet(Protocol):
-    """`start` once, `stop` always. The others raise RequestFailed for an engine that is not there."""
+    """The engines behind a frontend. `start` once; `stop` in any case, also after a `start` that raised.
+
+    `drain`, `resume` and `restart` raise RequestFailed for an engine that is not usable.
+    """
 
     @property
     def summary(self) -> str:
-        """What is special about it, for the line that says that a server is ready; "" where nothing is."""
+        """Description for the line that a server prints when it is ready; "" for a single engine of its own."""
 
     async def start(self) -> None:
-        """Until requests can be taken. Raises what kept it from that."""
+        """Starts or reaches the engines; returns once requests can be taken. Raises what prevented that."""
 
     async def stop(self) -> None:
-        """Requests that are live end. Raises TimeoutError where an engine does not end."""
+        """Ends own engines and links, and with them all live requests.
+
+        Raises:
+            TimeoutError: An engine does not end.
+        """
 
     def drain(self, number: int) -> int:
-        """Nothing new goes to an engine, and what it has goes elsewhere; how many requests."""
+        """Keeps new requests from an engine, moves those that it has, and returns their count."""
 
     def resume(self, number: int) -> None:
-        """Requests go to it again."""
+        """Ends the drain of an engine."""
 
     async def restart(self, number: int) -> int:
-        """Puts a new engine in its place, from which its requests go elsewhere first; how many."""
+        """Moves an engine's requests, replaces the engine, and returns the count of requests that moved."""
 
 
-def say_why(task: asyncio.Task[None]) -> None:
-    """For tasks that watch engines: one that ends by itself is a bug, and nobody else would know."""
+def log_failure(task: asyncio.Task[None]) -> None:
+    """Logs the exception of a task that watches engines: one that ends by itself is a bug that would stay unseen."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("an engine is not watched any more", exc_info=error)

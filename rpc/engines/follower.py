@@ -1,6 +1,6 @@
-"""A rank that follows: it loads its part of a model and computes it, for as long as rank 0 is there.
+"""A follower: rank 1 or up of a rank group, which loads its part of a model and computes it until rank 0 ends.
 
-Whatever runs it (a process of this machine, an actor on another one) gives it what `Followers` were started with.
+It runs in a process of this machine or in an actor on another one, with the arguments of `Followers.start`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ from model.identity import checkpoint_identity
 from model.loading import choose_device, load_computer
 from model.parallel.follow import follow
 from model.parallel.shard import Shard
-from model.rank_group import Means, join
+from model.rank_group import GroupSettings, join
 from model.settings import ModelSettings
-from rpc.heap import settle
+from rpc.heap import freeze_heap
 from rpc.paths import model_directory
 from rpc.settings import EngineConfig
 
@@ -22,14 +22,28 @@ from rpc.settings import EngineConfig
 def run_follower(
     config: EngineConfig, rank: int, size: int, address: str, token: bytes, lost: Callable[[str], None]
 ) -> None:
-    """Until rank 0 ends. address, token: of the group. lost: is told, on another thread, why the group computes no
-    more; this thread may wait for it then, and be ended. Raises RankLost, CheckpointError, ValueError, OSError, and
-    what a step raises.
+    """Runs a follower until rank 0 ends.
+
+    Args:
+        config: Configuration of the engine.
+        rank: Rank of the follower, from 1.
+        size: Count of ranks.
+        address: Address of rank 0.
+        token: Secret of the group.
+        lost: Called on another thread with the reason why the group computes no more. This thread may then wait for a
+            rank that never comes, so the callee may end the process.
+
+    Raises:
+        RankLost: The group has lost a rank.
+        CheckpointError: The model's files cannot be used.
+        ValueError: The configuration does not fit the model or the machine.
+        OSError: Rank 0 cannot be reached.
+        Exception: Any exception of a step.
     """
-    settle()
+    freeze_heap()
     set_threads(config)
     directory = model_directory(config.model.model)
-    joined = join(address, Shard(rank, size), token, runs(directory), means(config.model), lost)
+    joined = join(address, Shard(rank, size), token, group_identity(directory), group_settings(config.model), lost)
     try:
         rows, recompute = config.scheduler.max_sequences, config.scheduler.recompute
         try:
@@ -43,7 +57,7 @@ def run_follower(
 
 
 def set_threads(config: EngineConfig) -> None:
-    """Those of one rank: what is asked for, or an even part of what torch would take."""
+    """Sets torch's thread count in this rank: `config.threads`, or an even share of torch's own default."""
     sharing = config.model.tensor_parallel * config.engines_here
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -51,11 +65,12 @@ def set_threads(config: EngineConfig) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // sharing))
 
 
-def runs(directory: Path) -> Mapping[str, str]:
-    """What all ranks of a group must have alike before they begin to load."""
+def group_identity(directory: Path) -> Mapping[str, str]:
+    """Returns the properties that all ranks of a group must share before they begin to load."""
     return {"checkpoint": checkpoint_identity(directory).hex()}
 
 
-def means(settings: ModelSettings) -> Means:
+def group_settings(settings: ModelSettings) -> GroupSettings:
+    """Returns the settings by which the ranks of a model compute together."""
     gpu = choose_device(settings.device) == "cuda"
-    return Means(gpu, settings.kernel_directory, settings.tensor_parallel_timeout)
+    return GroupSettings(gpu, settings.kernel_directory, settings.tensor_parallel_timeout)

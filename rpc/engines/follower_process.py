@@ -1,5 +1,6 @@
-"""The process of a follower on the machine of its rank 0, see `rpc.engines.group`. It reads what it is from one line of
-JSON on its standard input, and ends when that does.
+"""The process of a follower on the machine of its rank 0, see `rpc.engines.group`.
+
+It reads its rank and configuration as one line of JSON from its standard input, and ends when that input ends.
 """
 
 import json
@@ -16,7 +17,7 @@ from rpc.settings import EngineConfig
 
 log = logging.getLogger("quire.engines")
 
-MOST_BYTES = 2**20  # of the line
+MOST_BYTES = 2**20  # bytes of the line
 
 
 def _end_with_input() -> None:

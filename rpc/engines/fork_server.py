@@ -6,14 +6,14 @@ An import of torch takes an engine two seconds; a fork of a process that has don
 Invariant: this process has one thread, no CUDA context and no gRPC object, for a fork copies memory and no thread. It
 imports modules and calls nothing of them, and does not serve where an import has started a thread.
 
-How it speaks: it is started as `python -m rpc.engines.fork_server MODULE... ROOM` with a socket as standard input, on
-which it writes a line, `{"ready": true}` or `{"error": why}`. A newline on the socket asks for a process, and has four
-descriptors with it: the process's standard input, output and error, and a socket. On that socket comes a line of JSON,
-a `ForkOrder`, and goes the answer: `{"pid": 12}` from the process itself, or `{"error": why}`. The end of the first
-socket, or of the server's process, ends the fork server.
+Protocol: it is started as `python -m rpc.engines.fork_server MODULE... ROOM` with a socket as standard input, on which
+it writes a line, `{"ready": true}` or `{"error": why}`. A newline on the socket asks for a process. Four descriptors
+come with it: the process's standard input, output and error, and a second socket. On the second socket comes a line of
+JSON, a `ForkOrder`. The answer goes there too: `{"pid": 12}` from the process itself, or `{"error": why}`. The end of
+the first socket, or of the server's process, ends the fork server.
 
-No pickle is read or written, unlike by multiprocessing's fork server, whose children also are children of it: they
-would have to end with it, and their exit codes would come from it.
+Two differences from multiprocessing's fork server: no pickle is read or written, and forked processes are children of
+the server. They outlive the fork server, and the server itself sees their exit codes.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ from pathlib import Path
 from rpc.engines.engine_process import ignore_signals
 from rpc.engines.forks import READY, ForkOrder, read_line
 from rpc.engines.reaping import die_with_parent
-from rpc.heap import settle
+from rpc.heap import freeze_heap
 
 DESCRIPTORS = 4
 
@@ -40,11 +40,11 @@ def serve(orders: socket.socket, server: int) -> Callable[[], None]:
     """Forks for each order, until the server closes `orders`.
 
     Args:
-        orders: Where orders come.
+        orders: Socket that orders come from.
         server: Process id of the server.
 
     Returns:
-        In a forked process alone: what it is to run. The fork server itself ends in here.
+        The function that a forked process is to run. It returns in forked processes only; the fork server ends in here.
     """
     while True:
         _, descriptors, _, _ = socket.recv_fds(orders, 1, DESCRIPTORS)
@@ -98,7 +98,7 @@ def _become(order: ForkOrder, standard: Sequence[int], answers: socket.socket, s
     """Runs the order in a forked process."""
     die_with_parent()
     if os.getppid() != server:
-        os._exit(1)  # the server has ended, and nobody else wants this process
+        os._exit(1)  # the server ended before `die_with_parent`, so the kernel would not end this process
     if order.new_session:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,12 +114,12 @@ def _become(order: ForkOrder, standard: Sequence[int], answers: socket.socket, s
     set_title(order.title)
     with answers:
         if not _answer(answers, {"pid": os.getpid()}):
-            os._exit(1)  # who asked has gone
+            os._exit(1)  # the one that asked for the process has gone
     importlib.import_module(order.module).main()
 
 
 def _open_streams() -> None:
-    """Makes Python's standard streams anew: those of the fork server know what kind of file its descriptors were."""
+    """Makes Python's standard streams anew: the old ones are set up for the files of the fork server's descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         before = getattr(sys, name)
         by_line = 1 if os.isatty(number) or name == "stderr" else -1
@@ -130,7 +130,7 @@ def _open_streams() -> None:
 
 
 def _answer(answers: socket.socket, answer: dict[str, object]) -> bool:
-    """Returns whether it could be sent."""
+    """Sends an answer, and returns whether it could be sent."""
     try:
         answers.sendall(json.dumps(answer).encode() + b"\n")
     except OSError:
@@ -162,9 +162,9 @@ def main() -> None:
     modules = sys.argv[1:-1]
     set_title([sys.executable, "-m", "rpc.engines.fork_server"])
     for module in modules:
-        with suppress(ImportError):  # whatever is to run says what it lacks
+        with suppress(ImportError):  # the module that is to run reports what it lacks
             importlib.import_module(module)
-    settle()  # what lives now is shared by all forks: no collection writes to it
+    freeze_heap()  # all forks share the present objects: no collection writes to them
     if (count := thread_count()) > 1:
         _answer(orders, {"error": f"importing {', '.join(modules)} started {count - 1} threads"})
         sys.exit(1)

@@ -1,6 +1,6 @@
-"""A server's end of its fork server: has it fork a process, which becomes a child of this one.
+"""The server's end of the fork server: asks it for processes, which become children of this one.
 
-`rpc.engines.fork_server` is the other end, and says how the two speak.
+`rpc.engines.fork_server` is the other end, and describes the protocol.
 """
 
 import json
@@ -16,24 +16,24 @@ from rpc.engines.reaping import adopt_orphans
 
 READY = "ready"
 TITLE_ROOM = "." * 1024
-"""Last argument of a fork server. Its bytes are where `ps` finds the command lines of the processes that it forks."""
+"""Last argument of a fork server. Forked processes overwrite its bytes with their own command lines, for `ps`."""
 
 
 class ForkError(OSError):
-    """The fork server could not fork, or has ended; says why."""
+    """The fork server could not fork, or has ended; the message has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """What a forked process is to run.
+    """Program that a forked process is to run.
 
     Attributes:
-        module: Its `main()` runs, without arguments.
-        arguments: `sys.argv`.
-        title: What `ps` shows as its command line.
-        environment: All of it. What libraries read as they were loaded has been read.
-        directory: Where it runs.
-        new_session: Whether it leads a session of its own, which a terminal's Ctrl-C does not reach.
+        module: Module whose `main()` runs, without arguments.
+        arguments: Its `sys.argv`.
+        title: Command line that `ps` shows.
+        environment: Its whole environment. Variables that libraries read at import have no effect any more.
+        directory: Its working directory.
+        new_session: It leads a session of its own, which a terminal's Ctrl-C does not reach.
     """
 
     module: str
@@ -54,21 +54,30 @@ class ForkOrder:
 class ForkServer:
     """A process that imports modules and then forks on demand. Linux only; methods block, and may run on any thread.
 
-    The process that makes one becomes the parent of all that is forked (a child subreaper, prctl(2)), so that it sees
-    their exit codes, and they end with it. They do not end with the fork server.
+    The process that makes one becomes the parent of all forked processes (a child subreaper, prctl(2)). It sees their
+    exit codes, and they end with it. They do not end with the fork server.
+
+    Args:
+        modules: Modules to import, in this order.
+
+    Raises:
+        OSError: The process cannot be started.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
-        """Args: modules: to import, in this order. Raises OSError."""
         adopt_orphans()
         self._orders, theirs = socket.socketpair()
-        # OpenBLAS starts threads as numpy loads it, and a fork server must have none.
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, "-P", "-m", "rpc.engines.fork_server", *modules, TITLE_ROOM]
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
-                command, stdin=theirs.fileno(), stdout=2, env=environment, start_new_session=True
-            )
+            self._process = self._start(command, theirs)
+
+    def _start(self, command: list[str], orders: socket.socket) -> subprocess.Popen[bytes]:
+        """Starts the fork server, whose standard input is `orders`."""
+        # OpenBLAS starts threads as numpy loads it, and a fork server must have none.
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+        return subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
+            command, stdin=orders.fileno(), stdout=2, env=environment, start_new_session=True
+        )
 
     @property
     def pid(self) -> int:
@@ -79,15 +88,26 @@ class ForkServer:
         return self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """Waits until everything is imported. Due once, before the first `fork`. Raises ForkError."""
+        """Waits until all modules are imported. Called once, before the first `fork`.
+
+        Raises:
+            ForkError: The fork server has ended, or cannot serve.
+        """
         answer = _read_answer(self._orders)
         if READY not in answer:
             raise ForkError(answer["error"])
 
     def fork(self, order: ForkOrder, stdin: int, stdout: int, stderr: int) -> int:
-        """Has a process forked that runs the order with these descriptors, which stay open here.
+        """Has a process forked that runs the order.
 
-        Returns its id, once it is a child of this process, which has to reap it.
+        Args:
+            order: Program to run.
+            stdin: Descriptor of its standard input. The descriptors stay open in this process.
+            stdout: Descriptor of its standard output.
+            stderr: Descriptor of its standard error.
+
+        Returns:
+            Id of the process, which is a child of this one by now. The caller has to reap it.
 
         Raises:
             OSError: The fork server has ended, or cannot fork.
@@ -103,14 +123,14 @@ class ForkServer:
         return int(answer["pid"])
 
     def close(self) -> None:
-        """Ends the fork server, not what it forked. A second call does nothing."""
+        """Ends the fork server, not the processes that it forked. A second call does nothing."""
         self._process.kill()  # it has nothing to lose, and may be importing
         self._process.wait()
         self._orders.close()
 
 
 def _read_answer(connection: socket.socket) -> dict[str, Any]:
-    """Returns one line's object. Raises ForkError where the other end has ended."""
+    """Returns the object of one line. Raises ForkError where the other end has ended."""
     line = read_line(connection)
     if not line:
         raise ForkError("the fork server has ended")
@@ -119,11 +139,11 @@ def _read_answer(connection: socket.socket) -> dict[str, Any]:
 
 
 def read_line(connection: socket.socket) -> bytes:
-    """Returns a line, or what came before the other end hung up; nothing behind the line is read."""
+    """Returns a line, or b"" where the other end hung up before its end. Reads nothing behind the line."""
     line = bytearray()
     while not line.endswith(b"\n"):
         try:
-            waiting = connection.recv(2**16, socket.MSG_PEEK)
+            waiting = connection.recv(2**16, socket.MSG_PEEK)  # a peek, since bytes behind the line are not ours
         except ConnectionError:
             waiting = b""
         if not waiting:

@@ -1,5 +1,6 @@
-"""The ranks of an engine: rank 0 is the engine itself, the others are processes on this machine, or whatever else runs
-`rpc.engines.follower.run_follower`.
+"""The rank group of an engine. Rank 0 is the engine itself; the followers run `rpc.engines.follower.run_follower`.
+
+Followers are processes on this machine (`FollowerProcesses`) or actors on others (`rpc.cluster`).
 """
 
 import json
@@ -18,10 +19,10 @@ import torch
 
 from model.loading import choose_device
 from model.parallel.group import TOKEN_BYTES
-from model.parallel.members import Led
+from model.parallel.members import RankGroup
 from model.parallel.sockets import address_of, listen, new_local
 from model.rank_group import lead
-from rpc.engines.follower import means, runs
+from rpc.engines.follower import group_identity, group_settings
 from rpc.settings import EngineConfig
 from scheduler.step import Executor, StepPlan, StepResult
 
@@ -31,28 +32,47 @@ STOP_SECONDS = 5.0
 
 
 class Followers(Protocol):
-    """Ranks 1 and up of one group. listen_on: where rank 0 is to listen for them, see `model.parallel.sockets`."""
+    """Ranks 1 and up of one group."""
 
     @property
-    def listen_on(self) -> str: ...
+    def listen_on(self) -> str:
+        """Address on which rank 0 is to listen for them, see `model.parallel.sockets`."""
 
     def start(self, address: str, token: bytes) -> None:
-        """Has each of them run `run_follower`, with this address of rank 0; does not wait until they do."""
+        """Has each follower run `run_follower`, without a wait until they do.
+
+        Args:
+            address: Address of rank 0.
+            token: Secret of the group.
+        """
 
     def ended(self) -> str:
-        """Why one of them will never come, "" while all may."""
+        """Returns why a follower will never connect, "" while all may."""
 
     def close(self, grace: float) -> None:
-        """Ends what does not end by itself within so many seconds; rank 0 has closed its connections."""
+        """Ends the followers, after rank 0 has closed its connections.
+
+        Args:
+            grace: Seconds in which a follower may end by itself; then it is killed.
+        """
 
 
 class FollowerProcesses:
-    """`Followers` on this machine, in the session of this process: who kills that kills them too."""
+    """`Followers` on this machine, in the session of this process, so that a kill of the session ends them too.
+
+    Args:
+        config: Configuration of the engine.
+
+    Attributes:
+        processes: Processes of ranks 1 and up, in order.
+
+    Raises:
+        ValueError: The machine has fewer GPUs than ranks.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ValueError where there are fewer GPUs than ranks that each want one."""
         self._config, self._gpus = config, gpus_of(config)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self._done = threading.Event()
 
     @property
@@ -63,10 +83,10 @@ class FollowerProcesses:
         started = threading.Event()
 
         def keep() -> None:
-            """The kernel ends a process with the thread that started it: one thread starts them all, and stays."""
+            """Starts the processes and stays: the kernel ends a process with the thread that started it."""
             try:
                 for rank in range(1, self._config.model.tensor_parallel):
-                    self._processes.append(self._start(rank, address, token))
+                    self.processes.append(self._start(rank, address, token))
             finally:
                 started.set()
             self._done.wait()
@@ -85,26 +105,26 @@ class FollowerProcesses:
         size = self._config.model.tensor_parallel
         line = {"rank": rank, "size": size, "address": address, "token": token.hex(), "config": self._config.to_json()}
         if process.stdin is not None:
-            with suppress(BrokenPipeError):  # `ended` says so
+            with suppress(BrokenPipeError):  # the process has ended, and `ended` reports it
                 process.stdin.write(json.dumps(line).encode() + b"\n")
                 process.stdin.flush()
         return process
 
     def ended(self) -> str:
-        if len(self._processes) < self._config.model.tensor_parallel - 1:
+        if len(self.processes) < self._config.model.tensor_parallel - 1:
             return "the processes of the other ranks could not be started"
-        for rank, process in enumerate(self._processes, 1):
+        for rank, process in enumerate(self.processes, 1):
             if process.poll() is not None:
                 return f"the process of rank {rank} ended with code {process.returncode} before it was ready"
         return ""
 
     def close(self, grace: float) -> None:
         deadline = time.monotonic() + grace
-        for process in self._processes:
+        for process in self.processes:
             if process.stdin is not None:
                 with suppress(OSError):
                     process.stdin.close()
-        for process in self._processes:
+        for process in self.processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -116,7 +136,13 @@ class FollowerProcesses:
 
 
 def gpus_of(config: EngineConfig) -> list[str]:
-    """What each rank's is called, in their order (rank 0 takes the first that it sees); none on a CPU."""
+    """Returns the GPU of each rank as CUDA_VISIBLE_DEVICES names it; an empty list on a CPU.
+
+    Rank 0 takes the first GPU that it sees, so its entry is the first.
+
+    Raises:
+        ValueError: The machine has fewer GPUs than ranks.
+    """
     if choose_device(config.model.device) != "cuda":
         return []
     visible, size = os.environ.get("CUDA_VISIBLE_DEVICES"), config.model.tensor_parallel
@@ -126,35 +152,50 @@ def gpus_of(config: EngineConfig) -> list[str]:
     return names
 
 
-class Group:
-    """All ranks of an engine, led from here."""
+class EngineGroup:
+    """The rank group of an engine, as its rank 0 holds it.
 
-    def __init__(self, led: Led, followers: Followers) -> None:
-        self.led, self._followers = led, followers
+    Attributes:
+        ranks: Connections to the followers.
+    """
+
+    def __init__(self, ranks: RankGroup, followers: Followers) -> None:
+        self.ranks, self._followers = ranks, followers
 
     @staticmethod
-    def open(config: EngineConfig, directory: Path, followers: Followers) -> "Group":
-        """directory: of the model. Waits until all ranks are there. Raises RankLost, ValueError, OSError."""
+    def open(config: EngineConfig, directory: Path, followers: Followers) -> "EngineGroup":
+        """Starts the followers, and waits until all have connected.
+
+        Args:
+            config: Configuration of the engine.
+            directory: Directory of the model.
+            followers: The followers, which are closed if this raises.
+
+        Raises:
+            RankLost: A follower will never connect.
+            ValueError: The ranks cannot form a group.
+            OSError: Rank 0 cannot listen.
+        """
         token, settings = secrets.token_bytes(TOKEN_BYTES), config.model
         try:
             listener = listen(followers.listen_on)
             followers.start(address_of(listener), token)
             size = settings.tensor_parallel
-            led = lead(listener, size, token, runs(directory), means(settings), followers.ended)
+            ranks = lead(listener, size, token, group_identity(directory), group_settings(settings), followers.ended)
         except BaseException:
             followers.close(0.0)
             raise
-        return Group(led, followers)
+        return EngineGroup(ranks, followers)
 
     def close(self) -> None:
-        self.led.close()
-        self._followers.close(STOP_SECONDS if self.led.lost is None else 0.0)
+        self.ranks.close()
+        self._followers.close(STOP_SECONDS if self.ranks.lost is None else 0.0)
 
 
-class Grouped:
-    """`Executor` around rank 0's; its group ends with it."""
+class GroupExecutor:
+    """`Executor` of rank 0 that closes its group with itself."""
 
-    def __init__(self, inner: Executor, group: Group) -> None:
+    def __init__(self, inner: Executor, group: EngineGroup) -> None:
         self._inner, self._group = inner, group
 
     def launch(self, plan: StepPlan) -> None:

@@ -15,11 +15,11 @@ log = logging.getLogger("quire.engines")
 
 MODULE = "rpc.engines.engine_process"
 PRELOADED = ("rpc.engines.assembly", "model.cpu.backend", MODULE)
-"""What a fork server imports: torch, and all that an engine on a CPU imports while it starts."""
+"""Modules that a fork server imports: torch, and all that an engine on a CPU imports while it starts."""
 
 
 class EngineProcess(Protocol):
-    """An engine's process, the leader of a session. Its standard input and output are these two."""
+    """An engine's process, the leader of a session. `stdin` and `stdout` are its standard input and output."""
 
     @property
     def pid(self) -> int: ...
@@ -41,11 +41,11 @@ class Launcher(Protocol):
         """Starts `rpc.engines.engine_process` for a link at the address. A cancelled call leaves no process.
 
         Raises:
-            OSError: There is no process.
+            OSError: The process cannot be started.
         """
 
     async def close(self) -> None:
-        """Ends what it needed for starting, not what it started. A second call does nothing."""
+        """Ends the launcher's own processes, not those that it started. A second call does nothing."""
 
 
 class Spawner:
@@ -56,18 +56,18 @@ class Spawner:
         return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
 
     async def close(self) -> None:
-        """It needs nothing."""
+        """Does nothing, since there is no process of its own."""
 
 
 class Forker:
-    """Has engines forked by a fork server, which starts with the first one and anew where it has ended.
+    """Has engines forked by a fork server, which starts with the first engine and again after its own end.
 
-    Where a fork server does not become ready, say because an import starts a thread, engines are spawned from then on.
+    If a fork server does not become ready, say because an import starts a thread, engines are spawned from then on.
     """
 
     def __init__(self) -> None:
         self._server: ForkServer | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()  # places that start together share one fork server
         self._can_fork = True
 
     async def start(self, address: str) -> EngineProcess:
@@ -104,10 +104,15 @@ class Forker:
 
 
 class ForkedProcess:
-    """`EngineProcess` that a fork server forked, a child of this process. Lives on the loop that made it."""
+    """`EngineProcess` that a fork server forked, a child of this process. Lives on the loop that made it.
+
+    Args:
+        pid: Id of the process.
+        stdout: Reader of the socket that is its standard input and output.
+        stdin: Writer of the same socket.
+    """
 
     def __init__(self, pid: int, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter) -> None:
-        """Args: stdout, stdin: both ends of the socket that is its standard input and output."""
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
         loop = asyncio.get_running_loop()
         self._code: asyncio.Future[int] = loop.create_future()
@@ -124,7 +129,14 @@ class ForkedProcess:
 
 
 def _fork(server: ForkServer, address: str) -> tuple[int, socket.socket]:
-    """Returns the process's id, and the other end of its standard input and output. Raises OSError."""
+    """Has a process forked. Blocks.
+
+    Returns:
+        The process's id, and the other end of the socket that is its standard input and output.
+
+    Raises:
+        OSError: The process cannot be forked.
+    """
     ours, theirs = socket.socketpair()
     command = (sys.executable, "-P", "-m", MODULE, address)
     order = ForkOrder(MODULE, command[3:], command, dict(os.environ), os.getcwd())

@@ -1,17 +1,23 @@
-"""An engine in this process, as frontends and the link see one."""
+"""An engine in this process, as frontends and the engine link see it."""
 
 from collections.abc import Callable
 
 from rpc.frontend.engine_client import EngineInfo, Reach
 from rpc.link.pages import PagePort
 from scheduler.engine import Engine, Sink
+from scheduler.readiness import Readiness
 from scheduler.scheduler import Scheduler
 from scheduler.step import Executor
 
 
 class LocalEngine(Engine):
-    """An `EngineClient` with its thread. info: what it tells frontends that it is. last_excuse: as in `Engine`. pages:
-    for other engines; None where they can have none.
+    """An `Engine` with its thread that is its own `EngineClient`.
+
+    Attributes:
+        info: Fixed properties of the engine, for frontends.
+        place: Process or machine that it runs on, for people.
+        reach: None: only this process reaches it, unless it is served on a link.
+        pages: Its KV pages, for other engines; None where they cannot be copied.
     """
 
     def __init__(
@@ -21,8 +27,9 @@ class LocalEngine(Engine):
         info: EngineInfo,
         sink: Sink,
         last_excuse: Callable[[], float] = lambda: 0.0,
+        readiness: Readiness | None = None,
     ) -> None:
-        super().__init__(scheduler, executor, sink, last_excuse=last_excuse)
+        super().__init__(scheduler, executor, sink, last_excuse=last_excuse, readiness=readiness)
         self.info = info
         self.place = "a thread of the server"
         self.reach: Reach | None = None

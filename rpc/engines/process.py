@@ -1,9 +1,9 @@
 """An engine in a process of its own, behind the engine link.
 
-The process is `python -m rpc.engines.engine_process ADDRESS`, or a fork that runs the same, in a session of its own. It
-reads an EngineConfig as one line of JSON, and a line with the token that frontends have to show, from its standard
-input, whose end tells it to stop; serves the link at the address; and, where it cannot start or has failed, says why in
-a line on its standard output. Its standard error is the server's.
+The process is `python -m rpc.engines.engine_process ADDRESS`, or a fork that runs the same, in a session of its own.
+From its standard input it reads an EngineConfig as one line of JSON, and a line with the token that frontends have to
+prove. The end of that input stops it. It serves the link at the address. If it cannot start or fails, it writes the
+reason as one line on its standard output. Its standard error is the server's.
 """
 
 import asyncio
@@ -28,37 +28,46 @@ STOP_SECONDS = 10.0
 
 
 class EngineStartError(RuntimeError):
-    """An engine's process did not become ready; says why."""
+    """An engine's process did not become ready; the message has the cause."""
 
 
 class ProcessHost:
-    """`EngineHost` of engines in processes that `launcher`, which other hosts may share, starts."""
+    """`EngineHost` of engines in processes of their own.
+
+    Args:
+        launcher: Starts the processes; other hosts may share it.
+        config: Configuration of the engine.
+        settings: Times of its start and of its link.
+    """
 
     def __init__(self, launcher: Launcher, config: EngineConfig, settings: EngineSettings) -> None:
-        self._launcher, self._config, self._settings = launcher, config, settings
+        self.launcher, self.config, self.settings = launcher, config, settings
         self._process: EngineProcess | None = None
         self._client: LinkClient | None = None
         self._directory: Path | None = None
 
     async def prepare(self) -> None:
-        """An engine's libraries are loaded in its own process."""
+        """Does nothing, since an engine's libraries are loaded in its own process."""
 
     async def launch(self, sink: Sink) -> EngineClient:
         reach = Reach(self._new_address(), secrets.token_urlsafe(32))
-        process = self._process = await self._launcher.start(reach.address)
+        process = self._process = await self.launcher.start(reach.address)
         assert process.stdin is not None  # noqa: S101 - a pipe was asked for
-        process.stdin.write(f"{self._config.to_json()}\n{reach.token}\n".encode())
+        process.stdin.write(f"{self.config.to_json()}\n{reach.token}\n".encode())
         place = f"process {process.pid}"
-        client = self._client = LinkClient(reach, sink, self._config.request, self._settings.silence, place)
+        client = self._client = LinkClient(reach, sink, self.config.request, self.settings.silence, place)
         try:
-            await connect(client, _last_words(process), self._settings.start)
+            await connect(client, _exit_reason(process), self.settings.start)
         except BaseException:
-            await self._end(0.0)  # there is nothing to wait for
+            await self._end(0.0)  # an engine that never served has nothing to finish
             raise
         return client
 
     def _new_address(self) -> str:
-        """Linux has names of sockets that are no files: nothing of one stays, whoever is killed."""
+        """Returns an address for the engine's link.
+
+        On Linux it is an abstract socket, which is no file: a killed process leaves nothing of it.
+        """
         if sys.platform == "linux":
             return f"unix-abstract:quire-{secrets.token_hex(8)}"
         self._directory = private_directory()
@@ -68,10 +77,14 @@ class ProcessHost:
         await self._end(STOP_SECONDS)
 
     async def close(self) -> None:
-        await self._launcher.close()
+        await self.launcher.close()
 
     async def _end(self, grace: float) -> None:
-        """grace: seconds for a living process to end by itself."""
+        """Ends the process, and removes all that it leaves.
+
+        Args:
+            grace: Seconds for a live process to end by itself.
+        """
         process, client, directory = self._process, self._client, self._directory
         if process is not None and process.stdin is not None:
             process.stdin.write_eof()
@@ -94,8 +107,15 @@ class ProcessHost:
 
 
 async def connect(client: LinkClient, ended: Awaitable[str], seconds: float) -> None:
-    """Until the engine takes requests. ended: why its process has ended. Raises EngineStartError where it ends, hangs
-    up or takes too long.
+    """Connects a client to an engine that starts; returns once the engine takes requests.
+
+    Args:
+        client: Client of the engine's link.
+        ended: Waits for the end of the engine's process, and returns its cause.
+        seconds: Time that the start may take.
+
+    Raises:
+        EngineStartError: The process ended, hung up or took too long.
     """
     connected, end = asyncio.create_task(client.connect()), asyncio.ensure_future(ended)
     try:
@@ -112,8 +132,8 @@ async def connect(client: LinkClient, ended: Awaitable[str], seconds: float) -> 
         await asyncio.gather(connected, end, return_exceptions=True)
 
 
-async def _last_words(process: EngineProcess) -> str:
-    """Why the process, once it has ended, did not serve."""
+async def _exit_reason(process: EngineProcess) -> str:
+    """Waits for the process to end, and returns why it did not serve."""
     assert process.stdout is not None  # noqa: S101 - a pipe was asked for
     words = (await process.stdout.read()).decode(errors="replace").strip()
     code = await process.wait()
@@ -121,6 +141,6 @@ async def _last_words(process: EngineProcess) -> str:
 
 
 def private_directory() -> Path:
-    """A new directory that only this user can enter, with a path short enough for sockets in it."""
+    """Returns a new directory that only this user can enter, with a path short enough for sockets in it."""
     place = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="quire-", dir=place if len(place) <= 20 else "/tmp"))  # noqa: S108 - mkdtemp

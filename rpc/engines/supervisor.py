@@ -1,4 +1,4 @@
-"""Keeps engines behind a frontend: starts them, replaces one that dies, ends them."""
+"""Keeps own engines behind a frontend: starts them, replaces those that die, ends them."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 from model.errors import CheckpointError
-from rpc.engines.fleet import say_why
+from rpc.engines.fleet import log_failure
 from rpc.engines.host import EngineHost
 from rpc.engines.process import EngineStartError
 from rpc.engines.scaling import Scaling
@@ -18,13 +18,22 @@ from rpc.link.table import TableService
 log = logging.getLogger("quire.engines")
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between two attempts to start an engine
-RESTART_SECONDS = 900.0  # that a restart waits for the new engine
-STEADY = 10.0  # seconds after which an engine's death counts as the first again
+RESTART_SECONDS = 900.0  # longest wait of a restart for the new engine
+STEADY = 10.0  # seconds of life after which an engine is replaced without a delay
 
 
 class Supervisor:
-    """`Fleet` of own engines: at most one a host, each under its place in the list. least: engines at the start, None:
-    one a host. table: for frontends that use them too. scaling: changes how many there are.
+    """`Fleet` of own engines, at most one a host. An engine's number is the place of its host in the list.
+
+    Args:
+        hosts: Places that engines can run in.
+        frontend: Frontend of the engines.
+        least: Count of engines at the start; None: one a host.
+        table: Serves the engines to frontends of other processes; None: there are none.
+        scaling: Changes the count of engines with the load; None: it stays.
+
+    Attributes:
+        keeping: Task that keeps each engine alive, by number. Numbers without an engine have none.
     """
 
     def __init__(
@@ -38,7 +47,7 @@ class Supervisor:
         self._keepers = [Keeper(number, host, frontend) for number, host in enumerate(hosts)]
         self._least = len(hosts) if least is None else least
         self._frontend, self._table, self._scaling = frontend, table, scaling
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by number, of those that there are or will be
+        self.keeping: dict[int, asyncio.Task[None]] = {}
         self._scaler: asyncio.Task[None] | None = None
         self._restarting: dict[int, asyncio.Task[int]] = {}
 
@@ -48,9 +57,11 @@ class Supervisor:
         return f"{least} to {most} replicas" if least < most else f"{most} replicas" if most > 1 else ""
 
     async def start(self) -> None:
-        """Until all of them serve. `stop` is due whatever it raises.
+        """Starts the engines; returns once all serve. `stop` is due even if this raises.
 
-        Raises OSError where the table's address cannot be had, and what the first `launch` that fails does.
+        Raises:
+            OSError: The table cannot listen on its address.
+            Exception: The exception of the first `launch` that fails.
         """
         if self._table is not None:
             await self._table.open()
@@ -64,44 +75,48 @@ class Supervisor:
                 launch.cancel()
             await asyncio.gather(*launches, return_exceptions=True)
         for number in range(self._least):
-            self._watch(number, self._keepers[number].keep())
+            self._start_keeping(number, self._keepers[number].keep())
         if self._scaling is not None:
             self._scaler = asyncio.create_task(self._scaling.run(self))
-            self._scaler.add_done_callback(say_why)
+            self._scaler.add_done_callback(log_failure)
 
-    def _watch(self, number: int, keeping: Coroutine[None, None, None]) -> None:
-        task = self._tasks[number] = asyncio.create_task(keeping)
-        task.add_done_callback(say_why)
+    def _start_keeping(self, number: int, keeping: Coroutine[None, None, None]) -> None:
+        task = self.keeping[number] = asyncio.create_task(keeping)
+        task.add_done_callback(log_failure)
 
     @property
     def count(self) -> int:
         return len(self._counted())
 
     def _counted(self) -> list[int]:
-        """Numbers of those that serve, are being started, or wait for room; an operator's drained ones do not count."""
-        return [number for number in self._tasks if not self._is_drained(number)]
+        """Returns numbers of engines that serve, are being started, or wait for room; a drained engine does not count.
+
+        The autoscaler thus replaces the capacity that an operator takes out.
+        """
+        return [number for number in self.keeping if not self._is_drained(number)]
 
     def _is_drained(self, number: int) -> bool:
         replica = self._frontend.replicas.get(number)
         return replica is not None and replica.drained
 
     def grow(self) -> bool:
-        number = next((n for n in range(len(self._keepers)) if n not in self._tasks), None)
+        number = next((n for n in range(len(self._keepers)) if n not in self.keeping), None)
         if number is not None:
-            self._watch(number, self._keepers[number].come())
+            self._start_keeping(number, self._keepers[number].start_and_keep())
         return number is not None
 
     async def shrink(self) -> bool:
         free = [number for number in self._counted() if number not in self._restarting]
-        serving = [number for number in free if self._busy(number)[0]]
+        serving = [number for number in free if self._load_of(number)[0]]
         if len(serving) == len(free) < 2:
             return False  # the last one that takes requests
-        number = min(free, key=lambda number: (*self._busy(number), -number))
-        task, replica = self._tasks.pop(number), self._frontend.replicas.get(number)
-        task.cancel()
+        # One that does not serve yet goes first, then the least loaded; of equals the one with the highest number.
+        number = min(free, key=lambda number: (*self._load_of(number), -number))
+        task, replica = self.keeping.pop(number), self._frontend.replicas.get(number)
+        task.cancel()  # before anything else, so that it does not replace the engine that ends
         await asyncio.gather(task, return_exceptions=True)
         if replica is not None and replica.usable:
-            await self._empty(replica)
+            await self._move_away(replica)
         try:
             await self._keepers[number].stop()
         finally:
@@ -109,15 +124,15 @@ class Supervisor:
             self._frontend.replicas.retire(number)
         return True
 
-    def _busy(self, number: int) -> tuple[bool, int]:
-        """Whether it serves, and how many requests."""
+    def _load_of(self, number: int) -> tuple[bool, int]:
+        """Returns whether the engine serves, and the count of its sequences."""
         replica = self._frontend.replicas.get(number)
         if replica is None or not replica.usable:
             return False, 0
         return True, replica.stats.running + replica.stats.waiting
 
-    async def _empty(self, replica: Replica) -> int:
-        """Requests leave it, also those of other frontends, and take their pages with them; how many were here."""
+    async def _move_away(self, replica: Replica) -> int:
+        """Moves the requests of all frontends away from an engine, KV pages included. Returns this frontend's count."""
         moved = self._frontend.mark(replica, replica.drained, leaving=True)
         await self._frontend.until_moved()
         if self._table is not None:
@@ -125,14 +140,17 @@ class Supervisor:
         return moved
 
     def drain(self, number: int) -> int:
-        """Raises RequestFailed also where there is no other engine."""
+        """Drains an engine, as `Fleet.drain`. Raises RequestFailed also where no other engine takes requests."""
         return self._frontend.drain_replica(number)
 
     def resume(self, number: int) -> None:
         self._frontend.resume_replica(number)
 
     async def restart(self, number: int) -> int:
-        """Where there is no other engine, the requests wait. It goes on where nobody waits for it any more."""
+        """Restarts an engine, as `Fleet.restart`. Its requests wait where no other engine takes them.
+
+        A restart goes on when the call is cancelled; a second call joins it.
+        """
         replica = self._frontend.serving(number)
         if number not in self._restarting:
             task = self._restarting[number] = asyncio.create_task(self._restart(replica))
@@ -141,20 +159,24 @@ class Supervisor:
 
     async def _restart(self, replica: Replica) -> int:
         keeper = self._keepers[replica.number]
-        moved = await self._empty(replica)
+        moved = await self._move_away(replica)
         await keeper.restart(replica)
         return moved
 
     async def stop(self) -> None:
-        """Ends the engines, and with them the requests that they have. Raises TimeoutError."""
+        """Ends the engines, and with them the requests that they have.
+
+        Raises:
+            TimeoutError: An engine does not end.
+        """
         self._frontend.close()
         if self._table is not None:
             for replica in self._frontend.replicas:
                 self._frontend.replicas.mark(replica, replica.drained, leaving=True)
-            await self._table.settled()  # other frontends take their requests away; no engine dies with one
+            await self._table.settled()  # other frontends move their requests first, so none is lost with its engine
             await self._table.close()
         scaler = [] if self._scaler is None else [self._scaler]
-        tasks: list[asyncio.Task[Any]] = [*self._restarting.values(), *self._tasks.values(), *scaler]
+        tasks: list[asyncio.Task[Any]] = [*self._restarting.values(), *self.keeping.values(), *scaler]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -166,20 +188,24 @@ class Supervisor:
 
 
 class Keeper:
-    """Of the engine of one number."""
+    """Keeps an engine alive in one place, under one number."""
 
     def __init__(self, number: int, host: EngineHost, frontend: Frontend) -> None:
         self._number, self._host, self._frontend = number, host, frontend
-        self._asked, self._restarted = asyncio.Event(), asyncio.Event()
+        self._replacement_wanted, self._restarted = asyncio.Event(), asyncio.Event()
 
     async def restart(self, replica: Replica) -> None:
-        """Replaces this engine though it lives; until another one serves. Raises RequestFailed."""
+        """Replaces a live engine; returns once another one serves in its place.
+
+        Raises:
+            RequestFailed: No engine serves after RESTART_SECONDS.
+        """
         now = self._frontend.replicas.get(self._number)
         if now is not None and now is not replica and now.usable:
-            return  # it died, and was replaced
+            return  # it died meanwhile, and was replaced
         self._restarted.clear()
         if now is replica and replica.usable:
-            self._asked.set()
+            self._replacement_wanted.set()
         try:
             async with asyncio.timeout(RESTART_SECONDS):
                 await self._restarted.wait()
@@ -188,19 +214,19 @@ class Keeper:
             raise RequestFailed("UNAVAILABLE", "NOT_RESTARTED", message) from None
 
     async def prepare(self) -> None:
-        """Once, before anything else."""
+        """Prepares the host, once, before the first engine."""
         await self._host.prepare()
 
     async def stop(self) -> None:
-        """Raises TimeoutError."""
+        """Ends the engine. Raises TimeoutError where it does not end."""
         await self._host.stop()
 
     async def close(self) -> None:
-        """Once, after the last `stop`."""
+        """Closes the host, once, after the last `stop`."""
         await self._host.close()
 
-    async def come(self) -> None:
-        """Starts an engine, however long there is no room for it, and then as `keep`."""
+    async def start_and_keep(self) -> None:
+        """Starts an engine, with as many attempts as it takes, and keeps it as `keep` does."""
         await self._replace(0.0)
         log.info("engine %d takes requests", self._number)
         await self.keep()
@@ -210,7 +236,7 @@ class Keeper:
         clock = asyncio.get_running_loop().time
         delay, since = 0.0, clock()
         while True:
-            asked = await self._until_due()
+            asked = await self._wait_due()
             if asked or clock() - since > STEADY:
                 delay = 0.0
             self._frontend.detach(self._number)
@@ -219,16 +245,16 @@ class Keeper:
             log.info("engine %d is ready again", self._number)
             self._restarted.set()
 
-    async def _until_due(self) -> bool:
-        """Until the engine is dead, or another one is wanted in its place. Returns whether it was wanted."""
+    async def _wait_due(self) -> bool:
+        """Waits until the engine is dead or a restart is wanted. Returns whether a restart was wanted."""
         lost, asked = (
             asyncio.create_task(self._frontend.engine_lost(self._number)),
-            asyncio.create_task(self._asked.wait()),
+            asyncio.create_task(self._replacement_wanted.wait()),
         )
         try:
             await asyncio.wait((lost, asked), return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
-                self._asked.clear()
+                self._replacement_wanted.clear()
                 log.info("engine %d is replaced, as was asked for", self._number)
                 return True
             log.error("engine %d has failed: %s. Starting a new one", self._number, lost.result())
@@ -238,20 +264,27 @@ class Keeper:
                 task.cancel()
 
     async def _replace(self, delay: float) -> float:
-        """Until an engine runs, waiting longer each time. Returns how long to wait if it dies soon."""
+        """Ends the engine, and starts another one, with as many attempts as it takes.
+
+        Args:
+            delay: Seconds before the first attempt; it doubles from attempt to attempt.
+
+        Returns:
+            Seconds before the next attempt, if the new engine dies soon.
+        """
         while True:
-            stopped = await self._succeeds(self._host.stop())
+            stopped = await self._succeeded(self._host.stop())
             await asyncio.sleep(delay)
             delay = min(max(FIRST_DELAY, 2 * delay), LONGEST_DELAY)
-            if stopped and await self._succeeds(self.launch()):
+            if stopped and await self._succeeded(self.launch()):
                 return delay
 
     async def launch(self) -> None:
-        """Raises what the host's `launch` does."""
+        """Launches an engine, and attaches it. Raises what the host's `launch` raises."""
         self._frontend.attach(await self._host.launch(self._frontend.new_sink(self._number)), self._number)
 
-    async def _succeeds(self, attempt: Awaitable[None]) -> bool:
-        """Whatever it raises, a server without an engine goes on trying."""
+    async def _succeeded(self, attempt: Awaitable[None]) -> bool:
+        """Awaits an attempt, and returns whether it succeeded; logs its exception, since the server goes on trying."""
         try:
             await attempt
         except Exception as error:

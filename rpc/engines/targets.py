@@ -1,4 +1,4 @@
-"""The file that tells Prometheus where engines show their metrics (`file_sd_configs`), as long as they are there."""
+"""The file that lists the engines' metrics addresses for Prometheus (`file_sd_configs`)."""
 
 import json
 import logging
@@ -11,23 +11,23 @@ log = logging.getLogger("quire.metrics")
 
 
 class TargetsFile:
-    """One target an engine, with the labels replica, epoch and place."""
+    """Writes one target for each live engine, with the labels replica, epoch and place."""
 
     def __init__(self, path: Path, replicas: Replicas) -> None:
         self._path, self._replicas = path, replicas
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Writes the file at each change of the engines, until cancelled."""
         while True:
             version = self._replicas.version
             try:
                 self.write()
             except OSError as error:  # a full disk, say: the next change is another try
                 log.error("--metrics-targets %s cannot be written: %s", self._path, error)
-            await self._replicas.newer(version)
+            await self._replicas.wait_newer(version)
 
     def write(self) -> None:
-        """At once, as Prometheus may read it at any moment. Raises OSError."""
+        """Replaces the file in one step, as Prometheus may read it at any moment. Raises OSError."""
         targets = [
             {
                 "targets": [replica.client.info.metrics],
@@ -45,5 +45,5 @@ class TargetsFile:
         new.replace(self._path)
 
     def clear(self) -> None:
-        """No engine is there any more. Raises OSError."""
+        """Writes a file without targets, at the server's end. Raises OSError."""
         self._path.write_text("[]\n")

@@ -5,13 +5,13 @@ import sys
 from importlib import import_module
 
 from rpc.frontend.engine_client import EngineClient
-from rpc.heap import settle
+from rpc.heap import freeze_heap
 from rpc.settings import EngineConfig
 from scheduler.engine import Engine, Sink
 
-# Seconds until a thread that wants the interpreter gets it (5 ms by default). An engine asks several times a step,
-# and the event loop may be writing a large result then. Beside 6 beam searches of width 16 the longest gap between two
-# tokens of another client falls from 231 to 147 ms (median of 3), with the same throughput (`bench.neighbours`).
+# Seconds until a thread that wants the interpreter gets it (5 ms by default). An engine asks for it several times a
+# step, and the event loop may be writing a large result then. Beside 6 beam searches of width 16, the longest gap
+# between two tokens of another client falls from 231 to 147 ms (median of 3). Throughput stays (`bench.neighbours`).
 SWITCH_INTERVAL = 0.0005
 
 
@@ -19,20 +19,20 @@ class ThreadHost:
     """`EngineHost` of an engine in this process."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+        self.config = config
         self._engine: Engine | None = None
 
     async def prepare(self) -> None:
-        # Not at the top of this file, since a server of other hosts does without torch. On a thread, since the import
-        # takes seconds and the server answers already.
+        # Not at the top of this file: servers whose engines run elsewhere do without torch. In a thread: the import
+        # takes seconds, and the server answers already.
         await asyncio.to_thread(import_module, "rpc.engines.assembly")
-        settle()
+        freeze_heap()
         sys.setswitchinterval(SWITCH_INTERVAL)
 
     async def launch(self, sink: Sink) -> EngineClient:
         from rpc.engines.assembly import assemble
 
-        parts = await asyncio.to_thread(assemble, self._config)
+        parts = await asyncio.to_thread(assemble, self.config)
         self._engine = engine = parts.engine(sink)
         engine.start()
         return engine
@@ -43,4 +43,4 @@ class ThreadHost:
             self._engine = None
 
     async def close(self) -> None:
-        """Nothing was kept."""
+        """Does nothing, since nothing is kept between launches."""

@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.live import Live
-from rpc.frontend.watching import CANCELLED, Watching
+from rpc.frontend.reporting import CANCELLED, RequestReporter
 from rpc.observe.exemplars import exemplar_of
 from rpc.observe.metrics import Metrics
-from scheduler.request import Spec
+from scheduler.spec import Spec
 
 NO_TRACE: Mapping[str, str] = MappingProxyType({})
 
@@ -21,11 +21,11 @@ class Accounting:
 
     Args:
         metrics: Gets the counts.
-        watching: Reports requests that have ended.
+        reporter: Reports requests that have ended.
     """
 
-    def __init__(self, metrics: Metrics, watching: Watching) -> None:
-        self._metrics, self._watching = metrics, watching
+    def __init__(self, metrics: Metrics, reporter: RequestReporter) -> None:
+        self._metrics, self._reporter = metrics, reporter
 
     def refused(self, failure: RequestFailed, tenant: str) -> RequestFailed:
         """Counts a request that ended before it was submitted. Returns the failure, to be raised."""
@@ -36,7 +36,7 @@ class Accounting:
         self, failure: RequestFailed, request_id: str, tenant: str, trace: Mapping[str, str] = NO_TRACE
     ) -> RequestFailed:
         """Counts and reports a request that cannot even be read. Returns the failure, to be raised."""
-        with suppress(RequestFailed), self._watching.watch(Spec("", tenant=tenant), request_id, trace):
+        with suppress(RequestFailed), self._reporter.watch(Spec("", tenant=tenant), request_id, trace):
             raise self.refused(failure, tenant)
         return failure
 
@@ -81,8 +81,8 @@ class Accounting:
             self._metrics.decoded(*decoding)
 
     def _count_tokens(self, live: Live) -> None:
-        """For the bill of its tenant."""
+        """Counts the request's tokens for its tenant's bill."""
         stream = live.stream
-        prompt = 0 if live.served is None else len(stream.request.prompt)
+        prompt = 0 if live.served is None else len(stream.request.prompt)  # a prompt that was never computed is free
         generated = sum(sequence.new_count for sequence in stream.sequences)
         self._metrics.tenants.tokens(stream.spec.tenant, prompt, stream.cached_tokens, generated)

@@ -1,6 +1,6 @@
-"""Hands what engine steps bring to the streams of live requests: tokens, prompts' parts, ends.
+"""Hands the outputs of engine steps to the streams of live requests: tokens, prompts' parts, ends.
 
-What one stream raises ends that request alone; the others of the step get their tokens.
+An exception of one stream ends that request alone; the others of the step get their tokens.
 """
 
 import logging
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+from rpc.frontend.beam_results import BeamResultReader
 from rpc.frontend.errors import RequestFailed, internal
-from rpc.frontend.found import FoundReader
 from rpc.frontend.live import Arrivals, Live
 from rpc.frontend.output import StepTokens
 from rpc.frontend.pacing import Pacer
-from rpc.frontend.promises import Promises
+from rpc.frontend.slo import SLOTracker
 from rpc.observe.metrics import Metrics
 from scheduler import events
 
@@ -24,27 +24,27 @@ class Requests(Protocol):
     """Ends requests, on their engines too."""
 
     def cut_off(self, live: Live, failure: RequestFailed) -> None:
-        """The request ends with this failure."""
+        """Ends the request with this failure."""
 
     def forget(self, live: Live) -> None:
-        """No more output of the request is wanted."""
+        """Ends the request, whose output is no longer wanted."""
 
     def has_ended(self, live: Live) -> None:
-        """The request's engine has sent all of it."""
+        """Releases the request, of which the engine has sent all output."""
 
     def stop_sequence(self, live: Live, index: int) -> None:
-        """No more output of one sequence is wanted; the others of its request go on."""
+        """Ends one sequence of the request; the others go on."""
 
 
 class Delivery:
     """Writes to the streams of live requests.
 
     Args:
-        live: Live requests by attempt, as they stand at each call. Tokens of another attempt are dropped.
-        requests: Ends what a stream has ended.
-        backlog: Tokens that may wait for the reader of a stream.
+        live: Live requests by attempt, a view that changes with them. Tokens of another attempt are dropped.
+        requests: Ends requests and sequences that their streams have ended.
+        backlog: Count of tokens that may wait for the reader of a stream.
         metrics: Counts tokens and times.
-        promises: Gets the times to first and next tokens.
+        slo: Gets the times to first and next tokens.
         pacer: Shares the loop's time among long results.
     """
 
@@ -54,37 +54,47 @@ class Delivery:
         requests: Requests,
         backlog: int,
         metrics: Metrics,
-        promises: Promises,
+        slo: SLOTracker,
         pacer: Pacer,
     ) -> None:
         self._live, self._requests, self._backlog = live, requests, backlog
-        self._metrics, self._promises = metrics, promises
-        self._found = FoundReader(pacer, self._observe, requests.has_ended, self._unreadable)
+        self._metrics, self._slo = metrics, slo
+        self._beam_results = BeamResultReader(pacer, self._observe, requests.has_ended, self._unreadable)
+
+    @property
+    def results_being_read(self) -> int:
+        """Count of beam searches' results that are being read."""
+        return len(self._beam_results)
 
     def deliver(self, outputs: events.StepOutputs, now: float) -> None:
-        """Delivers a step's prompt parts and tokens; its ends go through `end`."""
+        """Delivers a step's prompt parts and tokens; its ends go through `end`.
+
+        Args:
+            outputs: Outputs of the step.
+            now: Arrival of the outputs, seconds on the monotonic clock.
+        """
         for part in outputs.prompt_parts:
             live = self._live.get(part.attempt)
             if live is not None:
                 with self.contained(live):
                     live.stream.accept_prompt(part)
         if len(outputs.attempts):
-            self._accept_all(StepTokens.of(outputs), now)
+            self._accept_all(StepTokens.from_outputs(outputs), now)
 
     def end(self, live: Live, end: events.End) -> None:
-        """Ends a sequence of the request, once a result that is being read has been read."""
-        if self._found.keeps(live, end):
+        """Ends a sequence of the request, but not before a result that is being read."""
+        if self._beam_results.defer_end(live, end):
             return
         with self.contained(live):
             live.stream.end(end)
         if live.stream.ended:
             self._requests.has_ended(live)
         elif live.streaming:
-            live.tell()
+            live.wake()
 
     def forget(self, live: Live) -> None:
-        """Stops to read a result of the request."""
-        self._found.forget(live)
+        """Stops reading a result of the request."""
+        self._beam_results.forget(live)
 
     @contextmanager
     def contained(self, live: Live) -> Iterator[None]:
@@ -95,7 +105,7 @@ class Delivery:
             self._unreadable(live)
 
     def _unreadable(self, live: Live) -> None:
-        """In the handler of what its stream raised."""
+        """Ends the request with INTERNAL. Runs in the handler of the exception that its stream raised."""
         log.exception("the output of request %s cannot be read", live.request_id)
         self._requests.cut_off(live, internal())
 
@@ -113,12 +123,12 @@ class Delivery:
             except Exception:
                 self._unreadable(live)
         self._observe(arrivals)
-        for live, places in searches.items():
-            self._found.read(live, step, places, now)
+        for live, indices in searches.items():
+            self._beam_results.read(live, step, indices, now)
 
     def _observe(self, arrivals: Arrivals) -> None:
         self._metrics.tokens(arrivals.tokens, arrivals.firsts, arrivals.gaps, arrivals.prefills)
-        self._promises.observe(arrivals.firsts, arrivals.gaps)
+        self._slo.observe(arrivals.firsts, arrivals.gaps)
 
     def _accept(self, live: Live, step: StepTokens, i: int, arrivals: Arrivals) -> None:
         stream, index = live.stream, step.indices[i]
@@ -133,13 +143,13 @@ class Delivery:
             if sequence.pending_tokens > self._backlog:
                 message = f"more than {self._backlog} tokens wait for this client to read them"
                 self._requests.cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
-            live.tell_tokens()
+            live.wake_for_tokens()
 
     def _stopped(self, live: Live, index: int) -> None:
-        """A stop string has ended a sequence before the engine did."""
+        """Ends a sequence, or its request, on the engine: a stop string, which engines do not see, has ended it."""
         if live.stream.ended:
             self._requests.forget(live)
         else:
             self._requests.stop_sequence(live, index)
         if live.streaming or live.stream.ended:
-            live.tell()
+            live.wake()

@@ -1,4 +1,4 @@
-"""What a frontend sees of an engine, in its own process or in another."""
+"""The contract between a frontend and an engine, in its own process or in another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,9 +10,17 @@ from scheduler.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is. limits: what it can serve. pages: size of its KV pool. dtype: of weights and KV. device: cpu
-    or cuda. page_size: tokens in a page. numerics: what the numbers that it computes depend on, beside tokens: engines
-    for which this is equal give the same tokens. metrics: HOST:PORT where it shows its own; "" where it does not.
+    """Fixed properties of an engine.
+
+    Attributes:
+        limits: Requests that it can serve.
+        pages: Count of pages in its pool.
+        dtype: Type of weights and KV.
+        device: "cpu" or "cuda".
+        page_size: Tokens of a page.
+        numerics: Identity of the weights, formats and kernels that its results depend on. Engines with equal numerics
+            give equal tokens.
+        metrics: HOST:PORT of the engine's own metrics; "" where it serves none.
     """
 
     limits: Limits
@@ -26,40 +34,45 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where other processes find an engine's link. address: as gRPC writes one. token: what they have to show there."""
+    """Address of an engine's link, for other processes.
+
+    Attributes:
+        address: Target as gRPC writes it.
+        token: Secret that a caller has to prove there.
+    """
 
     address: str
     token: str = field(default="", repr=False)
 
 
 class EngineClient(Protocol):
-    """`StepOutputs` reach a sink that the engine was given when it was made.
+    """A frontend's hold on an engine. `StepOutputs` reach the sink that the engine got when it was made.
 
-    When the engine dies, every attempt that lives gets ENGINE_FAILED, and the sink is called at least once after
-    `failure` was set.
+    When the engine dies, every live attempt ends with ENGINE_FAILED. The sink is called at least once after `failure`
+    was set.
     """
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is."""
+        """Fixed properties of the engine."""
 
     @property
     def place(self) -> str:
-        """Where it runs, for people."""
+        """Process or machine that the engine runs on, for people."""
 
     @property
     def reach(self) -> Reach | None:
-        """None where only this process reaches it."""
+        """Address of the engine's link; None where only this process reaches it."""
 
     def send(self, events: Sequence[Event]) -> None:
-        """Hands over events; never blocks on the engine's step. On the frontend's loop."""
+        """Hands over events, and never blocks on the engine's step. Runs on the frontend's loop."""
 
     def stalled_for(self) -> float:
-        """Seconds since the engine last made progress while it had work; 0 when idle."""
+        """Returns the seconds since the engine last made progress while it had work; 0 when idle."""
 
     def overdue(self) -> str:
-        """What is wrong, where a step hangs; "" otherwise."""
+        """Returns a description of a step that hangs, "" where none does."""
 
     @property
     def failure(self) -> str | None:
-        """Why the engine is dead, None while it lives."""
+        """Cause of the engine's death; None while it lives."""

@@ -1,16 +1,21 @@
-"""How a request fails, in terms that every frontend can translate: a gRPC status, an exit message, an exception."""
+"""Failures of requests, in terms that every API can translate: a gRPC status, an exit message, an exception."""
 
 from dataclasses import dataclass
 
 from scheduler.events import End, EndReason
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
 
 @dataclass(eq=False)
 class RequestFailed(Exception):
-    """code: name of the canonical gRPC status. reason: UPPER_SNAKE, stable, for programs. message: for people.
+    """Failure of a request.
 
-    field: what was wrong in the request, for INVALID_ARGUMENT. retry_after: seconds, where another try can help.
+    Attributes:
+        code: Name of the canonical gRPC status.
+        reason: UPPER_SNAKE name of the cause, stable, for programs.
+        message: Explanation for people.
+        field: Field of the request that was wrong, for INVALID_ARGUMENT; "" otherwise.
+        retry_after: Seconds after which another try can succeed; None where none can.
     """
 
     code: str
@@ -32,7 +37,7 @@ def invalid(error: InvalidRequest) -> RequestFailed:
 
 
 def failed_end(end: End) -> RequestFailed | None:
-    """The failure that an engine's end means to a client, None for the ends that are results."""
+    """Returns the failure that an engine's end means to a client, None for an end that is a result."""
     match end.reason:
         case EndReason.QUEUE_FULL:
             return RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", end.message, retry_after=end.retry_after)

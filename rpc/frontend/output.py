@@ -1,6 +1,6 @@
-"""One sequence's output as its client sees it: text, stop strings, finish reason, and what was not sent yet.
+"""One sequence's output as its client sees it: text, stop strings, finish reason, and the part that was not sent yet.
 
-Knows nothing of threads, time or gRPC. Tokens past a stop string are neither sent nor counted.
+Knows nothing of threads, time or gRPC. Invariant: tokens past a stop string are neither sent nor counted.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from model.inputs.detokenizer import Detokenizer
 from model.inputs.stop_strings import StopStrings
 from model.inputs.tokenizer import Tokenizer
 from scheduler.events import Logprobs, StepOutputs
-from scheduler.request import Request, Spec
+from scheduler.request import Request
+from scheduler.spec import Spec
 
 
 class FinishReason(StrEnum):
@@ -23,7 +24,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a sequence ended, and what matched if it was a stop."""
+    """Reason of a sequence's end, and the token or string that matched if it was a stop."""
 
     reason: FinishReason
     stop_token_id: int | None = None
@@ -34,9 +35,15 @@ class Finish:
 
 
 class TokenLogprob(NamedTuple):
-    """logprob: natural log, of the raw logits. rank: 1 is the likeliest."""
+    """Log probability of one token at one position.
 
-    # A tuple: made in a quarter of the time of a frozen dataclass, and a result may have 150,000.
+    Attributes:
+        token_id: Id of the token.
+        logprob: Natural logarithm, from the raw logits.
+        rank: Place among all tokens by probability; 1 is the likeliest.
+    """
+
+    # A tuple takes a quarter of the time of a frozen dataclass to make, and a result may have 150,000.
 
     token_id: int
     logprob: float
@@ -45,7 +52,16 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(slots=True)
 class Delta:
-    """New output of a sequence. logprobs: for each token, the chosen first, then alternatives by rank."""
+    """New output of a sequence.
+
+    Attributes:
+        index: Index of the sequence in its request.
+        first_position: Position of the first new token in the output, from 0.
+        text: New text.
+        token_ids: New tokens.
+        logprobs: Logprobs at each new token: the token itself first, then alternatives by rank.
+        finish: The sequence's end; None while it goes on.
+    """
 
     index: int
     first_position: int
@@ -61,8 +77,12 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTokens:
-    """The new tokens of a step: see `StepOutputs`. Lists, made once: to read a number from an array costs ten times as
-    much as from a list. chosen: of the logprobs.
+    """New tokens of a step, one entry a token: see `StepOutputs`.
+
+    Lists, made once: a read of one number from an array costs ten times as much as from a list.
+
+    Attributes:
+        chosen: Log probabilities of the tokens, as in `logprobs`.
     """
 
     attempts: list[int]
@@ -73,7 +93,7 @@ class StepTokens:
     logprobs: Logprobs
 
     @staticmethod
-    def of(outputs: StepOutputs) -> "StepTokens":
+    def from_outputs(outputs: StepOutputs) -> "StepTokens":
         return StepTokens(
             outputs.attempts.tolist(),
             outputs.indices.tolist(),
@@ -85,15 +105,26 @@ class StepTokens:
 
 
 class OutputGap(ValueError):
-    """Tokens are missing before one that came."""
+    """A token came before an earlier one of its sequence."""
 
 
 class SequenceOutput:
-    """Output of the sequence `index` of a request. `accept` tokens, `close` it; `take` what is new.
+    """Output of one sequence of a request: `accept` tokens, `take` the new output, `close` it.
 
-    known: its output so far, read like tokens that were accepted and taken, so text goes on where it stopped: also in
-    the middle of a character or of what may be a stop string. tokens has it; total, the sum of the tokens' logprobs,
-    has not: they are gone.
+    The known output is read like tokens that were accepted and taken. Text thus goes on where it stopped, also in the
+    middle of a character or of a possible stop string.
+
+    Args:
+        index: Index of the sequence in its request.
+        spec: The request as the client states it.
+        request: The request as the engine gets it.
+        tokenizer: Tokenizer of the model.
+        known: Output tokens that the client has already.
+
+    Attributes:
+        tokens: Output tokens, known ones included.
+        total: Sum of the log probabilities of tokens. Those of known tokens are lost, and not in it.
+        finish: The sequence's end; None while it goes on.
     """
 
     def __init__(self, index: int, spec: Spec, request: Request, tokenizer: Tokenizer, known: tuple[int, ...]) -> None:
@@ -119,24 +150,27 @@ class SequenceOutput:
 
     @property
     def new_count(self) -> int:
-        """Tokens that the client did not know."""
+        """Count of tokens that were not known at the start."""
         return self.token_count - self._known
 
     @property
     def score(self) -> float:
-        """What a beam search ranks by, else the total."""
+        """Length-normalized log probability, by which a beam search ranks; without a beam search the total."""
         beam = self._spec.sampling.beam
         return self.total if beam is None else self.total / max(1, self.token_count) ** beam.length_penalty
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens that wait to be taken."""
+        """Count of tokens that wait to be taken."""
         return len(self._pending.token_ids)
 
     def accept(self, step: StepTokens, i: int) -> bool:
-        """Takes the i-th new token of a step. True if a stop string ended the sequence with it.
+        """Accepts the i-th new token of a step, and returns whether a stop string ended the sequence with it.
 
-        A token that was there before, or comes after the end, is ignored. Raises OutputGap.
+        A token that the sequence has already, or that comes after its end, is ignored.
+
+        Raises:
+            OutputGap: A token is missing before this one.
         """
         position = step.positions[i]
         if self.finish is not None or position < self.token_count:
@@ -152,7 +186,7 @@ class SequenceOutput:
         return self._read_token(token)
 
     def _read_token(self, token: int) -> bool:
-        """True if the token's text completes a stop string."""
+        """Reads the token's text, and returns whether it completes a stop string."""
         if self._detokenizer is None or (token in self._stop_ids and not self._spec.stopping.include_stop):
             return False
         return self._read(self._detokenizer.push(token))
@@ -167,7 +201,7 @@ class SequenceOutput:
         return True
 
     def close(self, finish: Finish) -> None:
-        """Ends the sequence with what there is; text that was held back is given out."""
+        """Ends the sequence with its output so far, and releases text that was held back for a stop string."""
         if self.finish is not None:
             return
         if self._detokenizer is not None and self._read(self._detokenizer.flush()):
@@ -177,13 +211,20 @@ class SequenceOutput:
         self.finish = self._pending.finish = finish
 
     def take(self) -> Delta:
-        """Everything new since the last call."""
+        """Returns the output since the last call."""
         delta, self._pending = self._pending, Delta(self.index, self.token_count)
         return delta
 
 
 def logprobs_at(step: Logprobs, i: int, token: int, wanted: int) -> list[TokenLogprob]:
-    """The i-th of a step: of the token itself, then of up to `wanted` alternatives."""
+    """Returns the log probabilities of one token and its alternatives.
+
+    Args:
+        step: Log probabilities of a step's tokens.
+        i: Index of the token in the step.
+        token: The token itself, which comes first in the result.
+        wanted: Alternatives at most, likeliest first; a negative number counts as 0.
+    """
     chosen = TokenLogprob(token, float(step.chosen[i]), int(step.rank[i]))
     wanted = max(0, wanted)
     top = zip(step.top_ids[i, :wanted].tolist(), step.top[i, :wanted].tolist(), strict=True)

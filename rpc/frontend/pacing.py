@@ -16,20 +16,22 @@ TURN_SECONDS = 0.002
 class Pacer:
     """Runs large work, such as a result with 150,000 logprobs, without holding up the loop.
 
-    Such work is Python's own, so in a thread it would hold the interpreter lock for as long. Small work ends in its
-    first turn. Of larger work one piece runs at a time, first come first served: together, many would make each turn of
+    Such work is pure Python, so a thread would hold the interpreter lock for as long. Small work ends in its first
+    turn. Larger work runs one piece at a time, first come first served: many pieces together would make each turn of
     the loop long.
+
+    Attributes:
+        turn: Seconds of work after which the loop serves others.
     """
 
     def __init__(self, turn: float = TURN_SECONDS) -> None:
-        """turn: seconds after which the loop serves others."""
-        self._turn, self._line = turn, asyncio.Lock()
+        self.turn, self._large_work = turn, asyncio.Lock()
 
     async def run(self, work: Work[T]) -> T:
-        """Returns what the work returns; raises what it raises."""
+        """Runs work to its end. Returns its result, and raises its exceptions."""
         try:
             self._advance(work)
-            async with self._line:
+            async with self._large_work:
                 while True:
                     await asyncio.sleep(0)
                     self._advance(work)
@@ -40,8 +42,8 @@ class Pacer:
             work.close()
 
     def _advance(self, work: Work[T]) -> None:
-        """One turn. Raises StopIteration at the work's end."""
-        until = time.perf_counter() + self._turn
+        """Runs one turn of the work. Raises StopIteration at its end."""
+        until = time.perf_counter() + self.turn
         next(work)
         while time.perf_counter() < until:
             next(work)

@@ -1,4 +1,4 @@
-"""From a `Spec` to a `Request`: renders, tokenizes and validates, in worker threads, since it can take a while."""
+"""Turns a `Spec` into a `Request`: renders, tokenizes and validates. It can take a second, so it runs in threads."""
 
 import secrets
 from collections.abc import Sequence
@@ -16,23 +16,37 @@ from model.inputs.tokenizer import Tokenizer, TokenizerFailed
 from model.inputs.tokenizer_files import load_tokenizer
 from model.inputs.trial import try_tokenizer
 from model.inputs.vision.inputs import ImageInputs
+from model.inputs.vision.processed import ProcessedImage
 from model.inputs.vision.registry import read_image_inputs
-from model.inputs.vision.tiles import Tiles
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.paths import demo_directory, model_directory, model_name
 from scheduler.bounds import check_bad_words, check_chat, check_text, check_token_ids, most_bytes
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import Chat, InvalidRequest, PromptImage, Request, Spec, Truncation, resolve
+from scheduler.prompts import Chat, Truncation
+from scheduler.request import PromptImage, Request
+from scheduler.resolve import resolve
 from scheduler.settings import ImageLimits
+from scheduler.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
-    """name: of the served model. public: token ids of the prefixes that the operator has declared public. chat: None
-    where the model has no chat template; `close` ends it. contents: what that template reads of a message. images: None
-    for a model of text alone. prefix_lm: tokens of its prompts see each other in both directions. architecture: as
-    config.json names it. context: the model's, in tokens.
+    """The frontend's share of a model: tokenizer, chat template and image inputs. Threads may share it.
+
+    Attributes:
+        name: Name of the served model.
+        tokenizer: Tokenizer of the model.
+        defaults: The model's own values for what a request leaves open.
+        public: Token ids of the prefixes that the operator has declared public.
+        chat: Renders conversations, and is ended by `close`; None where the model has no chat template.
+        images: Turns images into the model's inputs; None for a text model.
+        image_limits: Bounds of a request's images.
+        prefix_lm: Prompts are bidirectional prefixes.
+        contents: Form in which the chat template reads the content of a message.
+        architecture: Name of the architecture in config.json.
+        context: Context length of the model, in tokens.
     """
 
     name: str
@@ -48,13 +62,19 @@ class Preparer:
     context: int = 0
 
     def prepare(self, spec: Spec, limits: Limits) -> Request:
-        """limits: of the engine that will get it. Raises RequestFailed: NOT_FOUND for another model's name,
-        INVALID_ARGUMENT for a value that cannot be served.
+        """Validates a request, and returns it as an engine gets it.
+
+        Args:
+            spec: The request as the client states it.
+            limits: Limits of the engines.
+
+        Raises:
+            RequestFailed: NOT_FOUND for another model's name, INVALID_ARGUMENT for a value that cannot be served.
         """
         self.check_model(spec.model)
         try:
-            tiles = self._tiles(spec, limits)
-            ids = self._prompt_ids(spec, tiles, limits)
+            images = self._images(spec, limits)
+            ids = self._prompt_ids(spec, images, limits)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
             return resolve(
                 spec,
@@ -66,14 +86,18 @@ class Preparer:
                 self._bad_words(spec, limits),
                 ()
                 if self.images is None
-                else placed(ids, tiles, self.images.token_id, f"{spec.tenant}/{spec.cache_salt}"),
+                else placed(ids, images, self.images.token_id, f"{spec.tenant}/{spec.cache_salt}"),
                 self.prefix_lm,
             )
         except InvalidRequest as error:
             raise invalid(error) from None
 
-    def _tiles(self, spec: Spec, limits: Limits) -> list[Tiles]:
-        """The images as the model takes them. Raises InvalidRequest."""
+    def _images(self, spec: Spec, limits: Limits) -> list[ProcessedImage]:
+        """Decodes the images, and processes them as the model takes them.
+
+        Raises:
+            InvalidRequest: An image cannot be read, or the images are too many or too large.
+        """
         names, most = spec.image_fields, self.image_limits.images
         if not names:
             return []
@@ -81,17 +105,22 @@ class Preparer:
             raise InvalidRequest(names[0], "an image", f"{self.name!r} reads text alone")
         if len(names) > most:
             raise InvalidRequest(names[most], f"one of {len(names)} images", f"at most {most} in a request")
-        cut, tokens = list[Tiles](), 0
+        made, tokens = list[ProcessedImage](), 0
         for name, pixels in zip(names, decode_images(spec.images, names, self.image_limits), strict=True):
-            cut.append(self.images.cut(pixels))
-            tokens += cut[-1].tokens
+            made.append(self.images.process(pixels))
+            tokens += made[-1].tokens
             if tokens >= limits.longest:  # the rest need not be decoded
                 reason = f"prompt and output must fit in {limits.longest} tokens"
                 raise InvalidRequest(name, f"token {tokens} of the images", reason)
-        return cut
+        return made
 
-    def _prompt_ids(self, spec: Spec, images: list[Tiles], limits: Limits) -> list[int]:
-        """Raises InvalidRequest, RequestFailed."""
+    def _prompt_ids(self, spec: Spec, images: list[ProcessedImage], limits: Limits) -> list[int]:
+        """Returns the token ids of the prompt.
+
+        Raises:
+            InvalidRequest: A field has a value that cannot be served.
+            RequestFailed: A conversation cannot be rendered.
+        """
         match spec.prompt:
             case str(text):
                 check_text(text, limits)
@@ -110,14 +139,20 @@ class Preparer:
         return truncation.cut(ids, beginning, spec.stopping, limits)
 
     def _adds_special_tokens(self, text: str) -> bool:
-        """To the text of a conversation. As in transformers, whose processors of models that see add those that the
-        template has not begun with, and whose tokenizers of others add none.
+        """Returns whether the tokenizer adds special tokens to the rendered text of a conversation.
+
+        As in transformers: processors of vision-language models add them unless the template has begun with them, and
+        tokenizers of text models add none.
         """
         beginning = None if self.chat is None else self.chat.beginning
         return self.images is not None and not (beginning and text.startswith(beginning))
 
-    def _encoded(self, name: str, text: str, images: list[Tiles], add_special_tokens: bool) -> list[int]:
-        """name: of the field that the text comes from. Raises InvalidRequest."""
+    def _encoded(self, name: str, text: str, images: list[ProcessedImage], add_special_tokens: bool) -> list[int]:
+        """Returns the token ids of a text with the placeholders of its images.
+
+        Raises:
+            InvalidRequest: The field `name`, which the text comes from, cannot be tokenized.
+        """
         if self.images is not None and images:
             try:
                 return self.images.encode(text, images, self.tokenizer, add_special_tokens)
@@ -130,14 +165,18 @@ class Preparer:
         return ids
 
     def _ids(self, name: str, text: str, add_special_tokens: bool) -> list[int]:
-        """name: of the field that the text comes from. Raises InvalidRequest."""
+        """Returns the token ids of a text.
+
+        Raises:
+            InvalidRequest: The field `name`, which the text comes from, cannot be tokenized.
+        """
         try:
             return self.tokenizer.encode(text, add_special_tokens)
         except TokenizerFailed as failure:
             raise InvalidRequest(name, text, str(failure)) from None
 
-    def _check_placeholders(self, name: str, ids: Sequence[int], images: list[Tiles]) -> None:
-        """name: of the field that the ids come from. Raises InvalidRequest."""
+    def _check_placeholders(self, name: str, ids: Sequence[int], images: list[ProcessedImage]) -> None:
+        """Raises InvalidRequest of the field `name` where the ids' image placeholders do not match the images."""
         if self.images is not None:
             try:
                 self.images.check(ids, images)
@@ -145,7 +184,12 @@ class Preparer:
                 raise error.of(name) from None
 
     def _rendered(self, chat: Chat, limits: Limits) -> str:
-        """The conversation as the model's template writes it, special tokens too. Raises as `_prompt_ids`."""
+        """Returns the conversation as the model's template writes it, special tokens included.
+
+        Raises:
+            InvalidRequest: A field has a value that cannot be served.
+            RequestFailed: The model has no template, or its template fails.
+        """
         arguments = check_chat(chat, limits)
         if self.chat is None:
             message = "the model has no chat template: send text or token_ids"
@@ -166,7 +210,17 @@ class Preparer:
         return text
 
     def tokenize(self, text: str, add_special_tokens: bool, model: str, limits: Limits) -> list[int]:
-        """model: its name, "" for the only one. Raises RequestFailed as `prepare` does."""
+        """Returns the token ids of a text.
+
+        Args:
+            text: The text.
+            add_special_tokens: Adds the special tokens that the tokenizer puts around a text.
+            model: Name of the model; "" for the only one.
+            limits: Limits of the engines.
+
+        Raises:
+            RequestFailed: See `prepare`.
+        """
         self.check_model(model)
         try:
             check_text(text, limits)
@@ -175,7 +229,17 @@ class Preparer:
             raise invalid(error) from None
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool, model: str, limits: Limits) -> str:
-        """At most as many ids as the model's context has. Raises RequestFailed as `prepare` does."""
+        """Returns the text of token ids.
+
+        Args:
+            ids: Token ids, at most as many as fit in the model's context.
+            skip_special_tokens: Leaves special tokens out of the text.
+            model: Name of the model; "" for the only one.
+            limits: Limits of the engines.
+
+        Raises:
+            RequestFailed: See `prepare`.
+        """
         self.check_model(model)
         try:
             check_token_ids(ids, limits)
@@ -186,38 +250,45 @@ class Preparer:
             raise invalid(InvalidRequest("token_ids", list(ids[:20]), str(failure))) from None
 
     def check_model(self, name: str) -> None:
-        """Raises RequestFailed NOT_FOUND unless it is the name of this model, or none."""
+        """Raises RequestFailed NOT_FOUND unless the name is this model's, or empty."""
         if name not in ("", self.name):
             message = f"model {name[:100]!r} is not served here, {self.name!r} is"
             raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=name)
 
     def close(self) -> None:
-        """No conversation is rendered any more."""
+        """Ends the renderer of conversations."""
         if self.chat is not None:
             self.chat.close()
 
     def _bad_words(self, spec: Spec, limits: Limits) -> list[list[int]]:
-        """Token ids of each, as it is written in the middle of a word and after a space."""
+        """Returns the token ids of each bad word twice: as it stands in the middle of a word, and after a space."""
         check_bad_words(spec, limits)
         words = [word.lstrip() for word in spec.sampling.bad_words]
         return [self._ids("sampling.bad_words", start + word, False) for word in words for start in ("", " ")]
 
 
-def placed(ids: Sequence[int], images: Sequence[Tiles], placeholder: int, salt: str = "") -> tuple[PromptImage, ...]:
-    """The images of a prompt, each with the places of its features, of which there are as many as placeholders.
+def placed(
+    ids: Sequence[int], images: Sequence[ProcessedImage], placeholder: int, salt: str = ""
+) -> tuple[PromptImage, ...]:
+    """Returns the images of a prompt, each with the positions of its placeholders.
 
-    salt: as in `image_digest`.
+    Args:
+        ids: Token ids of the prompt, one placeholder for each feature of each image.
+        images: The images, in the order of their placeholders.
+        placeholder: Token id of the placeholder.
+        salt: Salt of the images' digests, as in `image_digest`.
     """
     places = np.flatnonzero(np.array(ids) == placeholder).astype(np.int32)
     ends = np.cumsum([image.tokens for image in images])
-    return tuple(
-        PromptImage(image.pixels, image_digest(image.pixels, salt), places[end - image.tokens : end])
-        for image, end in zip(images, ends.tolist(), strict=True)
-    )
+    made = []
+    for image, end in zip(images, ends.tolist(), strict=True):
+        digest = image_digest(image.pixels, image.grid, image.positions, salt)
+        made.append(PromptImage(image.pixels, digest, places[end - image.tokens : end], image.grid, image.positions))
+    return tuple(made)
 
 
 def _common(prefix: Sequence[int], ids: Sequence[int]) -> int:
-    """How many tokens the two start with alike."""
+    """Returns the length of the common prefix."""
     pairs = enumerate(zip(prefix, ids, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(prefix), len(ids)))
 
@@ -225,14 +296,23 @@ def _common(prefix: Sequence[int], ids: Sequence[int]) -> int:
 def load_preparer(
     settings: ModelSettings, public_prefixes: str | None = None, image_limits: ImageLimits | None = None
 ) -> Preparer:
-    """The frontend's share of a model, to be closed. public_prefixes: as in `FrontendSettings`. Raises CheckpointError,
-    OSError.
+    """Loads the frontend's share of a model. The caller closes it.
+
+    Args:
+        settings: Settings of the model.
+        public_prefixes: Path of a file or directory, as in `FrontendSettings`.
+        image_limits: Bounds of a request's images; None: the defaults.
+
+    Raises:
+        CheckpointError: The model's files cannot be used.
+        OSError: A file cannot be read.
+        ValueError: A public prefix is no text, or cannot be tokenized.
     """
     directory = model_directory(settings.model)
     config = read_config(directory)
     defaults = read_defaults(directory, config)
     name = settings.served_model_name or model_name(settings.model, directory)
-    if directory != demo_directory():  # which is ours
+    if directory != demo_directory():  # the demo model's tokenizer is Quire's own, so it needs no trial
         try_tokenizer(directory)
     tokenizer = load_tokenizer(directory)
     try:
@@ -258,7 +338,12 @@ def load_preparer(
 
 
 def _texts(place: str | None) -> list[str]:
-    """The texts of a file, or of the files of a directory. Raises OSError, ValueError for what is no text."""
+    """Returns the texts of a file, or of the files of a directory; none for None.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: A file is no UTF-8 text.
+    """
     if place is None:
         return []
     path = Path(place)

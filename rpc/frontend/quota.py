@@ -1,22 +1,27 @@
-"""Something that there is so much of, for all tenants together."""
+"""A bound on a resource that all tenants share."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cache_manager.page_names import DEFAULT_TENANT
+from cache_manager.block_hash import DEFAULT_TENANT
 from rpc.frontend.errors import RequestFailed
 
 
 class Quota:
-    """most: that all may have; of several tenants none has more than half. what: is had, for errors."""
+    """Counts how much of a resource each tenant holds, within a limit for all and one for each.
+
+    Args:
+        most: Amount that all tenants may hold together. A named tenant may hold half of it.
+        what: Noun and verb of the resource, for errors.
+    """
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what = most, what
         self._held = Counter[str]()
 
     def check(self, tenant: str, amount: int = 1) -> None:
-        """Raises RequestFailed where there is not so much left."""
+        """Raises RequestFailed where the tenant may not take this amount."""
         own, total, half = self._held[tenant], self._held.total(), max(1, self._most // 2)
         if tenant != DEFAULT_TENANT and own + amount > half:
             raise _full(f"{own} {self._what} for {tenant!r}, the limit for one tenant is {half}")
@@ -33,7 +38,11 @@ class Quota:
 
     @contextmanager
     def held(self, tenant: str) -> Iterator[None]:
-        """One, for the block. Raises RequestFailed."""
+        """Holds an amount of 1 for the block.
+
+        Raises:
+            RequestFailed: The tenant may not take it.
+        """
         self.check(tenant)
         self.take(tenant)
         try:

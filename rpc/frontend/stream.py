@@ -4,15 +4,23 @@ from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed, failed_end
 from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, StepTokens, TokenLogprob, logprobs_at
 from scheduler.events import End, EndReason, PromptPart
-from scheduler.request import Request, Spec
+from scheduler.request import Request
+from scheduler.spec import Spec
 
 
 class RequestStream:
-    """Output of one request. `accept` tokens and the engine's `end`s; `take` what is new.
+    """Output of one request: `accept` tokens, `end` sequences, `take` the new output.
 
-    An output prefix is the known output of the only sequence. cached_tokens: of the prompt, those whose KV was there.
-    prompt_logprobs: by token of the prompt, if asked for: the token first, then alternatives by rank; nothing for the
-    first token.
+    An output prefix is the known output of the only sequence.
+
+    Attributes:
+        spec: The request as the client states it.
+        request: The request as the engine gets it.
+        cached_tokens: Prompt tokens whose KV the prefix cache had.
+        sequences: Output of each sequence, by index.
+        prompt_logprobs: Logprobs at each token of the prompt: the token first, then alternatives by rank; empty for the
+            first token. Empty altogether where the client does not ask for them.
+        failure: Failure of the request; None while it has none.
     """
 
     def __init__(self, spec: Spec, request: Request, tokenizer: Tokenizer) -> None:
@@ -30,31 +38,39 @@ class RequestStream:
 
     @property
     def token_count(self) -> int:
-        """Output tokens of all sequences."""
+        """Count of output tokens of all sequences."""
         return sum(sequence.token_count for sequence in self.sequences)
 
     @property
     def length(self) -> int:
-        """Tokens of its prompt and of its output so far."""
+        """Count of tokens of the prompt and of the output so far."""
         return len(self.request.prompt) + self.token_count
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens that wait to be taken."""
+        """Count of tokens that wait to be taken."""
         return sum(sequence.pending_tokens for sequence in self.sequences)
 
     def emitted(self) -> tuple[tuple[int, ...] | None, ...]:
-        """What an engine that goes on from here has to know, as `Submit` has it."""
+        """Returns the emitted tokens of each sequence, behind which a new attempt starts, as in `Submit`."""
         if self.request.beam is not None or not self.token_count:
             return ()
         return tuple(None if s.finish is not None else tuple(s.tokens) for s in self.sequences)
 
     def accept(self, step: StepTokens, i: int) -> bool:
-        """Takes the i-th new token of a step. True if a stop string ended its sequence with it. Raises OutputGap."""
+        """Accepts the i-th new token of a step, and returns whether a stop string ended its sequence with it.
+
+        Raises:
+            OutputGap: A token of the sequence is missing before this one.
+        """
         return self.failure is None and self.sequences[step.indices[i]].accept(step, i)
 
     def accept_prompt(self, part: PromptPart) -> None:
-        """Takes logprobs of the prompt; what was there before is ignored. Raises ValueError where some are missing."""
+        """Accepts log probabilities of prompt tokens; those that came before are ignored.
+
+        Raises:
+            ValueError: Some are missing before these.
+        """
         known = len(self.prompt_logprobs)
         if part.start > known:
             raise ValueError(f"prompt token {part.start} came where {known} was due")
@@ -63,7 +79,7 @@ class RequestStream:
             self.prompt_logprobs.append(logprobs_at(part.logprobs, i, token, wanted))
 
     def end(self, end: End) -> None:
-        """The engine's last word on a sequence."""
+        """Ends a sequence, or the whole stream where the end is a failure."""
         if self.ended:
             return
         self.failure = failed_end(end)
@@ -77,7 +93,7 @@ class RequestStream:
             self.sequences[end.index].close(Finish(FinishReason.ABORTED))
 
     def close(self, finish: Finish) -> None:
-        """Ends all sequences with what there is."""
+        """Ends all sequences with their output so far."""
         if self.failure is None:
             for sequence in self.sequences:
                 sequence.close(finish)
@@ -88,5 +104,5 @@ class RequestStream:
             self.failure = failure
 
     def take(self) -> list[Delta]:
-        """Everything new since the last call, of the sequences that have something."""
+        """Returns the output since the last call, of the sequences that have some."""
         return [delta for sequence in self.sequences if not (delta := sequence.take()).is_empty]

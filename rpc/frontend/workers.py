@@ -7,14 +7,16 @@ from enum import Enum
 from typing import TypeVar
 
 from rpc.frontend.quota import Quota
-from scheduler.request import Chat, Spec
+from scheduler.prompts import Chat
+from scheduler.spec import Spec
 
 T = TypeVar("T")
 
 
 class PromptKind(Enum):
-    """Kind of a request's prompt. Each has threads of its own, so that text waits neither for templates, which can take
-    a second, nor for images.
+    """Kind of a request's prompt.
+
+    Each kind has threads of its own, so that text waits neither for templates, which can take a second, nor for images.
     """
 
     TEXT = "text"
@@ -23,7 +25,7 @@ class PromptKind(Enum):
 
 
 def kind_of(spec: Spec) -> PromptKind:
-    """Returns the kind that takes longest to prepare: an image in a chat counts as an image."""
+    """Returns the slowest kind that a prompt belongs to: a chat with images counts as images."""
     if spec.images:
         return PromptKind.IMAGES
     return PromptKind.CHAT if isinstance(spec.prompt, Chat) else PromptKind.TEXT
@@ -33,8 +35,8 @@ class PrepareWorkers:
     """Runs tasks in threads, with a bound on how many run or wait.
 
     Args:
-        threads: Of each kind of prompt.
-        places: Tasks at once, of all kinds; of several tenants none has more than half.
+        threads: Count of threads for each kind of prompt.
+        places: Count of tasks that run or wait, of all kinds. No tenant of several has more than half.
     """
 
     def __init__(self, threads: int, places: int) -> None:
@@ -44,16 +46,16 @@ class PrepareWorkers:
         self._places = Quota(places, "requests are being tokenized")
 
     async def run(self, task: Callable[[], T], kind: PromptKind, tenant: str) -> T:
-        """Returns what `task` does.
+        """Runs a task in a thread of its kind, and returns its result.
 
         Raises:
             RequestFailed: No place is left for the tenant.
-            Exception: What `task` raises.
+            Exception: Any exception of `task`.
         """
         with self._places.held(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._executors[kind], task)
 
     def shutdown(self) -> None:
-        """Cancels the tasks that wait, without a wait for those that run."""
+        """Cancels the tasks that wait, and does not wait for those that run."""
         for executor in self._executors.values():
             executor.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""An answer of either endpoint: what servers' messages bring for each of its choices, and the counts of tokens."""
+"""Responses of both endpoints: turns servers' messages into choices, pieces and token counts."""
 
 import secrets
 import time
@@ -11,8 +11,8 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.security import Metadata
 from rpc.gateway.logprobs import PromptLogprobs, ids_in, prompt_logprobs
-from rpc.gateway.schema import Asked
-from rpc.gateway.served import Served
+from rpc.gateway.schema import CommonRequest
+from rpc.gateway.served import ServedModels
 
 FINISH_REASONS = {
     pb.FINISH_REASON_STOP: "stop",
@@ -21,18 +21,18 @@ FINISH_REASONS = {
     pb.FINISH_REASON_ABORTED: "length",
 }
 CUT_SHORT = {pb.FINISH_REASON_DEADLINE: "deadline", pb.FINISH_REASON_ABORTED: "abort"}
-"""What OpenAI has no words for: whoever knows its reasons sees that the text is not all, `stop_reason` says why."""
-GROUP = 64  # tokens of a message where nobody reads them as they come
+"""`stop_reason` of outputs that OpenAI has no finish reason for; theirs is "length", since the text is incomplete."""
+GROUP = 64  # tokens of a message, if the client does not stream
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What vLLM adds to a piece for those who ask.
+    """vLLM's optional fields of a piece.
 
     Attributes:
-        token_ids: New ones; None where they are not asked for.
-        prompt_ids: Of the prompt, in the first piece of a choice.
-        counts: Tokens of the prompt, and of the choice so far; None where they are not asked for.
+        token_ids: New tokens; None if the client does not want token ids.
+        prompt_ids: Tokens of the prompt, in the first piece of a choice.
+        counts: Number of prompt tokens, and of the choice's tokens so far; None if the client does not want them.
     """
 
     token_ids: list[int] | None
@@ -42,8 +42,15 @@ class Extra:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came for a choice. logprobs: in the endpoint's form. stop: as vLLM has it, the stop string or the stop token
-    that was asked for and ended it, or what cut it short.
+    """New output of one choice.
+
+    Attributes:
+        choice: Index over all prompts.
+        text: New text.
+        logprobs: Logprobs of the new tokens, in the endpoint's form.
+        finish: OpenAI's finish reason; None before the end.
+        stop: vLLM's `stop_reason`: the requested stop string or token that ended the choice, or a cause of `CUT_SHORT`.
+        extra: vLLM's optional fields.
     """
 
     choice: int
@@ -55,13 +62,25 @@ class Piece:
 
     @property
     def is_empty(self) -> bool:
+        """Whether the piece needs no event: it has no text, logprobs, token ids or end."""
         return not (self.text or self.logprobs or self.finish or (self.extra and self.extra.token_ids))
 
 
-class Answer(ABC):
-    """Choices are counted over all prompts: those of a prompt stand together. kind, chunk_kind: of its objects, whole
-    and in parts. part: what a part's text is in, before and after. prompt_in_choices: vLLM's fields about the prompt
-    stand in its choices, else beside them.
+class ApiResponse(ABC):
+    """The response to one HTTP request, made of its prompts' streams.
+
+    Choices are numbered over all prompts; those of one prompt are consecutive. Call `begin` first, and `pieces_of` with
+    each message. Then call `whole` with all pieces or, for a stream, write the pieces as events.
+
+    Attributes:
+        prompt_in_choices: Whether vLLM's fields about the prompt stand in the choices rather than beside them.
+        kind: "object" of the whole response.
+        chunk_kind: "object" of a chunk.
+        prefix: Start of the response's id.
+        part: JSON before and after a chunk's text.
+        asked: The request.
+        model: Name of the model that answers.
+        fingerprint: Fingerprint of that model; None if no server has reported it.
     """
 
     prompt_in_choices: bool
@@ -70,7 +89,7 @@ class Answer(ABC):
     prefix: str
     part: tuple[bytes, bytes]
 
-    def __init__(self, asked: Asked, served: Served, metadata: Metadata) -> None:
+    def __init__(self, asked: CommonRequest, served: ServedModels, metadata: Metadata) -> None:
         self.asked, self._served, self._metadata = asked, served, metadata
         self.model = asked.model or ""
         self.fingerprint: str | None = None
@@ -84,11 +103,11 @@ class Answer(ABC):
 
     @property
     def calls(self) -> int:
-        """That it takes: one for each prompt."""
+        """Number of calls to servers: one for each prompt."""
         return 1
 
     async def begin(self) -> list[pb.StreamGenerateRequest]:
-        """What the servers are asked, for each prompt. Raises grpc.RpcError."""
+        """Returns the request to the servers for each prompt. Raises grpc.RpcError."""
         self.model, self.fingerprint = await self._served.model(self.asked.model, self._metadata)
         group = self.asked.stream_interval or 1 if self.asked.stream else GROUP
         options = pb.StreamOptions(min_tokens_per_message=group)
@@ -96,10 +115,10 @@ class Answer(ABC):
 
     @abstractmethod
     def _specs(self) -> list[pb.GenerationSpec]:
-        """Of each prompt."""
+        """Returns the spec of each prompt."""
 
     def heading(self, kind: str) -> dict[str, Any]:
-        """What each object of this answer begins with."""
+        """Returns the first fields of each object of this response."""
         return {
             "id": self._id,
             "object": kind,
@@ -108,8 +127,8 @@ class Answer(ABC):
             "system_fingerprint": self.fingerprint,
         }
 
-    async def take(self, position: int, message: pb.StreamGenerateResponse) -> list[Piece]:
-        """What a message of this prompt's stream brings. Raises grpc.RpcError."""
+    async def pieces_of(self, position: int, message: pb.StreamGenerateResponse) -> list[Piece]:
+        """Returns the pieces of a message of the stream of the prompt at `position`. Raises grpc.RpcError."""
         if message.HasField("usage"):
             self._usages[position] = message.usage
         if message.HasField("prompt_info"):
@@ -117,7 +136,7 @@ class Answer(ABC):
         return [await self._piece(position, delta) for delta in message.deltas]
 
     async def _begin(self, position: int, prompt: pb.PromptInfo) -> None:
-        """Takes what a server says of this prompt; a server that goes on from another says it again."""
+        """Records a server's facts about this prompt. A server that goes on for another sends them again."""
         if self._has_extras:
             self._prompts[position] = prompt
         if self.asked.prompt_logprobs is not None:
@@ -137,7 +156,7 @@ class Answer(ABC):
         return Piece(choice, delta.text, logprobs, FINISH_REASONS[delta.finish_reason], self._stop(delta), extra)
 
     def _extra(self, prompt: pb.PromptInfo, choice: int, token_ids: Sequence[int], count: int) -> Extra | None:
-        """Returns what a piece has beside its text. count: of its new tokens."""
+        """Returns vLLM's optional fields of a piece with `count` new tokens; None if the client wants none."""
         if not self._has_extras:
             return None
         is_first, before = choice not in self._counts, self._counts.get(choice, 0)
@@ -149,7 +168,7 @@ class Answer(ABC):
 
     @abstractmethod
     async def _logprobs(self, choice: int, positions: Sequence[pb.TokenLogprobs]) -> Any:
-        """Of some tokens, in the endpoint's form. Raises grpc.RpcError."""
+        """Returns logprobs of some tokens in the endpoint's form. Raises grpc.RpcError."""
 
     async def _texts(self, ids: Iterable[int]) -> dict[int, str]:
         if self.asked.return_tokens_as_token_ids:
@@ -165,7 +184,7 @@ class Answer(ABC):
         return int(delta.stop_token_id) if cause and delta.stop_token_id in self._stop_ids else None
 
     def usage(self) -> dict[str, Any]:
-        """Of all prompts together."""
+        """Returns token counts over all prompts."""
         usages = self._usages.values()
         prompt, completion = sum(u.prompt_tokens for u in usages), sum(u.completion_tokens for u in usages)
         return {
@@ -176,7 +195,7 @@ class Answer(ABC):
         }
 
     def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The answer that all pieces make."""
+        """Returns the whole response of all pieces."""
         choices: dict[int, list[Piece]] = {}
         for piece in pieces:
             choices.setdefault(piece.choice, []).append(piece)
@@ -204,7 +223,7 @@ class Answer(ABC):
 
     @abstractmethod
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """What is this endpoint's own in a choice."""
+        """Returns the endpoint's own fields of a choice."""
 
 
 def _end(number: int, last: Piece) -> dict[str, Any]:

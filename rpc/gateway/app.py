@@ -10,46 +10,49 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rpc.distribution import own_version
 from rpc.gateway.bodies import Bodies
-from rpc.gateway.chat import ChatCompletion
+from rpc.gateway.chat import ChatResponse
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
-from rpc.gateway.completions import Completion
+from rpc.gateway.completions import CompletionResponse
 from rpc.gateway.endpoint import Endpoint
 from rpc.gateway.errors import ApiError
-from rpc.gateway.exchange import Exchange, failures_to
+from rpc.gateway.exchange import HttpExchange, failures_to
 from rpc.gateway.logprobs import as_json
 from rpc.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from rpc.gateway.served import Served
+from rpc.gateway.served import ServedModels
 from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.upstream import Upstream
-from rpc.gateway.watching import Watching
+from rpc.gateway.watching import RequestObserver
 
 OWNER = "quire"
 
 
 class Gateway:
-    """An ASGI application in front of these servers. What it runs finds its exchange in the scope."""
+    """The gateway's ASGI application.
 
-    def __init__(self, upstream: Upstream, settings: GatewaySettings, watching: Watching) -> None:
+    Each route finds its `HttpExchange` as `scope["exchange"]`.
+    """
+
+    def __init__(self, upstream: Upstream, settings: GatewaySettings, watching: RequestObserver) -> None:
         self._watching = watching
-        served = Served(upstream)
+        served = ServedModels(upstream)
         parts = upstream, served, Bodies(settings)
-        questions = Questions(upstream, served)
+        questions = InfoRoutes(upstream, served)
         routes = [
-            Route("/v1/completions", Endpoint(CompletionRequest, Completion, *parts), methods=["POST"]),
-            Route("/v1/chat/completions", Endpoint(ChatRequest, ChatCompletion, *parts), methods=["POST"]),
-            Route("/v1/models", Answered(questions.models), methods=["GET"]),
-            Route("/v1/models/{name:path}", Answered(questions.model), methods=["GET"]),
-            Route("/health", Answered(questions.health), methods=["GET"]),
-            Route("/version", Answered(questions.version), methods=["GET"]),
+            Route("/v1/completions", Endpoint(CompletionRequest, CompletionResponse, *parts), methods=["POST"]),
+            Route("/v1/chat/completions", Endpoint(ChatRequest, ChatResponse, *parts), methods=["POST"]),
+            Route("/v1/models", InfoRoute(questions.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", InfoRoute(questions.model), methods=["GET"]),
+            Route("/health", InfoRoute(questions.health), methods=["GET"]),
+            Route("/version", InfoRoute(questions.version), methods=["GET"]),
         ]
         if settings.shows_metrics:
             routes.append(Route("/metrics", MetricsText(watching.metrics), methods=["GET"]))
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        scope.update(exchange=exchange, app=self)  # with an "app" the router raises what it does not find
+        exchange = HttpExchange(scope, receive, send)
+        scope.update(exchange=exchange, app=self)  # with an "app" the router raises HTTPException for unknown paths
         with self._watching.watched(exchange):
             async with failures_to(exchange):
                 exchange.check()
@@ -60,7 +63,7 @@ class Gateway:
 
 
 def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Lets pages of these origins ("*": of all) use it from a browser."""
+    """Allows browser pages of these origins to use the application; "*" allows all."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -72,26 +75,26 @@ def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     )
 
 
-class Questions:
-    """What is answered at once, with a status and JSON, or nothing."""
+class InfoRoutes:
+    """Handlers of the small GET routes. Each returns an HTTP status and a JSON value, or None for no body."""
 
-    def __init__(self, upstream: Upstream, served: Served) -> None:
+    def __init__(self, upstream: Upstream, served: ServedModels) -> None:
         self._upstream, self._served = upstream, served
 
-    async def models(self, exchange: Exchange) -> tuple[int, Any]:
-        """All of them. Raises grpc.RpcError."""
+    async def models(self, exchange: HttpExchange) -> tuple[int, Any]:
+        """Lists all models. Raises grpc.RpcError."""
         return 200, {"object": "list", "data": list((await self._listed(exchange)).values())}
 
-    async def model(self, exchange: Exchange) -> tuple[int, Any]:
-        """The one that the path names. Raises ApiError, grpc.RpcError."""
+    async def model(self, exchange: HttpExchange) -> tuple[int, Any]:
+        """Returns the model that the path names. Raises ApiError, grpc.RpcError."""
         models, name = await self._listed(exchange), exchange.path_parameters["name"]
         if name not in models:
             known = ", ".join(map(repr, models))
             raise ApiError(404, f"model {name[:100]!r} is not served here, {known} is", "model", code="model_not_found")
         return 200, models[name]
 
-    async def _listed(self, exchange: Exchange) -> dict[str, dict[str, Any]]:
-        """By name, in OpenAI's form, with vLLM's word for the longest prompt and output."""
+    async def _listed(self, exchange: HttpExchange) -> dict[str, dict[str, Any]]:
+        """Returns the models by name, in OpenAI's form with vLLM's `max_model_len`."""
         models = await self._served.models(exchange.metadata())
         return {
             name: {
@@ -104,27 +107,27 @@ class Questions:
             for name, model in models.items()
         }
 
-    async def health(self, exchange: Exchange) -> tuple[int, None]:
-        """200 where a server serves, without a body, as vLLM says it."""
+    async def health(self, exchange: HttpExchange) -> tuple[int, None]:
+        """Returns 200 if a server serves, else 503; without a body, like vLLM."""
         del exchange
         return (200 if await self._upstream.healthy() else 503), None
 
-    async def version(self, exchange: Exchange) -> tuple[int, Any]:
-        """The gateway's own."""
+    async def version(self, exchange: HttpExchange) -> tuple[int, Any]:
+        """Returns the gateway's version."""
         del exchange
         return 200, {"version": own_version()}
 
 
-class Answered:
-    """A question as an ASGI application."""
+class InfoRoute:
+    """A handler of `InfoRoutes` as an ASGI application."""
 
-    def __init__(self, question: Callable[[Exchange], Awaitable[tuple[int, Any]]]) -> None:
-        self._question = question
+    def __init__(self, handler: Callable[[HttpExchange], Awaitable[tuple[int, Any]]]) -> None:
+        self._handler = handler
 
     async def __call__(self, scope: Scope, *_: object) -> None:
-        """Raises what the question raises."""
-        exchange: Exchange = scope["exchange"]
-        status, value = await self._question(exchange)
+        """Answers the request; the handler's exceptions pass through."""
+        exchange: HttpExchange = scope["exchange"]
+        status, value = await self._handler(exchange)
         if value is None:
             await exchange.reply(status, b"", [])
         else:
@@ -138,12 +141,12 @@ class MetricsText:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, *_: object) -> None:
-        exchange: Exchange = scope["exchange"]
+        exchange: HttpExchange = scope["exchange"]
         await exchange.reply(200, self._metrics.page(), [(b"content-type", CONTENT_TYPE)])
 
 
 def _no_path(scope: Scope, error: HTTPException) -> ApiError:
-    """What is asked is none of the gateway's paths."""
+    """Returns the error for a path or method that the gateway does not have."""
     code = "unknown_url" if error.status_code == 404 else None
     message = f"{scope['method'][:20]} {scope['path'][:200]}: {error.detail}"
     return ApiError(error.status_code, message, code=code, allow=(error.headers or {}).get("Allow"))

@@ -1,4 +1,4 @@
-"""Bodies of requests: read within bounds of size, time and memory, and JSON within bounds of what it can become."""
+"""Reads request bodies within limits of size, time and memory, and of the memory that their JSON can become."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -12,15 +12,15 @@ from rpc.gateway.errors import ApiError, overloaded
 from rpc.gateway.settings import GatewaySettings
 
 MOST_VALUES = 2**18  # commas and brackets: 0.2 s of the loop and 48 MB for the worst, objects in objects
-VALUE_BYTES = 256  # for each of them; objects in objects take 183
+VALUE_BYTES = 256  # accounted for each of them; objects in objects take 183
 
 
 class ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """The client has left; no response is possible."""
 
 
 class Bodies:
-    """Of all live requests."""
+    """Memory and calls of all live requests, within the settings' limits. Lives on one asyncio loop."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -28,7 +28,7 @@ class Bodies:
 
     @contextmanager
     def held(self) -> Iterator["Body"]:
-        """That of one request, as long as it lives."""
+        """Yields the body of one request, and gives its memory and calls back at the end."""
         body = Body()
         try:
             yield body
@@ -37,7 +37,7 @@ class Bodies:
             self._calls -= body.calls
 
     async def read(self, body: "Body", headers: Mapping[str, str], receive: Receive) -> Any:
-        """What its JSON says. Raises ApiError, ClientGone."""
+        """Reads a body, and returns its JSON value. Raises ApiError, ClientGone."""
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, f"Content-Type is {kind[:60]!r}, must be application/json")
@@ -53,12 +53,12 @@ class Bodies:
         return parsed(body.data)
 
     def _take(self, body: "Body", size: int) -> None:
-        """Memory for it. Raises ApiError."""
+        """Accounts `size` more bytes of memory to a body. Raises ApiError."""
         if body.taken + size > self._settings.body_memory:
             most = self._settings.body_memory
             raise ApiError(413, f"the body takes more than {most} bytes, the gateway's --max-live-body-memory")
         if self._held + size > self._settings.body_memory:
-            raise overloaded("the bodies of other requests take all memory that there is for them")
+            raise overloaded("the bodies of other requests take all memory for bodies")
         body.taken += size
         self._held += size
 
@@ -79,7 +79,7 @@ class Bodies:
             raise ApiError(413, f"the body has more than {most} bytes, the gateway's --max-body-bytes")
 
     def admit(self, body: "Body", calls: int) -> None:
-        """So many calls are to be made for it. Raises ApiError."""
+        """Admits a request that makes `calls` calls to servers. Raises ApiError."""
         if calls > self._settings.max_prompts:
             raise ApiError(400, f"prompt has {calls} entries: at most {self._settings.max_prompts}", "prompt")
         if self._calls + calls > self._settings.max_calls:
@@ -89,8 +89,12 @@ class Bodies:
 
 
 class Body:
-    """data: what has come of it. taken: bytes of memory for it, and for what it says. calls: to servers that are made
-    for it.
+    """Body of one request.
+
+    Attributes:
+        data: Bytes received so far.
+        taken: Bytes of memory accounted to it, its JSON value included.
+        calls: Number of calls to servers for this request.
     """
 
     def __init__(self) -> None:
@@ -98,7 +102,7 @@ class Body:
 
 
 def value_count(data: bytes | bytearray) -> int:
-    """At most so many values are in this JSON. Raises ApiError for more than are worth looking at."""
+    """Returns an upper bound of the number of JSON values, without parsing. Raises ApiError above `MOST_VALUES`."""
     count = sum(data.count(sign) for sign in (b",", b"[", b"{"))
     if count > MOST_VALUES:
         raise ApiError(400, f"the body has {count} commas and brackets: at most {MOST_VALUES}")
@@ -106,7 +110,7 @@ def value_count(data: bytes | bytearray) -> int:
 
 
 def parsed(data: bytes | bytearray) -> Any:
-    """Of JSON without NaN; deeper than 200 it is none. Raises ApiError."""
+    """Parses JSON without NaN and at most 200 levels deep. Raises ApiError."""
     try:
         return from_json(bytes(data), allow_inf_nan=False)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What POST /v1/chat/completions takes."""
+"""Schema of the requests of POST /v1/chat/completions."""
 
 from typing import Annotated, Any
 
@@ -9,21 +9,25 @@ from rpc.gateway.errors import ApiError
 from rpc.gateway.extras import NotServedInChats
 from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
 from rpc.gateway.images import image_bytes
-from rpc.gateway.schema import Asked
+from rpc.gateway.schema import CommonRequest
 
-MOST_MESSAGES = 2**12  # as servers have it
-MOST_PARTS = 2**12  # of all messages: 17 ms of the loop
+MOST_MESSAGES = 2**12  # the servers' own limit
+MOST_PARTS = 2**12  # parts of all messages: 17 ms of the loop
 
 
 class ImageUrl(Strict):
-    """url: a data URL, of which the image's bytes are kept."""
+    """An image of a message.
+
+    Attributes:
+        url: Bytes of the image, decoded from its data URL.
+    """
 
     url: Annotated[bytes, BeforeValidator(image_bytes)]
     detail: Any = None  # a hint: a model here has one resolution
     uuid: Any = None  # vLLM's name for a cached image; here its pixels name it
 
 
-class Part(Strict):
+class ContentPart(Strict):
     """Text or an image."""
 
     type: Annotated[str, among("text", "image_url")]
@@ -37,7 +41,7 @@ class Part(Strict):
         return {"url": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _one(self) -> "Part":
+    def _one(self) -> "ContentPart":
         if (self.text is None) == (self.image_url is None) or getattr(self, self.type) is None:
             raise PydanticCustomError("part", "must have {name}, and nothing else", {"name": self.type})
         return self
@@ -48,7 +52,7 @@ def _parts(value: Any) -> Any:
 
 
 def _bounded(value: Any) -> Any:
-    """Messages, before anybody looks into them."""
+    """Checks the counts of messages and parts before pydantic checks the messages themselves."""
     if isinstance(value, list):
         if not value:
             raise PydanticCustomError("messages", "there must be at least one")
@@ -61,12 +65,16 @@ def _bounded(value: Any) -> Any:
 
 
 class Message(Strict):
-    """One turn. What answers bring beside these, and clients send back, may be there as far as it is empty. Without
-    content only what the model is to have said, which is empty then.
+    """One message of a conversation.
+
+    Fields of responses that clients send back are accepted if they are empty. Only an assistant's message may have no
+    content.
     """
 
     role: str
-    content: Annotated[list[Part] | None, Field(fail_fast=True, validate_default=True), BeforeValidator(_parts)] = None
+    content: Annotated[
+        list[ContentPart] | None, Field(fail_fast=True, validate_default=True), BeforeValidator(_parts)
+    ] = None
     name: Any = None  # a hint, as the next two
     cache_control: Any = None
     provider_specific_fields: Any = None  # litellm's, in the answers that its clients send back
@@ -88,8 +96,8 @@ class Message(Strict):
         return value
 
 
-class ChatRequest(Asked, NotServedInChats):
-    """A conversation, and how to go on with it."""
+class ChatRequest(CommonRequest, NotServedInChats):
+    """A request for the next message of a conversation."""
 
     messages: Annotated[list[Message], Field(fail_fast=True), BeforeValidator(_bounded)]
     max_completion_tokens: Uint32 | None = None
@@ -104,13 +112,13 @@ class ChatRequest(Asked, NotServedInChats):
     @model_validator(mode="after")
     def _of_chats(self) -> "ChatRequest":
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs goes with logprobs alone", "top_logprobs")
+            raise ApiError(400, "top_logprobs needs logprobs", "top_logprobs")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same: give one", "max_tokens")
         if self.continue_final_message and self.add_generation_prompt:
             name = "continue_final_message"
-            raise ApiError(400, f"{name} goes without add_generation_prompt alone", name)
+            raise ApiError(400, f"{name} excludes add_generation_prompt", name)
         return self
 
     @property

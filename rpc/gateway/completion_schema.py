@@ -1,4 +1,4 @@
-"""What POST /v1/completions takes."""
+"""Schema of the requests of POST /v1/completions."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from rpc.gateway.errors import ApiError
 from rpc.gateway.fields import TokenIds, Uint32, only
-from rpc.gateway.schema import Asked
+from rpc.gateway.schema import CommonRequest
 
 MAX_TOKENS = 16  # OpenAI's default
 MOST_PROMPTS = 2**12  # worth looking at; --max-prompts is less
@@ -17,7 +17,7 @@ IDS = TypeAdapter(TokenIds)
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """A string, token ids, or a list of these. Raises PydanticCustomError."""
+    """Returns a list of prompts: of a string, token ids, or a list of these. Raises PydanticCustomError."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -39,8 +39,8 @@ def _ids(value: Any, which: str) -> list[int]:
     return ids
 
 
-class CompletionRequest(Asked):
-    """suffix and best_of: only as far as they ask for nothing."""
+class CompletionRequest(CommonRequest):
+    """A request for completions of one or several prompts. `suffix` and `best_of` may only have neutral values."""
 
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
     echo: bool | None = None
@@ -58,7 +58,7 @@ class CompletionRequest(Asked):
 
     @property
     def scores_alone(self) -> bool:
-        """The prompt is to come back, and nothing after it."""
+        """Whether the client wants the scores of its prompt alone: an echo, without output tokens."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property

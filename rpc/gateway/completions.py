@@ -1,4 +1,4 @@
-"""Answers of POST /v1/completions."""
+"""Responses of POST /v1/completions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,15 +7,15 @@ from typing import Any
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.security import Metadata
-from rpc.gateway.answers import Answer, Extra, Piece
+from rpc.gateway.answers import ApiResponse, Extra, Piece
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.logprobs import CompletionLogprobs, ids_in, joined
 from rpc.gateway.parameters import completion_spec
-from rpc.gateway.served import Served
+from rpc.gateway.served import ServedModels
 
 
-class Completion(Answer):
-    """One choice for each sequence of each prompt; an echo is what its choices begin with."""
+class CompletionResponse(ApiResponse):
+    """Response of completions: a choice for each sequence of each prompt. With `echo` it begins with the prompt."""
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
@@ -23,7 +23,7 @@ class Completion(Answer):
     prompt_in_choices = True
     asked: CompletionRequest
 
-    def __init__(self, asked: CompletionRequest, served: Served, metadata: Metadata) -> None:
+    def __init__(self, asked: CompletionRequest, served: ServedModels, metadata: Metadata) -> None:
         super().__init__(asked, served, metadata)
         self._echoes = set(range(len(asked.prompt))) if asked.echo else set[int]()
         self._forms: dict[int, CompletionLogprobs] = {}
@@ -35,17 +35,17 @@ class Completion(Answer):
     def _specs(self) -> list[pb.GenerationSpec]:
         return [completion_spec(self.asked, prompt) for prompt in self.asked.prompt]
 
-    async def take(self, position: int, message: pb.StreamGenerateResponse) -> list[Piece]:
+    async def pieces_of(self, position: int, message: pb.StreamGenerateResponse) -> list[Piece]:
         echoes = position in self._echoes
         self._echoes.discard(position)
         before = await self._echoed(position, message.prompt_info) if echoes else []
-        pieces = await super().take(position, message)
+        pieces = await super().pieces_of(position, message)
         if self.asked.scores_alone:
             pieces = [replace(piece, text="", finish=piece.finish and "length", stop=None) for piece in pieces]
         return before + pieces
 
     async def _echoed(self, position: int, prompt: pb.PromptInfo) -> list[Piece]:
-        """Returns what the choices of a prompt begin with. Raises grpc.RpcError."""
+        """Returns the echo of a prompt as the first piece of each of its choices. Raises grpc.RpcError."""
         asked, text = self.asked, self.asked.prompt[position]
         if not isinstance(text, str) or asked.truncate_prompt_tokens is not None:
             skip = asked.skip_special_tokens is not False

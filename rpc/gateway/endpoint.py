@@ -1,4 +1,4 @@
-"""POST of either endpoint: reads the request, asks the servers, answers whole or in parts."""
+"""POST of either endpoint: reads the request, asks the servers, sends the response whole or as events."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,48 +11,56 @@ from starlette.types import Scope
 from rpc.client.failures import failure_of
 from rpc.client.security import Metadata
 from rpc.frontend.pacing import Pacer
-from rpc.gateway.answers import Answer, Piece
+from rpc.gateway.answers import ApiResponse, Piece
 from rpc.gateway.bodies import Bodies
 from rpc.gateway.errors import ApiError, of_call, of_validation
-from rpc.gateway.exchange import Exchange
+from rpc.gateway.exchange import HttpExchange
 from rpc.gateway.logprobs import answer_as_json
 from rpc.gateway.overlong import for_prompt
 from rpc.gateway.parameters import names_of
-from rpc.gateway.schema import Asked
-from rpc.gateway.served import Served
+from rpc.gateway.schema import CommonRequest
+from rpc.gateway.served import ServedModels
 from rpc.gateway.sse import DONE, Events, error_event
 from rpc.gateway.upstream import Upstream, merged
 
 
 class Endpoint:
-    """An ASGI application. schema: of its requests. answer: that it makes of one."""
+    """One endpoint as an ASGI application.
+
+    Args:
+        schema: Class of its requests.
+        response: Class of its responses.
+        upstream: The servers.
+        served: Models and token texts of the servers.
+        bodies: Limits of request bodies, shared by all endpoints.
+    """
 
     def __init__(
         self,
-        schema: type[Asked],
-        answer: type[Answer],
+        schema: type[CommonRequest],
+        response: type[ApiResponse],
         upstream: Upstream,
-        served: Served,
+        served: ServedModels,
         bodies: Bodies,
     ) -> None:
-        self._schema, self._make_answer = schema, answer
+        self._schema, self._response_class = schema, response
         self._upstream, self._served, self._bodies = upstream, served, bodies
         self._pacer = Pacer()
 
     async def __call__(self, scope: Scope, *_: object) -> None:
-        """Raises ApiError, grpc.RpcError, ClientGone."""
-        exchange: Exchange = scope["exchange"]
+        """Answers one request. Raises ApiError, grpc.RpcError, ClientGone."""
+        exchange: HttpExchange = scope["exchange"]
         with self._bodies.held() as body:
             metadata = exchange.metadata()
             asked = self._asked(await self._bodies.read(body, exchange.headers, exchange.receive))
             if asked.request_id is not None:
                 exchange.adopt(asked.request_id)
-            answer = self._make_answer(asked, self._served, metadata)
-            self._bodies.admit(body, answer.calls)
-            await exchange.while_there(self._answer(exchange, answer, metadata))
+            response = self._response_class(asked, self._served, metadata)
+            self._bodies.admit(body, response.calls)
+            await exchange.while_there(self._respond(exchange, response, metadata))
 
-    def _asked(self, value: object) -> Asked:
-        """Raises ApiError."""
+    def _asked(self, value: object) -> CommonRequest:
+        """Checks a body, and returns its request. Raises ApiError."""
         if not isinstance(value, dict):
             raise ApiError(400, "the body must be a JSON object")
         try:
@@ -60,32 +68,37 @@ class Endpoint:
         except ValidationError as error:
             raise of_validation(error) from None
 
-    async def _answer(self, exchange: Exchange, answer: Answer, metadata: Metadata) -> None:
-        """Raises ApiError."""
+    async def _respond(self, exchange: HttpExchange, response: ApiResponse, metadata: Metadata) -> None:
+        """Runs all prompts, and sends the response. Raises ApiError."""
         try:
-            requests = await answer.begin()
-            exchange.stats.model = answer.model
+            requests = await response.begin()
+            exchange.stats.model = response.model
             streams = [
-                self._stream(exchange, answer.asked, position, request, metadata)
+                self._stream(exchange, response.asked, position, request, metadata)
                 for position, request in enumerate(requests)
             ]
             async with aclosing(merged(streams)) as messages:
-                if answer.asked.stream:
-                    await self._stream_out(exchange, answer, messages)
+                if response.asked.stream:
+                    await self._send_events(exchange, response, messages)
                 else:
-                    await self._whole(exchange, answer, messages)
+                    await self._send_whole(exchange, response, messages)
         except grpc.RpcError as error:
-            raise of_call(failure_of(error), names_of(answer.asked), answer.asked.longest) from None
+            raise of_call(failure_of(error), names_of(response.asked), response.asked.longest) from None
 
     async def _stream(
-        self, exchange: Exchange, asked: Asked, position: int, request: pb.StreamGenerateRequest, metadata: Metadata
+        self,
+        exchange: HttpExchange,
+        asked: CommonRequest,
+        position: int,
+        request: pb.StreamGenerateRequest,
+        metadata: Metadata,
     ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
-        """Of one prompt. Raises ApiError, which names it."""
+        """Yields the messages of one prompt. Raises ApiError, which names the prompt."""
         request.request_id = exchange.call_id(position)
         try:
             async with aclosing(self._upstream.stream(request, metadata)) as messages:
                 async for message in messages:
-                    exchange.stats.take(position, message)
+                    exchange.stats.count_message(position, message)
                     yield message
         except grpc.RpcError as error:
             failure, context = failure_of(error), self._served.context(asked.model)
@@ -93,40 +106,40 @@ class Endpoint:
                 failure = for_prompt(failure, request.spec, context)
             raise of_call(failure, names_of(asked, position), asked.longest) from None
 
-    async def _whole(
+    async def _send_whole(
         self,
-        exchange: Exchange,
-        answer: Answer,
+        exchange: HttpExchange,
+        response: ApiResponse,
         messages: AsyncGenerator[tuple[int, pb.StreamGenerateResponse], None],
     ) -> None:
         pieces: list[Piece] = []
         async for position, message in messages:
-            pieces += await answer.take(position, message)
-        await exchange.reply(200, await self._pacer.run(answer_as_json(answer.whole(pieces))))
+            pieces += await response.pieces_of(position, message)
+        await exchange.reply(200, await self._pacer.run(answer_as_json(response.whole(pieces))))
 
-    async def _stream_out(
+    async def _send_events(
         self,
-        exchange: Exchange,
-        answer: Answer,
+        exchange: HttpExchange,
+        response: ApiResponse,
         messages: AsyncGenerator[tuple[int, pb.StreamGenerateResponse], None],
     ) -> None:
-        """What fails before the first token is an answer of its own, what fails later an event."""
-        events = Events(answer)
+        """Sends pieces as events. A failure before the first message is a response of its own, a later one an event."""
+        events = Events(response)
         try:
             async for position, message in messages:
-                made = events.of(await answer.take(position, message))
+                made = events.encode(await response.pieces_of(position, message))
                 if not exchange.begun:
-                    await exchange.open()
+                    await exchange.begin_events()
                 if made:
                     await exchange.write(made)
             await exchange.write(events.usage() + DONE, more=False)
         except (ApiError, grpc.RpcError) as error:
             if not exchange.begun:
                 raise
-            told = (
+            failure = (
                 error
                 if isinstance(error, ApiError)
-                else of_call(failure_of(error), names_of(answer.asked), answer.asked.longest)
+                else of_call(failure_of(error), names_of(response.asked), response.asked.longest)
             )
-            exchange.stats.error = told.code or told.kind
-            await exchange.write(error_event(told.body), more=False)
+            exchange.stats.error = failure.code or failure.kind
+            await exchange.write(error_event(failure.body), more=False)

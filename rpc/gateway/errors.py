@@ -1,4 +1,4 @@
-"""Failures as OpenAI's API says them: an HTTP status and {"error": {message, type, param, code}}."""
+"""Failures in the form of OpenAI's API: an HTTP status and {"error": {message, type, param, code}}."""
 
 import json
 import math
@@ -32,7 +32,7 @@ STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.UNAVAILABLE: (503, SERVER),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, SERVER),
 }
-"""By code of a call; others are 500."""
+"""Code of a failed call, to HTTP status and error type; other codes are 500."""
 
 UNSAID = {
     grpc.StatusCode.UNAVAILABLE: "no server answers",
@@ -41,19 +41,27 @@ UNSAID = {
     grpc.StatusCode.UNAUTHENTICATED: "the server asks for a token: Authorization: Bearer TOKEN",
     grpc.StatusCode.PERMISSION_DENIED: "this token may not do that",
 }
-"""What is said where gRPC's own text, which can hold addresses, is all that there is."""
+"""Code of a failed call, to the message for clients if no server gave a reason. gRPC's own texts can hold addresses."""
 
 
 INSTEAD = {"NO_CHAT_TEMPLATE": "the model has no chat template: use /v1/completions"}
-"""What is said to clients of HTTP, by reason."""
+"""Reason of a failure, to the message that clients of HTTP get in place of the server's."""
 
 LONGEST_VALUE = 60  # characters that a server shows of a value, with "..." where it had more
 QUOTED = (r"'(?:[^'\\]|\\.)*'", r'"(?:[^"\\]|\\.)*"')
 
 
 class ApiError(Exception):
-    """status: of HTTP. kind, code: for programs. param: the field that is wrong, as the client calls it. retry_after:
-    seconds, where another try can help. allow: methods of HTTP that the path has.
+    """A failure that a client gets as its response.
+
+    Attributes:
+        status: HTTP status.
+        message: Text for people, at most `LONGEST` characters.
+        param: The wrong field in the client's naming; None if no field is wrong.
+        kind: OpenAI's error type.
+        code: Error code for programs.
+        retry_after: Seconds after which another try can help; None if none can.
+        allow: HTTP methods of the path, with status 405.
     """
 
     def __init__(
@@ -73,11 +81,13 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
+        """JSON of the response."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of the response, but for its length."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
@@ -89,23 +99,24 @@ class ApiError(Exception):
 
 
 def overloaded(message: str) -> ApiError:
-    """Another try can help."""
+    """Returns the error of a gateway that is too busy; another try can help."""
     return ApiError(503, message, kind=SERVER, code="overloaded", retry_after=1.0)
 
 
 def of_call(failure: Failure, names: Mapping[str, str], output: int | None = None) -> ApiError:
-    """Returns what a client is told of a call that failed.
+    """Returns the client's error for a failed call.
 
     Args:
-        failure: The call's.
-        names: Of fields, from quire.v1's, as paths from the spec, to the client's.
-        output: Tokens of output that were asked for.
+        failure: The call's failure.
+        names: Field of quire.v1, as a path from the spec, to the client's field.
+        output: Number of output tokens that the request wants.
     """
     status, kind = STATUSES.get(failure.code, (500, SERVER))
     if not failure.reason:
         if TOO_LARGE in failure.message:
             return ApiError(413, "the request is larger than the server takes; its --max-message-bytes is the limit")
-        if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # nobody's rate: clients would only try again
+        # gRPC's own limit is no rate limit: after a 429 clients would try again in vain.
+        if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             status, kind = 500, SERVER
         code = failure.code.name.lower()
         return ApiError(status, UNSAID.get(failure.code, "the request failed"), None, kind, code, failure.retry_after)
@@ -114,13 +125,14 @@ def of_call(failure: Failure, names: Mapping[str, str], output: int | None = Non
     message = INSTEAD.get(failure.reason) or in_words_of(names, failure.message, field, param)
     code, overlong = failure.reason.lower(), overlong_words(failure.message, output)
     if overlong is not None:
-        code, message = OVERLONG, f"{overlong} {OVERLONG}: {message}"  # langchain looks for the code in the text
+        code, message = OVERLONG, f"{overlong} {OVERLONG}: {message}"  # langchain searches the text for the code
     return ApiError(status, message, param, kind, code, failure.retry_after)
 
 
 def in_words_of(names: Mapping[str, str], message: str, field: str, param: str | None) -> str:
-    """A server's "field is VALUE: reason" with the client's names for fields; the value is the client's own, and stays.
-    Other messages stay as they are.
+    """Replaces field names in a server's "field is VALUE: reason" by the client's names.
+
+    The value is the client's own, and stays. Other messages stay as they are.
     """
     start = f"{field} is "
     if not (field and message.startswith(start)):
@@ -134,7 +146,7 @@ def in_words_of(names: Mapping[str, str], message: str, field: str, param: str |
 
 
 def translated(field: str, names: Mapping[str, str]) -> str | None:
-    """What the client calls it: by its longest known beginning. None for what a client has no name for."""
+    """Returns the client's name of a server's field, by its longest known prefix; None if the client has none."""
     parts = re.fullmatch(r"chat\.messages\[(\d+)\](?:\.parts\[(\d+)\](\.image)?|\.(\w+))?", field)
     if parts is not None:
         message, part, image, other = parts.groups()
@@ -148,7 +160,7 @@ def translated(field: str, names: Mapping[str, str]) -> str | None:
 
 
 def of_validation(error: ValidationError) -> ApiError:
-    """The first thing that is wrong."""
+    """Returns the error for the first wrong field."""
     first = error.errors(include_url=False, include_context=False)[0]
     param = path(first["loc"])
     if first["type"] == "extra_forbidden":
@@ -157,18 +169,18 @@ def of_validation(error: ValidationError) -> ApiError:
         message = f"Missing required parameter: '{param}'."
         return ApiError(400, message, param, code="missing_required_parameter")
     code = first["type"] if first["type"] in ("unsupported_parameter", "unsupported_value") else "invalid_value"
-    said = first["msg"]
-    message = f"{param} {said}" if code.startswith("unsupported") else f"{param} is {shown(first['input'])}: {said}"
+    text = first["msg"]
+    message = f"{param} {text}" if code.startswith("unsupported") else f"{param} is {shown(first['input'])}: {text}"
     return ApiError(400, message, param or None, code=code)
 
 
 def path(location: tuple[int | str, ...]) -> str:
-    """messages[0].content of ("messages", 0, "content")."""
+    """Returns a location as a path: ("messages", 0, "content") is "messages[0].content"."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
 
 
 def shown(value: Any) -> str:
-    """Of a client's value, what fits in a message."""
+    """Returns a client's value, shortened for an error's message."""
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
     if value is None or isinstance(value, bool | int | float):

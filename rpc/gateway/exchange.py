@@ -1,4 +1,4 @@
-"""One request over HTTP and its answer, as ASGI has them."""
+"""One HTTP request and its response, over ASGI."""
 
 import asyncio
 import logging
@@ -28,9 +28,15 @@ JSON = [(b"content-type", b"application/json")]
 log = logging.getLogger("quire.gateway")
 
 
-class Exchange:
-    """headers: of the request; of those that are there twice the first one. request_id: the client's, or a new one.
-    begun: the answer's status has been sent. stats: what is told of it in the end, set before it is answered.
+class HttpExchange:
+    """One HTTP request and its response.
+
+    Attributes:
+        headers: Headers of the request by name; the first value of a repeated one.
+        request_id: The client's `x-request-id`, or a new one.
+        begun: Whether the response's status has been sent.
+        receive: ASGI's channel of the request's body.
+        stats: Counters for metrics, log and span. `RequestObserver` sets them before a route runs.
     """
 
     stats: RequestStats
@@ -56,8 +62,8 @@ class Exchange:
         return dict(self._scope["path_params"])
 
     def check(self) -> None:
-        """Whatever is asked. Raises ApiError."""
-        # Nobody knows where a request behind it would begin: RFC 9112, 6.1.
+        """Checks the headers, for every path. Raises ApiError."""
+        # With both headers the end of the body is ambiguous (RFC 9112, 6.1): no request may follow on the connection.
         self._is_last = "transfer-encoding" in self.headers and "content-length" in self.headers
         if not re.fullmatch(REQUEST_ID, self.request_id):
             self.request_id = secrets.token_hex(16)
@@ -70,46 +76,47 @@ class Exchange:
             raise ApiError(431, f"the request's headers have {size} bytes, at most {LARGEST_HEADERS}")
 
     def adopt(self, request_id: str) -> None:
-        """Takes the id that the body gives; one in the headers is stronger."""
+        """Takes the request id of the body, unless the headers have one."""
         if "x-request-id" not in self.headers:
             self.request_id = request_id
 
     def metadata(self) -> Metadata:
-        """For the servers. Raises ApiError for headers that gRPC cannot carry."""
+        """Returns the metadata of calls to servers. Raises ApiError for headers that gRPC cannot carry."""
         metadata = metadata_of(self.headers)
         for name, value in metadata:
             if not VISIBLE.fullmatch(value):
-                raise ApiError(400, f"the header {name} has characters that are no ASCII", name)
+                raise ApiError(400, f"the header {name} has characters outside ASCII", name)
         if (size := sum(len(name) + len(value) for name, value in metadata)) > MOST_PASSED_ON:
             names = ", ".join(name for name, _ in metadata)
             raise ApiError(431, f"headers for the server ({names}) have {size} bytes, at most {MOST_PASSED_ON}")
         return metadata
 
     def call_id(self, position: int) -> str:
-        """Of one call for it: its own on every server, whatever id a client gives."""
+        """Returns the id of a call for one prompt: unique on the servers, even if clients repeat ids."""
         return f"{self.request_id}.{position}.{secrets.token_hex(4)}"
 
     async def reply(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        """The whole answer."""
+        """Sends a whole response."""
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*(JSON if headers is None else headers), length])
         await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: ApiError) -> None:
+        """Sends an error as the whole response."""
         self.stats.error = error.code or error.kind
         await self.reply(error.status, error.body, error.headers)
 
-    async def open(self) -> None:
-        """An answer of events begins."""
+    async def begin_events(self) -> None:
+        """Begins a response of server-sent events."""
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await self._start(200, headers)
 
     async def write(self, data: bytes, more: bool = True) -> None:
-        """Some of it, and whether more comes. Waits for a client that does not read, until it is cut off."""
+        """Sends a part of the response. Waits for a client that does not read, until it is cut off."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def cut(self) -> None:
-        """The connection ends, whatever waits in it."""
+        """Ends the connection, and drops what waits in it."""
         self._scope["state"]["cut"]()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -120,7 +127,11 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does it as long as the client is there, whose body has been read. Raises ClientGone."""
+        """Runs `work`, and cancels it when the client leaves. Call after the body has been read.
+
+        Raises:
+            ClientGone: The client left first.
+        """
         working, leaving = asyncio.create_task(work), asyncio.create_task(self._gone())
         try:
             await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -138,8 +149,8 @@ class Exchange:
 
 
 @asynccontextmanager
-async def failures_to(exchange: Exchange) -> AsyncIterator[None]:
-    """Whatever is raised is the answer, if it has not begun. The text of what nobody foresaw stays here."""
+async def failures_to(exchange: HttpExchange) -> AsyncIterator[None]:
+    """Turns exceptions into the response, if it has not begun. Texts of unexpected ones go to the log alone."""
     try:
         yield
     except ClientGone:
@@ -156,10 +167,10 @@ async def failures_to(exchange: Exchange) -> AsyncIterator[None]:
         await _give_up(exchange, ApiError(500, "an internal error; the gateway's log has it", kind=SERVER))
 
 
-async def _give_up(exchange: Exchange, error: ApiError) -> None:
+async def _give_up(exchange: HttpExchange, error: ApiError) -> None:
     if not exchange.begun:
         await exchange.fail(error)
-    else:
+    else:  # a status was sent: only a broken connection shows that the response is incomplete
         exchange.stats.error = error.kind
         exchange.cut()
-        await asyncio.sleep(0)  # until uvicorn has seen it
+        await asyncio.sleep(0)  # lets uvicorn see the end of the connection first

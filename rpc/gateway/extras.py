@@ -1,4 +1,4 @@
-"""Fields of requests that do not reach a server: hints, which are ignored, and features that Quire does not have."""
+"""Fields of requests that do not reach a server: hints, which are ignored, and features that Quire lacks."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from rpc.gateway.fields import MOST_KEYS, Strict, only
 
 
 class Hints(Strict):
-    """Fields of both endpoints that cannot change an answer. Any value is taken and ignored."""
+    """Fields of both endpoints that cannot change a response. Any value is accepted and ignored."""
 
     user: Any = None
     safety_identifier: Any = None
@@ -21,14 +21,14 @@ class Hints(Strict):
 
     # vLLM's
     session_id: Any = None
-    spaces_between_special_tokens: Any = None  # changes nothing with the tokenizers library, in vLLM neither
-    return_token_offsets: Any = None  # of vLLM's render endpoints, as the next two
+    spaces_between_special_tokens: Any = None  # has no effect with the tokenizers library, neither here nor in vLLM
+    return_token_offsets: Any = None  # for vLLM's render endpoints, like the next two
     mm_payload: Any = None
     return_mm_kwargs: Any = None
 
 
 class NotServed(Strict):
-    """Fields of both endpoints that would change an answer. Only values that ask for nothing are taken."""
+    """Fields of both endpoints that would change a response. Only neutral values are accepted."""
 
     store: Annotated[Any, only(False)] = None
     response_format: Annotated[Any, only({"type": "text"})] = None
@@ -48,7 +48,7 @@ class NotServed(Strict):
 
 
 class NotServedInChats(Strict):
-    """The same for fields of chats."""
+    """`NotServed` for the fields of chats."""
 
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
@@ -64,6 +64,6 @@ class NotServedInChats(Strict):
     add_special_tokens: Annotated[Any, only(False)] = None
     include_reasoning: Annotated[Any, only(True)] = None
     documents: Annotated[Any, only([])] = None
-    chat_template: Annotated[Any, only()] = None  # a program, which nobody vouches for
+    chat_template: Annotated[Any, only()] = None  # a program, from an untrusted client
     media_io_kwargs: Annotated[Any, only({})] = None
     mm_processor_kwargs: Annotated[Any, only({})] = None

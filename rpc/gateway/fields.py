@@ -1,5 +1,7 @@
-"""Types of the fields of requests. What a value may be is the server's to say; here is what its messages can carry, and
-what is work to look at is bounded.
+"""Types of the fields of requests.
+
+They accept what a server's message can carry; the server checks the values. Sizes of lists and objects are bounded,
+since checking them is work.
 """
 
 from typing import Annotated, Any
@@ -7,21 +9,20 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-MOST_KEYS = 256  # of an object: what is unknown is listed before it is refused
-MOST_STRINGS = 2**12  # of a list
+MOST_KEYS = 256  # keys of an object: pydantic lists all unknown keys before it refuses them
+MOST_STRINGS = 2**12  # strings of a list
 MOST_BIASES = 2**14
 UINT32, INT32 = 2**32 - 1, 2**31 - 1
 
 Uint32 = Annotated[int, Field(ge=0, le=UINT32)]
 Int32 = Annotated[int, Field(ge=-INT32 - 1, le=INT32)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-TopK = Annotated[int, Field(ge=-1, le=UINT32)]
 TokenIds = Annotated[list[Uint32], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True, max_length=MOST_STRINGS)]
 
 
 class Strict(BaseModel):
-    """An object of which every field is known and of its type."""
+    """An object without unknown fields, each value of its field's exact type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -42,7 +43,7 @@ OneOrMore = Annotated[Strings, BeforeValidator(_one_or_more)]
 
 
 def _biases(value: Any) -> Any:
-    """Pairs of token id and bias."""
+    """Returns pairs of token id and bias."""
     if not isinstance(value, dict):
         raise PydanticCustomError("dict_type", "must be an object of token ids and numbers")
     if len(value) > MOST_BIASES:
@@ -61,7 +62,7 @@ Biases = Annotated[list[tuple[int, float]], BeforeValidator(_biases)]
 
 
 def only(*neutral: Any) -> AfterValidator:
-    """Of a field that is not supported: null, or one of the values that ask for nothing."""
+    """Returns a validator of an unsupported field: accepts null and the neutral values, which ask for nothing."""
 
     def check(value: Any) -> Any:
         if value is not None and not any(type(value) is type(one) and value == one for one in neutral):
@@ -72,7 +73,7 @@ def only(*neutral: Any) -> AfterValidator:
 
 
 def among(*allowed: str) -> AfterValidator:
-    """Of a text field of which only some values are supported."""
+    """Returns a validator of a text field that accepts only these values."""
 
     def check(value: str) -> str:
         if value not in allowed:

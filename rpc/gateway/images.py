@@ -1,6 +1,4 @@
-"""Images of a conversation: data URLs to the bytes of their files. Nothing is fetched; what is in them is the server's
-to check.
-"""
+"""Decodes the images of a conversation from data URLs. Nothing is fetched; the server checks the files' content."""
 
 import base64
 import binascii
@@ -12,7 +10,7 @@ KINDS = ("image/png", "image/jpeg", "image/jpg")
 
 
 def image_bytes(url: Any) -> bytes:
-    """Of data:image/png;base64,... Raises PydanticCustomError."""
+    """Returns the bytes of a data URL (data:image/png;base64,...). Raises PydanticCustomError."""
     if not isinstance(url, str) or not url[:5].lower() == "data:":
         raise PydanticCustomError(
             "image_url", "must be a data URL (data:image/png;base64,...): the server fetches nothing"

@@ -1,4 +1,4 @@
-"""Logprobs in the forms of OpenAI's two endpoints, from quire.v1's ids and the tokens' texts."""
+"""Logprobs in the forms of OpenAI's two endpoints, made of quire.v1's token ids and the tokens' texts."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,21 +9,21 @@ from quire.v1 import generation_service_pb2 as pb
 from rpc.frontend.pacing import Work
 from rpc.gateway.served import BROKEN
 
-LEAST = -9999.0  # what OpenAI says for minus infinity, which JSON has not
+LEAST = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 
 Texts = Mapping[int, str]
 PromptLogprobs = list[dict[int, dict[str, Any]] | None]
 
 
 def ids_in(positions: Iterable[pb.TokenLogprobs]) -> Iterator[int]:
-    """All tokens whose texts are needed."""
+    """Yields all tokens whose texts are needed."""
     for position in positions:
         for token in position.tokens:
             yield token.token_id
 
 
 def chat_entries(positions: Iterable[pb.TokenLogprobs], wanted: int, texts: Texts) -> list[dict[str, Any]]:
-    """One for each position. wanted: alternatives."""
+    """Returns one entry for each position, with `wanted` alternatives."""
     return [
         _entry(position.tokens[0], texts) | {"top_logprobs": [_entry(t, texts) for t in likeliest(position, wanted)]}
         for position in positions
@@ -31,32 +31,38 @@ def chat_entries(positions: Iterable[pb.TokenLogprobs], wanted: int, texts: Text
 
 
 def _entry(token: pb.TokenLogprob, texts: Texts) -> dict[str, Any]:
-    """bytes: None where the token is a part of a character: what it adds cannot be told from its text."""
+    """Returns a token's entry. Its `bytes` are None if the token is a part of a character, whose bytes are unknown."""
     text = texts[token.token_id]
     known = None if BROKEN in text else list(text.encode())
     return {"token": text, "logprob": max(LEAST, token.logprob), "bytes": known}
 
 
 def likeliest(position: pb.TokenLogprobs, wanted: int) -> list[pb.TokenLogprob]:
-    """The so many likeliest tokens. In a position the chosen one comes first, whether it is one of them or not."""
+    """Returns the `wanted` likeliest tokens. A position lists the chosen token first, which may not be among them."""
     return sorted(position.tokens, key=lambda token: -token.logprob)[:wanted]
 
 
 class CompletionLogprobs:
-    """Of one choice of /v1/completions; offsets count characters of its text, the prompt's too where it is echoed."""
+    """Logprobs of one choice of /v1/completions. Offsets count characters of its text, an echoed prompt included."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted, self._offset = wanted, 0
 
     def add(self, positions: Iterable[pb.TokenLogprobs], texts: Texts, first: int | None = None) -> dict[str, Any]:
-        """first: a token before these, of which nothing is known; it begins a prompt."""
+        """Returns the logprobs of the next tokens.
+
+        Args:
+            positions: Logprobs by position.
+            texts: Texts of all their tokens.
+            first: Token before these that begins a prompt, and so has no logprob.
+        """
         made: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if first is not None:
             self._token(made, texts[first], None, None)
         for position in positions:
             chosen = position.tokens[0]
             tops = dict[str, float]()
-            for token in (*likeliest(position, self._wanted), chosen):  # of two that read alike the likelier one stays
+            for token in (*likeliest(position, self._wanted), chosen):  # of two with the same text the likelier stays
                 tops.setdefault(texts[token.token_id], max(LEAST, token.logprob))
             self._token(made, texts[chosen.token_id], max(LEAST, chosen.logprob), tops)
         return made
@@ -72,7 +78,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(positions: Iterable[pb.TokenLogprobs], wanted: int, texts: Texts) -> PromptLogprobs:
-    """Returns vLLM's form: by position, by token id; None for the first token. wanted: alternatives."""
+    """Returns vLLM's form: by position, by token id, with `wanted` alternatives; None for the first token."""
     return [
         {
             token.token_id: {
@@ -89,18 +95,22 @@ def prompt_logprobs(positions: Iterable[pb.TokenLogprobs], wanted: int, texts: T
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Parts of one choice as one; None of none."""
+    """Joins the parts of one choice; returns None without parts."""
     if not parts:
         return None
     return {name: [item for part in parts for item in part[name]] for name in parts[0]}
 
 
 def as_json(value: Any) -> bytes:
+    """Returns compact JSON."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def answer_as_json(answer: Mapping[str, Any]) -> Work[bytes]:
-    """Work that writes an answer choice by choice: eight of 900 tokens with 20 logprobs each are megabytes."""
+    """Returns paced work that encodes a response choice by choice.
+
+    Eight choices of 900 tokens with 20 logprobs each are megabytes, which would block the loop for too long.
+    """
     choices = list[bytes]()
     for choice in answer["choices"]:
         choices.append(as_json(choice))

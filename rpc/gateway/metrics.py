@@ -83,5 +83,5 @@ class GatewayMetrics:
         self._connections.set_function(count)
 
     def page(self) -> bytes:
-        """Returns all of them in Prometheus's classic text format."""
+        """Returns all metrics in Prometheus's classic text format."""
         return generate_latest(self.registry)

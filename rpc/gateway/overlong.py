@@ -1,6 +1,6 @@
-"""Says in OpenAI's words that a prompt and its output do not fit in the model's context.
+"""Words errors as OpenAI does if a prompt and its output do not fit in the model's context.
 
-litellm, langchain and others look for these words, and some for the numbers in them.
+litellm, langchain and others search for these words, and some for the numbers in them.
 """
 
 import re
@@ -10,7 +10,7 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.failures import Failure
 from scheduler.bounds import message_bytes, most_bytes
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
 TOO_LARGE = "larger than max"  # gRPC's words for a message above a limit, from client and server
 CODE = "context_length_exceeded"
@@ -20,11 +20,11 @@ OUTPUT = re.compile(r"[\w.]+ is (\d+): at most (\d+) fit after (\d+) prompt toke
 
 
 def openais_words(message: str, output: int | None) -> str | None:
-    """Returns OpenAI's sentences for a server's refusal; None where it is another refusal.
+    """Returns OpenAI's sentences for a server's refusal; None if it refuses for another reason.
 
     Args:
-        message: The server's; what is in quotes there is the server's own, too.
-        output: Tokens of output that were asked for.
+        message: The server's message.
+        output: Number of output tokens that the request wants.
     """
     if found := PROMPT.match(message):
         prompt, context = map(int, found.groups())
@@ -39,13 +39,13 @@ def openais_words(message: str, output: int | None) -> str | None:
 
 
 def for_prompt(failure: Failure, spec: pb.GenerationSpec, context: int) -> Failure:
-    """Replaces gRPC's refusal of a message by the server's refusal of its prompt, where the prompt is too long.
+    """Replaces gRPC's refusal of a message by the server's refusal of its prompt, if the prompt is too long.
 
     gRPC drops a message above the server's --max-message-bytes before the server checks the prompt.
 
     Args:
-        failure: Of the call; returned as it is where gRPC did not refuse the message, or the prompt can fit.
-        spec: What the call asked for.
+        failure: The call's failure. It is returned as it is if gRPC did not refuse the message, or the prompt can fit.
+        spec: The call's request.
         context: Longest prompt + output that the model serves, in tokens.
     """
     if failure.reason or TOO_LARGE not in failure.message:
@@ -62,7 +62,7 @@ def for_prompt(failure: Failure, spec: pb.GenerationSpec, context: int) -> Failu
 
 
 def _text_bytes(spec: pb.GenerationSpec) -> int:
-    """Returns the size of the prompt's text, as `scheduler.bounds` counts it; 0 for token ids."""
+    """Returns the bytes of the prompt's text, counted like `scheduler.bounds`; 0 for token ids."""
     chat = spec.chat
     texts = [spec.text, *chat.template_arguments, *chat.template_arguments.values()]
     texts += [message.role for message in chat.messages]

@@ -8,35 +8,22 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest, Prompt
-from rpc.gateway.schema import Asked
+from rpc.gateway.regular import REGULAR
+from rpc.gateway.schema import CommonRequest
 
 SAME = {
     "model": "model",
-    "n": "sampling.sequence_count",
-    "temperature": "sampling.temperature",
-    "top_p": "sampling.top_p",
-    "min_p": "sampling.min_p",
-    "frequency_penalty": "sampling.frequency_penalty",
-    "presence_penalty": "sampling.presence_penalty",
-    "repetition_penalty": "sampling.repetition_penalty",
-    "allowed_token_ids": "sampling.allowed_token_ids",
-    "bad_words": "sampling.bad_words",
-    "min_tokens": "stopping.min_tokens",
-    "stop": "stopping.stop",
-    "stop_token_ids": "stopping.stop_token_ids",
-    "include_stop_str_in_output": "stopping.include_stop",
-    "ignore_eos": "stopping.ignore_eos",
-    "skip_special_tokens": "output.skip_special_tokens",
     "add_special_tokens": "add_special_tokens",
     "priority": "priority",
     "cache_salt": "cache_salt",
-}
+} | {entry.vllm: entry.path for entry in REGULAR}
 """Fields that mean the same, as paths from the spec."""
+READ = {entry.vllm: entry.read for entry in REGULAR}
 
 OTHERS = {
-    "sampling.top_k": "top_k",
     "sampling.seed": "seed",
     "sampling.logit_bias": "logit_bias",
+    "sampling.logits_processors_args": "logits_processors_args",
     "sampling.beam_search.width": "n",
     "sampling.beam_search.length_penalty": "length_penalty",
     "sampling.beam_search": "use_beam_search",
@@ -51,11 +38,11 @@ OTHERS = {
     "text": "prompt",
     "token_ids": "prompt",
 }
-"""The client's names of what else can be wrong."""
+"""The client's names of other fields that can be wrong."""
 
 
-def names_of(asked: Asked, position: int = 0) -> dict[str, str]:
-    """By field of the spec, what this client calls it. position: of the prompt."""
+def names_of(asked: CommonRequest, position: int = 0) -> dict[str, str]:
+    """Returns the client's names of the spec's fields, for the prompt at `position`."""
     newer = isinstance(asked, ChatRequest) and asked.max_completion_tokens is not None
     own = {
         "stopping.max_tokens": "max_completion_tokens" if newer else "max_tokens",
@@ -69,7 +56,7 @@ def names_of(asked: Asked, position: int = 0) -> dict[str, str]:
 
 
 def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
-    """The conversation and how to go on with it."""
+    """Returns the spec of a conversation."""
     spec = pb.GenerationSpec()
     for message in asked.messages:
         turn = spec.chat.messages.add(role=message.role)
@@ -98,7 +85,7 @@ def _template_arguments(asked: ChatRequest) -> dict[str, Any]:
 
 
 def completion_spec(asked: CompletionRequest, prompt: Prompt) -> pb.GenerationSpec:
-    """One of its prompts and how to go on with it."""
+    """Returns the spec of the prompt at `position`."""
     spec = pb.GenerationSpec()
     if isinstance(prompt, str):
         spec.text = prompt
@@ -112,23 +99,23 @@ def completion_spec(asked: CompletionRequest, prompt: Prompt) -> pb.GenerationSp
     return spec
 
 
-def _alternatives(asked: Asked) -> int:
+def _alternatives(asked: CommonRequest) -> int:
     """Returns how many logprobs of other tokens each output token has."""
     wanted = asked.top_logprobs if isinstance(asked, ChatRequest) else getattr(asked, "logprobs", None)
     return wanted or 0
 
 
-def _common(asked: Asked, spec: pb.GenerationSpec) -> None:
+def _common(asked: CommonRequest, spec: pb.GenerationSpec) -> None:
     for ours, theirs in SAME.items():
         if (value := getattr(asked, ours, None)) is not None:
-            _set(spec, theirs, value)
+            _set(spec, theirs, READ[ours](value) if ours in READ else value)
     sampling = spec.sampling
     if asked.seed is not None:
         sampling.seed = asked.seed % 2**64  # those below 0 too are seeds
-    if asked.top_k is not None:
-        sampling.top_k = max(0, asked.top_k)  # -1 is off, as 0 is
     for token, bias in asked.logit_bias or ():
         sampling.logit_bias[token] = bias
+    for name, args in (asked.logits_processors_args or {}).items():
+        sampling.logits_processors_args[name] = json.dumps(args)
     if asked.use_beam_search:
         sampling.beam_search.width = asked.sequences
         if asked.length_penalty is not None:
@@ -157,9 +144,7 @@ def _set(spec: pb.GenerationSpec, path: str, value: Any) -> None:
 
 
 def metadata_of(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What of a request's headers the server is told: who asks, and of which trace it is part. Empty
-    headers say nothing.
-    """
+    """Returns the headers that servers get, without empty ones: the token and the trace."""
     return tuple((name, headers[name]) for name in PASSED_ON if headers.get(name))
 
 

@@ -23,9 +23,9 @@ from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.spans import GatewaySpans, open_spans
 from rpc.gateway.tls import own_context, security_of
 from rpc.gateway.upstream import Upstream
-from rpc.gateway.watching import Watching
-from rpc.heap import settle
-from rpc.observe.page import start_page
+from rpc.gateway.watching import RequestObserver
+from rpc.heap import freeze_heap
+from rpc.observe.metrics_http import serve_metrics
 from rpc.observe.settings import ObserveSettings
 
 DEFAULTS = ObserveSettings()
@@ -33,8 +33,11 @@ DEFAULTS = ObserveSettings()
 log = logging.getLogger("quire.gateway")
 
 
-class _Server(uvicorn.Server):
-    """Says when it serves, and ends as this process wants it: uvicorn would raise the signal again."""
+class _GatewayServer(uvicorn.Server):
+    """uvicorn's server with a callback at the start, and an exit status of 0 after a signal.
+
+    uvicorn itself raises the signal again after its shutdown.
+    """
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -61,16 +64,16 @@ async def serve(
     """Runs a gateway to these servers until SIGTERM or SIGINT.
 
     Args:
-        settings: The gateway's.
+        settings: Settings of the gateway.
         servers: HOST:PORT of each.
-        announce: Gets the ready line once requests are taken.
-        origins: Whose pages may use it from a browser.
-        observe: What it tells of its requests.
+        announce: Called with the ready line once the gateway takes requests.
+        origins: Origins whose pages may use it from a browser.
+        observe: Settings of metrics, request log and traces.
 
     Raises:
-        OSError: A port cannot be had, or a certificate cannot be read.
-        ValueError: A certificate is none, others can use its key, the servers may not be asked, or a package that
-            traces need is not installed.
+        OSError: A port cannot be opened, or a certificate cannot be read.
+        ValueError: A certificate is invalid, or others can read its key. The connection to a server would be insecure.
+            A package that traces need is not installed.
     """
     settings.check_way_to(servers)
     context, security = own_context(settings), security_of(settings)
@@ -83,14 +86,14 @@ async def serve(
     metrics = GatewayMetrics()
     upstream = Upstream(servers, settings.request_time, security, metrics.call_failed)
     with listener, _spans(observe) as spans, _metrics_page(settings, metrics.registry) as page:
-        watching = Watching(metrics, observe.log_requests, spans)
+        watching = RequestObserver(metrics, observe.log_requests, spans)
         config = _config(settings, with_origins(Gateway(upstream, settings, watching), origins), context)
-        settle()
+        freeze_heap()
         ready = f"ready: gateway {url}/v1 to {', '.join(servers)}{page}"
         try:
             if not is_loopback(settings.host) and not settings.allow_insecure_bind:
-                await check_door(upstream, settings.host)
-            server = _Server(config, lambda: announce(ready))
+                await check_token_required(upstream, settings.host)
+            server = _GatewayServer(config, lambda: announce(ready))
             metrics.watch_connections(lambda: len(server.server_state.connections))
             await server.serve([listener])
         finally:
@@ -99,7 +102,7 @@ async def serve(
 
 @contextmanager
 def _spans(observe: ObserveSettings) -> Iterator[GatewaySpans | None]:
-    """Raises ValueError where a package that they need is not installed."""
+    """Yields the sender of spans; None if traces are off. Raises ValueError if OpenTelemetry is not installed."""
     spans = None if observe.otlp_traces_endpoint is None else open_spans(observe.otlp_traces_endpoint)
     try:
         yield spans
@@ -110,12 +113,19 @@ def _spans(observe: ObserveSettings) -> Iterator[GatewaySpans | None]:
 
 @contextmanager
 def _metrics_page(settings: GatewaySettings, registry: CollectorRegistry) -> Iterator[str]:
-    """Serves the metrics on a port of their own, if they have one; what the ready line says of it. Raises OSError."""
+    """Serves the metrics on a port of their own, if the settings have one.
+
+    Yields:
+        The end of the ready line, with the metrics' address.
+
+    Raises:
+        OSError: The port cannot be opened.
+    """
     if settings.metrics_port is None:
         yield ""
         return
     try:
-        page = start_page(settings.metrics_port, registry, settings.metrics_host)
+        page = serve_metrics(settings.metrics_port, registry, settings.metrics_host)
     except OSError as error:
         place = f"--metrics-port {settings.metrics_port} on {settings.metrics_host}"
         raise OSError(f"{place} cannot be opened: {error}") from None
@@ -127,17 +137,21 @@ def _metrics_page(settings: GatewaySettings, registry: CollectorRegistry) -> Ite
         page.server_close()
 
 
-async def check_door(upstream: Upstream, host: str) -> None:
-    """The servers ask who comes: the gateway itself asks nobody. Raises ValueError where they do not, or do not say."""
+async def check_token_required(upstream: Upstream, host: str) -> None:
+    """Checks that the servers require a token, since the gateway itself authenticates no client.
+
+    Raises:
+        ValueError: They require none, or cannot be asked.
+    """
     try:
         await upstream.ask(model_pb_grpc.ModelServiceStub, "ListModels", model_pb.ListModelsRequest(), ())
-        found = "its servers ask for no token: everybody who reaches it could use the model"
+        problem = "its servers ask for no token: any client that reaches it could use the model"
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return
-        found = f"whether its servers ask for a token is not known: {error.code().name}: {error.details()}"
+        problem = f"whether its servers ask for a token is not known: {error.code().name}: {error.details()}"
     raise ValueError(
-        f"--host {host} can be reached from other machines, and {found}. Start them with --token-file, serve on "
+        f"--host {host} can be reached from other machines, and {problem}. Start them with --token-file, serve on "
         "127.0.0.1, or insist with --allow-insecure-bind"
     )
 
@@ -156,7 +170,7 @@ def _config(settings: GatewaySettings, app: Any, context: ssl.SSLContext | None)
 
 
 def _listener(settings: GatewaySettings) -> socket.socket:
-    """Raises OSError. A second gateway on the port fails."""
+    """Opens the gateway's port. Raises OSError, also if another gateway has the port."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=1024)

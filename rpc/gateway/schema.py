@@ -1,4 +1,4 @@
-"""What both endpoints' requests have, in OpenAI's words and, for what OpenAI does not have, in vLLM's."""
+"""Fields that the requests of both endpoints share, under OpenAI's names, else vLLM's."""
 
 from typing import Annotated, Any
 
@@ -7,30 +7,30 @@ from pydantic import Field, model_validator
 from rpc.gateway.errors import ApiError
 from rpc.gateway.extras import Hints, NotServed
 from rpc.gateway.fields import (
+    MOST_KEYS,
     UINT32,
     Biases,
     Int32,
     OneOrMore,
     Seed,
     Strict,
-    Strings,
     TokenIds,
-    TopK,
     Uint32,
     among,
     only,
 )
+from rpc.gateway.regular import RegularFields
 
 NO_PENALTY = 1.0  # vLLM's default for length_penalty, which its clients send with any request
 REQUEST_ID = r"^[!-~]{1,96}$"  # visible ASCII; a server takes it with what is added to it
 
 
 class StreamOptions(Strict):
-    """What a stream has beside text.
+    """Options of a stream.
 
     Attributes:
         include_usage: A chunk of its own at the end has the counts of tokens.
-        continuous_usage_stats: With include_usage each chunk has its choice's counts so far.
+        continuous_usage_stats: Each chunk has its choice's counts so far; goes with include_usage.
     """
 
     include_usage: bool | None = None
@@ -38,37 +38,24 @@ class StreamOptions(Strict):
     include_obfuscation: Annotated[Any, only(False)] = None
 
 
-class Asked(Hints, NotServed):
+class CommonRequest(RegularFields, Hints, NotServed):
     """A request of either endpoint. None is unset, as null is. Raises ApiError for fields that do not go together."""
 
     model: str | None = None
-    n: Uint32 | None = None
     stop: OneOrMore | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     seed: Seed | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: Biases | None = None
     max_tokens: Uint32 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     # vLLM's
-    top_k: TopK | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: Uint32 | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    bad_words: Strings | None = None
     allowed_token_ids: TokenIds | None = Field(default=None, min_length=1)
     priority: Int32 | None = None
     cache_salt: str | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+    logits_processors_args: dict[str, dict[str, Any]] | None = Field(default=None, max_length=MOST_KEYS)
     prompt_logprobs: Uint32 | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -78,7 +65,7 @@ class Asked(Hints, NotServed):
     request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None
 
     @model_validator(mode="after")
-    def _together(self) -> "Asked":
+    def _together(self) -> "CommonRequest":
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options goes with stream alone", "stream_options")
         if self.prompt_logprobs and self.stream:
@@ -89,12 +76,12 @@ class Asked(Hints, NotServed):
 
     @property
     def sequences(self) -> int:
-        """Of each prompt."""
+        """Sequences of each prompt."""
         return 1 if self.n is None else self.n
 
     @property
     def longest(self) -> int | None:
-        """Tokens that each sequence may have; None for those that fit."""
+        """Most tokens of each sequence; None for as many as fit."""
         return self.max_tokens
 
     @property

@@ -1,6 +1,4 @@
-"""What the servers serve, as far as answers tell of it: models, fingerprints, texts of tokens. Kept, since it hardly
-changes.
-"""
+"""Cache of facts that responses need: models, fingerprints and texts of tokens. They hardly change."""
 
 import asyncio
 import hashlib
@@ -16,38 +14,43 @@ from quire.v1 import tokenization_service_pb2_grpc as pb_grpc
 
 from rpc.client.security import Metadata
 
-FRESH = 60.0  # seconds
+FRESH = 60.0  # seconds that a list of models is used
 MOST_TEXTS = 2**19  # tokens of all models; the largest vocabularies have 2**18
 BROKEN = "\ufffd"
 
 
-class Upstream(Protocol):
-    """Answers a unary call; `rpc.gateway.upstream.Upstream` is one."""
+class UnaryCaller(Protocol):
+    """Makes unary calls; `rpc.gateway.upstream.Upstream` is one."""
 
     async def ask(self, stub: type, method: str, request: Any, metadata: Metadata) -> Any:
-        """Raises grpc.RpcError."""
+        """Makes one call of a stub's method. Raises grpc.RpcError."""
 
 
-class Served:
-    """since: when it began to be, seconds of the clock. Lives on one asyncio loop."""
+class ServedModels:
+    """Models of the servers, and texts of their tokens. Lives on one asyncio loop.
 
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream, self.since = upstream, int(time.time())
+    Attributes:
+        since: Seconds since the epoch at which this object was made; OpenAI's "created" of a model.
+    """
+
+    def __init__(self, caller: UnaryCaller) -> None:
+        self._caller, self.since = caller, int(time.time())
         self._models: dict[str, model_pb.Model] = {}
         self._known_since = -FRESH
         self._texts: dict[tuple[str | None, int], str] = {}
 
     async def models(self, metadata: Metadata) -> dict[str, model_pb.Model]:
-        """By name, asked for anew. Raises grpc.RpcError."""
+        """Asks a server, and returns its models by name. Raises grpc.RpcError."""
         request = model_pb.ListModelsRequest()
-        answer = await self._upstream.ask(model_pb_grpc.ModelServiceStub, "ListModels", request, metadata)
+        answer = await self._caller.ask(model_pb_grpc.ModelServiceStub, "ListModels", request, metadata)
         self._models = {model.name: model for model in answer.models}
         self._known_since = time.monotonic()
         return self._models
 
     async def model(self, name: str | None, metadata: Metadata) -> tuple[str, str | None]:
-        """The name that answers bear where a request has this one, and the fingerprint of what serves it, None where
-        the server does not say.
+        """Returns name and fingerprint for the response to a request that names this model.
+
+        The fingerprint is None if no server reports the model. The request itself then gets the server's error.
         """
         if time.monotonic() - self._known_since > FRESH:
             try:
@@ -60,7 +63,7 @@ class Served:
         return model.name, "fp_" + hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()[:12]
 
     def context(self, name: str | None) -> int | None:
-        """Returns the longest prompt + output of this model in tokens; None where no server has told it."""
+        """Returns the longest prompt + output of this model in tokens; None if no server has reported the model."""
         model = self._known(name)
         return model.max_model_length if model is not None else None
 
@@ -70,23 +73,25 @@ class Served:
     async def texts(
         self, ids: Iterable[int], name: str | None, fingerprint: str | None, metadata: Metadata
     ) -> dict[int, str]:
-        """Of each of these tokens, as it reads in the middle of a text; with U+FFFD for bytes that are no characters.
-        Raises grpc.RpcError.
+        """Returns each token's text in the middle of a text, with U+FFFD for bytes that are no characters.
+
+        Raises:
+            grpc.RpcError: A token's text is not cached, and no server gives it.
         """
-        key = fingerprint or name
+        key = fingerprint or name  # a server restarted with another model must not give the texts of the old one
         wanted = set(ids)
         known = {token: self._texts[key, token] for token in wanted if (key, token) in self._texts}
         unknown = [token for token in wanted if token not in known]
         if unknown:
             found = await asyncio.gather(*(self._text(token, name, metadata) for token in unknown))
-            if len(self._texts) + len(unknown) > MOST_TEXTS:
+            if len(self._texts) + len(unknown) > MOST_TEXTS:  # reached only after changes of models
                 self._texts.clear()
             self._texts.update(zip(((key, token) for token in unknown), found, strict=True))
             known.update(zip(unknown, found, strict=True))
         return known
 
     async def _text(self, token: int, name: str | None, metadata: Metadata) -> str:
-        """Two of it, less the first: a tokenizer can leave out the space that a text begins with."""
+        """Returns the second half of the token's text twice: tokenizers can drop the space at the start of a text."""
         twice = await self.detokenize([token, token], name, metadata)
         once = twice[len(twice) // 2 :]
         if BROKEN not in twice and twice in (once + once, once[1:] + once):
@@ -96,7 +101,7 @@ class Served:
     async def detokenize(
         self, ids: list[int], name: str | None, metadata: Metadata, skip_special_tokens: bool = False
     ) -> str:
-        """Raises grpc.RpcError."""
+        """Returns the text of token ids. Raises grpc.RpcError."""
         request = pb.DetokenizeRequest(model=name or "", token_ids=ids, skip_special_tokens=skip_special_tokens)
-        answer = await self._upstream.ask(pb_grpc.TokenizationServiceStub, "Detokenize", request, metadata)
+        answer = await self._caller.ask(pb_grpc.TokenizationServiceStub, "Detokenize", request, metadata)
         return str(answer.text)

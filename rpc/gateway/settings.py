@@ -12,15 +12,15 @@ LARGEST_HEADERS = 2**14  # bytes of a request's line and headers
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Where it listens, and bounds of what it takes and holds for clients. Times are seconds."""
+    """Addresses, certificates, and limits of what the gateway takes from clients. Times are seconds."""
 
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=8000, metadata={"help": "HTTP port; 0 picks a free one."})
     metrics_port: int | None = field(
         default=None,
         metadata={
-            "help": "HTTP port of /metrics; 0 picks a free one. Unset: /metrics of --port, where --host is of this "
-            "machine alone."
+            "help": "HTTP port of /metrics; 0 picks a free one. Unset: --port has /metrics, if --host can be reached "
+            "from this machine alone."
         },
     )
     metrics_host: str = field(default="127.0.0.1", metadata={"help": "Address that --metrics-port listens on."})
@@ -28,13 +28,15 @@ class GatewaySettings:
         default=False, metadata={"help": "Listen on a --host that other machines reach, without TLS."}
     )
     tls_cert: str | None = field(default=None, metadata={"help": "Certificate chain, PEM: serve HTTPS."})
-    tls_key: str | None = field(default=None, metadata={"help": "Its key, PEM; unset: in the same file."})
+    tls_key: str | None = field(
+        default=None, metadata={"help": "Private key of --tls-cert, PEM. Unset: in the same file."}
+    )
     server_tls: bool = field(
         default=False, metadata={"help": "The servers have certificates that this machine trusts."}
     )
     server_ca: str | None = field(
         default=None,
-        metadata={"help": "PEM file of who signed the servers' certificates, where that is somebody else."},
+        metadata={"help": "PEM file of the authority that signed the servers' certificates. Unset: a public one."},
     )
     server_cert: str | None = field(
         default=None, metadata={"help": "PEM file of the gateway's own certificate, for servers that ask for one."}
@@ -42,7 +44,10 @@ class GatewaySettings:
     server_key: str | None = field(default=None, metadata={"help": "PEM file of its key."})
     plaintext_token: bool = field(
         default=False,
-        metadata={"help": "Clients' tokens may go to servers on other machines without TLS, where they can be read."},
+        metadata={
+            "help": "Clients' tokens may go to servers on other machines without TLS, although others can read "
+            "them on the way."
+        },
     )
     max_body: int = field(
         default=20 * 2**20,
@@ -61,7 +66,10 @@ class GatewaySettings:
     max_connections: int = field(default=2048, metadata={"help": "Connections of clients at once."})
     request_time: float = field(
         default=600.0,
-        metadata={"flag": "--max-request-time", "help": "Seconds after which a request ends with what there is."},
+        metadata={
+            "flag": "--max-request-time",
+            "help": "Seconds after which a request ends with the output that it has.",
+        },
     )
     read_time: float = field(
         default=30.0, metadata={"help": "Seconds that a client may take for a request's headers, and for its body."}
@@ -81,7 +89,7 @@ class GatewaySettings:
         if (self.server_cert is None) != (self.server_key is None):
             raise ValueError("--server-cert and --server-key go together")
         if self.tls_key is not None and self.tls_cert is None:
-            raise ValueError("--tls-key is of a certificate: give its --tls-cert")
+            raise ValueError("--tls-key needs --tls-cert")
         if not is_loopback(self.host) and self.tls_cert is None and not self.allow_insecure_bind:
             raise ValueError(
                 f"--host {self.host} can be reached from other machines, and there is no TLS: prompts, answers and "
@@ -108,11 +116,18 @@ class GatewaySettings:
 
     @property
     def shows_metrics(self) -> bool:
-        """Beside the API; with a port of their own, or where others reach the API, they are not there."""
+        """Whether the API's port has /metrics: not if they have their own, or other machines reach the API."""
         return self.metrics_port is None and is_loopback(self.host)
 
     def check_way_to(self, servers: Sequence[str]) -> None:
-        """servers: HOST:PORT of each. Raises ValueError where tokens and prompts could be read on their way."""
+        """Checks that tokens and prompts cannot be read on their way to the servers.
+
+        Args:
+            servers: HOST:PORT of each.
+
+        Raises:
+            ValueError: A server is on another machine, and there is no TLS.
+        """
         if self.server_tls or self.server_ca or self.server_cert or self.plaintext_token:
             return
         for server in servers:
@@ -125,6 +140,6 @@ class GatewaySettings:
 
 
 def check_origin(flag: str, origin: str) -> None:
-    """Raises ValueError for a text that no browser sends as its Origin."""
+    """Checks a value of --allow-origin. Raises ValueError for a text that no browser sends as its Origin."""
     if not ORIGIN.fullmatch(origin):
-        raise ValueError(f"{flag} is {origin!r}, must be *, or as https://HOST or http://HOST:PORT")
+        raise ValueError(f"{flag} is {origin!r}, must be *, https://HOST or http://HOST:PORT")

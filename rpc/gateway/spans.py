@@ -1,4 +1,4 @@
-"""Spans of requests over HTTP: under their caller's, and parents of the servers' spans."""
+"""OpenTelemetry spans of HTTP requests: children of their caller's span, parents of the servers' spans."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ TRACED = ("/v1/completions", "/v1/chat/completions")
 
 
 class GatewaySpans:
-    """Sends in the background; `close` sends what is left."""
+    """Makes spans, and sends them in the background; `close` sends the rest."""
 
     def __init__(self, provider: "TracerProvider") -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -23,7 +23,7 @@ class GatewaySpans:
         self._tracer = provider.get_tracer("quire.gateway")
 
     def begin(self, stats: RequestStats) -> tuple["Span", Mapping[str, str]] | None:
-        """Returns a span, and the headers that make servers' spans its children; None where none is made."""
+        """Returns a span, and the headers that make servers' spans its children; None for paths without spans."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         if stats.endpoint not in TRACED:
@@ -39,6 +39,7 @@ class GatewaySpans:
         return span, headers
 
     def end(self, span: "Span", stats: RequestStats, request_id: str) -> None:
+        """Ends a span, with the request's counters as its attributes."""
         from opentelemetry.trace.status import Status, StatusCode
 
         given: dict[str, Any] = {
@@ -59,10 +60,17 @@ class GatewaySpans:
         span.end(round((stats.arrived + stats.seconds) * NANO))
 
     def close(self) -> None:
-        """Waits some seconds for a collector that is slow."""
+        """Sends the rest; waits a few seconds for a slow collector."""
         self._provider.shutdown()
 
 
 def open_spans(endpoint: str) -> GatewaySpans:
-    """Raises ValueError where OpenTelemetry is not installed. endpoint: as in `ObserveSettings`."""
+    """Opens a sender of spans to a collector.
+
+    Args:
+        endpoint: Address as in `ObserveSettings`.
+
+    Raises:
+        ValueError: OpenTelemetry is not installed.
+    """
     return GatewaySpans(open_provider(endpoint, "quire-gateway"))

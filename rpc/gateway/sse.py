@@ -1,12 +1,14 @@
-"""Server-sent events of an answer in parts. An event's JSON is made once for each choice, but for what changes in it:
-text, logprobs and why it ends.
+"""Server-sent events of a streamed response.
+
+An event's JSON is made once for each choice. An event adds only its text, logprobs and finish reason, since this code
+runs for each token of each stream.
 """
 
 import json
 from collections.abc import Iterable
 from json.encoder import encode_basestring
 
-from rpc.gateway.answers import Answer, Extra, Piece
+from rpc.gateway.answers import ApiResponse, Extra, Piece
 from rpc.gateway.logprobs import as_json
 
 DONE = b"data: [DONE]\n\n"
@@ -15,20 +17,20 @@ CHAT = "chat.completion.chunk"
 
 
 class Events:
-    """Of one answer."""
+    """Encodes the events of one response."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        heading = json.dumps(answer.heading(answer.chunk_kind), separators=(",", ":"))[:-1].encode()
+    def __init__(self, response: ApiResponse) -> None:
+        self._response = response
+        heading = json.dumps(response.heading(response.chunk_kind), separators=(",", ":"))[:-1].encode()
         self._head = b"data: " + heading + b',"choices":['
-        self._usage = b',"usage":null' if answer.asked.includes_usage else b""
+        self._usage = b',"usage":null' if response.asked.includes_usage else b""
         self._tail = b"}]" + self._usage + b"}\n\n"
-        self._before, self._after = answer.part
+        self._before, self._after = response.part
         self._plain = self._after + b',"logprobs":null,"finish_reason":null' + self._tail
         self._begun: dict[int, bytes] = {}
 
-    def of(self, pieces: Iterable[Piece]) -> bytes:
-        """Those of some pieces, together."""
+    def encode(self, pieces: Iterable[Piece]) -> bytes:
+        """Returns the events of some pieces, concatenated."""
         return b"".join([self._event(piece) for piece in pieces if not piece.is_empty])
 
     def _event(self, piece: Piece) -> bytes:
@@ -36,10 +38,10 @@ class Events:
         if head is None:
             start = self._head + b'{"index":%d,' % piece.choice
             head = self._begun[piece.choice] = start + self._before
-            if self._answer.chunk_kind == CHAT:
+            if self._response.chunk_kind == CHAT:  # a chat's first event has the role alone, as with OpenAI
                 first = start + ROLE + self._role_tail(piece.extra)
         text = encode_basestring(piece.text).encode()
-        if piece.finish is None and piece.logprobs is None and piece.extra is None:
+        if piece.finish is None and piece.logprobs is None and piece.extra is None:  # most events: text alone
             return b"".join((first, head, text, self._plain))
         rest = b',"logprobs":' + as_json(piece.logprobs) + b',"finish_reason":' + as_json(piece.finish)
         if piece.finish is not None:
@@ -58,20 +60,20 @@ class Events:
         return b"}]" + self._counts(counts) + _field(b"prompt_token_ids", extra.prompt_ids) + b"}\n\n"
 
     def _in_choice(self, extra: Extra) -> bytes:
-        prompt = _field(b"prompt_token_ids", extra.prompt_ids) if self._answer.prompt_in_choices else b""
+        prompt = _field(b"prompt_token_ids", extra.prompt_ids) if self._response.prompt_in_choices else b""
         return prompt + _field(b"token_ids", extra.token_ids)
 
     def _counts(self, counts: tuple[int, int] | None) -> bytes:
         if counts is None:
             return self._usage
-        given = (*counts, sum(counts))
-        return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % given
+        values = (*counts, sum(counts))
+        return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % values
 
     def usage(self) -> bytes:
-        """The last one, if the client wants it."""
-        if not self._answer.asked.includes_usage:
+        """Returns the last event, with the token counts; b"" if the client does not want it."""
+        if not self._response.asked.includes_usage:
             return b""
-        return self._head + b'],"usage":' + as_json(self._answer.usage()) + b"}\n\n"
+        return self._head + b'],"usage":' + as_json(self._response.usage()) + b"}\n\n"
 
 
 def _field(name: bytes, value: list[int] | None) -> bytes:
@@ -79,5 +81,5 @@ def _field(name: bytes, value: list[int] | None) -> bytes:
 
 
 def error_event(body: bytes) -> bytes:
-    """body: JSON."""
+    """Returns an event of type "error" with a JSON body."""
     return b"event: error\ndata: " + body + b"\n\n"

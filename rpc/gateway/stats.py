@@ -1,4 +1,4 @@
-"""What is known of one request over HTTP when it has ended. Nothing of what it said, or was told."""
+"""Counters of one HTTP request, for metrics, log and spans. They have no text of prompts or outputs."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ CLIENT_LEFT = 499  # nginx's status for a client that left before its answer beg
 
 
 def endpoint_of(path: str) -> str:
-    """Returns one of a few names, whatever a client asks for."""
+    """Returns the path as one of a few names, so that a client's paths cannot multiply metrics."""
     if path.startswith("/v1/models/"):
         return "/v1/models/{name}"
     return path if path in ENDPOINTS else OTHER
@@ -23,16 +23,17 @@ class RequestStats:
     """Counters of a request, filled while it is answered.
 
     Attributes:
-        method: Of HTTP.
-        endpoint: As `endpoint_of` names it.
-        trace: W3C headers that it came with.
+        method: HTTP method.
+        endpoint: Name of the path, from `endpoint_of`.
+        trace: W3C headers of the request.
         on_tokens: Called with the number of new tokens.
-        arrived: Seconds since the epoch.
-        status: Of the answer; CLIENT_LEFT where none began.
-        error: Code of what went wrong, also after the status was sent.
-        model: Name that the answer bears.
-        first_token: Seconds from its arrival.
-        seconds: From its arrival to its end.
+        arrived: Arrival in seconds since the epoch.
+        status: HTTP status of the response; CLIENT_LEFT if none began.
+        error: Error code, also of a failure after the status was sent; None without one.
+        model: Model name in the response.
+        first_token: Seconds from arrival to the first token; None before it.
+        seconds: Seconds from arrival to the end.
+        completion_tokens: Number of tokens from servers.
     """
 
     method: str
@@ -53,8 +54,8 @@ class RequestStats:
     def prompt_tokens(self) -> int:
         return sum(self._prompts.values())
 
-    def take(self, position: int, message: pb.StreamGenerateResponse) -> None:
-        """Counts a message of the stream of the prompt at this position."""
+    def count_message(self, position: int, message: pb.StreamGenerateResponse) -> None:
+        """Counts a message of the stream of the prompt at `position`."""
         if message.HasField("prompt_info"):
             self._prompts[position] = message.prompt_info.token_count
         count = sum(delta.token_count for delta in message.deltas)

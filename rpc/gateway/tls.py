@@ -1,4 +1,4 @@
-"""TLS of a gateway: its certificate, which may be replaced while it serves, and what it shows to servers."""
+"""TLS of a gateway: its certificate, which may be replaced while it serves, and its credentials for servers."""
 
 import ssl
 from pathlib import Path
@@ -10,8 +10,13 @@ from rpc.gateway.settings import GatewaySettings
 
 
 def own_context(settings: GatewaySettings) -> ssl.SSLContext | None:
-    """Each handshake takes what the files hold by then; None without TLS. Raises ValueError where they hold no
-    certificate and its key, OSError.
+    """Returns the context of the gateway's port; None without TLS.
+
+    Each handshake uses the files' current content.
+
+    Raises:
+        ValueError: The files hold no certificate and its key.
+        OSError: A file cannot be read.
     """
     if settings.tls_cert is None:
         return None
@@ -28,17 +33,22 @@ def own_context(settings: GatewaySettings) -> ssl.SSLContext | None:
     contexts = Reloaded([chain] if key == chain else [chain, key], read)
 
     def renew(handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """A context of its own for each pair: loading a wrong one into a context spoils what was in it."""
+        """Gives a handshake the current context. Each pair gets its own: loading a wrong pair spoils a context."""
         handshake.context = contexts.current()
 
     first = read()
-    first.sni_callback = renew  # called for clients that name no server, too
+    first.sni_callback = renew  # OpenSSL calls it also for clients that name no server
     return first
 
 
 def security_of(settings: GatewaySettings) -> Security:
-    """Towards the servers, as the files say at the start; tokens are those of the gateway's clients. Raises ValueError,
-    OSError.
+    """Returns the credentials for calls to servers, read once at the start.
+
+    They have no token: calls carry those of the gateway's clients.
+
+    Raises:
+        ValueError: A file holds no certificate, or others can read its key.
+        OSError: A file cannot be read.
     """
     roots = chain = key = None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

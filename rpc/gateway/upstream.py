@@ -1,4 +1,4 @@
-"""The servers behind a gateway: calls that go on with the next one where one is lost."""
+"""The servers behind a gateway. A call to a lost server goes on at the next one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,13 +18,20 @@ from rpc.gateway.lost import LoggedTries, LostServers
 T = TypeVar("T")
 
 UNARY_SECONDS, HEALTH_SECONDS = 15.0, 2.0
-GRACE = 10.0  # seconds that a server gets beyond a request's own time, to say that it is over
-MOST_QUESTIONS = 32  # small calls of a gateway at once
+GRACE = 10.0  # seconds that a server gets beyond a request's own time, to end it itself
+MOST_UNARY_CALLS = 32  # unary calls of a gateway at once
 
 
 class Upstream:
-    """servers: HOST:PORT of each, which serve the same model. The one that served last is asked first, so that one that
-    is gone costs a try only now and then. Lives on one asyncio loop.
+    """Servers with the same model. Lives on one asyncio loop.
+
+    Calls begin at the server that answered last, so a lost server costs a try only now and then.
+
+    Args:
+        servers: HOST:PORT of each.
+        request_time: Seconds for a whole request.
+        security: Credentials of the gateway.
+        failed: Called with each failed call.
     """
 
     def __init__(
@@ -34,20 +41,20 @@ class Upstream:
         security: Security = OPEN,
         failed: Callable[[Failure], None] = lambda _: None,
     ) -> None:
-        """failed: gets what each failed call says."""
         self._servers, self._request_time = list(servers), request_time
         self._channels = Channels(security)
-        self._questions = asyncio.Semaphore(MOST_QUESTIONS)
+        self._unary_calls = asyncio.Semaphore(MOST_UNARY_CALLS)
         self._lost = LostServers(failed)
 
-    def _served(self, server: str) -> None:
+    def _ask_first(self, server: str) -> None:
+        """Rotates the list of servers, so that the next call begins at this one."""
         first = self._servers.index(server)
         self._servers = self._servers[first:] + self._servers[:first]
 
     async def stream(
         self, request: pb.StreamGenerateRequest, metadata: Metadata
     ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
-        """As `AsyncResuming.messages`."""
+        """Yields the messages of one request, like `AsyncResuming.messages`. Raises grpc.RpcError."""
         request.spec.max_time.FromMilliseconds(round(1000 * self._request_time))
         tries = LoggedTries(self._lost, self._servers, self._request_time + GRACE)
         stream = AsyncResuming(self._channels, tries, request, metadata)
@@ -57,13 +64,13 @@ class Upstream:
                 self._lost.answered(stream.server)
                 if stream.server != before:
                     before = stream.server
-                    self._served(before)
+                    self._ask_first(before)
                 yield message
 
     async def ask(self, stub: type, method: str, request: Any, metadata: Metadata) -> Any:
-        """One answer. Raises grpc.RpcError, of the last server that was asked."""
-        servers = list(self._servers)
-        async with self._questions:
+        """Makes a unary call, at the next server if one is lost. Raises grpc.RpcError of the last server."""
+        servers = list(self._servers)  # other calls may rotate the list meanwhile
+        async with self._unary_calls:
             for server in servers:
                 try:
                     answer = await self._ask_one(server, stub, method, request, metadata, UNARY_SECONDS)
@@ -71,7 +78,7 @@ class Upstream:
                     if error.code() not in LOST or server == servers[-1]:
                         raise
                 else:
-                    self._served(server)
+                    self._ask_first(server)
                     return answer
         raise RuntimeError("there are no servers")
 
@@ -88,7 +95,7 @@ class Upstream:
         return answer
 
     async def healthy(self) -> bool:
-        """Whether one of the servers serves."""
+        """Returns whether at least one server serves."""
         request = health_pb2.HealthCheckRequest()
         calls = [
             self._ask_one(server, health_pb2_grpc.HealthStub, "Check", request, (), HEALTH_SECONDS)
@@ -103,8 +110,9 @@ class Upstream:
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What comes of several streams as it comes, with the stream's number; of each no more than one thing waits. Raises
-    what the first one raises that fails.
+    """Yields the items of several streams as they come, with the index of their stream.
+
+    At most one item of each stream waits in the queue. The first failure of a stream ends all, and is raised.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -115,14 +123,14 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
     leaving = False
 
     async def read(number: int, stream: AsyncGenerator[T, None]) -> None:
-        """Its end, None, and what it raises come in the queue too: who takes from it waits for nothing else."""
+        """Puts the stream's items, then None or its exception, so that the reader waits for the queue alone."""
         end: BaseException | None = None
         try:
             async with aclosing(stream) as opened:
                 async for item in opened:
                     await came.put((number, item))
         except BaseException as error:
-            if leaving:
+            if leaving:  # cancelled, and no reader takes from the queue any more
                 raise
             end = error
         await came.put(end)

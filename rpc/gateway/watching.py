@@ -1,21 +1,21 @@
-"""What a gateway tells of its requests: metrics always, a log line and a span where they are asked for."""
+"""Observes a gateway's requests: always metrics, and a log line and a span if the settings want them."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rpc.gateway.exchange import Exchange
+from rpc.gateway.exchange import HttpExchange
 from rpc.gateway.metrics import GatewayMetrics
 from rpc.gateway.spans import GatewaySpans
 from rpc.gateway.stats import RequestStats, endpoint_of
 from rpc.observe.tracing import HEADERS
 
-PROBES = ("/health", "/metrics")  # no line for those that are answered: they come every few seconds
+PROBES = ("/health", "/metrics")  # not logged if they succeed: they come every few seconds
 
 log = logging.getLogger("quire.requests")
 
 
-class Watching:
+class RequestObserver:
     """Follows each request from its headers to its end."""
 
     def __init__(self, metrics: GatewayMetrics, log_requests: bool = False, spans: GatewaySpans | None = None) -> None:
@@ -23,8 +23,11 @@ class Watching:
         self._log_requests, self._spans = log_requests, spans
 
     @contextmanager
-    def watched(self, exchange: Exchange) -> Iterator[None]:
-        """Where there are spans, its calls to servers get the one that is its own."""
+    def watched(self, exchange: HttpExchange) -> Iterator[None]:
+        """Counts, logs and traces one request while the context is open.
+
+        With spans, the request's headers name its own span, so that the servers' spans become its children.
+        """
         trace = {name: value for name in HEADERS if (value := exchange.headers.get(name))}
         stats = RequestStats(exchange.method, endpoint_of(exchange.path), trace, self.metrics.tokens)
         exchange.stats = stats
@@ -44,7 +47,7 @@ class Watching:
 
 
 def log_request(request_id: str, stats: RequestStats) -> None:
-    """As text a sentence; as JSON with its figures as fields, too."""
+    """Logs one request: a sentence, with its figures as fields of a JSON log."""
     first, failed = stats.first_token, "" if stats.error is None else f" ({stats.error})"
     log.info(
         "request %s: %s %s, %d%s, %d prompt + %d generated tokens, %s, %.3f s in all",

@@ -15,7 +15,17 @@ def packed(array: NDArray, dtype: DTypeLike) -> bytes:
 
 
 def unpacked(data: bytes, dtype: np.dtype, count: int | None, name: str) -> NDArray:
-    """count: how many elements there must be, if that is known. The array is read-only."""
+    """Returns a read-only array over the bytes of a message.
+
+    Args:
+        data: Little-endian elements.
+        dtype: Type of the elements.
+        count: Count of elements that there have to be; None: any count.
+        name: Name of the array, for the error.
+
+    Raises:
+        LinkError: The bytes are no such array.
+    """
     if len(data) % dtype.itemsize or (count is not None and len(data) != count * dtype.itemsize):
         raise LinkError(f"{name} has {len(data)} bytes, {count if count is not None else 'n'} x {dtype} are due")
     return np.frombuffer(data, dtype)

@@ -14,8 +14,8 @@ from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 from rpc.frontend.engine_client import EngineInfo, Reach
 from rpc.link import CHANNEL_OPTIONS, HEARTBEAT, codec
 from rpc.link.arrays import LinkError
-from rpc.link.proof import Caller
-from scheduler.events import Ask, End, EndReason, EngineStats, Event, StepOutputs, Submit, nothing
+from rpc.link.proof import TokenProof
+from scheduler.events import AdminQuery, End, EndReason, EngineStats, Event, StepOutputs, Submit, nothing
 from scheduler.limits import Limits
 from scheduler.settings import RequestLimits
 
@@ -29,7 +29,7 @@ OPTIONS = [
     # Between two attempts: the engine's process may not have opened its socket yet.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # For one attempt, whatever the name says: until the peer's first frame, which takes two round trips of TCP, and
+    # Despite its name this bounds one attempt, until the peer's first frame. That takes two round trips of TCP, and
     # longer under load. A refused attempt ends at once.
     ("grpc.min_reconnect_backoff_ms", 10_000),
 ]
@@ -37,18 +37,23 @@ LATE = 4 * HEARTBEAT  # seconds of silence that begin to count as a stall
 
 
 class LinkClient:
-    """One stream to an engine; `connect` makes it. Lives on the loop that made it, and its sink is called there.
+    """One stream to an engine; `connect` opens it. Lives on the loop that made it, and its sink is called there.
 
-    silence: seconds without a sign of life after which the engine counts as dead. place: where it runs, for people.
+    Args:
+        reach: Address and token of the engine's link.
+        sink: Gets the engine's outputs.
+        request: Bounds of one request, which the engine's limits contain.
+        silence: Seconds without a message after which the engine counts as dead.
+        place: Process or machine that the engine runs on, for people; "": its address.
     """
 
     def __init__(self, reach: Reach, sink: Sink, request: RequestLimits, silence: float, place: str = "") -> None:
         self._sink, self._request, self._silence = sink, request, silence
         self.reach, self.place = reach, place or reach.address
         self._channel = aio.insecure_channel(reach.address, options=OPTIONS)
-        self._caller = Caller(reach.token)
+        self._proof = TokenProof(reach.token)
         stub = pb_grpc.EngineServiceStub(self._channel)
-        self._call = stub.Connect(wait_for_ready=True, metadata=self._caller.metadata)
+        self._call = stub.Connect(wait_for_ready=True, metadata=self._proof.metadata)
         self._outbox = pb.ConnectRequest()
         self._wake = asyncio.Event()
         self._live: set[int] = set()
@@ -59,9 +64,13 @@ class LinkClient:
         self.failure: str | None = None
 
     async def connect(self) -> None:
-        """Waits, without a limit, until the engine says what it is. Raises ConnectionError where the link breaks."""
+        """Waits, without a limit, until the engine has sent its `EngineInfo`.
+
+        Raises:
+            ConnectionError: The link broke, or the engine does not know the token.
+        """
         try:
-            await self._caller.check(self._call)
+            await self._proof.check(self._call)
             message = await self._call.read()
         except grpc.RpcError as error:
             raise ConnectionError(_sentence(error)) from None
@@ -73,17 +82,17 @@ class LinkClient:
         self._tasks = [asyncio.create_task(part()) for part in (self._read, self._write, self._watch)]
 
     def send(self, events: Sequence[Event]) -> None:
-        """As `Engine.send`: on a dead engine each Submit is answered at once."""
+        """Sends events, as `Engine.send`: a Submit to a dead engine ends with ENGINE_FAILED at once."""
         submitted = [event.attempt for event in events if isinstance(event, Submit)]
         self._live.update(submitted)
         if self.failure is not None:
-            self._tell_failure()
+            self._send_failure()
             return
         for event in events:
             try:
                 self._outbox.MergeFrom(codec.encode_events([event]))
             except (ValueError, TypeError, OverflowError) as error:  # a value that the messages cannot hold
-                if isinstance(event, Ask):
+                if isinstance(event, AdminQuery):
                     raise
                 self._live.discard(event.attempt)
                 end = End(event.attempt, EndReason.FAULT, message=f"it cannot be sent to the engine: {error}")
@@ -95,12 +104,12 @@ class LinkClient:
         return self._stalled + silent if self._stalled else silent if silent > LATE else 0.0
 
     def overdue(self) -> str:
-        """Such an engine is lost at once."""
+        """Returns "", since this client gives up an engine as soon as that reports a step that hangs."""
         return ""
 
     async def close(self) -> None:
-        """Hangs up. What lives gets ENGINE_FAILED."""
-        self._lost("the link was closed")
+        """Hangs up. Live attempts end with ENGINE_FAILED."""
+        self.fail("the link was closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -114,7 +123,7 @@ class LinkClient:
                 self._heard, self._stalled = time.monotonic(), message.stalled
                 self._take(codec.decode_outputs(message.outputs))
                 if message.overdue:
-                    self._lost(message.overdue)
+                    self.fail(message.overdue)
                     return
         except grpc.RpcError as error:
             why = _sentence(error)
@@ -124,17 +133,17 @@ class LinkClient:
         except Exception as error:
             log.exception("the engine's message cannot be taken in")
             why = f"{type(error).__name__}: {error}"
-        self._lost(why)
+        self.fail(why)
 
     def _take(self, outputs: StepOutputs) -> None:
         if self.failure is not None:
-            return  # it was on its way when the engine was given up
+            return  # outputs that were on their way when the engine was given up: their attempts have ended
         self._live.difference_update(outputs.over)
         self._stats = outputs.stats
         self._sink(outputs)
 
     async def _write(self) -> None:
-        """Everything that was sent since the last message goes into the next one."""
+        """Writes messages, each with all events since the message before."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -142,28 +151,33 @@ class LinkClient:
             try:
                 await self._call.write(message)
             except (grpc.RpcError, asyncio.InvalidStateError):
-                return  # `_read` says why
-            except Exception as error:  # nothing would ever be sent again, and nobody would know
+                return  # `_read` ends too, and reports the cause
+            except Exception as error:  # nothing would ever be sent again, and no log would have it
                 log.exception("a message to the engine cannot be written")
-                self._lost(f"{type(error).__name__}: {error}")
+                self.fail(f"{type(error).__name__}: {error}")
                 return
 
     async def _watch(self) -> None:
-        """Counts silent slices rather than seconds: a loop that was held up itself finds its messages unread."""
+        """Gives the engine up after a silence.
+
+        Counts slices of the silence rather than seconds. A loop that was itself held up for seconds finds the engine's
+        messages unread; it reads them before the next slice ends.
+        """
         slices, silent = 10, 0
         while silent < slices:
             heard = self._heard
             await asyncio.sleep(self._silence / slices)
             silent = silent + 1 if self._heard == heard else 0
-        self._lost(f"it gave no sign of life for {self._silence:g} s")
+        self.fail(f"it gave no sign of life for {self._silence:g} s")
         self._call.cancel()
 
-    def _lost(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """Gives the engine up for this reason; its live attempts end with ENGINE_FAILED."""
         if self.failure is None:
             self.failure = why
-            self._tell_failure()
+            self._send_failure()
 
-    def _tell_failure(self) -> None:
+    def _send_failure(self) -> None:
         message = f"the engine is gone: {self.failure}"
         ends = tuple(End(attempt, EndReason.ENGINE_FAILED, message=message) for attempt in sorted(self._live))
         self._live.clear()

@@ -1,4 +1,4 @@
-"""Step outputs taken apart by frontend, and put together where one lags."""
+"""Splits step outputs by frontend, and merges the outputs of several steps for a frontend that lags."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from scheduler.events import Answer, End, Logprobs, PromptPart, Start, StepOutputs
+from scheduler.events import AdminAnswer, End, Logprobs, PromptPart, Start, StepOutputs
 
 T = TypeVar("T", Start, End, PromptPart)
 
@@ -16,7 +16,10 @@ LOCAL = 2**LOCAL_BITS - 1
 
 
 def owned_by(outputs: StepOutputs, frontend: int) -> StepOutputs:
-    """What is for one frontend, with its own attempt numbers. Stats and step times are for all."""
+    """Returns the part of a step's outputs that is for one frontend.
+
+    Attempts and tickets are the frontend's own numbers. Stats, step times and KV events go to all frontends.
+    """
     owners = outputs.attempts >> LOCAL_BITS
     if not np.all(owners == frontend):
         mine = np.flatnonzero(owners == frontend)
@@ -42,8 +45,8 @@ def _local(items: tuple[T, ...], frontend: int) -> tuple[T, ...]:
     return tuple(replace(i, attempt=i.attempt & LOCAL) for i in items if i.attempt >> LOCAL_BITS == frontend)
 
 
-def _local_answer(answer: Answer, frontend: int) -> Answer:
-    """Attempts of other frontends have no number here."""
+def _local_answer(answer: AdminAnswer, frontend: int) -> AdminAnswer:
+    """Returns an answer under the frontend's own ticket; attempts of other frontends become -1 in its page map."""
     pages = answer.page_map
     if pages is not None:
         holders = tuple(
@@ -59,7 +62,7 @@ def _local_answer(answer: Answer, frontend: int) -> Answer:
 def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
     """Joins the outputs of several steps, at least one, in order.
 
-    Stats are the last one's. Starts age by what the steps after theirs took.
+    Stats are those of the last step. A start's age grows by the duration of the steps after it.
     """
     if len(steps) == 1:
         return steps[0]
@@ -81,5 +84,5 @@ def merged(steps: Sequence[StepOutputs]) -> StepOutputs:
         overheads=tuple(seconds for s in steps for seconds in s.overheads),
         step_seconds=tuple(seconds for s in steps for seconds in s.step_seconds),
         answers=tuple(answer for s in steps for answer in s.answers),
-        names=tuple(change for s in steps for change in s.names),
+        kv_events=tuple(change for s in steps for change in s.kv_events),
     )

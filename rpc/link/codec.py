@@ -1,4 +1,4 @@
-"""Between what crosses an engine's wall (`scheduler.events`) and the link's messages.
+"""Converts events and step outputs (`scheduler.events`) to the link's messages, and back.
 
 Arrays are packed little-endian bytes: a step of 64 tokens costs a handful of copies, not 64 times anything.
 """
@@ -9,48 +9,54 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from quire.engine.v1 import engine_service_pb2 as pb
 
-from cache_manager.page_names import Scope
+from cache_manager.block_hash import Scope
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link.arrays import FLOAT32, INT32, INT64, UINT8, LinkError, packed, unpacked
 from rpc.link.page_maps import decode_answer, encode_answer
-from scheduler.controls import NO_ADJUSTMENTS, Adjustments, Controls
+from scheduler.controls import NO_LOGITS_PARAMS, Controls, LogitsParams
 from scheduler.events import (
-    SHORT_NAME,
-    Ask,
+    SHORT_HASH,
+    Abort,
+    AdminQuery,
+    AdminQuestion,
     End,
     EndReason,
     EngineStats,
     Event,
-    Finish,
+    KVEvents,
+    KVSource,
     Logprobs,
-    NameChanges,
     PromptPart,
-    Question,
-    Source,
     Start,
     StepOutputs,
     Submit,
 )
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits
-from scheduler.request import Beam, InvalidRequest, PromptImage, Request
+from scheduler.parameters import Beam
+from scheduler.request import PromptImage, Request
 from scheduler.settings import RequestLimits
 
 REASON_OF: dict[int, EndReason] = {pb.EndReason.Value(f"END_REASON_{reason.name}"): reason for reason in EndReason}
-QUESTION_OF: dict[int, Question] = {pb.Question.Value(f"QUESTION_{q.name}"): q for q in Question}
+QUESTION_OF: dict[int, AdminQuestion] = {pb.Question.Value(f"QUESTION_{q.name}"): q for q in AdminQuestion}
 STATS = tuple(field.name for field in pb.Stats.DESCRIPTOR.fields)
-CONTROLS = tuple(field.name for field in pb.Controls.DESCRIPTOR.fields if field.name != "adjustments")
+CONTROLS = tuple(field.name for field in pb.Controls.DESCRIPTOR.fields if field.name != "logits_params")
+LOGITS_PARAMS = tuple(
+    f.name for f in pb.LogitsParams.DESCRIPTOR.fields if f.name not in ("banned", "biased", "biases", "processors_args")
+)
 
 
 def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:
     return pb.ConnectRequest(
         submits=[_encode_submit(event) for event in events if isinstance(event, Submit)],
-        finishes=[pb.Finish(attempt=e.attempt, index=e.index) for e in events if isinstance(e, Finish)],
+        finishes=[pb.Finish(attempt=e.attempt, index=e.index) for e in events if isinstance(e, Abort)],
         asks=[
             pb.Ask(ticket=event.ticket, question=f"QUESTION_{event.question.name}")
             for event in events
-            if isinstance(event, Ask)
+            if isinstance(event, AdminQuery)
         ],
     )
 
@@ -67,35 +73,31 @@ def _encode_submit(event: Submit) -> pb.Submit:
         max_tokens=request.max_tokens,
         stop_ids=request.stop_ids,
         controls=_encode_controls(request.controls),
-        patience=request.patience,
+        queue_timeout=request.queue_timeout,
         tenant=request.scope.tenant,
         cache_salt=request.scope.salt,
         public_tokens=request.scope.public,
         count=request.count,
         images=[_encode_image(image) for image in request.images],
-        whole=request.scope.whole,
+        bidirectional=request.scope.bidirectional,
         beam=None if beam is None else pb.Beam(width=beam.width, length_penalty=beam.length_penalty),
         priority=request.priority,
         again=event.again,
-        alone=event.alone,
+        isolated_steps=event.isolated_steps,
         source=None if source is None else pb.Source(address=source.address, token=source.token),
     )
 
 
 def _encode_controls(controls: Controls) -> pb.Controls:
     message = pb.Controls(**{name: getattr(controls, name) for name in CONTROLS})
-    if (wanted := controls.adjustments) != NO_ADJUSTMENTS:
-        message.adjustments.CopyFrom(
-            pb.Adjustments(
-                allowed=wanted.allowed,
+    if (wanted := controls.logits_params) != NO_LOGITS_PARAMS:
+        message.logits_params.CopyFrom(
+            pb.LogitsParams(
                 banned=[pb.Tokens(ids=ids) for ids in wanted.banned],
-                not_yet=wanted.not_yet,
-                min_tokens=wanted.min_tokens,
                 biased=[token for token, _ in wanted.bias],
                 biases=[bias for _, bias in wanted.bias],
-                repetition=wanted.repetition,
-                frequency=wanted.frequency,
-                presence=wanted.presence,
+                processors_args=[pb.ProcessorArgs(name=name, args=args) for name, args in wanted.processors_args],
+                **{name: getattr(wanted, name) for name in LOGITS_PARAMS},
             )
         )
     return message
@@ -104,22 +106,19 @@ def _encode_controls(controls: Controls) -> pb.Controls:
 def _decode_controls(message: pb.Controls) -> Controls:
     """Raises LinkError."""
     plain = Controls(**{name: getattr(message, name) for name in CONTROLS})
-    if not message.HasField("adjustments"):
+    if not message.HasField("logits_params"):
         return plain
-    wanted = message.adjustments
+    wanted = message.logits_params
     if len(wanted.biased) != len(wanted.biases) or not all(tokens.ids for tokens in wanted.banned):
-        raise LinkError("adjustments have other numbers of biased tokens and of biases, or ban nothing")
-    adjustments = Adjustments(
-        allowed=tuple(wanted.allowed),
+        raise LinkError("logits params have other numbers of biased tokens and of biases, or an empty ban")
+    values = {name: getattr(wanted, name) for name in LOGITS_PARAMS}
+    params = LogitsParams(
         banned=tuple(tuple(tokens.ids) for tokens in wanted.banned),
-        not_yet=tuple(wanted.not_yet),
-        min_tokens=wanted.min_tokens,
         bias=tuple(zip(wanted.biased, wanted.biases, strict=True)),
-        repetition=wanted.repetition,
-        frequency=wanted.frequency,
-        presence=wanted.presence,
+        processors_args=tuple((one.name, one.args) for one in wanted.processors_args),
+        **{**values, "allowed": tuple(wanted.allowed), "not_yet": tuple(wanted.not_yet)},
     )
-    return replace(plain, adjustments=adjustments)
+    return replace(plain, logits_params=params)
 
 
 def decode_events(message: pb.ConnectRequest) -> list[Event]:
@@ -128,14 +127,14 @@ def decode_events(message: pb.ConnectRequest) -> list[Event]:
         submits: list[Event] = [_decode_submit(submit) for submit in message.submits]
     except InvalidRequest as error:
         raise LinkError(str(error)) from None
-    finishes = [Finish(f.attempt, f.index if f.HasField("index") else None) for f in message.finishes]
+    finishes = [Abort(f.attempt, f.index if f.HasField("index") else None) for f in message.finishes]
     return [*submits, *finishes, *(_decode_ask(ask) for ask in message.asks)]
 
 
-def _decode_ask(message: pb.Ask) -> Ask:
+def _decode_ask(message: pb.Ask) -> AdminQuery:
     if message.question not in QUESTION_OF:
         raise LinkError(f"question {message.question} is unknown")
-    return Ask(message.ticket, QUESTION_OF[message.question])
+    return AdminQuery(message.ticket, QUESTION_OF[message.question])
 
 
 def _encode_image(image: PromptImage) -> pb.Image:
@@ -144,16 +143,29 @@ def _encode_image(image: PromptImage) -> pb.Image:
         shape=image.pixels.shape,
         digest=image.digest,
         places=packed(image.places, INT32),
+        grid=image.grid,
+        positions=b"" if image.positions is None else packed(image.positions, INT32),
     )
 
 
 def _decode_image(message: pb.Image) -> PromptImage:
     """Raises LinkError."""
-    shape, places = tuple(message.shape), unpacked(message.places, INT32, None, "places")
-    if len(shape) != 4 or not len(places):
-        raise LinkError(f"an image has the shape {shape} and {len(places)} places")
+    shape, grid = tuple(message.shape), tuple(message.grid)
+    places = unpacked(message.places, INT32, None, "places")
+    if len(shape) != 4 or not len(places) or not grid or math.prod(grid) != len(places):
+        raise LinkError(f"an image has the shape {shape}, the grid {grid} and {len(places)} places")
     pixels = unpacked(message.pixels, UINT8, math.prod(shape), "pixels")
-    return PromptImage(pixels.reshape(shape), message.digest, places)
+    positions = _decode_positions(message.positions, len(places)) if message.positions else None
+    return PromptImage(pixels.reshape(shape), message.digest, places, grid, positions)
+
+
+def _decode_positions(content: bytes, features: int) -> NDArray[np.int32]:
+    """Returns [axes, features] int32. Raises LinkError."""
+    positions = unpacked(content, INT32, None, "positions")
+    # An image takes no more positions than placeholders, so no angle is looked up past the context.
+    if len(positions) % features or positions.min() < 0 or positions.max() >= features:
+        raise LinkError(f"an image of {features} features has {len(positions)} positions, or some out of range")
+    return positions.reshape(-1, features)
 
 
 def _decode_submit(message: pb.Submit) -> Submit:
@@ -163,13 +175,13 @@ def _decode_submit(message: pb.Submit) -> Submit:
         max_tokens=message.max_tokens,
         stop_ids=tuple(message.stop_ids),
         controls=_decode_controls(message.controls),
-        patience=message.patience if message.HasField("patience") else None,
+        queue_timeout=message.queue_timeout if message.HasField("queue_timeout") else None,
         scope=Scope(
             message.tenant,
             message.cache_salt,
             message.public_tokens,
             tuple(image.span for image in images),
-            message.whole,
+            message.bidirectional,
         ),
         images=images,
         count=message.count,
@@ -181,8 +193,8 @@ def _decode_submit(message: pb.Submit) -> Submit:
     if not request.count or len(message.emitted) not in (0, request.count):
         raise LinkError(f"attempt {message.attempt} has {request.count} sequences, output of {len(message.emitted)}")
     emitted = tuple(_decode_emitted(emitted) for emitted in message.emitted)
-    source = Source(message.source.address, message.source.token) if message.HasField("source") else None
-    return Submit(message.attempt, request, emitted, message.again, message.alone, source)
+    source = KVSource(message.source.address, message.source.token) if message.HasField("source") else None
+    return Submit(message.attempt, request, emitted, message.again, message.isolated_steps, source)
 
 
 def _decode_emitted(message: pb.Emitted) -> tuple[int, ...] | None:
@@ -209,14 +221,14 @@ def encode_info(info: EngineInfo) -> pb.ConnectResponse:
 
 
 def decode_info(message: pb.EngineInfo, request: RequestLimits) -> EngineInfo:
-    """request: the frontend's own part of the limits."""
+    """Returns the engine's properties. request: the frontend's own part of the limits."""
     limits = Limits(
         message.vocabulary,
         message.context,
         message.pool_tokens,
         message.sequences,
         request,
-        message.logits_processors,
+        tuple(message.logits_processors),
     )
     return EngineInfo(
         limits, message.pages, message.dtype, message.device, message.page_size, message.numerics, message.metrics
@@ -224,7 +236,13 @@ def decode_info(message: pb.EngineInfo, request: RequestLimits) -> EngineInfo:
 
 
 def encode_outputs(outputs: StepOutputs, stalled: float, overdue: str = "") -> pb.ConnectResponse:
-    """stalled: seconds since the engine last made progress, 0 without work. overdue: as in `EngineClient`."""
+    """Returns the message of a step's outputs.
+
+    Args:
+        outputs: Outputs of the step.
+        stalled: Seconds since the engine last made progress, 0 without work.
+        overdue: Description of a step that hangs, as in `EngineClient`.
+    """
     return pb.ConnectResponse(
         stalled=stalled,
         overdue=overdue,
@@ -239,7 +257,7 @@ def encode_outputs(outputs: StepOutputs, stalled: float, overdue: str = "") -> p
             stats=pb.Stats(**{name: getattr(outputs.stats, name) for name in STATS}),
             step_seconds=outputs.step_seconds,
             overheads=outputs.overheads,
-            names=[pb.NameChanges(removed=change.removed, added=change.added) for change in outputs.names],
+            kv_events=[pb.KVEvents(removed=change.removed, added=change.added) for change in outputs.kv_events],
             answers=[encode_answer(answer) for answer in outputs.answers],
             prompt_parts=[
                 pb.PromptPart(attempt=part.attempt, start=part.start, **_encode_logprobs(part.logprobs))
@@ -250,7 +268,7 @@ def encode_outputs(outputs: StepOutputs, stalled: float, overdue: str = "") -> p
 
 
 def _encode_logprobs(logprobs: Logprobs) -> dict[str, Any]:
-    """Fields of Outputs and of PromptPart."""
+    """Returns the fields that Outputs and PromptPart have for logprobs."""
     return {
         "chosen": packed(logprobs.chosen, FLOAT32),
         "rank": packed(logprobs.rank, INT32),
@@ -305,16 +323,16 @@ def decode_outputs(message: pb.Outputs) -> StepOutputs:
         overheads=tuple(message.overheads),
         answers=tuple(decode_answer(answer) for answer in message.answers),
         prompt_parts=tuple(_decode_part(part) for part in message.prompt_parts),
-        names=tuple(_decode_names(change) for change in message.names),
+        kv_events=tuple(_decode_kv_events(change) for change in message.kv_events),
     )
 
 
-def _decode_names(message: pb.NameChanges) -> NameChanges:
+def _decode_kv_events(message: pb.KVEvents) -> KVEvents:
     """Raises LinkError."""
     for name, value in (("removed", message.removed), ("added", message.added)):
-        if len(value) % SHORT_NAME:
-            raise LinkError(f"{name} has {len(value)} bytes, names have {SHORT_NAME} each")
-    return NameChanges(message.removed, message.added)
+        if len(value) % SHORT_HASH:
+            raise LinkError(f"{name} has {len(value)} bytes, hashes have {SHORT_HASH} each")
+    return KVEvents(message.removed, message.added)
 
 
 def _decode_stats(message: pb.Stats) -> EngineStats:

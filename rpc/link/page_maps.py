@@ -4,10 +4,10 @@ from quire.engine.v1 import engine_service_pb2 as pb
 
 from cache_manager.ledger import Holder, PageMap
 from rpc.link.arrays import INT32, UINT8, packed, unpacked
-from scheduler.events import Answer
+from scheduler.events import AdminAnswer
 
 
-def encode_answer(answer: Answer) -> pb.Answer:
+def encode_answer(answer: AdminAnswer) -> pb.Answer:
     message = pb.Answer(ticket=answer.ticket, forgotten=answer.forgotten)
     pages = answer.page_map
     if pages is not None:
@@ -25,9 +25,9 @@ def encode_answer(answer: Answer) -> pb.Answer:
     return message
 
 
-def decode_answer(message: pb.Answer) -> Answer:
-    """Raises LinkError."""
-    return Answer(
+def decode_answer(message: pb.Answer) -> AdminAnswer:
+    """Returns the answer of a message. Raises LinkError where an array has the wrong size."""
+    return AdminAnswer(
         message.ticket, message.forgotten, _decode_map(message.page_map) if message.HasField("page_map") else None
     )
 

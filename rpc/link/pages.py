@@ -1,7 +1,8 @@
-"""KV pages on the link: what an engine gives of them to others like it, and how these check what they get.
+"""KV pages on the link: the copies that an engine gives to others of the same model, and their checks.
 
-A page counts for its tokens only where the engine that wants it has made its name itself, the tokens that come with it
-are those of that name, and its bytes have the checksum that they came with, which covers what their numbers mean.
+An engine takes a copy for a page only under three conditions. It has computed the page's block hash itself. The tokens
+that come with the copy are those of that hash. The bytes have the checksum that they came with, which also covers the
+numerics.
 """
 
 import zlib
@@ -13,14 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 from quire.engine.v1 import engine_service_pb2 as pb
 
-from cache_manager.page_names import NAME_BYTES, Name
+from cache_manager.block_hash import HASH_BYTES, BlockHash
 from rpc.link.arrays import UINT8, LinkError, packed, unpacked
 from scheduler.events import Submit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageCopy:
-    """tokens: what its name is made from beside the name before it. content: uint8 [groups, page_bytes]."""
+    """Copy of a page.
+
+    Attributes:
+        tokens: Bytes that its block hash is made from, beside the hash before it.
+        content: uint8 [groups, page_bytes], in canonical form.
+    """
 
     tokens: bytes
     content: NDArray[np.uint8]
@@ -28,7 +34,14 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """What a copy of a page has to be. numerics: what the numbers in it depend on."""
+    """Form of the copies of one engine's pages.
+
+    Attributes:
+        groups: Count of groups.
+        page_bytes: Bytes of a page in one group.
+        page_size: Tokens of a page.
+        numerics: See `EngineInfo`.
+    """
 
     groups: int
     page_bytes: int
@@ -48,7 +61,15 @@ class PageForm:
         return pb.Page(tokens=copy.tokens, content=content, checksum=self.checksum(content))
 
     def decode(self, page: pb.Page, tokens: bytes) -> NDArray[np.uint8]:
-        """tokens: what it must be a page of. Returns uint8 [groups, page_bytes]. Raises LinkError."""
+        """Checks a copy that came, and returns its content, uint8 [groups, page_bytes].
+
+        Args:
+            page: The message.
+            tokens: Bytes that the page's block hash was made from here.
+
+        Raises:
+            LinkError: The copy has other tokens, another size or a wrong checksum.
+        """
         if page.tokens != tokens:
             raise LinkError("a page has come whose tokens are others than those asked for")
         content = unpacked(page.content, UINT8, self.size, "a page")
@@ -58,30 +79,37 @@ class PageForm:
 
 
 class PagePort(Protocol):
-    """An engine's KV pages, for its end of the link. On the link's loop."""
+    """An engine's KV pages, for its end of the link. Methods run on the link's loop."""
 
     form: PageForm
 
-    def named(self, submit: Submit) -> list[list[tuple[Name, bytes]]]:
-        """Of each sequence that is to be run: the pages that it could go on from, each with what its name is made from
-        beside the name before it.
+    def block_hashes(self, submit: Submit) -> list[list[tuple[BlockHash, bytes]]]:
+        """Returns the pages that each sequence of a request could start from.
+
+        Returns:
+            The full pages of each sequence in order: block hash, and the bytes that it is made from beside the hash
+                before it.
         """
 
-    async def read(self, names: Sequence[Name]) -> list[PageCopy]:
-        """As many of these pages as the engine has, from the first one on. Raises EngineEnded. It takes the engine's
-        time: a few at once.
+    async def read(self, hashes: Sequence[BlockHash]) -> list[PageCopy]:
+        """Copies pages, from the first one to the last before one that the engine lacks.
+
+        It takes time of the engine's thread between two steps, so a call asks for few pages.
+
+        Raises:
+            EngineEnded: The engine has ended.
         """
 
-    def computing(self, tokens: int) -> float | None:
-        """Seconds that so many tokens take, as far as is known."""
+    def compute_seconds(self, tokens: int) -> float | None:
+        """Returns the seconds that the engine needs to compute this count of tokens; None where that is not known."""
 
 
-def joined_names(names: Sequence[Name]) -> pb.PagesRequest:
-    return pb.PagesRequest(names=b"".join(names))
+def joined_hashes(hashes: Sequence[BlockHash]) -> pb.PagesRequest:
+    return pb.PagesRequest(hashes=b"".join(hashes))
 
 
-def asked_names(request: pb.PagesRequest) -> list[Name]:
-    """Raises LinkError."""
-    if len(request.names) % NAME_BYTES:
-        raise LinkError(f"names have {len(request.names)} bytes, each has {NAME_BYTES}")
-    return [request.names[at : at + NAME_BYTES] for at in range(0, len(request.names), NAME_BYTES)]
+def asked_hashes(request: pb.PagesRequest) -> list[BlockHash]:
+    """Returns the block hashes of a request. Raises LinkError where they are cut off."""
+    if len(request.hashes) % HASH_BYTES:
+        raise LinkError(f"names have {len(request.hashes)} bytes, each has {HASH_BYTES}")
+    return [request.hashes[at : at + HASH_BYTES] for at in range(0, len(request.hashes), HASH_BYTES)]

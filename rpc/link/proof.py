@@ -1,8 +1,8 @@
-"""How both ends of a call show that they know the same token, without saying it.
+"""Mutual proof of a shared token: both ends of a call show that they know it, without sending it.
 
-Names of sockets can be taken by others before their owner has them, or after it has ended: who calls there must not
-hand over its token, nor believe what comes. The caller sends a number that is used once, with a keyed hash of it
-(HMAC); who answers sends another hash of that number first.
+Another process can take a socket's name before its owner has it, or after its owner has ended. So a caller must neither
+send its token there nor believe the answer. The caller sends a nonce with a keyed hash of it (HMAC-SHA256, RFC 2104).
+The server sends another keyed hash of that nonce before anything else.
 """
 
 import asyncio
@@ -16,29 +16,41 @@ import grpc
 
 NONCE, PROOF = "quire-nonce", "quire-proof"
 CALLER, ANSWERER = b"caller:", b"answerer:"
-REFUSAL_SECONDS = 1.0  # that the reason of a refusal may take to come
+REFUSAL_SECONDS = 1.0  # longest wait for the reason of a refusal
 Metadata = tuple[tuple[str, str], ...]
 
 
 class StrangerError(ConnectionError):
-    """Who answers does not know the token."""
+    """The server of a call does not know the token."""
 
 
-class Caller:
-    """Of one call. token: "" where none is asked for."""
+class TokenProof:
+    """The caller's side of the proof, for one call.
+
+    Args:
+        token: The shared secret; "" where none is asked for.
+    """
 
     def __init__(self, token: str) -> None:
         self._token, self._nonce = token, secrets.token_hex(16)
 
     @property
     def metadata(self) -> Metadata:
-        """What goes with the call."""
+        """Metadata of the call: nonce and proof."""
         if not self._token:
             return ()
         return (NONCE, self._nonce), (PROOF, _proof(self._token, CALLER, self._nonce))
 
     async def check(self, call: Any) -> None:
-        """call: of grpc.aio, of which nothing has been read. Raises StrangerError, and RpcError where it is refused."""
+        """Checks the server's proof, before anything else is read from the call.
+
+        Args:
+            call: Call of grpc.aio, from which nothing has been read.
+
+        Raises:
+            StrangerError: The server does not know the token.
+            RpcError: The server refused the call.
+        """
         answered = dict(await call.initial_metadata() or ())
         expected = _proof(self._token, ANSWERER, self._nonce)
         if not self._token or hmac.compare_digest(expected.encode(), str(answered.get(PROOF, "")).encode()):
@@ -51,11 +63,19 @@ class Caller:
         if code is not grpc.StatusCode.OK:
             await call.read()  # raises
         call.cancel()
-        raise StrangerError("who answers does not know the token")
+        raise StrangerError("the peer does not know the token")
 
 
 def answer_to(token: str, called: Mapping[str, object]) -> Metadata | None:
-    """What goes before all else; None for a caller that does not know the token."""
+    """Returns the metadata with which a server answers a call first.
+
+    Args:
+        token: The shared secret; "" where none is asked for.
+        called: Metadata of the call.
+
+    Returns:
+        The server's proof; None for a caller that does not know the token.
+    """
     if not token:
         return ()
     nonce, shown = str(called.get(NONCE, "")), str(called.get(PROOF, ""))

@@ -1,4 +1,4 @@
-"""The table of a server's engines, for frontends in other processes: pushed to each of them whenever it changes."""
+"""The table of a server's engines, for frontends in other processes: each gets it whenever it changes."""
 
 import asyncio
 import os
@@ -20,28 +20,36 @@ FLAG = "--join-address"
 
 PINGS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),  # tables change rarely: frontends ask whether the server is still there
+    ("grpc.http2.max_ping_strikes", 0),  # tables change rarely, so frontends ping to see that the server lives
 ]
-SETTLE_SECONDS = 5.0  # that frontends get to do what a table asks of them
+SETTLE_SECONDS = 5.0  # time in which frontends apply a table
 
 
 class TableService(pb_grpc.TableServiceServicer):
-    """quire.engine.v1.TableService. address: unix:PATH, which this user alone can use, or HOST:PORT. token: what
-    frontends have to show, "" for none. model: a digest that theirs must have too.
+    """quire.engine.v1.TableService.
+
+    Args:
+        replicas: The server's engines.
+        address: unix:PATH, which only this user can open, or HOST:PORT.
+        token: Secret that frontends have to prove; "" for none.
+        model: Digest of the model's files; frontends compare it with their own.
+
+    Attributes:
+        acknowledged: Version that each connected frontend has applied.
     """
 
     def __init__(self, replicas: Replicas, address: str, token: str, model: bytes) -> None:
         self._replicas, self._address, self._model = replicas, address, model
         self._token = token
-        self._done: dict[object, int] = {}  # by frontend: the version that it has acted upon
-        self._news = asyncio.Event()
+        self.acknowledged: dict[object, int] = {}
+        self._changed = asyncio.Event()
         self._server: aio.Server | None = None
 
     async def open(self) -> None:
-        """Raises OSError where it cannot listen."""
+        """Starts to serve the table. Raises OSError where it cannot listen."""
         server = aio.server(options=[*LISTENING, *PINGS])
         pb_grpc.add_TableServiceServicer_to_server(self, server)
-        mask = os.umask(0o177)  # of a socket's file
+        mask = os.umask(0o177)  # so that the socket's file is this user's alone from its first moment
         try:
             self._listen(server)
         finally:
@@ -50,7 +58,7 @@ class TableService(pb_grpc.TableServiceServicer):
         await server.start()
 
     def _listen(self, server: aio.Server) -> None:
-        """Raises OSError."""
+        """Opens the address on the server. Raises OSError where it is taken or cannot be opened."""
         if self._address.startswith("unix:"):
             check_path_free(FLAG, Path(self._address.removeprefix("unix:")))
         else:
@@ -66,41 +74,41 @@ class TableService(pb_grpc.TableServiceServicer):
             await self._server.stop(grace=None)
 
     async def settled(self) -> None:
-        """Until all frontends have done what the table asks of them now, at most SETTLE_SECONDS."""
+        """Waits until all frontends have applied the table as it is now, but at most SETTLE_SECONDS."""
         version = self._replicas.version
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                while any(done < version for done in self._done.values()):
-                    self._news.clear()
-                    await self._news.wait()
+                while any(done < version for done in self.acknowledged.values()):
+                    self._changed.clear()
+                    await self._changed.wait()
 
     async def Watch(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[pb.WatchRequest], context: aio.ServicerContext
     ) -> None:
         answer = answer_to(self._token, dict(context.invocation_metadata() or ()))
         if answer is None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "these engines are for who has their server's token")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "these engines need their server's token")
         await context.send_initial_metadata(answer)
         frontend = object()
         reader = asyncio.create_task(self._read(request_iterator, frontend))
         try:
             while not reader.done():
                 version = self._replicas.version
-                self._done.setdefault(frontend, version - 1)
+                self.acknowledged.setdefault(frontend, version - 1)  # a new frontend has yet to apply this version
                 await context.write(self._table(version))
-                newer = asyncio.create_task(self._replicas.newer(version))
+                newer = asyncio.create_task(self._replicas.wait_newer(version))
                 await asyncio.wait((newer, reader), return_when=asyncio.FIRST_COMPLETED)
                 newer.cancel()
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
-            self._done.pop(frontend, None)
-            self._news.set()
+            self.acknowledged.pop(frontend, None)
+            self._changed.set()
 
     async def _read(self, requests: AsyncIterator[pb.WatchRequest], frontend: object) -> None:
         async for message in requests:
-            self._done[frontend] = message.version
-            self._news.set()
+            self.acknowledged[frontend] = message.version
+            self._changed.set()
 
     def _table(self, version: int) -> pb.WatchResponse:
         replicas = sorted(self._replicas, key=lambda replica: replica.number)
@@ -109,7 +117,7 @@ class TableService(pb_grpc.TableServiceServicer):
 
 
 def _entry(replica: Replica) -> pb.TableEntry | None:
-    """None where other processes cannot reach it, or not any more."""
+    """Returns an engine's entry of the table; None where other processes cannot reach it."""
     if not replica.usable or replica.client is None or replica.client.reach is None:
         return None
     reach = replica.client.reach

@@ -1,1 +1,4 @@
-"""A load on a running server, and what its clients saw of it: `quire bench serve`. Imports no torch."""
+"""Load generator of `quire bench serve`: puts a load on a running server, and measures as its clients.
+
+Knows a server by its protocol alone, and imports no torch.
+"""

@@ -1,4 +1,4 @@
-"""When requests come that do not wait for each other."""
+"""Arrival times of an open loop, whose requests do not wait for each other."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,17 @@ import numpy as np
 
 
 def arrival_times(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Seconds from the start, without end; the first request comes at 0.
+    """Yields arrival times in seconds from the start, without end; the first is 0.
 
-    rate: requests a second on average. burstiness: shape of the gamma distribution of the gaps, whose mean is 1/rate
-    and whose variance 1/(burstiness rate^2), as vLLM's benchmark has it: 1 is a Poisson process, below it requests come
-    in bursts, above it more evenly. The same seed gives the same times. Raises ValueError.
+    The gaps have a gamma distribution with mean 1/rate and variance 1/(burstiness rate^2), like vLLM's benchmark.
+
+    Args:
+        rate: Requests a second on average.
+        burstiness: Shape of the distribution: 1 is a Poisson process, less comes in bursts, more is even.
+        seed: Equal seeds give equal times.
+
+    Raises:
+        ValueError: Rate or burstiness is not above 0.
     """
     if not (0 < rate < float("inf") and 0 < burstiness < float("inf")):
         raise ValueError(f"a rate of {rate} with burstiness {burstiness}: both must be above 0")

@@ -1,4 +1,4 @@
-"""Text that prompts are cut from: Shakespeare's plays, as token ids where the protocol takes ids, else as words."""
+"""Text that prompts are cut from: Shakespeare's plays, as token ids if the protocol takes ids, else as words."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,26 +11,38 @@ OPENING = 3  # units at the front of a cut, each from a place of its own
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """units: token ids or words. tokens_a_unit: 1 of ids; of words an average: prompts are about as long as asked."""
+    """Text in units that prompts are made of.
+
+    Attributes:
+        units: Token ids or words.
+        tokens_a_unit: 1 for ids; for words an average, so that lengths of prompts are approximate.
+    """
 
     units: Sequence[int] | Sequence[str]
     tokens_a_unit: float = 1.0
 
     @property
     def exact(self) -> bool:
-        """Prompts have as many tokens as they should."""
+        """Whether prompts have exactly the requested number of tokens."""
         return not isinstance(self.units[0], str)
 
     def prompt(self, parts: Sequence[tuple[int, int]]) -> list[int] | str:
-        """parts: where each begins, any number, and its tokens, at least one unit. The text goes round."""
+        """Returns a prompt of several cuts.
+
+        Args:
+            parts: Start of each cut, any number, and its length in tokens. A cut has at least one unit; none is made
+                for 0 tokens. The text wraps around.
+        """
         found = [self._cut(start, max(1, round(tokens / self.tokens_a_unit))) for start, tokens in parts if tokens]
         if self.exact:
             return [int(unit) for part in found for unit in part]
         return " ".join(str(unit) for part in found for unit in part)
 
     def _cut(self, start: int, count: int) -> Sequence[int | str]:
-        """A long load has more requests than the text has places: were cuts one piece of it, some would begin alike and
-        a prefix cache answer for them. So the start says where each unit of the opening is, and then the rest.
+        """Returns one cut.
+
+        A long load has more requests than the text has places. If cuts were contiguous, some would begin alike, and a
+        prefix cache would serve them. So `start` gives a place for each unit of the opening, then one for the rest.
         """
         cut: list[int | str] = []
         for _ in range(min(OPENING, count)):
@@ -44,13 +56,17 @@ class Corpus:
 
 
 def plays() -> str:
-    """1.1 MB of text that comes with Quire."""
+    """Returns 1.1 MB of text that ships with Quire."""
     return (demo_directory().parent / "tinyshakespeare.txt").read_text(encoding="utf-8")
 
 
 async def corpus_of_words(text: str, count: Callable[[str], Awaitable[int]]) -> Corpus:
-    """count: of a text's tokens, by the server, which is asked once for what a word is on average; 0: it does not say,
-    and a word is four thirds of a token.
+    """Returns a corpus of words, with the average of their tokens.
+
+    Args:
+        text: The text.
+        count: Asks the server for the number of a text's tokens; it is called once. If it returns 0, the server does
+            not count tokens, and a word counts as 4/3 of a token.
     """
     words = text.split()
     probe = words[:PROBE_WORDS]

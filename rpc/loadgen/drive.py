@@ -1,10 +1,11 @@
 """Sends requests when they are due, and never later because the server is slow.
 
-An open loop's requests have times that do not depend on answers, and their latencies count from these times, not from
-when the generator came to send them: a server that stalls delays none of the requests that would have come meanwhile,
-and all that they waited counts (else the slowest moments would be measured least: coordinated omission, Tene, 2013). A
-closed loop sends the next request as one ends, so a slow server is asked less: its latencies say how long requests take
-with so many at a time, and nothing about a service that people come to when they like.
+An open loop sends requests at times that do not depend on responses. Latencies count from these times, not from when
+the generator sent the request. So a stall of the server counts for all requests that come meanwhile; otherwise the
+slowest moments would be measured least (coordinated omission, Tene, 2013).
+
+A closed loop sends the next request when one ends, so a slow server gets fewer. Its latencies hold for that number of
+requests at a time, and not for a service whose users come when they like.
 """
 
 import asyncio
@@ -12,23 +13,34 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from rpc.loadgen.machine import Effort, Watch
-from rpc.loadgen.seen import INTERRUPTED, Seen
-from rpc.loadgen.wire import Failed, Request, check_end
+from rpc.loadgen.machine import Effort, EffortMeter
+from rpc.loadgen.observation import INTERRUPTED, Observation
+from rpc.loadgen.wire import Failed, LoadRequest, check_end
 
-Send = Callable[[Request, Seen], Awaitable[None]]
+Send = Callable[[LoadRequest, Observation], Awaitable[None]]
 LEAD = 0.05  # seconds until the first request, so that none is late to begin with
 
 
 @dataclass(slots=True)
-class Run:
-    """What came of a load. begin, end: seconds of time.monotonic. stopped: by the person, before its end. ended,
-    failed: how many of `seen` have by now. tokens: of those that have ended. warm_up: requests before it, which do not
-    count. exact: prompts have as many tokens as they should.
+class LoadRun:
+    """Progress and result of a load.
+
+    Attributes:
+        scheduled: Whether requests have times of their own (open loop).
+        seen: Observations of all requests sent.
+        begin: Start, in seconds of time.monotonic.
+        end: End of the last request, in seconds of time.monotonic.
+        effort: Measurements of the generator itself.
+        stopped: Whether a person stopped the load before its end.
+        ended: Number of `seen` that have ended.
+        failed: Number of `seen` that have failed.
+        tokens: Number of output tokens of those that have ended.
+        warm_up: Observations of the warm-up, which do not count.
+        exact: Whether prompts have exactly the requested number of tokens.
     """
 
     scheduled: bool
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[Observation] = field(default_factory=list)
     begin: float = 0.0
     end: float = 0.0
     effort: Effort = field(default_factory=Effort)
@@ -36,22 +48,31 @@ class Run:
     ended: int = 0
     failed: int = 0
     tokens: int = 0
-    warm_up: list[Seen] = field(default_factory=list)
+    warm_up: list[Observation] = field(default_factory=list)
     exact: bool = True
 
 
 class Drive:
-    """One load. timeout: seconds for a request. `run` is filled as it goes."""
+    """Runs one load. Lives on one asyncio loop.
+
+    Args:
+        send: Sends one request and records its observation.
+        timeout: Seconds for a request.
+        scheduled: Whether requests have times of their own (open loop).
+
+    Attributes:
+        run: Progress and result, kept up to date.
+    """
 
     def __init__(self, send: Send, timeout: float, scheduled: bool) -> None:
         self._send, self._timeout = send, timeout
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._over = asyncio.Event()
-        self.run = Run(scheduled)
+        self.run = LoadRun(scheduled)
 
-    async def closed(self, requests: Iterator[Request], together: int, seconds: float | None = None) -> Run:
-        """So many at a time, each sent as one before it ends; none after `seconds`."""
+    async def run_closed(self, requests: Iterator[LoadRequest], together: int, seconds: float | None = None) -> LoadRun:
+        """Sends `together` requests at a time, the next one when one ends; none after `seconds`."""
         self.run.begin = time.monotonic()
         last = self.run.begin + seconds if seconds is not None else float("inf")
 
@@ -65,12 +86,12 @@ class Drive:
             self._start(one_by_one())
         return await self._finish()
 
-    async def open(self, requests: Iterator[Request], seconds: float | None = None) -> Run:
-        """Each at its time, however many there are by then; none that comes after `seconds`."""
+    async def run_open(self, requests: Iterator[LoadRequest], seconds: float | None = None) -> LoadRun:
+        """Sends each request at its time, however many are running; none that is due after `seconds`."""
         begin = self.run.begin = time.monotonic() + LEAD
 
         async def in_time() -> None:
-            for request in requests:  # made before its time, not in it
+            for request in requests:  # the prompt is made before its time, so that making it delays no request
                 if seconds is not None and request.at >= seconds:
                     return
                 due = begin + request.at
@@ -81,7 +102,7 @@ class Drive:
         return await self._finish()
 
     def stop(self) -> None:
-        """No more is sent, and what runs is cancelled."""
+        """Stops sending, and cancels running requests."""
         self.run.stopped = True
         for task in self._tasks:
             task.cancel()
@@ -98,9 +119,9 @@ class Drive:
         if not self._tasks or self._failure is not None:
             self._over.set()
 
-    async def _finish(self) -> Run:
-        """Raises what is nobody's request's fault."""
-        async with Watch() as self.run.effort:
+    async def _finish(self) -> LoadRun:
+        """Waits for the end of all requests. Raises errors that are not a request's own, such as a bug."""
+        async with EffortMeter() as self.run.effort:
             try:
                 await self._over.wait()
             finally:
@@ -112,8 +133,10 @@ class Drive:
             raise self._failure
         return self.run
 
-    async def _one(self, request: Request, due: float | None) -> None:
-        seen = Seen(time.monotonic() if due is None else due, (request.tokens, request.output), shared=request.shared)
+    async def _one(self, request: LoadRequest, due: float | None) -> None:
+        seen = Observation(
+            time.monotonic() if due is None else due, (request.tokens, request.output), shared=request.shared
+        )
         self.run.seen.append(seen)
         try:
             async with asyncio.timeout(self._timeout):

@@ -1,16 +1,21 @@
-"""How well the generator itself kept up: what it measures is the server's only while it does."""
+"""Measures whether the generator itself keeps up: otherwise its figures are not the server's."""
 
 import asyncio
 import time
 from dataclasses import dataclass, field
 
-BEAT = 0.02  # seconds between two looks at how late the event loop is
+BEAT = 0.02  # seconds between two measurements of the event loop's lateness
 
 
 @dataclass(slots=True)
 class Effort:
-    """lags: seconds that the event loop came late to a timer. cpu: seconds of processor time of the process; loop: of
-    the thread that has the event loop, which is one core at most. seconds: that all this is of.
+    """Work and lateness of the generator.
+
+    Attributes:
+        lags: Seconds by which the event loop was late for each timer.
+        cpu: CPU seconds of the process.
+        loop: CPU seconds of the event loop's thread, at most one core.
+        seconds: Wall-clock seconds of the measurement.
     """
 
     lags: list[float] = field(default_factory=list)
@@ -19,8 +24,8 @@ class Effort:
     seconds: float = 0.0
 
 
-class Watch:
-    """A context in which this process is watched. Lives on the event loop's thread."""
+class EffortMeter:
+    """Measures the effort of this process while its context is open. Lives on the event loop's thread."""
 
     def __init__(self) -> None:
         self.effort = Effort()

@@ -1,4 +1,4 @@
-"""A load over quire.v1."""
+"""Client of a load over quire.v1."""
 
 import time
 from typing import Any
@@ -16,8 +16,8 @@ from rpc.client.failures import failure_of
 from rpc.client.resuming_async import END
 from rpc.client.security import Security
 from rpc.loadgen.corpus import Corpus
-from rpc.loadgen.seen import Seen
-from rpc.loadgen.wire import Connections, Failed, Request, Served
+from rpc.loadgen.observation import Observation
+from rpc.loadgen.wire import Connections, Failed, LoadRequest, ServedModel
 
 FINISH_REASONS = {
     number: name.removeprefix("FINISH_REASON_").lower() for name, number in pb.FinishReason.items() if number
@@ -25,29 +25,36 @@ FINISH_REASONS = {
 API = "quire.v1"
 OTHER_PORT = (
     "Is it another port, or for another --protocol? The gRPC port is 50051, the admin port 50052, "
-    "unless the server was told others"
+    "unless the server has other ones"
 )
 PIECE = 4096  # characters that every server tokenizes in one call
 ENOUGH = 2**17  # tokens to cut prompts from
 
 
 class Native:
-    """server: HOST:PORT. model: its name, "" for the only one. Nothing is tried again: what a server refuses counts."""
+    """Client over quire.v1, without retries: a refusal counts as a failure.
+
+    Args:
+        server: HOST:PORT.
+        model: Name of the model; "" is the only one.
+        security: Token and certificates.
+        ignore_eos: Whether outputs go on past the model's end.
+    """
 
     def __init__(self, server: str, model: str, security: Security, ignore_eos: bool) -> None:
         self._server, self._model, self._ignore_eos = server, model, ignore_eos
         self._metadata = security.metadata
         self._connections = Connections(server, security)
 
-    async def find(self) -> Served:
+    async def find(self) -> ServedModel:
         answer = await self._call(model_pb_grpc.ModelServiceStub, "ListModels", model_pb.ListModelsRequest())
         found = [model for model in answer.models if self._model in ("", model.name)]
         if not found:
             raise Failed("NOT_FOUND", f"--model {self._model} is not served, {[m.name for m in answer.models]} are")
-        return Served(found[0].name, found[0].max_model_length)
+        return ServedModel(found[0].name, found[0].max_model_length)
 
     async def corpus(self, text: str) -> Corpus:
-        """Of the server's tokenizer."""
+        """Returns the text in tokens of the server's tokenizer. Raises Failed."""
         ids: list[int] = []
         for start in range(0, len(text), PIECE):
             request = tokenization_pb.TokenizeRequest(
@@ -59,7 +66,7 @@ class Native:
                 break
         return Corpus(ids)
 
-    async def send(self, request: Request, seen: Seen) -> None:
+    async def send(self, request: LoadRequest, seen: Observation) -> None:
         spec = pb.GenerationSpec(
             model=self._model,
             sampling=pb.SamplingParameters(seed=request.number),
@@ -80,8 +87,8 @@ class Native:
             finally:
                 call.cancel()
 
-    async def read(self, call: Any, seen: Seen) -> None:
-        """All messages of a call of StreamGenerate. Raises Failed, grpc.RpcError."""
+    async def read(self, call: Any, seen: Observation) -> None:
+        """Records all messages of a call of StreamGenerate. Raises Failed, grpc.RpcError."""
         while (message := await call.read()) is not END:
             now = time.monotonic()
             tokens = 0
@@ -110,9 +117,9 @@ class Native:
 
 
 def failed(error: grpc.RpcError, server: str, api: str) -> Failed:
-    """Of a call of this API to this server; the code has the reason that Quire gives, too."""
+    """Returns the failure of a call of `api` to `server`. Its code has Quire's reason, if there is one."""
     failure = failure_of(error)
-    if failure.code is grpc.StatusCode.UNIMPLEMENTED and not failure.reason:  # said by gRPC itself
+    if failure.code is grpc.StatusCode.UNIMPLEMENTED and not failure.reason:  # from gRPC itself
         return Failed(failure.code.name, f"{server} does not serve {api}. {OTHER_PORT}")
     code = f"{failure.code.name} {failure.reason}".strip()
     return Failed(code, sentence(failure, server).removeprefix(f"{failure.code.name}: "))

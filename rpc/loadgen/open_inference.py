@@ -1,7 +1,7 @@
-"""A load over the Open Inference Protocol with Triton's extensions: ModelStreamInfer of a model of text.
+"""Client of a load over the Open Inference Protocol with Triton's extensions: ModelStreamInfer of a text model.
 
-The prompt is text, so its length is about right: the server is asked once how many tokens a word is. Its own counts,
-where it gives them as Triton's vLLM back end does, are what is reported.
+Prompts are text, so their lengths are approximate: the server is asked once for the tokens of a word. Reports use the
+server's own counts, if it gives them like Triton's vLLM backend.
 """
 
 import json
@@ -15,8 +15,8 @@ from rpc.client.resuming_async import END
 from rpc.client.security import Security
 from rpc.loadgen.corpus import Corpus, corpus_of_words
 from rpc.loadgen.native import failed
-from rpc.loadgen.seen import Seen
-from rpc.loadgen.wire import Connections, Failed, Request, Served
+from rpc.loadgen.observation import Observation
+from rpc.loadgen.wire import Connections, Failed, LoadRequest, ServedModel
 from rpc.services.inference import pb
 from rpc.services.inference.tensors import join
 
@@ -24,18 +24,25 @@ API = "inference.GRPCInferenceService"
 SERVICE = f"/{API}/"
 RETURNED = ("finish_reason", "num_input_tokens", "num_output_tokens")
 FLAGS = ("stream", "exclude_input_in_output", *(f"return_{name}" for name in RETURNED))
-RUNNING = "None"  # a reason that there is not yet, as Python writes it
+RUNNING = "None"  # finish reason of a running request: Python's None as text
 
 
 class OpenInference:
-    """server: HOST:PORT. model: its name, which this protocol cannot find out. A call for each request."""
+    """Client over the Open Inference Protocol, with a call for each request.
+
+    Args:
+        server: HOST:PORT.
+        model: Name of the model; the protocol has no list of models.
+        security: Token and certificates.
+        ignore_eos: Whether outputs go on past the model's end.
+    """
 
     def __init__(self, server: str, model: str, security: Security, ignore_eos: bool) -> None:
         self._server, self._model, self._ignore_eos = server, model, ignore_eos
         self._metadata = security.metadata
         self._connections = Connections(server, security)
 
-    async def find(self) -> Served:
+    async def find(self) -> ServedModel:
         if not self._model:
             raise Failed("NOT_FOUND", "--protocol inference needs --model: the protocol has no list of models")
         with self._connections.lease() as channel:
@@ -50,17 +57,17 @@ class OpenInference:
                 raise failed(error, self._server, API) from None
         if not answer.ready:
             raise Failed("NOT_FOUND", f"--model {self._model} is not ready at {self._server}")
-        return Served(self._model)
+        return ServedModel(self._model)
 
     async def corpus(self, text: str) -> Corpus:
         async def count(prompt: str) -> int:
-            seen = Seen(0.0, (0, 1))
-            await self.send(Request(0, prompt, 0, 1), seen)
+            seen = Observation(0.0, (0, 1))
+            await self.send(LoadRequest(0, prompt, 0, 1), seen)
             return seen.prompt_tokens
 
         return await corpus_of_words(text, count)
 
-    async def send(self, request: Request, seen: Seen) -> None:
+    async def send(self, request: LoadRequest, seen: Observation) -> None:
         message = self._message(request)
         with self._connections.lease() as channel:
             infer: Any = channel.stream_stream(
@@ -74,13 +81,13 @@ class OpenInference:
                 await call.write(message)
                 await call.done_writing()
                 while (answer := await call.read()) is not END:
-                    take(answer, seen)
+                    record_message(answer, seen)
             except grpc.RpcError as error:
                 raise failed(error, self._server, API) from None
             finally:
                 call.cancel()
 
-    def _message(self, request: Request) -> pb.ModelInferRequest:
+    def _message(self, request: LoadRequest) -> pb.ModelInferRequest:
         parameters = {"max_tokens": request.output, "ignore_eos": self._ignore_eos, "seed": request.number}
         message = pb.ModelInferRequest(model_name=self._model, id=str(request.number))
         texts = {"text_input": str(request.prompt), "sampling_parameters": json.dumps(parameters)}
@@ -96,7 +103,8 @@ class OpenInference:
         await self._connections.close()
 
 
-def take(answer: pb.ModelStreamInferResponse, seen: Seen) -> None:
+def record_message(answer: pb.ModelStreamInferResponse, seen: Observation) -> None:
+    """Records one message. Raises Failed for an error message."""
     now, parts = time.monotonic(), answer.infer_response
     if answer.error_message:
         code = parts.parameters["quire_error_code"].string_param or "ERROR"
@@ -114,7 +122,7 @@ def take(answer: pb.ModelStreamInferResponse, seen: Seen) -> None:
 
 
 def _text(answer: pb.ModelInferResponse, place: int) -> str:
-    """The only element of a tensor of BYTES, raw or typed. Raises Failed."""
+    """Returns the only element of a tensor of BYTES, raw or typed. Raises Failed."""
     if place < len(answer.raw_output_contents):
         raw = answer.raw_output_contents[place]
         if len(raw) >= 4 and len(raw) == 4 + int(struct.unpack_from("<I", raw)[0]):
@@ -125,7 +133,7 @@ def _text(answer: pb.ModelInferResponse, place: int) -> str:
 
 
 def _number(answer: pb.ModelInferResponse, place: int) -> int:
-    """The only element of a tensor of UINT32, raw or typed. Raises Failed."""
+    """Returns the only element of a tensor of UINT32, raw or typed. Raises Failed."""
     if place < len(answer.raw_output_contents):
         raw = answer.raw_output_contents[place]
         if len(raw) == 4:

@@ -1,8 +1,7 @@
-"""A load over OpenAI's HTTP API: streamed completions, of any server that has them (vLLM, llama.cpp, `quire gateway`).
+"""Client of a load over OpenAI's HTTP API: streamed completions of vLLM, llama.cpp, `quire gateway` and others.
 
-A chunk with text is a message; how many tokens came, the server says in the last one (`include_usage`). Where it does
-not, chunks count as tokens. Prompts are text of about the right length, since the API has no tokenizer, or the ids of a
-tokenizer that the caller has.
+A chunk with text is a message. The last chunk has the number of tokens (`include_usage`); without it, chunks count as
+tokens. Prompts are ids of the caller's tokenizer, or text of about the right length, since the API has no tokenizer.
 """
 
 import json
@@ -15,16 +14,22 @@ import httpx
 from model.inputs.tokenizer import Tokenizer
 from rpc.client.security import Security
 from rpc.loadgen.corpus import Corpus, corpus_of_words
-from rpc.loadgen.seen import Seen
-from rpc.loadgen.wire import Failed, Request, Served
+from rpc.loadgen.observation import Observation
+from rpc.loadgen.wire import Failed, LoadRequest, ServedModel
 
 CONTEXTS = ("max_model_len", "context_length")
 """Names under which servers list a model's context."""
 
 
 class OpenAI:
-    """base: http://HOST:PORT/v1. tokenizer: of the model, for prompts of ids; None: text. A connection for each request
-    that is under way; they are kept.
+    """Client over OpenAI's API, with a kept connection for each running request.
+
+    Args:
+        base: http://HOST:PORT/v1.
+        model: Name of the model; "" takes the first of the server's list.
+        security: Token and certificates.
+        ignore_eos: Whether to ask for output past the model's end.
+        tokenizer: The model's tokenizer, for prompts of ids; None makes prompts of text.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class OpenAI:
             trust_env=False,
         )
 
-    async def find(self) -> Served:
+    async def find(self) -> ServedModel:
         try:
             answer = await self._http.get(f"{self._base}/models")
             if answer.status_code != 200:
@@ -53,20 +58,20 @@ class OpenAI:
             raise Failed("NOT_FOUND", f"{self._base} does not serve --model {self._model}")
         self._model = str(models[0]["id"])
         context = next((models[0][name] for name in CONTEXTS if isinstance(models[0].get(name), int)), None)
-        return Served(self._model, context)
+        return ServedModel(self._model, context)
 
     async def corpus(self, text: str) -> Corpus:
         if self._tokenizer is not None:
             return Corpus(self._tokenizer.encode(text, add_special_tokens=False))
 
         async def count(prompt: str) -> int:
-            seen = Seen(0.0, (0, 1))
-            await self.send(Request(0, prompt, 0, 1), seen)
+            seen = Observation(0.0, (0, 1))
+            await self.send(LoadRequest(0, prompt, 0, 1), seen)
             return seen.prompt_tokens
 
         return await corpus_of_words(text, count)
 
-    async def send(self, request: Request, seen: Seen) -> None:
+    async def send(self, request: LoadRequest, seen: Observation) -> None:
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": request.prompt,
@@ -90,8 +95,8 @@ class OpenAI:
         except (httpx.HTTPError, OSError) as error:
             raise self._lost(error) from None
 
-    async def _read(self, answer: httpx.Response, seen: Seen) -> None:
-        """Server-sent events to [DONE]."""
+    async def _read(self, answer: httpx.Response, seen: Observation) -> None:
+        """Records server-sent events until [DONE]. Raises Failed without it."""
         rest = b""
         async for data in answer.aiter_raw():
             now = time.monotonic()
@@ -102,7 +107,7 @@ class OpenAI:
                 event = line[5:].strip()
                 if event == b"[DONE]":
                     return
-                take(event, now, seen)
+                record_chunk(event, now, seen)
         raise Failed("CUT_OFF", "the stream ended without [DONE]")
 
     def _lost(self, error: Exception) -> Failed:
@@ -112,8 +117,8 @@ class OpenAI:
         await self._http.aclose()
 
 
-def take(event: bytes, now: float, seen: Seen) -> None:
-    """A chunk with text is a token, until the server says how many there are so far. Raises Failed."""
+def record_chunk(event: bytes, now: float, seen: Observation) -> None:
+    """Records one chunk. A chunk with text counts as a token, until the server reports the count. Raises Failed."""
     try:
         chunk = json.loads(event)
         choices, usage, error = chunk.get("choices") or [], chunk.get("usage"), chunk.get("error")
@@ -124,7 +129,7 @@ def take(event: bytes, now: float, seen: Seen) -> None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Failed("BAD_ANSWER", f"an event is no chunk of a completion: {event[:200]!r}") from None
     if error:
-        raise Failed(*_said(error, "error"))
+        raise Failed(*_code_and_message(error, "error"))
     if text:
         seen.times.append(now)
         seen.tokens += 1
@@ -137,7 +142,7 @@ def take(event: bytes, now: float, seen: Seen) -> None:
 
 
 def _end_of(choice: dict[str, Any]) -> Any:
-    """Why it ended. What cut it short, which OpenAI has no word for, `quire gateway` says beside it."""
+    """Returns the finish reason. `quire gateway` has causes that OpenAI lacks in `stop_reason`."""
     finish, why = choice.get("finish_reason"), choice.get("stop_reason")
     return why if finish == "length" and why in ("deadline", "abort") else finish
 
@@ -145,20 +150,20 @@ def _end_of(choice: dict[str, Any]) -> Any:
 def _refused(status: int, content: bytes) -> Failed:
     code = f"HTTP {status}"
     try:
-        return Failed(code, _said(json.loads(content)["error"], "")[1])
+        return Failed(code, _code_and_message(json.loads(content)["error"], "")[1])
     except (ValueError, KeyError, TypeError, RecursionError):
         return Failed(code, content[:200].decode(errors="replace"))
 
 
-def _said(error: Any, code: str) -> tuple[str, str]:
-    """Code and message of OpenAI's error object, or of what a server has in its place."""
+def _code_and_message(error: Any, code: str) -> tuple[str, str]:
+    """Returns code and message of OpenAI's error object, or of the value that a server has in its place."""
     if not isinstance(error, dict):
         return code, str(error)[:500]
     return str(error.get("code") or error.get("type") or code), str(error.get("message"))[:500]
 
 
 def _trust(security: Security) -> ssl.SSLContext | bool:
-    """For httpx."""
+    """Returns httpx's `verify`: the authorities of `security`, or its default ones."""
     if security.roots is None:
         return True
     return ssl.create_default_context(cadata=security.roots.decode("ascii"))

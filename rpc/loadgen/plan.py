@@ -1,7 +1,7 @@
-"""The requests of a load, one after the other, each made as it is wanted.
+"""Makes the requests of a load, each when it is needed.
 
-The same settings give the same ones, but for the text of prompts: it is the same only for the same prompt seed, for a
-server may still have in its prefix cache what it was asked before.
+Equal settings give equal requests, but for the text of prompts. That depends on the prompt seed, which is a new one for
+each load: a server's prefix cache may still have the last load's prompts.
 """
 
 import secrets
@@ -14,16 +14,28 @@ from rpc.loadgen.arrivals import arrival_times
 from rpc.loadgen.corpus import Corpus
 from rpc.loadgen.settings import LoadSettings
 from rpc.loadgen.traces import BLOCK, Arrival, read_trace, scaled, shrink_of
-from rpc.loadgen.wire import Request
+from rpc.loadgen.wire import LoadRequest
 
 WARM_UP = 2**32
-"""Numbers of requests that warm up begin here; so their seeds are others."""
+"""First number of the requests of a warm-up, so that their seeds differ from the load's."""
 ANYWHERE = 2**62
 
 
-class Plan:
-    """context: of the model, None: unknown. prompt_seed: the one in force, also where the settings have none. Raises
-    ValueError where requests cannot fit, and as `read_trace` does.
+class RequestPlan:
+    """Requests of one load.
+
+    Args:
+        settings: Settings of the load.
+        corpus: Text of the prompts.
+        context: The model's context in tokens; None if the server does not report it.
+
+    Attributes:
+        prompt_seed: Prompt seed of the settings, or a random one.
+        shrink: Factor of a trace's lengths; 1 without a trace.
+
+    Raises:
+        ValueError: Requests cannot fit the context, or the trace is wrong.
+        OSError: The trace cannot be read.
     """
 
     def __init__(self, settings: LoadSettings, corpus: Corpus, context: int | None) -> None:
@@ -41,10 +53,10 @@ class Plan:
 
     @property
     def total(self) -> int | None:
-        """How many requests there are; None: until the time is over."""
+        """Number of requests; None if the duration alone ends the load."""
         return len(self._arrivals) or self._settings.count
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[LoadRequest]:
         if self._arrivals:
             return self._of_trace()
         settings = self._settings
@@ -56,8 +68,8 @@ class Plan:
         numbered = zip(islice(count(), self.total), times, strict=False)
         return (self._drawn(number, at) for number, at in numbered)
 
-    def warm_up(self) -> Iterator[Request]:
-        """With the lengths of --input-tokens and --output-tokens, or those that a trace begins with."""
+    def warm_up(self) -> Iterator[LoadRequest]:
+        """Yields the warm-up's requests, with the load's lengths or those of the trace's first requests."""
         for i in range(self._settings.warm_up):
             if self._arrivals:
                 like = self._arrivals[i % len(self._arrivals)]
@@ -65,21 +77,21 @@ class Plan:
             else:
                 yield self._drawn(WARM_UP + i, 0.0)
 
-    def _drawn(self, number: int, at: float) -> Request:
+    def _drawn(self, number: int, at: float) -> LoadRequest:
         source = np.random.default_rng((self._settings.seed or 0, number))
         tokens, output = self._settings.inputs.draw(source), self._settings.outputs.draw(source)
         return self._request(number, at, tokens, output, self._settings.shared_prefix or 0)
 
-    def _request(self, number: int, at: float, tokens: int, output: int, shared: int) -> Request:
-        """shared: so many tokens of the prompt are alike in all requests."""
+    def _request(self, number: int, at: float, tokens: int, output: int, shared: int) -> LoadRequest:
+        """Returns a request whose first `shared` prompt tokens are the same in all requests."""
         prompt = self._corpus.prompt([(self._shared, shared), (self._place(number, 1), tokens - shared)])
-        return Request(number, prompt, tokens, output, at, shared)
+        return LoadRequest(number, prompt, tokens, output, at, shared)
 
     def _place(self, *name: int) -> int:
-        """Where the text of this name begins."""
+        """Returns the start in the corpus for the text of this name."""
         return int(np.random.default_rng((self.prompt_seed, *name)).integers(ANYWHERE))
 
-    def _of_trace(self) -> Iterator[Request]:
+    def _of_trace(self) -> Iterator[LoadRequest]:
         known = set[int]()
         for number, arrival in enumerate(self._arrivals):
             if arrival.blocks:
@@ -88,12 +100,12 @@ class Plan:
                 shared = sum(length for _, (_, length) in again)
                 known.update(arrival.blocks)
                 prompt = self._corpus.prompt(parts)
-                yield Request(number, prompt, arrival.prompt, arrival.output, arrival.at, shared)
+                yield LoadRequest(number, prompt, arrival.prompt, arrival.output, arrival.at, shared)
             else:
                 yield self._request(number, arrival.at, arrival.prompt, arrival.output, 0)
 
     def _blocks(self, arrival: Arrival) -> list[tuple[int, int]]:
-        """Parts of a prompt: the text of each block, shrunk as all lengths are; the last one is what is left."""
+        """Returns the parts of a prompt, one for each block. Blocks shrink like all lengths; the last has the rest."""
         size, left, parts = max(1, int(BLOCK * self.shrink)), arrival.prompt, list[tuple[int, int]]()
         for i, block in enumerate(arrival.blocks):
             length = left if i == len(arrival.blocks) - 1 else min(size, left)

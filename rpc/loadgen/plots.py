@@ -1,4 +1,4 @@
-"""A load's pictures: latencies, tokens a second and requests at a time. Needs matplotlib, the extra `plots`."""
+"""Draws a load: latencies, tokens a second and requests at a time. Needs matplotlib, the extra `plots`."""
 
 import html
 import io
@@ -11,17 +11,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from rpc.loadgen.drive import Run
+from rpc.loadgen.drive import LoadRun
+from rpc.loadgen.observation import Observation, Targets
 from rpc.loadgen.report import latency_rows, rows
-from rpc.loadgen.seen import Seen, Targets
 
-BINS = 100  # of the time
-SHOWN = 99.5  # percentile of latencies up to which axes go: one stall would leave no room for the others
+BINS = 100  # bins of the time axis
+SHOWN = 99.5  # percentile of latencies at which axes end: one stall would leave no room for the others
 COLOURS = ("#1f5fa8", "#c8641e", "#3a8a4d")
 
 
-def draw(run: Run, targets: Targets, title: str) -> Figure:
-    """Four panels of what ended well, and of the tokens that came before a person interrupted the rest."""
+def draw(run: LoadRun, targets: Targets, title: str) -> Figure:
+    """Draws four panels, of requests that did not fail; interrupted ones count as far as they got."""
     timed = [one for one in run.seen if one.timed and one.times]
     done = [one for one in timed if one.complete]
     figure = Figure(figsize=(11, 7), layout="constrained")
@@ -34,12 +34,12 @@ def draw(run: Run, targets: Targets, title: str) -> Figure:
     return figure
 
 
-def _gaps(seen: list[Seen]) -> NDArray[np.float64]:
+def _gaps(seen: list[Observation]) -> NDArray[np.float64]:
     return np.concatenate([one.gaps() for one in seen]) if seen else np.zeros(0)
 
 
 def _shares(axes: Axes, latencies: dict[str, Any], target: float | None) -> None:
-    """Empirical distributions: how many had waited at most so long."""
+    """Draws empirical distributions of latencies."""
     for (name, values), colour in zip(latencies.items(), COLOURS, strict=False):
         if len(values):
             axes.ecdf(1000 * np.asarray(values), label=name, color=colour)
@@ -52,8 +52,8 @@ def _shares(axes: Axes, latencies: dict[str, Any], target: float | None) -> None
         axes.legend(loc="lower right")
 
 
-def _flow(axes: Axes, run: Run, seen: list[Seen]) -> None:
-    """Tokens a second; those of a request are spread evenly over its messages."""
+def _flow(axes: Axes, run: LoadRun, seen: list[Observation]) -> None:
+    """Draws tokens a second; a request's tokens are spread evenly over its messages."""
     edges = np.linspace(0, max(run.end - run.begin, 1e-9), BINS + 1)
     times = np.concatenate([np.array(one.times) - run.begin for one in seen]) if seen else np.zeros(0)
     weights = np.concatenate([np.full(len(one.times), one.tokens / len(one.times)) for one in seen]) if seen else times
@@ -62,8 +62,8 @@ def _flow(axes: Axes, run: Run, seen: list[Seen]) -> None:
     axes.set(title="Output tokens a second", xlabel="seconds", ylabel="tokens/s", ylim=(0, None))
 
 
-def _live(axes: Axes, run: Run) -> None:
-    """Requests between when they were due and their ends, and those sent so far."""
+def _live(axes: Axes, run: LoadRun) -> None:
+    """Draws the numbers of requests that are running, due so far and ended so far."""
     starts = np.sort([one.due - run.begin for one in run.seen])
     ends = np.sort([one.ended - run.begin for one in run.seen if one.ended])
     times = np.linspace(0, max(run.end - run.begin, 1e-9), 500)
@@ -77,20 +77,23 @@ def _live(axes: Axes, run: Run) -> None:
 
 
 def save(figure: Figure, result: dict[str, Any], title: str, path: Path) -> None:
-    """As a picture, or as a page with the figures under it and nothing outside it. Raises ValueError for a name that
-    ends in neither .png nor .html, OSError.
+    """Saves the figure as a picture, or as one HTML file with the tables below it.
+
+    Raises:
+        ValueError: The name ends in neither .png nor .html.
+        OSError: The file cannot be written.
     """
     if path.suffix == ".png":
         figure.savefig(path, dpi=110)
     elif path.suffix == ".html":
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-        path.write_text(_page(drawn.getvalue(), result, title), encoding="utf-8")
+        path.write_text(_document(drawn.getvalue(), result, title), encoding="utf-8")
     else:
         raise ValueError(f"--plot {path} must end in .png or .html")
 
 
-def _page(svg: str, result: dict[str, Any], title: str) -> str:
+def _document(svg: str, result: dict[str, Any], title: str) -> str:
     picture = svg[svg.index("<svg") :]
     figures = _table(rows(result)) + _table(latency_rows(result))
     name = html.escape(title)

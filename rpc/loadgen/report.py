@@ -1,4 +1,4 @@
-"""A load's figures as tables for a terminal."""
+"""Shows a load's figures as tables in a terminal."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ COUNTS = {
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is no latency: name and value."""
+    """Returns name and value of all figures but latencies."""
     shown = [(label, f"{result[key]:,}") for label, key in COUNTS.items()]
     if result["goodput"] is not None:
         shown.append(("Goodput", f"{result['goodput']:.1%}, {result['goodput_per_second']:,} requests/s"))
@@ -61,7 +61,7 @@ LAGS = {"sending": "sent_late_ms", "event loop": "loop_late_ms"}
 
 
 def latency_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A heading, then a row for each latency that there is, in milliseconds."""
+    """Returns a heading, then a row for each measured latency, in milliseconds."""
     known = {label: result[key] for label, key in LATENCIES.items() if result[key]}
     names = list(next(iter(known.values()))) if known else []
     return [
@@ -71,6 +71,7 @@ def latency_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def show(result: dict[str, Any], title: str, console: Console) -> None:
+    """Prints the tables, warnings and errors."""
     figures = Table(title=title, show_header=False)
     figures.add_column()
     figures.add_column(justify="right")

@@ -25,68 +25,79 @@ NOT_OF_TRACES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How many requests come, when, and how long they are. Raises ValueError."""
+    """Number, times and lengths of a load's requests.
+
+    Raises:
+        ValueError: A value is out of its range, or flags do not go together.
+    """
 
     concurrency: int | None = field(
         default=None,
-        metadata={"help": f"Closed loop: so many at a time. Unset, with no other load: {CONCURRENCY}.", "min": 1},
+        metadata={"help": f"Closed loop: requests at a time. Unset, with no other load: {CONCURRENCY}.", "min": 1},
     )
     rate: float | None = field(default=None, metadata={"help": "Open loop: requests a second on average."})
     burstiness: float | None = field(
         default=None,
         metadata={
-            "help": "Of --rate: 1 is a Poisson process, less comes in bursts, more is even, as in vLLM. Unset: 1."
+            "help": "For --rate: 1 is a Poisson process, less comes in bursts, more is even, as in vLLM. Unset: 1."
         },
     )
     trace: str | None = field(
         default=None,
         metadata={"help": "Open loop: azure-conv, mooncake, or a file .csv (Azure's format) or .jsonl (Mooncake's)."},
     )
-    speed: float | None = field(default=None, metadata={"help": "Of --trace: times as fast as they came. Unset: 1."})
+    speed: float | None = field(default=None, metadata={"help": "For --trace: factor of the arrivals' rate. Unset: 1."})
     context: int | None = field(
         default=None,
         metadata={
-            "help": "Of --trace: its lengths are shrunk alike to fit so many tokens. Unset: what the server says.",
+            "help": "For --trace: tokens that its longest request is shrunk to, the others alike. Unset: the "
+            "server's context.",
             "min": 2,
         },
     )
     requests: int | None = field(
         default=None,
-        metadata={"help": f"How many. Unset, without --duration: the whole trace, else {REQUESTS}.", "min": 1},
+        metadata={
+            "help": f"Number of requests. Unset, without --duration: the whole trace, else {REQUESTS}.",
+            "min": 1,
+        },
     )
     duration: float | None = field(
         default=None, metadata={"help": "Seconds after which no more requests are sent; those that run end."}
     )
     input_tokens: str | None = field(
-        default=None, metadata={"help": f"Of each prompt: 128, or any of 64-256. Unset, without --trace: {INPUT}."}
+        default=None,
+        metadata={"help": f"Tokens of a prompt: 128, or any of 64-256. Unset, without --trace: {INPUT}."},
     )
     output_tokens: str | None = field(
-        default=None, metadata={"help": f"To generate: 64, or any of 16-128. Unset, without --trace: {OUTPUT}."}
+        default=None,
+        metadata={"help": f"Tokens to generate: 64, or any of 16-128. Unset, without --trace: {OUTPUT}."},
     )
     shared_prefix: int | None = field(
-        default=None, metadata={"help": "Tokens at the front of each prompt that are alike in all. Unset: 0.", "min": 0}
+        default=None,
+        metadata={"help": "Tokens at the front of each prompt that all prompts share. Unset: 0.", "min": 0},
     )
     ignore_eos: bool = field(
-        default=True, metadata={"help": "Ask for all tokens, past the model's end; not all servers can."}
+        default=True, metadata={"help": "Ask for all tokens, past the model's end; not all servers support it."}
     )
     warm_up: int = field(
         default=0,
         metadata={
-            "help": "Requests before the measured ones, with other text; but the shared prefix is warm then.",
+            "help": "Requests before the measured ones, with other text, but with the same shared prefix.",
             "min": 0,
         },
     )
     seed: int | None = field(
-        default=None, metadata={"help": "Of lengths and arrivals. Unset, without --trace: 0.", "min": 0}
+        default=None, metadata={"help": "Seed of lengths and arrivals. Unset, without --trace: 0.", "min": 0}
     )
     prompt_seed: int | None = field(
         default=None,
         metadata={
-            "help": "Of the prompts' text. Unset: another in each run, for caches may have the last one's.",
+            "help": "Seed of the prompts' text. Unset: a new one for each run, since caches may have the last one's.",
             "min": 0,
         },
     )
-    timeout: float = field(default=600.0, metadata={"help": "Seconds after which a request is lost."})
+    timeout: float = field(default=600.0, metadata={"help": "Seconds after which a request counts as failed."})
 
     def __post_init__(self) -> None:
         loads = [f"--{name}" for name in ("concurrency", "rate", "trace") if getattr(self, name) is not None]
@@ -107,21 +118,21 @@ class LoadSettings:
         _ = self.outputs
 
     def _check_trace(self) -> None:
-        """Raises ValueError."""
+        """Raises ValueError for flags that do not go with --trace."""
         for name, why in NOT_OF_TRACES.items():
             if getattr(self, name) is not None:
                 raise ValueError(f"--{name.replace('_', '-')} is not for --trace, which says itself {why}")
 
     @property
     def inputs(self) -> Lengths:
-        return Lengths.of(INPUT if self.input_tokens is None else self.input_tokens, "--input-tokens")
+        return Lengths.parse(INPUT if self.input_tokens is None else self.input_tokens, "--input-tokens")
 
     @property
     def outputs(self) -> Lengths:
-        return Lengths.of(OUTPUT if self.output_tokens is None else self.output_tokens, "--output-tokens")
+        return Lengths.parse(OUTPUT if self.output_tokens is None else self.output_tokens, "--output-tokens")
 
     def in_force(self) -> dict[str, Any]:
-        """All settings with the defaults that this load has for them; None: it has no use for it."""
+        """Returns all settings with this load's defaults; None for those that it does not use."""
         if self.trace is not None:
             defaults: dict[str, Any] = {"speed": 1.0}
         else:
@@ -133,12 +144,12 @@ class LoadSettings:
 
     @property
     def together(self) -> int | None:
-        """Requests at a time in a closed loop, None in an open one."""
+        """Requests at a time of a closed loop; None for an open one."""
         return None if self.rate is not None or self.trace is not None else self.concurrency or CONCURRENCY
 
     @property
     def count(self) -> int | None:
-        """Requests at most, None: no such bound."""
+        """Largest number of requests; None sets no limit."""
         if self.requests is None and self.duration is None and self.trace is None:
             return REQUESTS
         return self.requests

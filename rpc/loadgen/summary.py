@@ -1,4 +1,4 @@
-"""The figures of a load."""
+"""Computes the figures of a load, and warnings about them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from rpc.loadgen.drive import Run
+from rpc.loadgen.drive import LoadRun
 from rpc.loadgen.machine import Effort
-from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
+from rpc.loadgen.observation import INTERRUPTED, Observation, Targets
 
 POINTS = (50, 90, 95, 99)
-BUSY = 0.8  # of a core, from which the generator's one thread is what limits
-UNEXPLAINED = 0.05  # of the prompts' tokens: more that came from the prefix cache and should not is too much
-TEXT_SPREAD = 1.25  # tokens of some text, by those of other text of as many words
-MANY_STOPPED = 0.05  # of the requests that did not fail
-LATE, LATE_SHARE = 0.005, 0.1  # seconds, and of the median TTFT: later than both is too late
+BUSY = 0.8  # share of a core above which the generator's one thread limits the load
+UNEXPLAINED = 0.05  # share of prompt tokens; a warning follows if more unexpectedly came from the prefix cache
+TEXT_SPREAD = 1.25  # largest ratio of the token counts of two texts with equal numbers of words
+MANY_STOPPED = 0.05  # share of the requests that did not fail
+LATE, LATE_SHARE = 0.005, 0.1  # seconds, and share of the median TTFT: a warning follows if lags exceed both
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """In milliseconds: the mean, POINTS and the largest, between values linearly as numpy does; {} of no values."""
+    """Returns mean, `POINTS` and maximum in milliseconds, interpolated linearly like numpy; {} without values."""
     if not len(values):
         return {}
     points = dict(zip((f"p{p}" for p in POINTS), np.percentile(values, POINTS), strict=True))
@@ -27,11 +27,14 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {name: round(1000 * float(value), 3) for name, value in figures.items()}
 
 
-def summary(run: Run, targets: Targets) -> dict[str, Any]:
-    """Rates are of the time from the start of the load to the end of its last request. Latencies are of requests that
-    ended well; TTFT and E2E from when a request was due (`rpc.loadgen.drive`). Requests that a person interrupted count
-    in `interrupted`, in TTFT and in ITL, and nowhere else: of a server that falls behind, those that ended were quick.
-    Goodput is None without a target: it would be no more than what ended well.
+def summary(run: LoadRun, targets: Targets) -> dict[str, Any]:
+    """Returns the figures of a load.
+
+    Rates cover the time from the start of the load to the end of its last request. Latencies are of requests that did
+    not fail; TTFT and E2E begin when a request was due (`rpc.loadgen.drive`).
+
+    Interrupted requests count in `interrupted`, TTFT and ITL alone. For a server that falls behind, the requests that
+    had ended were the quick ones. Goodput is None without a target.
     """
     seen = [one for one in run.seen if one.ended and one.code != INTERRUPTED]
     done = [one for one in seen if one.complete]
@@ -75,8 +78,8 @@ def summary(run: Run, targets: Targets) -> dict[str, Any]:
     }
 
 
-def generator(run: Run, seen: Sequence[Seen]) -> dict[str, Any]:
-    """How late it sent what had a time, how late its event loop was, and how busy it was."""
+def generator(run: LoadRun, seen: Sequence[Observation]) -> dict[str, Any]:
+    """Returns the generator's lateness in sending, its event loop's lateness, and its use of CPU."""
     effort, tokens = run.effort, sum(one.tokens for one in run.seen)
     late = [one.sent - one.due for one in seen if one.sent] if run.scheduled else []
     return {
@@ -90,7 +93,7 @@ def generator(run: Run, seen: Sequence[Seen]) -> dict[str, Any]:
 
 
 def warnings(effort: Effort, late: Sequence[float], firsts: Sequence[float]) -> list[str]:
-    """Why the figures may be those of the generator, or of its machine, and not the server's."""
+    """Returns reasons why the figures may be the generator's or its machine's, and not the server's."""
     found = []
     busy = effort.loop / max(effort.seconds, 1e-9)
     if busy > BUSY:
@@ -102,8 +105,11 @@ def warnings(effort: Effort, late: Sequence[float], firsts: Sequence[float]) -> 
     return found
 
 
-def _lengths(done: Sequence[Seen]) -> dict[str, Any] | None:
-    """Tokens of a prompt, as asked for and as the server counts them, None where it does not; None of no requests."""
+def _lengths(done: Sequence[Observation]) -> dict[str, Any] | None:
+    """Returns tokens of prompts, requested and by the server's count; None without requests.
+
+    The server's count is None if it does not count.
+    """
 
     def spread(tokens: Sequence[int]) -> dict[str, float] | None:
         if not tokens:
@@ -114,11 +120,11 @@ def _lengths(done: Sequence[Seen]) -> dict[str, Any] | None:
     return {"asked": spread([one.asked[0] for one in done]), "counted": spread(counted)} if done else None
 
 
-def _cached(done: Sequence[Seen], exact: bool) -> tuple[dict[str, Any], list[str]]:
-    """What the server's prefix cache had of the prompts, None where it does not say, and warnings about it."""
+def _cached(done: Sequence[Observation], exact: bool) -> tuple[dict[str, Any], list[str]]:
+    """Returns the prompt tokens from the server's prefix cache, None if it does not count, and warnings about them."""
 
-    def shared(one: Seen) -> float:
-        """Text that requests have in common may have some more tokens than it should."""
+    def shared(one: Observation) -> float:
+        """Returns the largest number of tokens in common; for text it is an estimate with a margin."""
         return one.shared if exact else TEXT_SPREAD * one.shared * _prompt(one) / max(1, one.asked[0])
 
     known = [(one.cached_tokens, shared(one), _prompt(one)) for one in done if one.cached_tokens is not None]
@@ -135,7 +141,7 @@ def _cached(done: Sequence[Seen], exact: bool) -> tuple[dict[str, Any], list[str
     return {"cached_input_tokens": cached, "cached_share": round(cached / tokens, 6)}, notes
 
 
-def _not_warm(seen: Sequence[Seen]) -> list[str]:
+def _not_warm(seen: Sequence[Observation]) -> list[str]:
     failed = [one for one in seen if not one.complete]
     if not failed:
         return []
@@ -143,8 +149,8 @@ def _not_warm(seen: Sequence[Seen]) -> list[str]:
     return [f"{len(failed)} of {len(seen)} requests of the warm-up failed, so it may not be warm: {first}"]
 
 
-def _interrupted(seen: Sequence[Seen]) -> list[str]:
-    """Why latencies of a load that a person stopped are too low. seen: those that did not fail."""
+def _interrupted(seen: Sequence[Observation]) -> list[str]:
+    """Returns warnings that latencies of a stopped load are too low. `seen` are requests that did not fail."""
     stopped = [one for one in seen if one.code == INTERRUPTED]
     if len(stopped) <= MANY_STOPPED * len(seen):
         return []
@@ -159,16 +165,16 @@ def _interrupted(seen: Sequence[Seen]) -> list[str]:
     return notes
 
 
-def _prompt(seen: Seen) -> int:
+def _prompt(seen: Observation) -> int:
     return seen.prompt_tokens or seen.asked[0]
 
 
-def _all_gaps(seen: Sequence[Seen]) -> Sequence[float]:
+def _all_gaps(seen: Sequence[Observation]) -> Sequence[float]:
     return np.concatenate([one.gaps() for one in seen]) if seen else []  # type: ignore[return-value]
 
 
-def _errors(seen: Sequence[Seen]) -> dict[str, dict[str, Any]]:
-    """By code: how many, and what the first one said."""
+def _errors(seen: Sequence[Observation]) -> dict[str, dict[str, Any]]:
+    """Returns count and first message of each error code."""
     counts = Counter(one.code for one in seen if one.code)
     first = {one.code: one.message for one in reversed(seen) if one.code}
     return {code: {"count": count, "message": first[code]} for code, count in counts.most_common()}

@@ -1,4 +1,4 @@
-"""Requests of real services: when they came, how long they were, and what text they had in common."""
+"""Traces of real services: arrival times, lengths and common text of their requests."""
 
 import csv
 import json
@@ -11,15 +11,20 @@ from typing import Any
 
 OURS = Path(__file__).parent / "traces"
 KNOWN = {"azure-conv": OURS / "azure_llm_2023_conv_200.csv", "mooncake": OURS / "mooncake_conversation_1000.jsonl"}
-"""Traces that come with Quire, by name; traces/README.md says whose they are."""
-BLOCK = 512  # tokens for which Mooncake's traces have a hash id
+"""Traces that ship with Quire, by name; traces/README.md has their sources."""
+BLOCK = 512  # tokens of each hash id in Mooncake's traces
 MOST_TOKENS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """at: seconds since the first request. prompt, output: tokens. blocks: an id for each block of the prompt; equal
-    ids are equal text, up to and with that block.
+    """One request of a trace.
+
+    Attributes:
+        at: Seconds since the first request.
+        prompt: Number of prompt tokens.
+        output: Number of output tokens.
+        blocks: Id of each block of the prompt. Equal ids mean equal text up to the end of that block.
     """
 
     at: float
@@ -29,10 +34,15 @@ class Arrival:
 
 
 def read_trace(source: str | Path, count: int | None = None) -> list[Arrival]:
-    """The first `count` requests of a trace, in order of arrival.
+    """Returns the first `count` requests of a trace, in order of arrival.
 
-    source: a name of `KNOWN`, or a file: .csv in the format of Azure's traces, .jsonl in that of Mooncake's. Raises
-    ValueError, which names the line, for what is no such trace; OSError.
+    Args:
+        source: A name of `KNOWN`, or a file: .csv in the format of Azure's traces, .jsonl in that of Mooncake's.
+        count: Number of requests; None reads all.
+
+    Raises:
+        ValueError: The file is no such trace; the message names the line.
+        OSError: The file cannot be read.
     """
     path = KNOWN.get(str(source), Path(source))
     kinds = {".csv": _azure, ".jsonl": _mooncake}
@@ -47,8 +57,13 @@ def read_trace(source: str | Path, count: int | None = None) -> list[Arrival]:
 
 
 def scaled(arrivals: list[Arrival], context: int | None, speed: float) -> list[Arrival]:
-    """The same requests for a model of another context: lengths shrunk alike until the longest fits, arrivals `speed`
-    times as dense. context: tokens; None: lengths stay, but that each has at least a token.
+    """Fits requests to another context and speed.
+
+    Args:
+        arrivals: Requests of a trace.
+        context: Tokens that the longest request must fit; lengths shrink by one factor. None keeps the lengths, but
+            for at least one token each.
+        speed: Factor of the arrivals' rate.
     """
     shrink = shrink_of(arrivals, context)
     return [
@@ -58,7 +73,7 @@ def scaled(arrivals: list[Arrival], context: int | None, speed: float) -> list[A
 
 
 def shrink_of(arrivals: list[Arrival], context: int | None) -> float:
-    """What lengths are multiplied by; 1 where all fit."""
+    """Returns the factor of the lengths; 1 if all fit."""
     if context is None:
         return 1.0
     longest = max(a.prompt + a.output for a in arrivals)
@@ -66,7 +81,7 @@ def shrink_of(arrivals: list[Arrival], context: int | None) -> float:
 
 
 def _azure(path: Path) -> Iterator[Arrival]:
-    """Of AzurePublicDataset's AzureLLMInferenceTrace files."""
+    """Reads AzurePublicDataset's AzureLLMInferenceTrace files."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)
         columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -76,7 +91,7 @@ def _azure(path: Path) -> Iterator[Arrival]:
             time, prompt, output = (row[name] for name in columns)
             try:
                 at = datetime.fromisoformat(time)
-                at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)  # a zone's clock jumps
+                at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)  # a local zone's clock jumps
                 yield Arrival(at.timestamp(), _tokens(int(prompt)), _tokens(int(output)))
             except (ValueError, TypeError):
                 raise ValueError(
@@ -86,7 +101,7 @@ def _azure(path: Path) -> Iterator[Arrival]:
 
 
 def _mooncake(path: Path) -> Iterator[Arrival]:
-    """Of the traces beside the paper of Qin et al., FAST 2025. timestamp: milliseconds."""
+    """Reads the traces of Mooncake (Qin et al., FAST 2025), whose timestamps are milliseconds."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():

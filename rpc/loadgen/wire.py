@@ -1,4 +1,4 @@
-"""What a load needs of a protocol."""
+"""Interface of a protocol's client, and what all of them share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,18 @@ from grpc import aio
 from rpc.client.channels import CALLS_A_CONNECTION, CHANNEL_OPTIONS
 from rpc.client.security import Security
 from rpc.loadgen.corpus import Corpus
-from rpc.loadgen.seen import Seen
+from rpc.loadgen.observation import Observation
 
 Prompt = list[int] | str
 
 
 class Failed(Exception):
-    """A request, or the whole load, cannot go on. code: short, for counting."""
+    """A request or the whole load failed.
+
+    Attributes:
+        code: Short code, for counting.
+        message: Text for people.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -27,8 +32,8 @@ WELL = ("stop", "length")
 CODES = {"": "CUT_OFF", "abort": "ABORTED"}
 
 
-def check_end(seen: Seen) -> None:
-    """Of a stream that is over: a server that gives up has not served, however soon it did so. Raises Failed."""
+def check_end(seen: Observation) -> None:
+    """Checks that a stream ended well. Raises Failed if the server gave up: its short latency must not count."""
     if seen.finish not in WELL:
         how = "the server ended it" if seen.finish else "it ended, and nothing says why,"
         code = CODES.get(seen.finish, seen.finish.upper())
@@ -36,10 +41,16 @@ def check_end(seen: Seen) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One to send. at: seconds after the load's start, 0 without a schedule. tokens: of the prompt, as far as the
-    generator knows. output: tokens to generate. shared: tokens at the prompt's front that other requests have too, so
-    that a prefix cache may have them.
+class LoadRequest:
+    """A request to send.
+
+    Attributes:
+        number: Index in the load, which is also its seed.
+        prompt: Token ids or text.
+        tokens: Tokens of the prompt, as far as the generator knows.
+        output: Tokens to generate.
+        at: Seconds after the load's start; 0 without a schedule.
+        shared: Tokens at the prompt's front that other requests have too, so that a prefix cache may have them.
     """
 
     number: int
@@ -51,8 +62,13 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What answers. context: most tokens of prompt and output, None where the server does not say."""
+class ServedModel:
+    """The model that answers.
+
+    Attributes:
+        model: Its name.
+        context: Most tokens of prompt and output; None if the server does not report it.
+    """
 
     model: str
     context: int | None = None
@@ -61,17 +77,19 @@ class Served:
 class Wire(Protocol):
     """A client of one server. Lives on one asyncio loop."""
 
-    async def find(self) -> Served:
-        """Which model the load is for. Raises Failed."""
+    async def find(self) -> ServedModel:
+        """Returns the model of the load. Raises Failed."""
         ...
 
     async def corpus(self, text: str) -> Corpus:
-        """Of this text, in units that the protocol can send and the model counts. After `find`. Raises Failed."""
+        """Returns this text in units that the protocol can send. Call after `find`. Raises Failed."""
         ...
 
-    async def send(self, request: Request, seen: Seen) -> None:
-        """To its end; fills in what comes, `Seen.finish` too. A task that is cancelled cancels the request. Raises
-        Failed.
+    async def send(self, request: LoadRequest, seen: Observation) -> None:
+        """Sends the request and records in `seen` what comes until its end. Cancelling the task cancels the request.
+
+        Raises:
+            Failed: The request ended with an error.
         """
         ...
 
@@ -79,8 +97,9 @@ class Wire(Protocol):
 
 
 class Connections:
-    """To one gRPC server, as many as calls need. None is closed before the end: who opens one waits, and a load has no
-    use for doing that twice.
+    """Connections to one gRPC server, each with up to `CALLS_A_CONNECTION` calls at once.
+
+    They stay open until the end: opening one takes time, which must not enter the latencies twice.
     """
 
     def __init__(self, server: str, security: Security) -> None:
@@ -90,7 +109,7 @@ class Connections:
 
     @contextmanager
     def lease(self) -> Iterator[aio.Channel]:
-        """For one call."""
+        """Lends a connection for one call."""
         place = next((i for i, calls in enumerate(self._calls) if calls < CALLS_A_CONNECTION), len(self._calls))
         if place == len(self._open):
             self._open.append(self._security.aio_channel(self._server, CHANNEL_OPTIONS))

@@ -1,7 +1,7 @@
-"""The same values under vLLM's names, for dashboards and routers that know these: Gateway API's endpoint picker, say.
+"""Metrics under vLLM's names, for dashboards and routers that know these: Gateway API's endpoint picker, say.
 
-Read from the metrics themselves whenever they are scraped, so nothing is counted for them. They have the label engine,
-which is "0": a server's engines are one here. Only what means the same; names as in vLLM 0.32.
+Values are read from Quire's metrics at each scrape, so nothing is counted twice. The label engine is "0", since a
+server's engines are one here. Only metrics that mean the same are there; names are those of vLLM 0.32.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,13 +46,18 @@ FINISHED = {
     "engine_failed": "error",
     "internal": "error",
 }
-"""By outcome. vLLM counts no request that it has not taken; the outcomes that are missing here are such."""
+"""vLLM's reason by outcome. The other outcomes are of requests that were not taken, which vLLM does not count."""
 REASONS = ("stop", "length", "abort", "error", "repetition")
 LABELS = ["model_name", "engine"]
 
 
 class Aliases(Collector):
-    """of_engines: None where another server shows them."""
+    """Collects metrics under vLLM's names.
+
+    Args:
+        of_requests: Families of requests, by name.
+        of_engines: Families of engines, by name; None where another server has them.
+    """
 
     def __init__(self, of_requests: Mapping[str, Collector], of_engines: Mapping[str, Collector] | None) -> None:
         self._requests, self._engines = of_requests, of_engines
@@ -74,7 +79,8 @@ class Aliases(Collector):
         (model, every), (_, cached) = (
             _value(self._requests, name) for name in ("quire_prompt_tokens", "quire_prompt_tokens_cached")
         )
-        # Both grow while they are read, the second one later: what is left may not shrink, that would be a restart.
+        # Both grow while they are read, the second one later. Their difference must not shrink: a counter that shrinks
+        # is taken for a restart.
         self._computed = max(self._computed, every - cached)
         for source, count in (
             ("local_compute", self._computed),
@@ -85,9 +91,7 @@ class Aliases(Collector):
         return made
 
     def _finished(self) -> Metric:
-        made = CounterMetricFamily(
-            "vllm:request_success", "Requests by how they ended.", labels=[*LABELS, "finished_reason"]
-        )
+        made = CounterMetricFamily("vllm:request_success", "Requests by outcome.", labels=[*LABELS, "finished_reason"])
         counts, model = dict.fromkeys(REASONS, 0.0), ""
         for metric in self._requests["quire_requests"].collect():
             for sample in metric.samples:
@@ -99,7 +103,7 @@ class Aliases(Collector):
         return made
 
     def _waiting(self, engines: Mapping[str, Collector]) -> Metric:
-        """In engines' queues, and for an engine."""
+        """Counts requests that wait in engines' queues, and those that wait for an engine."""
         model, queued = _value(engines, "quire_num_requests_waiting")
         _, parked = _value(self._requests, "quire_num_requests_parked")
         made = GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait to be scheduled.", labels=LABELS)
@@ -107,7 +111,7 @@ class Aliases(Collector):
         return made
 
     def _cache_config(self, engines: Mapping[str, Collector]) -> Metric:
-        """What Gateway API reads the size of the pool from."""
+        """Returns the size of the pool, as Gateway API reads it."""
         model, size = _value(engines, "quire_kv_page_tokens")
         _, pages = _value(engines, "quire_kv_pages")
         made = GaugeMetricFamily(
@@ -117,8 +121,13 @@ class Aliases(Collector):
         return made
 
 
-def show_aliases(metrics: Metrics, with_engines: bool) -> None:
-    """On the page of these metrics. with_engines: they are this server's own, whoever shows them as quire_..."""
+def register_aliases(metrics: Metrics, with_engines: bool) -> None:
+    """Adds vLLM's names to the registry of these metrics.
+
+    Args:
+        metrics: Metrics of a server.
+        with_engines: The server has engines of its own, whose metrics are added too.
+    """
     metrics.registry.register(Aliases(metrics.make.made, metrics.engines.make.made if with_engines else None))
 
 
@@ -133,6 +142,6 @@ def _renamed(made: Mapping[str, Collector], names: Mapping[str, str]) -> Iterato
 
 
 def _value(made: Mapping[str, Collector], name: str) -> tuple[str, float]:
-    """Its model_name, and what it is."""
+    """Returns the model_name and the value of a family with one sample."""
     ((sample,),) = (metric.samples for metric in made[name].collect())
     return sample.labels["model_name"], sample.value

@@ -1,4 +1,4 @@
-"""What engines tell of themselves, as metrics: pages, queue and step time, of all engines of a server together."""
+"""Metrics from the engines' stats: pages, queue and step time, of all engines of a server together."""
 
 from prometheus_client import CollectorRegistry
 
@@ -17,17 +17,17 @@ GAUGES = {
     "pages_peak": ("quire_kv_pages_used_peak", "Most KV pages that each engine has held at once, added up."),
     "pages_total": ("quire_kv_pages", "KV pages in the pool."),
     "page_bytes": ("quire_kv_page_bytes", "Bytes of one KV page."),
-    "pages_cached": ("quire_kv_pages_cached", "KV pages that nobody holds, kept for prompts that start alike."),
+    "pages_cached": ("quire_kv_pages_cached", "KV pages that no row holds, kept for prompts that start alike."),
     "pages_shared": ("quire_kv_pages_shared", "KV pages that several sequences hold."),
     "pages_if_copied": (
         "quire_kv_pages_if_copied",
         "KV pages that sequences would hold if each had copies of those that it shares.",
     ),
-    "slots_unused": ("quire_kv_slots_unused", "Places for tokens in running sequences' pages that hold none yet."),
+    "slots_unused": ("quire_kv_slots_unused", "Token slots in running sequences' pages that hold no token yet."),
     "host_slots": ("quire_kv_host_pages", "KV pages that fit in the host tier."),
     "host_slots_used": ("quire_kv_host_pages_used", "KV pages that have a copy in the host tier."),
 }
-"""By field of `EngineStats`."""
+"""Name and help text of each gauge, by field of `EngineStats`."""
 
 COUNTERS = {
     "prefix_queries": ("quire_prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
@@ -36,53 +36,73 @@ COUNTERS = {
     "swapped_in": ("quire_kv_pages_swapped_in", "KV pages copied back from the host tier."),
     "swap_lost": (
         "quire_kv_pages_swap_lost",
-        "Those of them that were not what had been put there, and were computed anew.",
+        "KV pages whose copy in the host tier had changed; they are computed anew.",
     ),
-    "pages_brought": ("quire_kv_pages_brought", "KV pages copied in from another engine, whose streams came here."),
-    "imbalances": ("quire_kv_ledger_imbalances", "KV pages whose books were wrong; they are set aside."),
+    "pages_transferred": ("quire_kv_pages_brought", "KV pages copied in from another engine, whose streams came here."),
+    "imbalances": (
+        "quire_kv_ledger_imbalances",
+        "KV pages whose count of holders the ledger found wrong; they are set aside.",
+    ),
     "steps": ("quire_engine_steps", "Steps that the engine has finished."),
     "computed_tokens": ("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included."),
     "recomputed_tokens": ("quire_recomputed_tokens", "Tokens whose KV a preemption threw away."),
     "preemptions": ("quire_num_preemptions", "Sequences that lost their pages to an older one."),
-    "images_encoded": ("quire_images_encoded", "Calls of the image encoder; one for each content."),
+    "draft_tokens": ("quire_spec_decode_draft_tokens", "Draft tokens that were computed and checked."),
+    "accepted_tokens": ("quire_spec_decode_accepted_tokens", "Draft tokens that the model drew too."),
+    "images_encoded": ("quire_images_encoded", "Images that were encoded; one for each content."),
 }
-"""By field of `EngineStats`."""
+"""Name and help text of each counter, by field of `EngineStats`."""
 
 
 class EngineMetrics:
-    """Of engines by their numbers."""
+    """Metrics of a server's engines, summed over the engines.
+
+    Args:
+        registry: Registry of the metrics.
+        model_name: Value of the label model_name.
+
+    Attributes:
+        make: Makes the families, and has them by name.
+        last_stats: Last stats of each attached engine, by number.
+    """
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self.make = make = Families(registry, model_name)
-        self._counted: dict[int, EngineStats] = {}  # by engine
-        self._shown: dict[str, int] = {}  # by gauge
+        self.last_stats: dict[int, EngineStats] = {}
+        self._gauge_values: dict[str, int] = {}  # as last set: most do not change from step to step
         self._gauges = {field: make.gauge(*named) for field, named in GAUGES.items()}
         self._usage = make.gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.")
-        self._page_tokens = make.gauge("quire_kv_page_tokens", "Tokens that a KV page has places for.")
+        self._page_tokens = make.gauge("quire_kv_page_tokens", "Tokens of a KV page.")
         causes = [cause.value for cause in Cause]
         evicted = make.counters("quire_kv_pages_evicted", "Cached KV pages given up, by cause.", "cause", causes)
         self._counters = {field: make.counter(*named) for field, named in COUNTERS.items()}
         self._counters |= {f"evicted_{cause}": counter for cause, counter in evicted.items()}
         self._lifetimes = make.counted(
-            "quire_kv_page_lifetime_seconds", "From a page's publication until its place was needed.", LIFETIMES
+            "quire_kv_page_lifetime_seconds", "Time from a page's publication until its place was needed.", LIFETIMES
         )
         self._starts = make.counter(
             "quire_engine_starts", "Engines that became ready: the first one, and its successors."
         )
         self._step_time = make.histogram("quire_step_duration_seconds", "Time from a step's plan to its result.", STEP)
         self._overhead = make.histogram(
-            "quire_step_overhead_seconds", "Of a step: planning it, packing it, taking in what came of it.", OVERHEAD
+            "quire_step_overhead_seconds", "Time to plan a step, to pack it and to take in its result.", OVERHEAD
         )
 
     def attached(self, pages: int, engine: int = 0, page_size: int = 16) -> None:
-        """An engine, the first of this number or a new one, counts from 0. page_size: tokens, of all engines."""
+        """Counts the start of an engine, whose stats begin at 0.
+
+        Args:
+            pages: Count of its pages.
+            engine: Number of the engine, of a first one or of a successor.
+            page_size: Tokens of a page, the same for all engines.
+        """
         self._starts.inc()
         self._page_tokens.set(page_size)
         self.stats(EngineStats(pages_total=pages), engine)
 
     def gone(self, engine: int) -> None:
-        """It is nothing any more; what it did is counted."""
-        self._counted.pop(engine, None)
+        """Takes an engine out of the gauges; the counters keep its counts."""
+        self.last_stats.pop(engine, None)
         self._set_gauges()
 
     def step(self, outputs: StepOutputs, engine: int = 0) -> None:
@@ -93,25 +113,25 @@ class EngineMetrics:
         self.stats(outputs.stats, engine)
 
     def stats(self, stats: EngineStats, engine: int = 0) -> None:
-        """Gauges as given, of all engines together; counters by what was added since the last call."""
-        before = self._counted.get(engine, EngineStats())
-        self._counted[engine] = stats
+        """Sets the gauges to the sums over all engines, and adds the growth of an engine's counts to the counters."""
+        before = self.last_stats.get(engine, EngineStats())
+        self.last_stats[engine] = stats
         self._set_gauges()
         for name, counter in self._counters.items():
             if (more := getattr(stats, name) - getattr(before, name)) > 0:
                 counter.inc(more)
-        if stats.lifetimes != before.lifetimes and stats.lifetimes:  # else of an engine that has just come
+        if stats.lifetimes != before.lifetimes and stats.lifetimes:  # an engine that has just come has none
             old = before.lifetimes or (0,) * len(stats.lifetimes)
             more_lived = [max(0, n - m) for n, m in zip(stats.lifetimes, old, strict=True)]
             self._lifetimes.add(more_lived, max(0.0, stats.lifetime_seconds - before.lifetime_seconds))
 
     def _set_gauges(self) -> None:
-        engines = list(self._counted.values())
+        engines = list(self.last_stats.values())
         for name, gauge in self._gauges.items():
-            of_each = [getattr(engine, name) for engine in engines]
-            now = max(of_each, default=0) if name == "page_bytes" else sum(of_each)
-            if self._shown.get(name) != now:
-                self._shown[name] = now
+            values = [getattr(engine, name) for engine in engines]
+            now = max(values, default=0) if name == "page_bytes" else sum(values)
+            if self._gauge_values.get(name) != now:
+                self._gauge_values[name] = now
                 gauge.set(now)
-        used, total = self._shown["pages_used"], self._shown["pages_total"]
+        used, total = self._gauge_values["pages_used"], self._gauge_values["pages_total"]
         self._usage.set(used / total if total else 0.0)

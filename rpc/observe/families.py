@@ -1,4 +1,4 @@
-"""Metrics with the label model_name, as they are made here."""
+"""Makes metric families that all have the label model_name."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,14 +13,28 @@ C = TypeVar("C", bound=Collector)
 
 
 class Families:
-    """Of one model, in one registry. made: all of them by name, a counter's without _total."""
+    """Makes the families of one model, in one registry.
+
+    Args:
+        registry: Registry that the families are added to.
+        model_name: Value of the label model_name.
+
+    Attributes:
+        made: All families by name, that of a counter without _total.
+    """
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._registry, self._model = registry, model_name
         self.made: dict[str, Collector] = {}
 
     def gauge(self, name: str, text: str, read: Callable[[], float] | None = None) -> Gauge:
-        """read: gives its value when it is scraped, on any thread."""
+        """Makes a gauge.
+
+        Args:
+            name: Name of the metric.
+            text: Help text.
+            read: Returns the value at each scrape, on any thread; None: the value is set.
+        """
         made = self._keep(name, Gauge(name, text, ["model_name"], registry=None)).labels(self._model)
         if read is not None:
             made.set_function(read)
@@ -30,7 +44,7 @@ class Families:
         return self._keep(name, Counter(name, text, ["model_name"], registry=None)).labels(self._model)
 
     def counters(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
-        """One for each value of another label."""
+        """Makes a counter for each value of another label."""
         family = self._keep(name, Counter(name, text, ["model_name", label], registry=None))
         return {value: family.labels(self._model, value) for value in values}
 
@@ -44,7 +58,7 @@ class Families:
         return self._keep(name, made).labels(self._model)
 
     def counted(self, name: str, text: str, bounds: tuple[float, ...]) -> CountedHistogram:
-        """For what is observed many times at once."""
+        """Makes a histogram that takes many equal observations at once."""
         return self._keep(name, CountedHistogram(name, text, bounds, self._model))
 
     def _keep(self, name: str, made: C) -> C:

@@ -8,7 +8,14 @@ from prometheus_client.registry import Collector
 
 
 class CountedHistogram(Collector):
-    """bounds: upper ones of the classes, ascending; one more class is above them. Has the label model_name."""
+    """A histogram that takes many equal observations at once, with the label model_name.
+
+    Args:
+        name: Name of the metric.
+        text: Help text.
+        bounds: Upper bounds of the buckets, ascending; one more bucket is above them.
+        model_name: Value of the label model_name.
+    """
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], model_name: str) -> None:
         self._name, self._text, self._bounds, self._model_name = name, text, tuple(bounds), model_name
@@ -20,7 +27,12 @@ class CountedHistogram(Collector):
         self._sum += value * times
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Observations that were counted elsewhere: so many in each class, and their sum."""
+        """Adds observations that were counted elsewhere.
+
+        Args:
+            counts: Count of observations in each bucket, [len(bounds) + 1].
+            total: Sum of the observations.
+        """
         for i, count in enumerate(counts):
             self._counts[i] += count
         self._sum += total

@@ -11,13 +11,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 OF_AN_ACTOR = re.compile(r"\((?P<actor>\w+) pid=(?P<pid>\d+)(?:, ip=(?P<node>[^)]+))?\) ")
-LAST_SECONDS = 0.3  # that the last lines may take; children may hold the other end of the pipe
+LAST_SECONDS = 0.3  # time for the last lines: children may hold the pipe open, so its end may not come
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def set_up_logging(form: str = "text", process: str = "server", rank: int = 0) -> None:
-    """Of this process, to standard error; again where it was set up before. form: as in `ObserveSettings`. process:
-    what it is among a server's. rank: of its group.
+    """Sets up the log of this process, to standard error; a later call replaces an earlier one.
+
+    Args:
+        form: Format of the lines: "text" or "json".
+        process: Role of the process among a server's.
+        rank: Rank of the process in its rank group.
     """
     handler, shown = logging.StreamHandler(sys.stderr), f"rank {rank}: " if rank else ""
     handler.setFormatter(_json(process, rank) if form == "json" else logging.Formatter(f"quire: {shown}%(message)s"))
@@ -25,7 +29,10 @@ def set_up_logging(form: str = "text", process: str = "server", rank: int = 0) -
 
 
 def _json(process: str, rank: int) -> logging.Formatter:
-    """timestamp (UTC), level, logger, process, rank, message, exc_info, and what else a line is given as `extra`."""
+    """Returns a formatter whose lines are JSON objects.
+
+    Fields: timestamp (UTC), level, logger, process, rank, message, exc_info, and those of a line's `extra`.
+    """
     from pythonjsonlogger.json import JsonFormatter
 
     return JsonFormatter(
@@ -37,10 +44,16 @@ def _json(process: str, rank: int) -> logging.Formatter:
     )
 
 
-def all_lines_as_json(process: str) -> Callable[[], None]:
-    """Whatever is written to this process's standard output and error from now on comes out of the latter as JSON: what
-    Ray prints for its actors, and of itself, is no log line of ours. To be called before the process ends: the last
-    lines come out.
+def redirect_output_as_json(process: str) -> Callable[[], None]:
+    """Turns all later lines of this process's standard output and error into JSON lines on standard error.
+
+    Ray prints lines of its actors, and its own, which are no log lines of Quire.
+
+    Args:
+        process: Role of the process, for lines that are no JSON.
+
+    Returns:
+        A function to call before the process ends: it writes the last lines.
     """
     real = os.dup(2)
     written, end = os.pipe()
@@ -51,7 +64,7 @@ def all_lines_as_json(process: str) -> Callable[[], None]:
     def pass_on() -> None:
         with os.fdopen(written, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                os.write(real, (json.dumps(as_object(line, process)) + "\n").encode())
+                os.write(real, (json.dumps(to_json_object(line, process)) + "\n").encode())
 
     passing = threading.Thread(target=pass_on, name="quire-log-lines", daemon=True)
     passing.start()
@@ -67,8 +80,11 @@ def all_lines_as_json(process: str) -> Callable[[], None]:
     return finish
 
 
-def as_object(line: str, process: str) -> dict[str, object]:
-    """A log line, which may be an object behind what Ray writes before an actor's."""
+def to_json_object(line: str, process: str) -> dict[str, object]:
+    """Returns the JSON object of a line.
+
+    The line may be a JSON object already, and may have Ray's prefix of an actor's line, whose values become fields.
+    """
     text = COLOURS.sub("", line).rstrip("\n")
     found = OF_AN_ACTOR.match(text)
     where: dict[str, object] = (

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from rpc.observe.engines import EngineMetrics
 from rpc.observe.families import Families
-from rpc.observe.process import show_process
+from rpc.observe.process import register_process
 from rpc.observe.tenants import TenantMetrics
 
 # Upper bounds of the histograms, in seconds. The lowest suit a model of 5 million parameters, whose tokens come 1 ms
@@ -42,8 +42,15 @@ DENIALS = ("no_token", "no_operator", "no_policy")
 
 @dataclass(slots=True)
 class Totals:
-    """What has been counted since the server started, for whoever asks the server itself. first_token_seconds: that so
-    many first tokens took together.
+    """Counts since the server started, for clients that ask the server itself.
+
+    Attributes:
+        prompt_tokens: Prompt tokens of requests that left the queue.
+        cached_tokens: Prompt tokens whose KV the prefix cache had.
+        generation_tokens: Output tokens delivered to request streams.
+        first_tokens: Requests that got their first token.
+        first_token_seconds: Sum of the seconds from their arrival to that token.
+        ended_requests: Requests that ended.
     """
 
     prompt_tokens: int = 0
@@ -55,20 +62,29 @@ class Totals:
 
 
 class Metrics:
-    """All of a server's metrics, with the label model_name. shows_engines: what they do, too; else they do themselves,
-    or the server whose they are.
+    """All metrics of a server, with the label model_name.
+
+    Args:
+        model_name: Value of the label model_name.
+        shows_engines: Metrics of engines are in the server's registry. Else the engines serve them themselves, or the
+            server that owns them does.
+
+    Attributes:
+        totals: Counts for clients that ask the server itself.
+        registry: Registry that the server serves.
+        engines: Metrics of the engines, in `registry` only if `shows_engines`.
+        make: Makes the families, and has them by name.
+        tenants: Metrics by tenant.
     """
 
     def __init__(self, model_name: str, shows_engines: bool = True) -> None:
         self.totals = Totals()
-        disable_created_metrics()  # a _created series beside each other one would double them
+        disable_created_metrics()  # they would double the count of series
         self.registry = CollectorRegistry()
-        show_process(self.registry, model_name)
+        register_process(self.registry, model_name)
         self.engines = EngineMetrics(self.registry if shows_engines else CollectorRegistry(), model_name)
         self.make = make = Families(self.registry, model_name)
-        self._wanted = make.gauge(
-            "quire_replicas_wanted", "Engines that there should be; 0 where another server decides."
-        )
+        self._wanted = make.gauge("quire_replicas_wanted", "Wanted number of engines; 0 where another server decides.")
         self._scalings = make.counters(
             "quire_replica_scalings",
             "Engines that were started or ended for the load, by direction.",
@@ -81,20 +97,22 @@ class Metrics:
         )
         self._replays = make.counter("quire_request_replays", "Times that a request was given to another engine.")
         self._replayed = make.counter(
-            "quire_replayed_tokens", "Tokens of these requests, whose KV another engine then computes or copies."
+            "quire_replayed_tokens", "Tokens of requests given to another engine, which computes or copies their KV."
         )
-        self._prompt_tokens = make.counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
-        self._cached_tokens = make.counter("quire_prompt_tokens_cached", "Those of them that the prefix cache had.")
+        self.prompt_tokens = make.counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
+        self.cached_tokens = make.counter("quire_prompt_tokens_cached", "Prompt tokens that the prefix cache had.")
         self._generation_tokens = make.counter("quire_generation_tokens", "Output tokens delivered to request streams.")
-        self._ttft = make.histogram("quire_time_to_first_token_seconds", "From arrival to the first token.", TTFT)
-        self._itl = make.counted("quire_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL)
-        self._queue_time = make.histogram("quire_request_queue_time_seconds", "From arrival to a batch row.", PHASES)
+        self._ttft = make.histogram("quire_time_to_first_token_seconds", "Time from arrival to the first token.", TTFT)
+        self._itl = make.counted("quire_inter_token_latency_seconds", "Time between two tokens of a sequence.", ITL)
+        self._queue_time = make.histogram(
+            "quire_request_queue_time_seconds", "Time from arrival to a batch row.", PHASES
+        )
         self._prefill_time = make.histogram(
-            "quire_request_prefill_time_seconds", "From a batch row to the first token.", PHASES
+            "quire_request_prefill_time_seconds", "Time from a batch row to the first token.", PHASES
         )
         self._decode_time = make.histogram(
             "quire_request_decode_time_seconds",
-            "From the first token to the last, of requests that ended as asked.",
+            "Time from the first token to the last, of requests that ended as asked.",
             PHASES,
         )
         self._token_time = make.histogram(
@@ -102,18 +120,18 @@ class Metrics:
             "Mean time between two tokens, of requests that ended as asked and have two.",
             ITL,
         )
-        self.request_time = make.histogram("quire_e2e_request_latency_seconds", "From arrival to the end.", WHOLE)
+        self.request_time = make.histogram("quire_e2e_request_latency_seconds", "Time from arrival to the end.", WHOLE)
         self._prompt_lengths = make.histogram("quire_request_prompt_tokens", "Prompt length.", TOKENS)
-        self._denied = make.counters("quire_calls_denied", "Calls turned away at the door.", "reason", DENIALS)
+        self._denied = make.counters("quire_calls_denied", "Calls refused for their token.", "reason", DENIALS)
         self.output_tokens = make.histogram(
             "quire_request_generation_tokens", "Output length of sequences that ended as asked.", TOKENS
         )
-        self._outcomes = make.counters("quire_requests", "Requests by how they ended.", "outcome", OUTCOMES)
+        self._outcomes = make.counters("quire_requests", "Requests by outcome.", "outcome", OUTCOMES)
         self.tenants = TenantMetrics(make)
 
     def request_started(self, prompt_tokens: int, cached: int, waited: float) -> None:
-        self._prompt_tokens.inc(prompt_tokens)
-        self._cached_tokens.inc(cached)
+        self.prompt_tokens.inc(prompt_tokens)
+        self.cached_tokens.inc(cached)
         self.totals.prompt_tokens += prompt_tokens
         self.totals.cached_tokens += cached
         self._prompt_lengths.observe(prompt_tokens)
@@ -122,8 +140,13 @@ class Metrics:
     def tokens(
         self, count: int, firsts: Sequence[float], gaps: Mapping[float, int], prefills: Sequence[float] = ()
     ) -> None:
-        """So many came. firsts: seconds from a request to its first one. gaps: how many of the others came so many
-        seconds after the one before. prefills: seconds from a batch row to the first one.
+        """Counts output tokens, and observes their times.
+
+        Args:
+            count: Count of tokens.
+            firsts: Seconds from each request's arrival to its first token.
+            gaps: Count of tokens by the seconds since the token before in their sequence.
+            prefills: Seconds from each request's admission to its first token.
         """
         self._generation_tokens.inc(count)
         self.totals.generation_tokens += count
@@ -137,7 +160,7 @@ class Metrics:
             self._itl.observe(seconds, times)
 
     def request_ended(self, outcome: str, tenant: str) -> None:
-        """Counts a request. An outcome that is none of OUTCOMES is a bug, and counts as internal."""
+        """Counts a request that has ended. An outcome that is none of OUTCOMES is a bug, and counts as internal."""
         known = outcome if outcome in self._outcomes else "internal"
         self._outcomes[known].inc()
         self.tenants.request_ended(tenant, known)
@@ -147,37 +170,42 @@ class Metrics:
         self._denied[reason].inc()
 
     def decoded(self, seconds: float, each: float | None) -> None:
-        """A request that ended as asked. seconds: from its first token to its last. each: between two, where it has."""
+        """Observes the decode time of a request that ended as asked.
+
+        Args:
+            seconds: Seconds from its first token to its last.
+            each: Mean seconds between two tokens of a sequence; None where no sequence has two.
+        """
         self._decode_time.observe(seconds)
         if each is not None:
             self._token_time.observe(each)
 
     def requests_moved(self, count: int, cause: str) -> None:
-        """They have to go on elsewhere. cause: one of MOVES."""
+        """Counts requests that left an engine before their end, by a cause of MOVES."""
         self._moves[cause].inc(count)
 
     def replayed(self, tokens: int) -> None:
-        """A request with so many tokens is given to another engine."""
+        """Counts a request that is given to another engine, and its tokens so far."""
         self._replays.inc()
         self._replayed.inc(tokens)
 
     def engine_attached(self, pages: int, engine: int = 0, page_size: int = 16) -> None:
-        """An engine, the first of this number or a new one, counts from 0."""
+        """Counts the start of an engine, as `EngineMetrics.attached`."""
         self.engines.attached(pages, engine, page_size)
 
     def engine_gone(self, engine: int) -> None:
-        """It is nothing any more; what it did is counted."""
+        """Takes an engine out of the gauges; the counters keep its counts."""
         self.engines.gone(engine)
 
     def engine_failed(self) -> None:
-        """Nobody had asked it to end."""
+        """Counts an engine that died, or was lost, unasked."""
         self._failures.inc()
 
     def replicas_wanted(self, count: int) -> None:
         self._wanted.set(count)
 
     def scaled(self, direction: str, count: int = 1) -> None:
-        """direction: one of SCALINGS."""
+        """Counts engines that were started or ended for the load, by a direction of SCALINGS."""
         self._scalings[direction].inc(count)
 
     def watch(
@@ -188,10 +216,18 @@ class Metrics:
         live: Callable[[], float],
         parked: Callable[[], float],
     ) -> None:
-        """Of the frontend whose metrics these are: called whenever they are scraped, on another thread."""
+        """Adds gauges of the frontend, which are read at each scrape, on another thread.
+
+        Args:
+            replicas: Returns the count of engines that take requests.
+            drained: Returns the count of drained engines.
+            stalled: Returns the longest seconds that an engine has had work and no progress.
+            live: Returns the count of live requests.
+            parked: Returns the count of live requests that wait for an engine.
+        """
         make = self.make
         make.gauge("quire_replicas", "Engines that requests can go to.", replicas)
         make.gauge("quire_replicas_drained", "Engines that an operator keeps requests from.", drained)
         make.gauge("quire_engine_stalled_seconds", "Longest time that an engine has had work and no progress.", stalled)
         make.gauge("quire_num_requests_live", "Requests that were taken and have not ended.", live)
-        make.gauge("quire_num_requests_parked", "Those of them that wait for an engine.", parked)
+        make.gauge("quire_num_requests_parked", "Live requests that wait for an engine.", parked)

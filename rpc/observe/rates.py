@@ -1,4 +1,4 @@
-"""What a server does in a second, from two looks at its totals."""
+"""A server's rates, from its totals at two times."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,14 @@ from quire.v1 import admin_service_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Between two looks. seconds: from one to the other. generated, prompt: tokens a second. ttft: seconds to the first
-    token, mean of those that came; None where none did. cached: part of the prompt tokens that the prefix cache had;
-    None where no prompt started.
+    """Rates of a server between two times.
+
+    Attributes:
+        seconds: Time between the two.
+        generated: Output tokens a second.
+        prompt: Prompt tokens a second.
+        ttft: Mean seconds to the first token, of the first tokens that came; None where none came.
+        cached: Part of the prompt tokens that the prefix cache had, 0 to 1; None where no prompt started.
     """
 
     seconds: float
@@ -20,7 +25,10 @@ class Rates:
 
 
 def rates(before: pb.Load, after: pb.Load) -> Rates | None:
-    """None where no time has gone by, or another server answered the second time: its totals begin again."""
+    """Returns the rates between two loads of a server.
+
+    None where no time has passed, or where another server answered the second time: its totals begin again.
+    """
     seconds = (after.uptime.ToNanoseconds() - before.uptime.ToNanoseconds()) / 1e9
     generated = after.generation_tokens_total - before.generation_tokens_total
     prompt = after.prompt_tokens_total - before.prompt_tokens_total

@@ -1,20 +1,24 @@
-"""What is told of a request that has ended, to logs and traces. Nothing of what it said, or was told."""
+"""The record of a request that has ended, for logs and traces.
+
+Its `spec` has the prompt: observers write no text of it, and the output is not in the record.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler.request import Chat, Spec
+from scheduler.prompts import Chat
+from scheduler.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """When the phases of a request ended, in seconds since its arrival.
+    """Ends of a request's phases, in seconds since its arrival.
 
     Attributes:
-        row: An engine gave it its first batch row; None where it never did.
-        first: Its first token arrived, of any of its sequences.
-        last: Its last token arrived.
+        row: Its admission, when an engine gave it its first row; None where none did.
+        first: Arrival of its first token, of any of its sequences; None where none came.
+        last: Arrival of its last token; None where none came.
     """
 
     row: float | None = None
@@ -51,15 +55,22 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What is reported of a request once it has ended.
+    """Record of a request that has ended.
 
     Attributes:
-        outcome: As `quire_requests_total` counts it.
+        request_id: Id of the request.
+        model: Name of the served model.
+        spec: The request as the client stated it.
+        outcome: Outcome as `quire_requests_total` counts it.
         failed: The outcome is no result.
-        arrived: Seconds since the epoch.
-        seconds: From the arrival to the end.
-        moments: When its phases ended; None where it was not submitted to an engine.
-        submissions: To engines.
+        arrived: Arrival, in seconds since the Unix epoch.
+        seconds: Seconds from the arrival to the end.
+        moments: Ends of its phases; None where it was not submitted to an engine.
+        prompt_tokens: Count of prompt tokens.
+        cached_tokens: Prompt tokens whose KV the prefix cache had.
+        completion_tokens: Count of output tokens, without those of an output prefix.
+        finish_reasons: Finish reasons of the sequences that have one.
+        submissions: Count of submissions to engines.
         trace: W3C headers of the call.
     """
 
@@ -80,12 +91,12 @@ class RequestRecord:
 
     @property
     def operation(self) -> str:
-        """As OpenTelemetry names them."""
+        """Operation as OpenTelemetry names it."""
         return "chat" if isinstance(self.spec.prompt, Chat) else "text_completion"
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """See `Moments.phases`; () where it was not submitted."""
+        """Phases that the request came to, see `Moments.phases`; () where it was not submitted."""
         return () if self.moments is None else self.moments.phases(self.seconds)
 
     @property
@@ -95,3 +106,4 @@ class RequestRecord:
 
 
 Watcher = Callable[[RequestRecord], None]
+"""An observer of ended requests."""

@@ -8,7 +8,7 @@ log = logging.getLogger("quire.requests")
 
 
 def log_request(record: RequestRecord) -> None:
-    """As text a sentence; as JSON with its figures as fields, too."""
+    """Logs a request that has ended: a sentence, which has its figures as fields too where lines are JSON."""
     first = record.first_token
     log.info(
         "request %s of %s: %s, %d prompt + %d generated tokens, %s, %.3f s in all",

@@ -1,4 +1,4 @@
-"""What a server says of itself, and of its requests."""
+"""Settings of a server's logs and traces."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ FORMATS = ("text", "json")
 
 @dataclass(frozen=True, slots=True)
 class ObserveSettings:
-    """Logs and traces, which have nothing of what requests say or are told."""
+    """Logs and traces. Neither has text of prompts or outputs."""
 
     log_format: str = field(
         default="text",
-        metadata={"help": "Of lines on standard error. text, or json: an object a line, those of engines too."},
+        metadata={"help": "Format of lines on standard error, engines' too: text, or json, an object a line."},
     )
     log_requests: bool = field(
         default=False,
-        metadata={"help": "A line for each request that has ended: whose it was, how it ended, tokens and times."},
+        metadata={"help": "Log a line for each request that has ended: its tenant, outcome, tokens and times."},
     )
     otlp_traces_endpoint: str | None = field(
         default=None,

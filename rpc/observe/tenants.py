@@ -1,4 +1,4 @@
-"""Requests and tokens by tenant, for bills: sums over tenants are the totals that have no such label."""
+"""Requests and tokens by tenant, for bills. Their sums over tenants are the totals without that label."""
 
 from collections.abc import Iterable
 
@@ -12,29 +12,27 @@ USUAL = ("stop", "length")
 class TenantMetrics:
     """Counters with the label tenant, of requests that have ended.
 
-    Tenants come from the token file, never from what a client sends: there are as many series as it names tenants.
-    Those beyond MOST_TENANTS share one label value.
+    Tenants come from the token file, never from a client's message, so the file bounds the count of series. Tenants
+    beyond MOST_TENANTS share one label value.
     """
 
     def __init__(self, make: Families) -> None:
         self._known = set[str]()
-        self._requests = make.labelled(
-            "quire_tenant_requests", "Requests by tenant and by how they ended.", "tenant", "outcome"
-        )
+        self._requests = make.labelled("quire_tenant_requests", "Requests by tenant and outcome.", "tenant", "outcome")
         self._prompt_tokens = make.labelled(
             "quire_tenant_prompt_tokens",
             "Prompt tokens of ended requests that had left the queue, by tenant.",
             "tenant",
         )
         self._cached_tokens = make.labelled(
-            "quire_tenant_prompt_tokens_cached", "Those of them that the prefix cache had, by tenant.", "tenant"
+            "quire_tenant_prompt_tokens_cached", "Prompt tokens that the prefix cache had, by tenant.", "tenant"
         )
         self._generation_tokens = make.labelled(
             "quire_tenant_generation_tokens", "Output tokens of ended requests, by tenant.", "tenant"
         )
 
     def expect(self, tenants: Iterable[str]) -> None:
-        """Shows these tenants from now on, at 0: a counter that appears at its first value has no increase."""
+        """Shows these tenants from now on, at 0: PromQL sees no increase in a counter that appears above 0."""
         for tenant in tenants:
             name = self._name(tenant)
             for counters in (self._prompt_tokens, self._cached_tokens, self._generation_tokens):

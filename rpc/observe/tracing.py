@@ -1,7 +1,7 @@
 """Traces of requests for an OpenTelemetry collector, with the attributes of the semantic conventions for GenAI.
 
-A span a request, made when it has ended, under the one that its caller names in `traceparent`; in it one for each phase
-that it came to: queue, prefill, decode.
+Each request has a span, made at its end, under the span that its caller names in `traceparent`. Inside it is a span for
+each phase that the request came to: queue, prefill, decode.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 HEADERS = ("traceparent", "tracestate")
 NANO = 1_000_000_000
-LONGEST = 256  # characters of an attribute: a model's name is a client's text
+LONGEST = 256  # characters of an attribute, as a client may send a model's name of any length
 
 
 def trace_of(metadata: Any) -> dict[str, str]:
-    """The W3C headers among a call's metadata."""
+    """Returns the W3C headers among a call's metadata."""
     return {key: value for key, value in metadata or () if key in HEADERS and isinstance(value, str)}
 
 
 class Traces:
-    """Called with each request that has ended. Sends in the background; `close` sends what is left."""
+    """Observer that makes the spans of each ended request. Sends in the background; `close` sends the rest."""
 
     def __init__(self, provider: "TracerProvider") -> None:
         self._provider = provider
@@ -52,7 +52,7 @@ class Traces:
         span.end(began + round(record.seconds * NANO))
 
     def close(self) -> None:
-        """Waits some seconds for a collector that is slow."""
+        """Sends the remaining spans, and waits some seconds for a slow collector."""
         self._provider.shutdown()
 
 
@@ -63,7 +63,10 @@ def _parent(trace: Mapping[str, str]) -> "Context":
 
 
 def attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
-    """Of a request's span. https://opentelemetry.io/docs/specs/semconv/gen-ai/"""
+    """Yields the attributes of a request's span, name and value.
+
+    Names are those of https://opentelemetry.io/docs/specs/semconv/gen-ai/.
+    """
     sampling, stopping = record.spec.sampling, record.spec.stopping
     given = {
         "gen_ai.operation.name": record.operation,
@@ -92,17 +95,17 @@ def attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
 
 
 def _fits(value: object) -> bool:
-    """OTLP's integers have 64 bits and a sign."""
+    """Returns whether OTLP can hold a value: its integers have 64 bits and a sign."""
     return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def open_traces(endpoint: str) -> Traces:
-    """As `open_provider`."""
+    """Opens traces to a collector, as `open_provider`."""
     return Traces(open_provider(endpoint))
 
 
 def open_provider(endpoint: str, service: str = "quire") -> "TracerProvider":
-    """Returns what sends spans to a collector, which takes OTLP over gRPC.
+    """Returns a provider that sends spans to a collector by OTLP over gRPC.
 
     Args:
         endpoint: http://HOST:PORT or https://HOST:PORT of the collector.

@@ -1,6 +1,7 @@
-"""Arguments of vLLM's `LLM` that Quire calls otherwise or does not have: what to write in their place."""
+"""Hints for arguments of vLLM's `LLM` that Quire names otherwise or lacks: argument name to remedy."""
 
-from scheduler.keywords import NOT_HERE, REQUEST_KEYWORDS
+from scheduler.keywords import NOT_HERE
+from scheduler.parameters import REQUEST_KEYWORDS
 
 _ALWAYS = "Quire does that anyway: leave it out"
 _LOCAL = "fetch the checkpoint first, LLM(model=...) takes a directory"
@@ -35,7 +36,7 @@ CONSTRUCTOR_KEYWORDS = {
     "runner": "Quire generates text alone: leave it out",
     "seed": "Sampling(seed=...), of each call",
     "skip_tokenizer_init": NOT_HERE,
-    "speculative_config": NOT_HERE,
+    "speculative_config": "LLM(speculative_tokens=...): prompt lookup, vLLM's method 'ngram'",
     "swap_space": "LLM(host_cache_memory=...), in bytes",
     "task": "Quire generates text alone: leave it out",
     "tensor_parallel_size": "LLM(tensor_parallel=...)",

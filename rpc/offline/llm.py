@@ -19,9 +19,9 @@ from rpc.offline.forks import ORIGIN
 from rpc.offline.keywords import CHAT_KEYWORDS, CONSTRUCTOR_KEYWORDS, GENERATE_KEYWORDS
 from rpc.offline.progress import Advance, progress_bar
 from rpc.offline.prompts import (
-    Given,
     Images,
     Prompt,
+    ReadPrompt,
     is_one_conversation,
     is_one_prompt,
     read_conversation,
@@ -30,32 +30,49 @@ from rpc.offline.prompts import (
 from rpc.offline.results import Completion, PromptsFailed, completion_of
 from rpc.offline.tokenizer import TextTokenizer
 from rpc.settings import EngineConfig
-from scheduler.events import Finish as FinishAttempt
-from scheduler.events import StepOutputs, Submit
+from scheduler.events import Abort, StepOutputs, Submit
+from scheduler.invalid import InvalidRequest
 from scheduler.keywords import explain_keywords
-from scheduler.request import InvalidRequest, Output, Sampling, Spec, Stopping
+from scheduler.parameters import Output, Sampling, Stopping
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
+from scheduler.spec import Spec
 
 T = TypeVar("T", Sampling, Stopping, Output)
-Reader = Callable[[], Given]
+Reader = Callable[[], ReadPrompt]
 Message = Mapping[str, Any]
 
 
 class LLM:
     """A model, its KV pool and its engine. Close it, or use it as a context manager.
 
-    Does not survive `fork`: what is called in a child raises RuntimeError.
+    Does not survive `fork`: calls in a child process raise RuntimeError. Calls of several threads run one at a time.
 
     Args:
         model: A directory, a hub name, or "demo".
-        kv_cache_memory: Bytes of the KV pool; None takes half of the free memory.
+        dtype: Type of weights and KV: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
+        device: "auto", "cpu" or "cuda".
+        page_size: Tokens of a KV page.
+        kv_cache_memory: Bytes of the KV pool; None takes half of the free memory, on a GPU 90 %, or less if
+            `max_sequences` of the model's whole context need less.
+        max_batched_tokens: Tokens that one step computes at most.
+        max_sequences: Sequences that run at once.
+        prefix_cache: Whether prompts share the KV of common prefixes.
+        kv_cache_dtype: Type of keys and values; "auto" takes that of `dtype`.
+        host_cache_memory: Bytes of host memory for copies of cached KV pages that leave the pool; None keeps none.
+        recompute: Whether each step computes every token of a sequence again, for comparisons.
+        quantization: "int8" keeps the weights of linear layers in 8 bits; None leaves them.
+        backend: Attention backend and kernels: "auto", "cpu", "triton" or "reference".
+        tensor_parallel: Processes that share the model.
+        speculative_tokens: Most draft tokens of a sequence in a step, guessed from its own text; output stays the same.
         logits_processors: Each is called with a sequence's prompt, int32 [tokens], and returns its
             `LogitsProcessor`, or None. They change logits in this order, before temperature; beam search is refused
-            beside them.
+            beside them. A request's `Sampling(logits_processors_args=...)` has keyword arguments for these calls. One
+            with a method `ready` may hold requests back, see `model.sampling.logits_processors`.
 
     Raises:
-        CheckpointError, ValueError: For a model or a value that cannot be served.
-        TypeError: For an unknown argument; one of vLLM's is named with what to write here.
+        CheckpointError: The model cannot be loaded.
+        ValueError: A value that cannot be served.
+        TypeError: An unknown argument. For one of vLLM's the message has Quire's form.
     """
 
     @explain_keywords("LLM()", CONSTRUCTOR_KEYWORDS)
@@ -76,6 +93,7 @@ class LLM:
         quantization: str | None = None,
         backend: str = "auto",
         tensor_parallel: int = 1,
+        speculative_tokens: int = 0,
         logits_processors: Sequence[LogitsProcessorFactory] = (),
     ) -> None:
         ORIGIN.claim()
@@ -93,7 +111,9 @@ class LLM:
                 backend=backend,
                 tensor_parallel=tensor_parallel,
             ),
-            scheduler=SchedulerSettings(max_batched_tokens, max_sequences, recompute=recompute),
+            scheduler=SchedulerSettings(
+                max_batched_tokens, max_sequences, draft_tokens=speculative_tokens, recompute=recompute
+            ),
             queue=NO_QUEUE_LIMITS,
             cache=CacheSettings(prefix_cache),
         )
@@ -117,7 +137,7 @@ class LLM:
         *,
         use_tqdm: bool | None = None,
     ) -> list[Completion]:
-        """Runs the prompts together; results stand in their order. Other threads' calls wait.
+        """Runs the prompts together, and returns results in their order. Other threads' calls wait.
 
         All prompts are checked before any is run, as vLLM does while it adds them: a job of hours does not end with
         the first typing mistake, and one error names all bad prompts. If a prompt fails while it runs, the others run
@@ -126,15 +146,18 @@ class LLM:
         Args:
             prompts: One prompt or a list. A prompt is text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}
                 with "multi_modal_data": {"image": file or files} and "cache_salt".
-            sampling: For all prompts, or a list with one for each; stopping and output too.
+            sampling: Settings of all prompts, or a list with one for each.
+            stopping: Conditions of all prompts, or a list with one for each.
+            output: Outputs of all prompts, or a list with one for each.
             images: PNG or JPEG files, as bytes or paths: a list for each prompt, or one for the only prompt.
             use_tqdm: Shows a progress bar on standard error. None shows one if that is a terminal.
 
         Raises:
-            RequestFailed: For the only prompt, if it is not in a list.
-            PromptsFailed: For prompts of a list: which ones, why, and the others' results.
-            OSError, ValueError: For the only prompt's image files.
-            ValueError: For a list of another length than that of the prompts.
+            RequestFailed: A prompt that stands in no list failed.
+            PromptsFailed: Prompts of a list failed; has their failures and the others' results.
+            OSError: An image file of a prompt that stands in no list cannot be read.
+            ValueError: An image file of such a prompt has a wrong form, or a list is not as long as that of the
+                prompts.
             RuntimeError: After `close`, or in a process that was forked.
         """
         one = is_one_prompt(prompts)
@@ -158,15 +181,19 @@ class LLM:
         continue_final_message: bool = False,
         use_tqdm: bool | None = None,
     ) -> list[Completion]:
-        """Generates the next message of each conversation; else as `generate`.
+        """Generates the next message of each conversation; otherwise as `generate`.
 
         Args:
             conversations: One or a list. A conversation is a list of {"role": ..., "content": ...}. A content is a text
                 or a list of {"type": "text", "text": ...} and {"type": "image", "image": bytes or path}.
-            template_arguments: For the model's chat template.
-            add_generation_prompt: The template is told to begin the model's next message.
-            continue_final_message: The output goes on from the text of the last message. It goes without
-                add_generation_prompt.
+            sampling: Settings of all conversations, or a list with one for each.
+            stopping: Conditions of all conversations, or a list with one for each.
+            output: Outputs of all conversations, or a list with one for each.
+            template_arguments: Variables of the model's chat template.
+            add_generation_prompt: Whether the template begins the model's next message.
+            continue_final_message: Whether the output goes on from the text of the last message. Excludes
+                `add_generation_prompt`.
+            use_tqdm: Shows a progress bar on standard error. None shows one if that is a terminal.
         """
         how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         listed, arguments = list[Any](conversations), template_arguments or {}
@@ -189,21 +216,31 @@ class LLM:
         output: Output | Sequence[Output] | None,
         use_tqdm: bool | None,
     ) -> list[Completion]:
-        """kind: of what the readers read, for errors. one: it stands in no list."""
+        """Reads and checks all prompts, runs them together, and returns their results.
+
+        Args:
+            kind: "prompts" or "conversations", for errors.
+            one: Whether the caller passed a single prompt that stands in no list.
+            readers: Read a prompt each; they raise as `read_prompt`.
+            sampling: See `generate`.
+            stopping: See `generate`.
+            output: See `generate`.
+            use_tqdm: See `generate`.
+        """
         ORIGIN.check()  # before the lock, which another thread may have held at the fork
         count = len(readers)
-        asked = zip(
+        requests = zip(
             readers,
             _for_each(sampling, Sampling, "sampling", count),
             _for_each(stopping, Stopping, "stopping", count),
             _for_each(output, Output, "output", count),
             strict=True,
         )
-        with self._one_at_a_time:
+        with self._one_at_a_time:  # one queue has the outputs of all attempts
             if self._closed:
                 raise RuntimeError("this LLM is closed")
             streams, failures = list[RequestStream](), dict[int, Exception]()
-            for place, (read, how, until, what) in enumerate(asked):
+            for place, (read, how, until, what) in enumerate(requests):
                 try:
                     streams.append(self._stream(read, how, until, what))
                 except (RequestFailed, OSError, ValueError) as failure:
@@ -215,16 +252,22 @@ class LLM:
         return _results(kind, one, streams)
 
     def _stream(self, read: Reader, sampling: Sampling, stopping: Stopping, output: Output) -> RequestStream:
-        """Raises RequestFailed; OSError, ValueError for an image file."""
+        """Reads and checks one prompt.
+
+        Raises:
+            RequestFailed: A value that cannot be served.
+            OSError: An image file cannot be read.
+            ValueError: An image file has a wrong form.
+        """
         try:
-            given = read()
+            prompt = read()
             spec = Spec(
-                given.prompt,
-                given.images,
+                prompt.prompt,
+                prompt.images,
                 sampling=sampling,
                 stopping=stopping,
                 output=output,
-                cache_salt=given.cache_salt,
+                cache_salt=prompt.cache_salt,
             )
         except InvalidRequest as error:
             raise invalid(error) from None
@@ -236,24 +279,28 @@ class LLM:
         self._engine.send([Submit(attempt, stream.request) for attempt, stream in running.items()])
         try:
             while running:
-                new = self._take(self._outputs.get(), running)
+                new = self._deliver(self._outputs.get(), running)
                 advance(len(streams) - len(running), new)
-        finally:
-            self._engine.send([FinishAttempt(attempt) for attempt in running])
+        finally:  # after an exception, such as KeyboardInterrupt, the rest must not go on
+            self._engine.send([Abort(attempt) for attempt in running])
 
-    def _take(self, outputs: StepOutputs, running: dict[int, RequestStream]) -> int:
-        """Gives a step's outputs to their requests and drops those that ended. Returns how many tokens there are."""
+    def _deliver(self, outputs: StepOutputs, running: dict[int, RequestStream]) -> int:
+        """Gives a step's outputs to their requests, and drops requests that ended.
+
+        Returns:
+            Number of new tokens.
+        """
         for start in outputs.starts:
             if start.attempt in running:
                 running[start.attempt].cached_tokens = start.cached
         for part in outputs.prompt_parts:
             if part.attempt in running:
                 running[part.attempt].accept_prompt(part)
-        step = StepTokens.of(outputs)
+        step = StepTokens.from_outputs(outputs)
         for i, attempt in enumerate(step.attempts):
             stream = running.get(attempt)
             if stream is not None and stream.accept(step, i):
-                self._engine.send([FinishAttempt(attempt, step.indices[i])])
+                self._engine.send([Abort(attempt, step.indices[i])])
                 if stream.ended:
                     del running[attempt]
         for end in outputs.ends:
@@ -265,7 +312,7 @@ class LLM:
         return len(step.attempts)
 
     def close(self) -> None:
-        """Stops the engine, after a call that is running. A second call does nothing, nor does one after a fork."""
+        """Stops the engine after a running call. Has no effect the second time, nor after a fork."""
         if ORIGIN.is_forked:  # the engine's thread and the template's process are the parent's
             return
         with self._one_at_a_time:
@@ -283,7 +330,12 @@ class LLM:
 
 
 def _for_each(value: T | Sequence[T] | None, kind: type[T], name: str, count: int) -> list[T]:
-    """A setting for each of `count` prompts. Raises TypeError, ValueError."""
+    """Returns a setting for each of `count` prompts.
+
+    Raises:
+        TypeError: A value is no `kind`.
+        ValueError: The list is not as long as that of the prompts.
+    """
     if value is None or isinstance(value, kind):
         return [kind() if value is None else value] * count
     values: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
@@ -297,7 +349,12 @@ def _for_each(value: T | Sequence[T] | None, kind: type[T], name: str, count: in
 
 
 def _results(kind: str, one: bool, streams: Sequence[RequestStream]) -> list[Completion]:
-    """Raises the failure of the only prompt, or PromptsFailed with what the others brought."""
+    """Returns the results of streams that have ended.
+
+    Raises:
+        RequestFailed: The single prompt failed.
+        PromptsFailed: Prompts of a list failed; has the others' results.
+    """
     completions, failures = dict[int, Completion](), dict[int, Exception]()
     for place, stream in enumerate(streams):
         try:

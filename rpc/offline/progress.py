@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int, int], None]
-"""Takes how many prompts have ended in all, and how many tokens are new."""
+"""Takes the count of prompts that have ended, and of tokens since its last call."""
 
 
 @contextmanager
 def progress_bar(count: int, wanted: bool | None) -> Iterator[Advance]:
-    """Shows how many of `count` prompts have ended, and tokens a second.
+    """Shows the count of ended prompts, and tokens a second.
 
     Args:
         count: Prompts of the call.
-        wanted: None shows it if standard error is a terminal.
+        wanted: Whether to show it; None shows it if standard error is a terminal.
+
+    Yields:
+        The function to call with each step's output.
     """
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda _ended, _new: None

@@ -1,6 +1,6 @@
-"""Reads what a caller of `LLM` passes: prompts in all their forms, conversations, images.
+"""Reads the prompts, conversations and images that callers pass to `LLM`.
 
-A value that is no prompt is refused with its field. The values of a prompt are checked where a `Request` is made of it.
+This module checks the form alone, and names the wrong field. `rpc.frontend.prepare` checks the values later.
 """
 
 import json
@@ -11,7 +11,8 @@ from os import PathLike
 from typing import Any
 
 from rpc.image_files import ImageFile, read_image
-from scheduler.request import Chat, ChatMessage, ImageHere, InvalidRequest
+from scheduler.invalid import InvalidRequest
+from scheduler.prompts import Chat, ChatMessage, ImageHere
 
 PromptDict = Mapping[str, Any]
 Prompt = str | Sequence[int] | PromptDict
@@ -23,8 +24,14 @@ MESSAGE_KEYS = ("role", "content", "name")  # no template is given the name, as 
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A prompt as `Spec` has it."""
+class ReadPrompt:
+    """A prompt in the form of `scheduler.request.Spec`.
+
+    Attributes:
+        prompt: Text, token ids or a conversation.
+        images: Bytes of PNG or JPEG files, in the order of their placeholders.
+        cache_salt: Name of a part of the prefix cache; "" is the common part.
+    """
 
     prompt: str | tuple[int, ...] | Chat
     images: tuple[bytes, ...] = ()
@@ -32,22 +39,28 @@ class Given:
 
 
 def is_one_prompt(prompts: object) -> bool:
-    """Whether these are a single prompt: text, a dict or token ids that stand in no other list."""
+    """Returns whether this is a single prompt: text, a dict, or a list of token ids."""
     if isinstance(prompts, str | Mapping):
         return True
     return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(p, Integral) for p in prompts)
 
 
 def is_one_conversation(conversations: Sequence[Any]) -> bool:
+    """Returns whether this is a single conversation: a list of messages rather than of lists."""
     return len(conversations) > 0 and isinstance(conversations[0], Mapping)
 
 
-def read_prompt(prompt: object, images: object = ()) -> Given:
-    """Reads one prompt. Raises InvalidRequest; OSError, ValueError for an image file that cannot be read.
+def read_prompt(prompt: object, images: object = ()) -> ReadPrompt:
+    """Reads one prompt.
 
     Args:
-        prompt: Text, token ids, or a dict as vLLM has it.
+        prompt: Text, token ids, or a dict in vLLM's form.
         images: Files of its images; a dict may have them instead.
+
+    Raises:
+        InvalidRequest: The value has no form of a prompt.
+        OSError: An image file cannot be read.
+        ValueError: An image file has a wrong form.
     """
     salt = ""
     if isinstance(prompt, Mapping):
@@ -60,7 +73,7 @@ def read_prompt(prompt: object, images: object = ()) -> Given:
         if len(texts) != 1:
             raise InvalidRequest("prompt", list(prompt), "must have either 'prompt' or 'prompt_token_ids'")
         prompt = texts[0]
-    return Given(_text_or_ids(prompt), tuple(map(read_image, _image_files(images))), salt)
+    return ReadPrompt(_text_or_ids(prompt), tuple(map(read_image, _image_files(images))), salt)
 
 
 def _text_or_ids(prompt: object) -> str | tuple[int, ...]:
@@ -76,7 +89,7 @@ def _text_or_ids(prompt: object) -> str | tuple[int, ...]:
 
 
 def _images_of(data: object) -> object:
-    """Images of vLLM's `multi_modal_data`: one, or a list."""
+    """Returns the images of vLLM's `multi_modal_data`, which has one or a list."""
     if not isinstance(data, Mapping) or any(key != "image" for key in data):
         raise InvalidRequest("multi_modal_data", data, "must be {'image': ...}: Quire reads text and images")
     images = data.get("image", ())
@@ -93,25 +106,30 @@ def _image_files(images: object) -> list[ImageFile]:
     return files
 
 
-def read_conversation(messages: object, template_arguments: Mapping[str, Any], **how: bool) -> Given:
-    """Reads one conversation. Raises as `read_prompt`.
+def read_conversation(messages: object, template_arguments: Mapping[str, Any], **how: bool) -> ReadPrompt:
+    """Reads one conversation.
 
     Args:
         messages: {"role": ..., "content": ...} each. A content is a text or a list of {"type": "text", "text": ...}
             and {"type": "image", "image": bytes or path}.
-        template_arguments: For the model's chat template.
+        template_arguments: Variables of the model's chat template.
         how: Fields of `Chat` that say how its prompt ends.
+
+    Raises:
+        InvalidRequest: The value has no form of a conversation.
+        OSError: An image file cannot be read.
+        ValueError: An image file has a wrong form.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise InvalidRequest("chat.messages", messages, "must be a list of {'role': ..., 'content': ...}")
     images = list[object]()
     read = tuple(_message(f"chat.messages[{i}]", message, images) for i, message in enumerate(messages))
     arguments = tuple((name, json.dumps(value)) for name, value in template_arguments.items())
-    return Given(Chat(read, arguments, **how), tuple(map(read_image, _image_files(images))))
+    return ReadPrompt(Chat(read, arguments, **how), tuple(map(read_image, _image_files(images))))
 
 
 def _message(name: str, message: object, images: list[object]) -> ChatMessage:
-    """Its images go to `images`."""
+    """Reads one message, and appends its images to `images`."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(name, message, "must be {'role': ..., 'content': ...}")
     for key in message:

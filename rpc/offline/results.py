@@ -7,17 +7,19 @@ from rpc.frontend.errors import RequestFailed
 from rpc.frontend.output import Finish, SequenceOutput, TokenLogprob
 from rpc.frontend.stream import RequestStream
 
-MOST_PLACES = 10  # in a message
+MOST_PLACES = 10  # failures that an error's message lists
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One output.
+    """One output sequence of a prompt.
 
     Attributes:
-        finish: Why it ended. `str` of it is the reason: "stop", "length" or "aborted".
-        logprobs: By token, if asked for: the chosen token first, then alternatives by rank.
-        score: Sum of the tokens' logprobs; for a beam search over length ^ penalty, by which results are ordered.
+        text: Generated text.
+        token_ids: Generated tokens.
+        finish: Reason of its end. `str` of it is "stop", "length" or "aborted".
+        logprobs: Logprobs by token, if asked for: the chosen token first, then alternatives by rank.
+        score: Sum of the tokens' logprobs. A beam search divides it by length ^ penalty, and orders results by it.
     """
 
     text: str
@@ -32,11 +34,11 @@ class Completion:
     """Result of one prompt. Text, token ids, finish, logprobs and score are those of the first sequence.
 
     Attributes:
-        sequences: As many as `Sampling.sequence_count`.
+        sequences: Outputs; their number is `Sampling.sequence_count`.
         prompt: Text of the prompt; None if the caller gave token ids or a conversation.
         prompt_token_ids: Token ids of the prompt, placeholders of images among them.
         cached_tokens: Prompt tokens whose KV an earlier prompt left.
-        prompt_logprobs: As logprobs, by token of the prompt; [] for its first token.
+        prompt_logprobs: Logprobs by token of the prompt, in the same form; [] for its first token.
     """
 
     sequences: tuple[Generated, ...]
@@ -74,8 +76,8 @@ class PromptsFailed(RequestFailed):
     """Some prompts of a list failed. Code, reason and field are those of the first one.
 
     Attributes:
-        failures: By a prompt's place in the list, what was wrong with it.
-        completions: Results of the others by place; empty if the check before the run found the failures.
+        failures: A failed prompt's index in the list, to its error.
+        completions: Index to result for the others; empty if the check before the run found the failures.
     """
 
     def __init__(
@@ -96,13 +98,17 @@ class PromptsFailed(RequestFailed):
 
 
 def completion_of(stream: RequestStream) -> Completion:
-    """The result of a request that has ended. Raises RequestFailed."""
+    """Returns the result of a request that has ended.
+
+    Raises:
+        RequestFailed: The request failed.
+    """
     if stream.failure is not None:
         raise stream.failure
-    asked = stream.spec.prompt
+    prompt = stream.spec.prompt
     return Completion(
         tuple(_generated(sequence) for sequence in stream.sequences),
-        asked if isinstance(asked, str) else None,
+        prompt if isinstance(prompt, str) else None,
         stream.request.prompt.tolist(),
         stream.cached_tokens,
         stream.prompt_logprobs,

@@ -1,4 +1,4 @@
-"""The model's tokenizer as a script uses it."""
+"""The tokenizer that `LLM.get_tokenizer` returns."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,12 @@ class TextTokenizer:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids that `LLM.generate` makes of a text; without special tokens those of a text in the middle."""
+        """Returns the token ids of a text.
+
+        With special tokens they are those of the prompt that `LLM.generate` makes of the text.
+        """
         return self._tokenizer.encode(text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text. Bytes that form no character become U+FFFD."""
+        """Returns the text of token ids. Bytes that form no character become U+FFFD."""
         return self._tokenizer.decode_all([int(token) for token in token_ids], skip_special_tokens)

@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application of a server that is not its own, Ray Serve's say."""
+"""Adapts the gateway to ASGI servers other than its own, such as Ray Serve's."""
 
 from collections.abc import Awaitable, Callable
 
@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class AnswerCutError(RuntimeError):
-    """An answer that had begun cannot be finished: the server that runs the application ends the connection."""
+    """A begun response cannot be finished; the server that runs the application ends the connection."""
 
 
 class HostedGateway:
@@ -24,7 +24,7 @@ class HostedGateway:
         self.close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises AnswerCutError, and ValueError for protocols that the gateway does not speak."""
+        """Answers one request. Raises AnswerCutError, and ValueError for protocols other than HTTP."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return

@@ -1,4 +1,4 @@
-"""A `quire serve` as the child of an actor, with engines in the actor's Ray cluster."""
+"""Runs a `quire serve` as the child of an actor, with engines in the actor's Ray cluster."""
 
 import asyncio
 import logging
@@ -14,28 +14,32 @@ READY = re.compile(r"ready: .* gRPC ([^\s,]+),")
 # The server ends with its parent, however that ends; its engines end with the server.
 LAUNCH = "from rpc.engines.reaping import die_with_parent; die_with_parent(); from rpc.cli.main import main; main()"
 OWN_FLAGS = ("host", "port", "tls-cert", "tls-key", "tls-client-ca", "engine", "ray", "ray-address")
-STOP_SECONDS = 20.0  # that a server takes beyond its drain
+STOP_SECONDS = 20.0  # time after which a server that does not end is killed
 
 
 class ServerSidecar:
-    """A running server on loopback. `start` it, and `stop` it in the end."""
+    """A running server on loopback, from `start` to `stop`.
+
+    Attributes:
+        address: HOST:PORT of its gRPC port.
+    """
 
     def __init__(self, process: Process, address: str) -> None:
         self._process, self.address = process, address
-        # A pipe that nobody reads would fill.
+        # An unread pipe would fill, and block the server's output.
         self._reading = asyncio.create_task(_read_on(process))
 
     @staticmethod
     async def start(ray_address: str, flags: Mapping[str, str]) -> "ServerSidecar":
-        """Waits until requests are taken.
+        """Starts a server, and waits until it takes requests.
 
         Args:
             ray_address: HOST:PORT of the cluster whose node this is.
-            flags: Of `quire serve`, without their dashes; "true" for those without a value.
+            flags: Flag of `quire serve` without its dashes, to its value; "true" for flags without one.
 
         Raises:
-            ValueError: For a flag that is not the caller's to give.
-            RuntimeError: Where the server ends before it is ready; its standard error says why.
+            ValueError: A flag that this class sets itself.
+            RuntimeError: The server ended before it was ready; its standard error says why.
         """
         command = [sys.executable, "-P", "-c", LAUNCH, *command_of(ray_address, flags)]
         process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
@@ -55,12 +59,12 @@ class ServerSidecar:
         return ServerSidecar(process, found[1])
 
     def check(self) -> None:
-        """Raises RuntimeError where the server has ended."""
+        """Raises RuntimeError if the server has ended."""
         if self._process.returncode is not None:
             raise RuntimeError(f"quire serve has ended with code {self._process.returncode}")
 
     async def stop(self) -> None:
-        """Lets the server drain, and kills it where that takes too long."""
+        """Lets the server drain, and kills it after `STOP_SECONDS`."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -75,7 +79,7 @@ class ServerSidecar:
 
 
 def command_of(ray_address: str, flags: Mapping[str, str]) -> Sequence[str]:
-    """The words after `quire`. Raises ValueError for flags that are set here."""
+    """Returns the arguments of `quire`. Raises ValueError for flags that are set here."""
     if taken := [name for name in flags if name in OWN_FLAGS]:
         raise ValueError(f"{taken[0]} cannot be given: a server beside a Serve replica has plain text on loopback")
     given = {"metrics-port": "0", "admin-port": "0"} | dict(flags)

@@ -1,4 +1,4 @@
-"""quire.v1.AdminService: what an operator can ask of a running server, and tell it."""
+"""quire.v1.AdminService: an operator's questions to a running server, and commands."""
 
 import asyncio
 import time
@@ -7,17 +7,17 @@ from grpc import aio
 from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 
+from cache_manager.block_hash import DEFAULT_TENANT
 from cache_manager.ledger import Holder, PageState
-from cache_manager.page_names import DEFAULT_TENANT
 from rpc.engines.fleet import Fleet
 from rpc.frontend.errors import invalid
 from rpc.frontend.frontend import Frontend
 from rpc.services import convert
 from rpc.services.errors import failures_to
 from rpc.services.load import load_of, page_map_of, replica_message, requests_of, server_info
-from rpc.services.writer import Writer
-from scheduler.events import Question
-from scheduler.request import InvalidRequest
+from rpc.services.writer import StreamWriter
+from scheduler.events import AdminQuestion
+from scheduler.invalid import InvalidRequest
 
 STATES = {
     PageState.FREE: pb.PAGE_STATE_FREE,
@@ -26,12 +26,17 @@ STATES = {
     PageState.SET_ASIDE: pb.PAGE_STATE_SET_ASIDE,
 }
 
-REQUESTS, MOST_REQUESTS = 100, 1000  # in a list
-LEAST_INTERVAL = 0.1  # seconds between two looks at the load
+REQUESTS, MOST_REQUESTS = 100, 1000  # entries of a list: by default, and at most
+LEAST_INTERVAL = 0.1  # seconds between two messages of WatchLoad
 
 
 class AdminService(pb_grpc.AdminServiceServicer):
-    """Over the engines of one frontend."""
+    """Serves operators' calls.
+
+    Args:
+        frontend: Frontend of the served model.
+        fleet: Engines behind it.
+    """
 
     def __init__(self, frontend: Frontend, fleet: Fleet) -> None:
         self._frontend, self._fleet = frontend, fleet
@@ -85,7 +90,7 @@ class AdminService(pb_grpc.AdminServiceServicer):
         self, request: pb.ResetPrefixCacheRequest, context: aio.ServicerContext
     ) -> pb.ResetPrefixCacheResponse:
         async with failures_to(context, within=""):
-            answer = await self._frontend.ask(Question.RESET_PREFIX_CACHE, request.replica)
+            answer = await self._frontend.ask(AdminQuestion.RESET_PREFIX_CACHE, request.replica)
             return pb.ResetPrefixCacheResponse(page_count=answer.forgotten)
 
     async def GetServerInfo(  # noqa: N802
@@ -104,10 +109,10 @@ class AdminService(pb_grpc.AdminServiceServicer):
     ) -> None:
         async with failures_to(context, within=""):
             interval = _interval(request)
-            writer = Writer(context, self._frontend.settings.write_stall)
+            writer = StreamWriter(context, self._frontend.settings.write_stall)
             await writer.run(self._send_load(writer, interval))
 
-    async def _send_load(self, writer: Writer, interval: float) -> None:
+    async def _send_load(self, writer: StreamWriter, interval: float) -> None:
         """Writes the load every `interval` seconds."""
         while True:
             await writer.write(pb.WatchLoadResponse(load=load_of(self._frontend, self._started)))
@@ -130,7 +135,7 @@ class AdminService(pb_grpc.AdminServiceServicer):
 
 
 def _interval(request: pb.WatchLoadRequest) -> float:
-    """Seconds. Raises RequestFailed."""
+    """Returns the seconds between two messages. Raises RequestFailed where they are too few."""
     try:
         given = convert.seconds(request, "interval", "interval")
         if given is not None and given < LEAST_INTERVAL:

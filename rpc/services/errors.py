@@ -1,4 +1,4 @@
-"""What a handler raises becomes the status that its call ends with."""
+"""Turns a handler's exception into the status of its call."""
 
 import asyncio
 import logging
@@ -16,20 +16,27 @@ log = logging.getLogger("quire.rpc")
 
 @asynccontextmanager
 async def failures_to(context: aio.ServicerContext, within: str = "spec.") -> AsyncIterator[None]:
-    """Ends the call with a status for whatever is raised; what nobody foresaw is INTERNAL, and its text stays here."""
+    """Ends the call with a status for any exception of the block.
+
+    An unexpected exception becomes INTERNAL, and its text stays in the log.
+
+    Args:
+        context: Context of the call.
+        within: Path of the message that a failure's field is in.
+    """
     try:
         yield
     except aio.AbortError:
         raise
     except Exception as error:
         failure = as_failure(error)
-        if isinstance(failure, SlowReader):  # until it has been read gRPC takes no status
+        if isinstance(failure, SlowReader):  # gRPC takes no status before the client has read the last message
             await asyncio.wait({failure.writing})
         await abort(context, failure, within)
 
 
 def as_failure(error: Exception) -> RequestFailed:
-    """What the client is told. The text of what nobody foresaw stays in the log."""
+    """Returns the failure that a client gets for an exception; logs an unexpected one, whose text stays in the log."""
     if isinstance(error, RequestFailed):
         return error
     log.error("a request failed in its handler", exc_info=error)

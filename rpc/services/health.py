@@ -1,7 +1,6 @@
-"""grpc.health.v1.Health whose answer is progress: a server whose engine has work and finishes no step is NOT_SERVING.
+"""grpc.health.v1.Health by progress: a server whose engine has work and finishes no step is NOT_SERVING.
 
-Written anew because the servicer of grpcio-health-checking 1.81 goes deaf for all watchers of a service when one
-leaves.
+The servicer of grpcio-health-checking 1.81 does not do: it stops notifying all watchers of a service when one leaves.
 """
 
 import asyncio
@@ -11,11 +10,16 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-PERIOD = 0.1  # seconds between two looks at the engine
+PERIOD = 0.1  # seconds between two checks for a watcher
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
-    """services: names that are known, beside "" for the server as a whole. healthy: asked each time."""
+    """Serves Check and Watch.
+
+    Args:
+        services: Names of the services that are known, beside "" for the server as a whole.
+        healthy: Returns whether the server serves; called at each check.
+    """
 
     def __init__(self, services: tuple[str, ...], healthy: Callable[[], bool]) -> None:
         self._services, self._healthy = {"", *services}, healthy
@@ -38,12 +42,12 @@ class HealthService(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
     ) -> None:
-        told = None
+        last = None
         while True:
             now = self.status(request.service)
-            if now != told:
+            if now != last:
                 await context.write(health_pb2.HealthCheckResponse(status=now))
-                told = now
+                last = now
             if self._closing.is_set():
                 return
             try:
@@ -53,5 +57,5 @@ class HealthService(health_pb2_grpc.HealthServicer):
                 continue
 
     def close(self) -> None:
-        """Ends all watches, each with the last status: else they would hold a stopping server up."""
+        """Ends all watches, each with the last status, since they would hold up a server that stops."""
         self._closing.set()

@@ -1,4 +1,4 @@
-"""What a server is and does, as messages of quire.v1.AdminService."""
+"""Description and load of a server, as messages of quire.v1.AdminService."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
 from rpc.frontend.replicas import Replica
-from scheduler.events import Question
+from scheduler.events import AdminQuestion
 
 
 def duration(seconds: float) -> Duration:
@@ -22,7 +22,7 @@ def duration(seconds: float) -> Duration:
 
 
 def server_info(frontend: Frontend) -> pb.GetServerInfoResponse:
-    """Raises RequestFailed where there was no engine yet."""
+    """Describes the server. Raises RequestFailed where no engine was ever attached."""
     engine = frontend.info
     return pb.GetServerInfoResponse(
         version=own_version(),
@@ -37,7 +37,12 @@ def server_info(frontend: Frontend) -> pb.GetServerInfoResponse:
 
 
 def load_of(frontend: Frontend, started: float) -> pb.Load:
-    """started: when the server was, on the monotonic clock."""
+    """Returns the load of the server, and its totals.
+
+    Args:
+        frontend: Frontend of the server.
+        started: Start of the server, seconds on the monotonic clock.
+    """
     totals = frontend.totals
     return pb.Load(
         uptime=duration(time.monotonic() - started),
@@ -64,7 +69,7 @@ def _tenants(frontend: Frontend) -> list[pb.TenantLoad]:
 
 
 def requests_of(frontend: Frontend, most: int) -> pb.ListRequestsResponse:
-    """The oldest ones."""
+    """Lists the oldest live requests, at most `most`."""
 
     def messages() -> Iterator[pb.LiveRequest]:
         for (tenant, request_id), live in list(frontend.requests.items())[:most]:
@@ -90,8 +95,8 @@ def _request(frontend: Frontend, tenant: str, request_id: str, live: Live | None
 
 
 async def page_map_of(frontend: Frontend, replica: int) -> PageMap:
-    """Of this engine. Raises RequestFailed where it does not answer."""
-    pages = (await frontend.ask(Question.PAGE_MAP, replica)).page_map
+    """Asks an engine for its page map. Raises RequestFailed where it does not answer."""
+    pages = (await frontend.ask(AdminQuestion.PAGE_MAP, replica)).page_map
     if pages is None:
         raise RequestFailed("INTERNAL", "NO_ANSWER", "the engine's answer has no page map")
     return pages

@@ -1,4 +1,4 @@
-"""quire.v1.ModelService over a `Frontend`: what is served."""
+"""quire.v1.ModelService over a `Frontend`: describes the served model."""
 
 from grpc import aio
 from quire.v1 import model_service_pb2 as pb
@@ -9,7 +9,7 @@ from rpc.services.errors import failures_to
 
 
 class ModelService(pb_grpc.ModelServiceServicer):
-    """A server has one model. What is asked here is no request of it."""
+    """Describes the one model of a server. Its calls do not count as requests of the model."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend

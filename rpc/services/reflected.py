@@ -1,4 +1,4 @@
-"""What reflection looks into: the default descriptor pool and that of the Open Inference Protocol."""
+"""The descriptors for server reflection: those of the default pool and of the Open Inference Protocol."""
 
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
@@ -7,7 +7,10 @@ from rpc.services.inference import pb
 
 
 class ReflectedPool:
-    """As much of a DescriptorPool as grpc_reflection asks for. Raises KeyError for what neither pool has."""
+    """The part of a DescriptorPool that grpc_reflection uses, over two pools.
+
+    Methods raise KeyError for a descriptor that neither pool has.
+    """
 
     def __init__(self) -> None:
         self._default, self._inference = descriptor_pool.Default(), pb.DESCRIPTOR.pool

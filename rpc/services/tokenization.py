@@ -4,29 +4,29 @@ from grpc import aio
 from quire.v1 import tokenization_service_pb2 as pb
 from quire.v1 import tokenization_service_pb2_grpc as pb_grpc
 
-from cache_manager.page_names import DEFAULT_TENANT
-from rpc.access.door import OPEN_DOOR, Door
+from cache_manager.block_hash import DEFAULT_TENANT
+from rpc.access.authentication import NO_AUTHENTICATION, AuthenticationInterceptor
 from rpc.frontend.frontend import Frontend
 from rpc.services.errors import failures_to
 
 
 class TokenizationService(pb_grpc.TokenizationServiceServicer):
-    """What is asked here counts as work of the tokenizer, not as a request of the model."""
+    """Serves Tokenize and Detokenize. Calls count as work of the tokenizer, not as requests of the model."""
 
-    def __init__(self, frontend: Frontend, door: Door = OPEN_DOOR) -> None:
-        self._frontend, self._door = frontend, door
+    def __init__(self, frontend: Frontend, authentication: AuthenticationInterceptor = NO_AUTHENTICATION) -> None:
+        self._frontend, self._authentication = frontend, authentication
 
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: pb.TokenizeRequest, context: aio.ServicerContext
     ) -> pb.TokenizeResponse:
         async with failures_to(context, within=""):
-            return await tokenized(self._frontend, request, self._door.caller(context).tenant)
+            return await tokenized(self._frontend, request, self._authentication.authenticate(context).tenant)
 
     async def Detokenize(  # noqa: N802
         self, request: pb.DetokenizeRequest, context: aio.ServicerContext
     ) -> pb.DetokenizeResponse:
         async with failures_to(context, within=""):
-            return await detokenized(self._frontend, request, self._door.caller(context).tenant)
+            return await detokenized(self._frontend, request, self._authentication.authenticate(context).tenant)
 
 
 async def tokenized(

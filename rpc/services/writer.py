@@ -1,4 +1,4 @@
-"""Writes a stream's messages, and gives up on a client that does not read them."""
+"""Writes the messages of a stream, and gives up on a client that does not read them."""
 
 import asyncio
 import logging
@@ -13,18 +13,18 @@ log = logging.getLogger("quire.rpc")
 
 
 class Sink(Protocol):
-    """What is written to: a call's context, or a connection."""
+    """Target of the messages: a call's context, or a connection."""
 
     async def write(self, message: Any) -> None:
-        """Returns as soon as the next one may be written."""
+        """Writes a message; returns as soon as the next one may be written."""
 
 
 class SlowReader(RequestFailed):
     """The client does not read.
 
     Attributes:
-        writing: Ends when the client has read the message that waits for it, or has left. Until then gRPC takes no
-            other operation of the call, its status included.
+        writing: Task that ends when the client has read the message that waits for it, or has left. Until then gRPC
+            takes no other operation of the call, its status included.
     """
 
     def __init__(self, stall: float, writing: asyncio.Task[None]) -> None:
@@ -32,14 +32,15 @@ class SlowReader(RequestFailed):
         self.writing = writing
 
 
-class Writer:
+class StreamWriter:
     """Writes the messages of one call, inside `run`.
 
-    One timer serves many messages: it is set when one is written and none runs, and looks when it is due whether that
-    is the message which is still being written. An `asyncio.timeout` for each cost 5 us a message.
+    One timer serves many messages. It is set when a message is written and no timer runs. When it is due, it compares
+    the time of the message that is being written, and is set again for that one. An `asyncio.timeout` for each message
+    would take 5 us a message.
 
     Args:
-        sink: What is written to.
+        sink: Target of the messages.
         stall: Seconds that one message may wait for its reader.
     """
 
@@ -47,15 +48,22 @@ class Writer:
         self._sink, self._stall = sink, stall
         self._loop = asyncio.get_running_loop()
         self._stalled: asyncio.Future[None] = self._loop.create_future()
-        self._writing: asyncio.Task[None] | None = None  # that stalls
+        self._writing: asyncio.Task[None] | None = None  # the task that stalls
         self._timer: asyncio.TimerHandle | None = None
-        self._began: float | None = None  # when the message that is being written was begun
+        self._began: float | None = None  # start of the write of the current message; None between two messages
 
     async def run(self, sending: Coroutine[Any, Any, None]) -> None:
-        """Runs what writes to its end. Raises what it raises, and SlowReader as soon as a message has waited too long.
+        """Runs a coroutine that writes messages to its end.
 
-        What stalls is left to its last write, which is not cancelled: gRPC would still have the message, and refuse
-        the status that follows it.
+        A coroutine that stalls is left in its last write, which is not cancelled: gRPC would still have the message,
+        and refuse the status that follows it.
+
+        Args:
+            sending: The coroutine, which calls `write`.
+
+        Raises:
+            SlowReader: A message has waited too long. Raised at once, before the write ends.
+            Exception: Any exception of the coroutine.
         """
         if self._writing is not None:
             sending.close()
@@ -76,10 +84,14 @@ class Writer:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def write(self, message: object) -> None:
-        """One at a time. Raises CancelledError where the client has gone, as the call itself is about to do."""
+        """Writes a message; one at a time.
+
+        Raises:
+            CancelledError: The client has left, so gRPC is about to cancel the call; or the call has failed meanwhile.
+        """
         self._began = self._loop.time()
         if self._timer is None:
-            self._timer = self._loop.call_at(self._began + self._stall, self._look)
+            self._timer = self._loop.call_at(self._began + self._stall, self._check)
         try:
             await self._sink.write(message)
         except aio.InternalError:
@@ -88,13 +100,14 @@ class Writer:
         if self._stalled.done():
             raise asyncio.CancelledError  # the call has failed meanwhile
 
-    def _look(self) -> None:
+    def _check(self) -> None:
+        """Ends `run` with SlowReader if the current message has waited too long; else sets the timer for it."""
         self._timer = None
         if self._began is None:
             return
         due = self._began + self._stall
         if self._loop.time() < due:
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_at(due, self._check)
         elif not self._stalled.done():
             log.warning("a client read nothing for %g s: its call ends", self._stall)
             self._stalled.set_result(None)

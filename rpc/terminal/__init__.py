@@ -1,1 +1,4 @@
-"""What a person looks at in a terminal: a server at work, and a conversation with its model."""
+"""Terminal views: a server at work (`quire top`), and a conversation with its model (`quire chat`).
+
+A client of the gRPC API alone: nothing here knows an engine.
+"""

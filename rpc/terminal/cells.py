@@ -1,4 +1,4 @@
-"""Figures as characters: a page map folded into as many cells as there is room for, bars, and lines of a chart."""
+"""Draws figures with characters: a page map folded into cells, bars, and charts of one line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,13 @@ HELD, CACHED, FREE, SET_ASIDE = "░▒▓█", "⠂⠆⠶⠿", "·", "!"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Some pages that are beside each other. held, cached: parts of them, in [0, 1]. set_aside: one of them is."""
+    """Adjacent pages that share one character.
+
+    Attributes:
+        held: Share of held pages, in [0, 1].
+        cached: Share of cached pages, in [0, 1].
+        set_aside: Whether one of them is set aside.
+    """
 
     held: float
     cached: float
@@ -22,7 +28,7 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """What most of those that are not free are."""
+        """State of most of the pages that are not free; "set aside" if one is."""
         if self.set_aside:
             return "set aside"
         if not self.held and not self.cached:
@@ -31,7 +37,7 @@ class Cell:
 
     @property
     def glyph(self) -> str:
-        """The more of the pages are in use, the darker."""
+        """Character of the cell: darker if more of its pages are in use."""
         if self.kind in ("set aside", "free"):
             return SET_ASIDE if self.set_aside else FREE
         shades = HELD if self.kind == "held" else CACHED
@@ -39,7 +45,15 @@ class Cell:
 
 
 def folded(states: NDArray[np.uint8], most: int) -> tuple[int, list[Cell]]:
-    """How many pages are in a cell, and the cells, at most so many. states: [pages] of pb.PageState; most: above 0."""
+    """Folds a page map into at most `most` cells.
+
+    Args:
+        states: [pages] uint8 of pb.PageState.
+        most: Largest number of cells, above 0.
+
+    Returns:
+        Pages in a cell, and the cells.
+    """
     each = max(1, ceil(len(states) / most))
     starts = np.arange(0, len(states), each)
     if not len(starts):
@@ -54,7 +68,7 @@ def folded(states: NDArray[np.uint8], most: int) -> tuple[int, list[Cell]]:
 
 
 def spark(values: Sequence[float | None], width: int) -> str:
-    """The newest `width` of them as a line of columns, the highest of which is full; None leaves a gap."""
+    """Draws the newest `width` values as columns, the highest of which is full; None leaves a gap."""
     shown = values[-width:] if width > 0 else []
     most = max((value for value in shown if value is not None), default=0.0)
 
@@ -67,7 +81,7 @@ def spark(values: Sequence[float | None], width: int) -> str:
 
 
 def parts(shares: Sequence[float], width: int) -> list[int]:
-    """How many of `width` characters each of these parts of a whole gets; what is there at all gets one."""
+    """Divides `width` characters among parts of a whole; every part above 0 gets at least one."""
     wanted = [0 if share <= 0 else max(1, round(share * width)) for share in shares]
     while sum(wanted) > width:
         wanted[wanted.index(max(wanted))] -= 1

@@ -1,4 +1,4 @@
-"""What has been said in `quire chat`, and what is asked of the server next. Knows neither terminal nor server."""
+"""State of a `quire chat`: its turns, its options, and the next request. Knows neither terminal nor server."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,7 +13,7 @@ from rpc.services.convert import spec_from
 
 HELP = """\
 /image FILE         send a PNG or JPEG with the next message
-/system TEXT        what the model is told before the conversation; without TEXT, nothing
+/system TEXT        a system message before the conversation; without TEXT, none
 /set NAME VALUE     an option of requests (/set temperature 0.3); without VALUE, the server's own; /set alone shows them
 /seed NUMBER        the same answer to the same words; without NUMBER, another one each time
 /clear              begin again
@@ -21,13 +21,21 @@ HELP = """\
 
 
 class NotThatWay(ValueError):
-    """A command that cannot be done, and why."""
+    """A command that cannot be done; its message says why."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """plain: no conversation but one text, which both write in turn. kinds: classes of options; options: their fields
-    by name, None where the server decides.
+    """A conversation with a model.
+
+    Attributes:
+        plain: Whether both write one text in turn, in place of a conversation.
+        kinds: Dataclasses of the options.
+        options: Options by field; None leaves a value to the server.
+        over: Whether /quit ended the conversation.
+
+    Raises:
+        NotThatWay: An option is wrong.
     """
 
     plain: bool
@@ -41,15 +49,16 @@ class Conversation:
     _next_images: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises NotThatWay."""
+        """Checks the options. Raises NotThatWay."""
         _check(self.options)
 
     def ask(self, words: str) -> tuple[Prompt, list[bytes]]:
-        """The prompt and the images that stand beside it, with these words as the newest. `answered` or `withdrawn`
-        comes next.
+        """Appends the user's words, and returns the prompt and the images beside it.
+
+        Call `answered` or `withdrawn` next.
         """
         if self.plain:
-            # A line that was typed stands on a line of its own on the screen; so it does in the text.
+            # A typed line is a line of its own on the screen, so it is one in the text.
             text = f"{self._text}\n{words}" if self._text else words
             self._turns = [{"role": "user", "content": [text]}]
             return text, [*self._images, *self._next_images]
@@ -58,7 +67,7 @@ class Conversation:
         return [*system, *self._turns], []
 
     def answered(self, answer: str) -> None:
-        """With all of this, or with a part of what it would have been."""
+        """Appends the model's answer, or the part of it that came."""
         if self.plain:
             self._text = self._turns.pop()["content"][0] + answer
             self._images += self._next_images
@@ -67,23 +76,23 @@ class Conversation:
         self._next_images = []
 
     def withdrawn(self) -> None:
-        """There was no answer: the words are as if they had never been said. The images wait for the next ones."""
+        """Removes the newest words, which got no answer. Their images go with the next ones."""
         self._turns.pop()
 
     def command(self, line: str) -> str:
-        """Does what a line with / says; what there is to say of it. Raises NotThatWay, OSError."""
+        """Runs a command, a line that begins with /; returns text for the person. Raises NotThatWay, OSError."""
         name, _, rest = line.partition(" ")
         known: Mapping[str, Callable[[str], str]] = {
             "/help": lambda _: HELP,
             "/image": self._image,
-            "/system": self._tell_system,
+            "/system": self._set_system,
             "/set": self._set,
             "/seed": lambda value: self._set(f"seed {value}"),
             "/clear": self._clear,
             "/quit": self._quit,
         }
         if name not in known:
-            raise NotThatWay(f"there is no {name}; /help shows what there is")
+            raise NotThatWay(f"there is no {name}; /help shows the commands")
         return known[name](rest.strip())
 
     def _image(self, path: str) -> str:
@@ -97,11 +106,11 @@ class Conversation:
         beside = "; the text has the model's marker in its place" if self.plain else ""
         return f"{path} goes with the next message{beside}"
 
-    def _tell_system(self, text: str) -> str:
+    def _set_system(self, text: str) -> str:
         if self.plain:
             raise NotThatWay("plain text has no system message")
         self._system = text
-        return "from the next message on" if text else "the model is told nothing before the conversation"
+        return "from the next message on" if text else "the conversation has no system message"
 
     def _clear(self, _rest: str) -> str:
         self._turns, self._text, self._images, self._next_images = [], "", [], []
@@ -112,19 +121,19 @@ class Conversation:
         return ""
 
     def _set(self, rest: str) -> str:
-        name, _, given = rest.partition(" ")
+        name, _, text = rest.partition(" ")
         if not name:
             return "\n".join(f"{key} {_shown(value)}" for key, value in self.options.items())
         if name not in self.options:
             raise NotThatWay(f"there is no option {name}; there are {', '.join(self.options)}")
-        given = given.strip()
-        value = _read(self._kind(name), name, given) if given else None
+        text = text.strip()
+        value = _parse(self._kind(name), name, text) if text else None
         _check(self.options | {name: value})
         self.options[name] = value
         return f"{name} {_shown(self.options[name])}"
 
     def _kind(self, name: str) -> type:
-        """float, int or list."""
+        """Returns the type of an option: float, int or list."""
         for kind in self.kinds:
             if name in {option.name for option in fields(kind)}:
                 (found,) = (part for part in get_args(get_type_hints(kind)[name]) if part is not NoneType)
@@ -137,18 +146,18 @@ def _shown(value: Any) -> str:
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """As a server will; its limits of this model it knows alone. Raises NotThatWay."""
+    """Checks options like a server, but for limits of its model. Raises NotThatWay."""
     try:
         spec_from(spec_of("", **options))
     except (RequestFailed, ValueError, TypeError) as error:
         raise NotThatWay(str(error)) from None
 
 
-def _read(kind: type, name: str, given: str) -> Any:
-    """Raises NotThatWay."""
+def _parse(kind: type, name: str, text: str) -> Any:
+    """Parses an option's value. Raises NotThatWay."""
     if kind not in (int, float):
-        return [given]
+        return [text]
     try:
-        return kind(given)
+        return kind(text)
     except ValueError:
-        raise NotThatWay(f"{name} takes a {'whole ' if kind is int else ''}number, not {given!r:.60}") from None
+        raise NotThatWay(f"{name} takes a {'whole ' if kind is int else ''}number, not {text!r:.60}") from None

@@ -1,4 +1,4 @@
-"""A server at one moment, as `quire top` draws it."""
+"""State of a server at one moment, for `quire top`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +14,16 @@ States = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """server: HOST:PORT of its admin port. info, load: None where it has not been reached yet. pages: [pages] of
-    pb.PageState by engine, of those that answered. rates: oldest first; None where the server was away. trouble: why
-    the rest is not of this moment; "" where it is.
+    """State of a server at one moment.
+
+    Attributes:
+        server: HOST:PORT of its admin port.
+        info: The server's description; None before the first response.
+        load: Its load; None before the first response.
+        pages: Engine to [pages] uint8 of pb.PageState, for the engines that answered.
+        requests: The oldest live requests.
+        rates: Rates by interval, oldest first; None while the server was away.
+        trouble: Reason why the other fields are out of date; "" if they are current.
     """
 
     server: str
@@ -29,5 +36,5 @@ class Snapshot:
 
     @property
     def now(self) -> Rates | None:
-        """The newest ones."""
+        """The newest rates."""
         return self.rates[-1] if self.rates else None

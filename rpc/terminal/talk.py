@@ -1,4 +1,4 @@
-"""A conversation with a model at a terminal: one types, the other streams."""
+"""Runs a conversation at a terminal: the person types, the model's answers stream."""
 
 import sys
 import time
@@ -12,32 +12,44 @@ from rpc.client.specs import spec_of
 from rpc.terminal.conversation import Conversation, NotThatWay
 
 PROMPT = "> "
-SECONDS = 15  # for the first answer of a server
-KEPT = "\n\t"
+SECONDS = 15  # for a server's first response
+KEPT = "\n\t"  # control characters that are printed as they are
 NO_TEMPLATE = "the model has no chat template; `quire chat --text` goes on from plain text"
 HARMLESS = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in KEPT}
 
 
 class NoTemplate(RuntimeError):
-    """The model holds no conversations."""
+    """The model has no chat template, so it cannot hold conversations."""
 
 
 @dataclass(slots=True)
-class Answer:
-    """text: so far. began, first, last: when it was asked for, and its first and newest tokens came, in seconds."""
+class ChatAnswer:
+    """An answer and its figures. Times are seconds of time.monotonic.
+
+    Attributes:
+        began: Time of the request.
+        text: Text so far.
+        first: Arrival of the first message; None before it.
+        last: Arrival of the newest message.
+        early: Number of tokens in the first message.
+        tokens: Number of tokens so far.
+        usage: The server's token counts, once known.
+        finish: Finish reason; "" before the end.
+        seed: Seed of the draws.
+    """
 
     began: float
     text: str = ""
     first: float | None = None
     last: float = 0.0
-    early: int = 0  # tokens that came with the first message
+    early: int = 0
     tokens: int = 0
     usage: pb.Usage | None = None
     finish: str = ""
     seed: int = 0
 
-    def take(self, message: pb.StreamGenerateResponse, now: float) -> str:
-        """Its new text."""
+    def add_message(self, message: pb.StreamGenerateResponse, now: float) -> str:
+        """Records a message, and returns its new text."""
         new = "".join(delta.text for delta in message.deltas if delta.index == 0)
         count = sum(delta.token_count for delta in message.deltas)
         self.seed = message.prompt_info.seed or self.seed
@@ -52,17 +64,17 @@ class Answer:
         return new
 
     def summary(self) -> str:
-        """How it was, in a line."""
-        said = []
+        """Returns the figures as one line."""
+        figures = []
         if self.usage is not None:
-            said.append(f"{self.usage.prompt_tokens} prompt tokens ({self.usage.cached_prompt_tokens} cached)")
-        said.append(f"{self.tokens} generated")
+            figures.append(f"{self.usage.prompt_tokens} prompt tokens ({self.usage.cached_prompt_tokens} cached)")
+        figures.append(f"{self.tokens} generated")
         if self.first is not None:
             seconds, after = self.last - self.first, self.tokens - self.early
             if seconds > 0 and after:
-                said.append(f"{after / seconds:.1f} tokens/s")
-            said.append(f"first after {1000 * (self.first - self.began):.0f} ms")
-        return ", ".join([*said, self.finish or "stopped", f"seed {self.seed}"])
+                figures.append(f"{after / seconds:.1f} tokens/s")
+            figures.append(f"first after {1000 * (self.first - self.began):.0f} ms")
+        return ", ".join([*figures, self.finish or "stopped", f"seed {self.seed}"])
 
 
 def talk(
@@ -72,10 +84,17 @@ def talk(
     said: Callable[[Exception], str],
     read: Callable[[str], str] = input,
 ) -> None:
-    """Until /quit or the end of the input. said: a failure, as a person is told it.
+    """Runs a conversation until /quit or the end of the input.
+
+    Args:
+        client: Client of the server.
+        conversation: The conversation.
+        model: Name of the model; "" is the only one.
+        said: Returns a failure as a sentence.
+        read: Prints a prompt and reads a line.
 
     Raises:
-        NoTemplate: The model holds no conversations.
+        NoTemplate: The model cannot hold conversations.
         QuireError: No server answers. Raised before the first line is read.
         ValueError: The server has no model of this name. Raised before the first line is read.
     """
@@ -97,42 +116,45 @@ def talk(
 
 
 def _check(client: Client, conversation: Conversation, model: str) -> None:
-    """Asks the server whether it has the model and, for a conversation, a chat template.
+    """Checks that the server has the model and, for a conversation, a chat template.
 
-    Raises NoTemplate, QuireError, ValueError for another model's name.
+    Raises:
+        NoTemplate: The model has no chat template.
+        QuireError: No server answers.
+        ValueError: The server has no model of this name.
     """
     served = client.models(SECONDS)
     if model and model not in {one.name for one in served}:
         raise ValueError(f"model {model!r} is not served here, {', '.join(repr(one.name) for one in served)} is")
-    asked = [one for one in served if not model or one.name == model]
-    if not conversation.plain and any(one.HasField("chat_template") and not one.chat_template for one in asked):
+    candidates = [one for one in served if not model or one.name == model]
+    if not conversation.plain and any(one.HasField("chat_template") and not one.chat_template for one in candidates):
         raise NoTemplate(NO_TEMPLATE)
 
 
 def _do(conversation: Conversation, line: str) -> None:
     try:
-        said = conversation.command(line)
+        reply = conversation.command(line)
     except (NotThatWay, OSError) as error:
-        said = str(error)
-    if said:
-        print(said)
+        reply = str(error)
+    if reply:
+        print(reply)
 
 
 def _answer(
     client: Client, conversation: Conversation, words: str, model: str, said: Callable[[Exception], str]
 ) -> None:
-    """Prints it as it comes. Where there is none, the words are taken back."""
+    """Prints an answer as it comes. Words without an answer are withdrawn."""
     prompt, images = conversation.ask(words)
-    answer = Answer(time.monotonic())
+    answer = ChatAnswer(time.monotonic())
     failure = ""
     try:
         spec = spec_of(prompt, images, **conversation.options, model=model)
         with client.stream_request(pb.StreamGenerateRequest(spec=spec)) as stream:
             for message in stream:
-                # A model may write what a terminal takes for a command: it shows that there was something.
-                print(answer.take(message, time.monotonic()).translate(HARMLESS), end="", flush=True)
+                # Control characters of a model could be commands to the terminal: each is shown as U+FFFD.
+                print(answer.add_message(message, time.monotonic()).translate(HARMLESS), end="", flush=True)
     except KeyboardInterrupt:
-        pass  # what there is of the answer counts
+        pass  # the answer so far counts
     except (QuireError, ValueError) as error:
         if isinstance(error, InvalidRequestError) and error.reason == "NO_CHAT_TEMPLATE":
             conversation.withdrawn()

@@ -1,4 +1,4 @@
-"""A snapshot as a picture of a given size. Pure: no clock, no server, no terminal."""
+"""Draws a snapshot as a picture of a given size. Pure: no clock, no server, no terminal."""
 
 from collections.abc import Sequence
 
@@ -23,13 +23,18 @@ LEAST_MAP, MOST_MAP = 2, 12  # lines of the page map of an engine
 LEAST_LIST, MOST_LIST = 3, 12  # lines of requests and tenants
 CHART = 90  # columns at most
 KEYS = ("q", "bold"), " quits   "
-WIDE = 100  # columns, for what is there only where there is room
+WIDE = 100  # columns from which places are shown, and requests stand beside tenants
 MOST_COLUMN = 60
 
 
 def picture(snapshot: Snapshot, width: int, height: int, live: bool = True) -> RenderableType:
-    """In so many columns and lines; a terminal that is too low shows its upper part. live: it fills a screen, and q
-    ends it.
+    """Draws a snapshot.
+
+    Args:
+        snapshot: State of the server.
+        width: Columns of the picture.
+        height: Lines of the picture. It may need more; a terminal then shows its upper part.
+        live: Whether q ends the picture, which its last line then says.
     """
     load = snapshot.load
     if load is None:
@@ -99,13 +104,13 @@ def _engines(load: pb.Load, width: int) -> RenderableType:
 
 
 def _bar(one: pb.Replica, width: int) -> Text:
-    """Held and cached pages beside all of them."""
+    """Draws held, cached and free pages as a bar with their counts."""
     whole, room = max(1, one.pages_total), max(4, min(30, width - 90))
     held, cached = parts((one.pages_used / whole, one.pages_cached / whole), room)
     free = room - held - cached
-    said = f" {one.pages_used:,} held, {one.pages_cached:,} cached of {one.pages_total:,}"
+    counts = f" {one.pages_used:,} held, {one.pages_cached:,} cached of {one.pages_total:,}"
     bars = ("█" * held, COLOURS["held"]), ("▒" * cached, COLOURS["cached"]), ("·" * free, COLOURS["free"])
-    return Text.assemble(*bars, said, no_wrap=True)
+    return Text.assemble(*bars, counts, no_wrap=True)
 
 
 def _page_map(number: int, states: States, width: int, lines: int) -> RenderableType:
@@ -141,7 +146,7 @@ def _lists(snapshot: Snapshot, load: pb.Load, width: int, most: int) -> Renderab
 
 
 def _request(live: pb.LiveRequest) -> list[Text]:
-    # As Text: a client chose its request's id, and brackets in it are no markup.
+    # As Text: clients choose request ids, whose brackets must not act as markup.
     state = pb.RequestState.Name(live.state).removeprefix("REQUEST_STATE_").lower()
     engine = str(live.replica) if live.HasField("replica") else "-"
     age = duration(live.age.ToNanoseconds() / 1e9)
@@ -159,7 +164,15 @@ def _table(title: str) -> Table:
 def _fill(
     table: Table, names: Sequence[str], rows: Sequence[Sequence[Text]], elastic: str, right: Sequence[str]
 ) -> None:
-    """elastic: the column that has what room there is; it is cut where there is little. right: with figures."""
+    """Fills a table.
+
+    Args:
+        table: An empty table.
+        names: Headings.
+        rows: Values of each row.
+        elastic: Column that gets the remaining width, and is cut if there is little.
+        right: Columns of figures, aligned to the right.
+    """
     for place, name in enumerate(names):
         widest = max([len(name), *(row[place].cell_len for row in rows)])
         table.add_column(
@@ -180,7 +193,7 @@ def _legend() -> list[tuple[str, str]]:
 
 
 def duration(seconds: float) -> str:
-    """As a person says it."""
+    """Returns a duration in units for people: "12.3 ms", "4.0 s", "3 min 5 s", "2 h 1 min"."""
     if seconds < 1:
         return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
     if seconds < 60:

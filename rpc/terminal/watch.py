@@ -1,4 +1,4 @@
-"""Looks at a server again and again, and connects again where it goes away."""
+"""Follows a server's state, and connects again when the server goes away."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ from rpc.client.security import Security
 from rpc.observe.rates import rates
 from rpc.terminal.snapshot import Snapshot, States
 
-SECONDS = 15  # for one answer: an engine gives its page map between two steps
+SECONDS = 15  # for one response: an engine gives its page map between two steps
 REQUESTS = 50  # more do not fit on a screen
 KEPT = 300  # intervals
 AGAIN = 1.0  # seconds between two tries to reach a server
@@ -33,25 +33,30 @@ HOPELESS = {
 }
 
 
-class Watch:
-    """Of one server, every `interval` seconds, on a thread of its own, in `with`.
+class ServerWatch:
+    """Follows one server on a thread of its own. Use it as a context manager.
+
+    Args:
+        server: HOST:PORT of the admin port.
+        security: Token of an operator.
+        interval: Seconds between two snapshots.
 
     Raises:
         ValueError: The server is not of the form HOST:PORT.
     """
 
     def __init__(self, server: str, security: Security, interval: float) -> None:
-        check_server(server)  # here, since the thread has nobody to tell
+        check_server(server)  # before the thread, whose exceptions would be lost
         self._server, self._security = server, security
         self._interval = Duration()
         self._interval.FromNanoseconds(round(interval * 1e9))
-        self._seen = Snapshot(server)
-        self._news: SimpleQueue[Snapshot | QuireError] = SimpleQueue()
+        self._newest = Snapshot(server)
+        self._snapshots: SimpleQueue[Snapshot | QuireError] = SimpleQueue()
         self._over = threading.Event()
         self._call: Any = None
         self._thread = threading.Thread(target=self._run, name="quire-watch", daemon=True)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "ServerWatch":
         self._thread.start()
         return self
 
@@ -64,65 +69,69 @@ class Watch:
         self._thread.join(2.0)
 
     def next(self, seconds: float) -> Snapshot | None:
-        """The next look, None where there is none within this time. Raises QuireError where no other try can help."""
+        """Returns the next snapshot; None if none comes within `seconds`.
+
+        Raises:
+            QuireError: The server cannot be followed, and another try cannot help.
+        """
         try:
-            news = self._news.get(timeout=seconds)
+            item = self._snapshots.get(timeout=seconds)
         except Empty:
             return None
-        if isinstance(news, QuireError):
-            raise news
-        return news
+        if isinstance(item, QuireError):
+            raise item
+        return item
 
     def _run(self) -> None:
         while not self._over.is_set():
             try:
                 with self._security.channel(self._server, CHANNEL_OPTIONS) as channel:
-                    for snapshot in self._looks(pb_grpc.AdminServiceStub(channel)):
-                        self._seen = snapshot
-                        self._news.put(snapshot)
+                    for snapshot in self._follow(pb_grpc.AdminServiceStub(channel)):
+                        self._newest = snapshot
+                        self._snapshots.put(snapshot)
             except grpc.RpcError as error:
                 failure = error_of(error, self._server)
                 if failure.code in HOPELESS:
-                    self._news.put(failure)
+                    self._snapshots.put(failure)
                     return
-                away = (*self._seen.rates, None)[-KEPT:]
-                self._seen = replace(self._seen, trouble=str(failure), rates=away, pages={})
-                self._news.put(self._seen)
+                away = (*self._newest.rates, None)[-KEPT:]
+                self._newest = replace(self._newest, trouble=str(failure), rates=away, pages={})
+                self._snapshots.put(self._newest)
             self._over.wait(AGAIN)
 
-    def _looks(self, stub: pb_grpc.AdminServiceStub) -> Iterator[Snapshot]:
-        """Raises grpc.RpcError."""
+    def _follow(self, stub: pb_grpc.AdminServiceStub) -> Iterator[Snapshot]:
+        """Yields a snapshot for each message of the server's load. Raises grpc.RpcError."""
         metadata = self._security.metadata
         info = stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=SECONDS, metadata=metadata)
         self._call = stub.WatchLoad(pb.WatchLoadRequest(interval=self._interval), metadata=metadata)
         for message in self._call:
             if self._over.is_set():
                 return
-            load, before = message.load, self._seen
-            # After a time away the totals may be another server's, and their differences are of no one interval.
+            load, before = message.load, self._newest
+            # After a time away the totals may be another server's, and their differences span several intervals.
             new = None if before.load is None or before.trouble else rates(before.load, load)
             known = before.rates if before.load is None else (*before.rates, new)[-KEPT:]
-            asked = pb.ListRequestsRequest(max_count=REQUESTS)
-            requests = stub.ListRequests(asked, timeout=SECONDS, metadata=metadata)
+            listing = pb.ListRequestsRequest(max_count=REQUESTS)
+            requests = stub.ListRequests(listing, timeout=SECONDS, metadata=metadata)
             yield Snapshot(self._server, info, load, self._pages(stub, load), requests, known)
 
     def _pages(self, stub: pb_grpc.AdminServiceStub, load: pb.Load) -> dict[int, States]:
-        """Of the engines that answer."""
+        """Returns the page maps of the engines that answer."""
         found = dict[int, States]()
         for replica in load.replicas:
             if replica.state != pb.REPLICA_STATE_STARTING:
                 try:
-                    asked = pb.GetPageMapRequest(replica=replica.number)
-                    answer = stub.GetPageMap(asked, timeout=SECONDS, metadata=self._security.metadata)
+                    request = pb.GetPageMapRequest(replica=replica.number)
+                    page_map = stub.GetPageMap(request, timeout=SECONDS, metadata=self._security.metadata)
                 except grpc.RpcError:
-                    continue  # it ends, or is in a long step; where the server has gone, its load says so next
-                found[replica.number] = np.array(answer.states, np.uint8)
+                    continue  # the engine ends, or is in a long step; if the server is gone, its load fails next
+                found[replica.number] = np.array(page_map.states, np.uint8)
         return found
 
 
 def look_twice(server: str, security: Security, interval: float) -> Snapshot:
-    """A snapshot with rates, of this long. Raises QuireError, OSError where the server cannot be reached."""
-    with Watch(server, security, interval) as watch:
+    """Returns a snapshot with rates over one interval. Raises QuireError, and OSError if no server answers."""
+    with ServerWatch(server, security, interval) as watch:
         deadline = time.monotonic() + SECONDS + interval
         while time.monotonic() < deadline:
             snapshot = watch.next(0.1)

@@ -1,1 +1,4 @@
-"""A page in the browser for who runs a server: its engines, their KV pages, requests, throughput, and a prompt box."""
+"""The dashboard in a browser, for operators: engines, KV pages, requests, throughput and a prompt box.
+
+It runs in a server's process and asks its frontend directly. It knows no engine.
+"""

@@ -1,4 +1,4 @@
-"""The page's paths, as an ASGI application."""
+"""The dashboard's paths, as an ASGI application."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cache_manager.ledger import PageState
-from rpc.access.door import Door
+from rpc.access.authentication import AuthenticationInterceptor
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.services.errors import as_failure
@@ -28,22 +28,28 @@ FILES = {
     "page.js": ("page.js", "text/javascript"),
     "page.css": ("page.css", "text/css"),
 }
-REQUESTS = 30  # in a list
+REQUESTS = 30  # entries of the list of requests
 LETTERS = {PageState.FREE: ".", PageState.HELD: "#", PageState.CACHED: "o", PageState.SET_ASIDE: "!"}
 OF_STATE = bytes.maketrans(bytes(LETTERS), "".join(LETTERS.values()).encode())
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(frontend: Frontend, door: Door, history: History) -> ASGIApp:
-    """history: somebody lets it follow."""
-    looks = Looks(frontend, door, history)
+def make_app(frontend: Frontend, authentication: AuthenticationInterceptor, history: History) -> ASGIApp:
+    """Returns the dashboard's application.
+
+    Args:
+        frontend: The server's frontend.
+        authentication: Checks operators' tokens.
+        history: Rates of the last minutes; the caller runs its `follow`.
+    """
+    state_routes = StateRoutes(frontend, authentication, history)
     app = Starlette(
         routes=[
             *(Route(f"/{path}", _file(*file), methods=["GET"]) for path, file in FILES.items()),
-            Route("/api/state", looks.answering(looks.state), methods=["GET"]),
-            Route("/api/pages/{replica:int}", looks.answering(looks.pages), methods=["GET"]),
-            Route("/api/generate", Prompts(frontend, door), methods=["POST"]),
+            Route("/api/state", state_routes.endpoint(state_routes.state), methods=["GET"]),
+            Route("/api/pages/{replica:int}", state_routes.endpoint(state_routes.pages), methods=["GET"]),
+            Route("/api/generate", Prompts(frontend, authentication), methods=["POST"]),
         ],
     )
     return Guard(app)
@@ -58,24 +64,29 @@ def _file(name: str, kind: str) -> Endpoint:
     return answer
 
 
-class Looks:
-    """What AdminService says, for operators, in the JSON of its messages."""
+class StateRoutes:
+    """The responses of AdminService for operators, as JSON of its messages."""
 
-    def __init__(self, frontend: Frontend, door: Door, history: History) -> None:
-        self._frontend, self._door, self._history = frontend, door, history
+    def __init__(self, frontend: Frontend, authentication: AuthenticationInterceptor, history: History) -> None:
+        self._frontend, self._authentication, self._history = frontend, authentication, history
 
-    def answering(self, look: Callable[[Request], Awaitable[dict[str, Any]]]) -> Endpoint:
+    def endpoint(self, handler: Callable[[Request], Awaitable[dict[str, Any]]]) -> Endpoint:
+        """Returns an endpoint that checks the operator's token, and turns exceptions into responses."""
+
         async def answer(request: Request) -> Response:
             try:
-                self._door.operator(request.headers)
-                return json_response(await look(request))
+                self._authentication.authenticate_operator(request.headers)
+                return json_response(await handler(request))
             except Exception as error:
                 return response_of(as_failure(error))
 
         return answer
 
     async def state(self, request: Request) -> dict[str, Any]:
-        """Everything but pages. Query: `after`, the number of the newest rates that are known."""
+        """Returns the server's state without page maps.
+
+        The query's `after` is the number of the newest rates that the browser has.
+        """
         after = request.query_params.get("after", "0")
         if not (after.isascii() and after.isdigit() and len(after) < 16):
             raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", "after must be a number", field="after")
@@ -90,7 +101,7 @@ class Looks:
         }
 
     async def pages(self, request: Request) -> dict[str, Any]:
-        """Of one engine: a letter for each page."""
+        """Returns the page map of one engine: a letter for each page."""
         pages = await page_map_of(self._frontend, request.path_params["replica"])
         states = pages.states.tobytes().translate(OF_STATE).decode()
         return {"page_size": pages.page_size, "states": states, "holders": len(pages.holders)}

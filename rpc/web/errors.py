@@ -1,4 +1,4 @@
-"""Failures as the page gets them: an HTTP status and {"error": {reason, message}}."""
+"""Failures in the form of the dashboard: an HTTP status and {"error": {reason, message}}."""
 
 import json
 from typing import Any
@@ -18,15 +18,16 @@ STATUSES = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-"""By code of a failure; others are 500."""
+"""Code of a failure, to HTTP status; other codes are 500."""
 
 
 def error_of(failure: RequestFailed) -> dict[str, Any]:
+    """Returns the JSON of a failure."""
     return {"error": {"reason": failure.reason, "message": failure.message}}
 
 
 def response_of(failure: RequestFailed, status: int | None = None) -> Response:
-    """status: where HTTP has a better word for it."""
+    """Returns the response of a failure. `status` overrides the one of its code."""
     return json_response(error_of(failure), status or STATUSES.get(failure.code, 500))
 
 

@@ -1,8 +1,8 @@
-"""Who may ask the page's server anything: pages of its own, on this machine.
+"""Refuses requests to the dashboard that are not its own, on this machine.
 
-A loopback port is within reach of every web page that a browser on this machine shows. The name that a request was sent
-to keeps out pages whose own name has been made to lead here (DNS rebinding); Origin and Sec-Fetch-Site keep out all
-others. There is no CORS header, and no cookie that a browser would add by itself.
+Every web site that a browser on this machine shows can reach a loopback port. The check of Host keeps out sites whose
+name resolves to this machine (DNS rebinding). The checks of Origin and Sec-Fetch-Site keep out all others. There is no
+CORS header, and no cookie that a browser would add by itself.
 """
 
 import re
@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")  # any port: it may be that of a tunnel's other end
+HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")  # any port: it may be a tunnel's
 OWN_SITE = {"same-origin", "none"}  # none: the address bar
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -27,7 +27,7 @@ HEADERS = {
 
 
 class Guard:
-    """Before an application: turns away what no page of its own has asked, and gives every answer its headers."""
+    """ASGI application that refuses foreign requests to another one, and adds security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,15 +44,15 @@ class Guard:
 
 
 def refusal(headers: list[tuple[str, str]]) -> str | None:
-    """Why a request with these headers is refused; None where it is not. Names in lower case, as ASGI has them."""
+    """Returns why a request with these headers is refused; None if it is not. Names are in lower case."""
     once: Mapping[str, str] = dict(headers)
     if sum(name in ("host", "origin") for name, _ in headers) > len(once.keys() & {"host", "origin"}):
         return "Host and Origin may be there once"
     host = once.get("host", "")
     if not HOST.fullmatch(host):
-        return "this page is for http://127.0.0.1 and http://localhost alone"
+        return "the dashboard is for http://127.0.0.1 and http://localhost alone"
     if "origin" in once and once["origin"] != f"http://{host}":
-        return "requests from other pages are refused"
+        return "requests from other sites are refused"
     if once.get("sec-fetch-site", "none") not in OWN_SITE:
-        return "requests from other pages are refused"
+        return "requests from other sites are refused"
     return None

@@ -1,4 +1,4 @@
-"""What a server did in each of the last seconds, for charts that begin before anybody looks."""
+"""Rates of a server in each of the last seconds, for charts that begin before the dashboard is opened."""
 
 import asyncio
 import secrets
@@ -17,8 +17,14 @@ KEPT = 300  # intervals
 
 
 class History:
-    """started: when the server was, on the monotonic clock. `follow` it on the frontend's loop. run: which one this is;
-    that of a server started anew is another, and its numbers say nothing of these.
+    """Rates by interval, numbered from 1. `follow` must run on the frontend's loop.
+
+    Args:
+        frontend: The server's frontend.
+        started: Start of the server, in seconds of time.monotonic.
+
+    Attributes:
+        run: Random id of this server's run; the numbers of another run do not continue these.
     """
 
     def __init__(self, frontend: Frontend, started: float) -> None:
@@ -27,14 +33,15 @@ class History:
         self.run = secrets.token_hex(8)
 
     def load(self) -> pb.Load:
+        """Returns the server's load now."""
         return load_of(self._frontend, self._started)
 
     async def follow(self) -> None:
-        """Until it is cancelled."""
+        """Records rates until cancelled."""
         number, before = 0, self.load()
         due = time.monotonic()
         while True:
-            # No drift, and no burst after the loop was held up.
+            # Fixed due times do not drift; the maximum avoids a burst after the loop was blocked.
             due = max(due + INTERVAL, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
             after = self.load()
@@ -45,7 +52,7 @@ class History:
                 before = after
 
     def since(self, number: int) -> list[dict[str, Any]]:
-        """Those after this one, oldest first; the first is 1."""
+        """Returns the rates after this number, oldest first."""
         return [
             {"number": known, "generated": one.generated, "prompt": one.prompt, "ttft": one.ttft}
             for known, one in list(self._known)

@@ -1,4 +1,4 @@
-"""The page's HTTP server, in a server's process and on its loop."""
+"""The dashboard's HTTP server, in a server's process and on its loop."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from rpc.access.door import Door
+from rpc.access.authentication import AuthenticationInterceptor
 from rpc.frontend.frontend import Frontend
 from rpc.gateway.protocol import bounded_config
 from rpc.ports import check_free
@@ -21,32 +21,44 @@ MOST_CONNECTIONS = 64
 DRAIN_SECONDS = 1.0
 
 
-class _Server(uvicorn.Server):
-    """Signals are the process's own concern."""
+class _QuietServer(uvicorn.Server):
+    """uvicorn's server without signal handlers, which the process has itself."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-class Page:
-    """`open`, then always `close`."""
+class DashboardServer:
+    """HTTP server of the dashboard. Call `open`, then always `close`.
 
-    def __init__(self, frontend: Frontend, door: Door) -> None:
+    Args:
+        frontend: The server's frontend.
+        authentication: Checks operators' tokens.
+    """
+
+    def __init__(self, frontend: Frontend, authentication: AuthenticationInterceptor) -> None:
         self._history = History(frontend, time.monotonic())
         config = bounded_config(
-            make_app(frontend, door, self._history),
+            make_app(frontend, authentication, self._history),
             read_time=READ_SECONDS,
             write_stall=frontend.settings.write_stall,
             most=MOST_CONNECTIONS,
             drain=DRAIN_SECONDS,
         )
-        self._server = _Server(config)
+        self._server = _QuietServer(config)
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, port: int) -> str:
-        """Its address. port: 0 is a free one. Raises OSError where it cannot be had."""
+        """Opens a port, and returns the dashboard's address.
+
+        Args:
+            port: Port on 127.0.0.1; 0 picks a free one.
+
+        Raises:
+            OSError: The port cannot be opened.
+        """
         check_free("--page-port", HOST, port)
         self._listener = socket.create_server((HOST, port), backlog=128)
         serving = asyncio.create_task(self._server.serve([self._listener]))
@@ -59,7 +71,7 @@ class Page:
         return f"http://{HOST}:{self._listener.getsockname()[1]}/"
 
     async def close(self) -> None:
-        """Answers that are on their way are cut off after a second."""
+        """Ends the server. Responses that take longer than `DRAIN_SECONDS` are cut off."""
         if not self._tasks:
             return
         serving, following = self._tasks

@@ -1,4 +1,4 @@
-"""A prompt that was typed into the page, and its answer as lines of JSON."""
+"""Runs prompts typed into the dashboard, and streams their answers as lines of JSON."""
 
 import asyncio
 import json
@@ -11,37 +11,39 @@ from quire.v1 import generation_service_pb2 as pb
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from rpc.access.door import Door
+from rpc.access.authentication import AuthenticationInterceptor
 from rpc.client.specs import spec_of
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.live import Live
 from rpc.services import convert
 from rpc.services.errors import as_failure
-from rpc.services.writer import SlowReader, Writer
+from rpc.services.writer import SlowReader, StreamWriter
 from rpc.web.errors import error_of, response_of
 
-MOST_BYTES = 2**20  # of a body
+MOST_BYTES = 2**20  # bytes of a body
 BODY_SECONDS = 30.0
-SEED = re.compile("[0-9]{1,20}")  # a text because JavaScript's numbers have not all 64 bits
+SEED = re.compile("[0-9]{1,20}")  # as text, since JavaScript's numbers lack 64-bit integers
 FIELDS: dict[str, tuple[type, ...]] = {
     "prompt": (str,), "chat": (bool,), "max_tokens": (int,), "temperature": (int, float), "seed": (int, str),
 }  # fmt: skip
 
 
 class Prompts:
-    """POST of a JSON object with `prompt`, and what of FIELDS is wanted. The answer's lines are objects: {text} as it
-    comes, then {finish, usage, seed}; or {error}. Who leaves ends the request. An ASGI application.
+    """ASGI application for POST of a JSON object with `prompt` and other `FIELDS`.
+
+    The response's lines are objects: {text} as it comes, then one with the finish reason, token counts and seed; or
+    {error}. The request ends if its client leaves.
     """
 
-    def __init__(self, frontend: Frontend, door: Door) -> None:
-        self._frontend, self._door = frontend, door
+    def __init__(self, frontend: Frontend, authentication: AuthenticationInterceptor) -> None:
+        self._frontend, self._authentication = frontend, authentication
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         lines = Lines(send)
         try:
-            tenant = self._door.operator(request.headers).tenant
+            tenant = self._authentication.authenticate_operator(request.headers).tenant
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 failure = RequestFailed("INVALID_ARGUMENT", "NOT_JSON", "the content type must be application/json")
                 await response_of(failure, 415)(scope, receive, send)
@@ -59,20 +61,20 @@ class Prompts:
                 await response_of(failure)(scope, receive, send)
 
     async def _answer(self, message: pb.GenerationSpec, tenant: str, lines: "Lines") -> None:
-        """Raises RequestFailed."""
+        """Runs a request, and writes its lines. Raises RequestFailed."""
         spec = convert.spec_from(message, tenant)
-        writer = Writer(lines, self._frontend.settings.write_stall)
+        writer = StreamWriter(lines, self._frontend.settings.write_stall)
         async with self._frontend.open(spec, f"page-{secrets.token_hex(8)}", None) as live:
             try:
                 await writer.run(_stream(live, writer))
             except SlowReader as slow:
-                slow.writing.cancel()  # the line that says so comes instead
+                slow.writing.cancel()  # the line with the error takes its place
                 raise
         await lines.end()
 
 
-async def _stream(live: Live, writer: Writer) -> None:
-    """Raises the stream's failure."""
+async def _stream(live: Live, writer: StreamWriter) -> None:
+    """Writes a request's text as it comes, then its figures. Raises the stream's failure."""
     stream, ended = live.stream, False
     while not ended:
         await live.wait()
@@ -90,13 +92,17 @@ async def _stream(live: Live, writer: Writer) -> None:
             "prompt_tokens": usage.prompt_tokens,
             "cached_prompt_tokens": usage.cached_prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "seed": str(stream.request.controls.seed),  # of 64 bits: no number of JavaScript's
+            "seed": str(stream.request.controls.seed),  # as text: JavaScript's numbers lack 64-bit integers
         }
     )
 
 
 class Lines:
-    """An answer of JSON lines. begun: its status has been sent."""
+    """A response of JSON lines.
+
+    Attributes:
+        begun: Whether its status has been sent.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send, self.begun = send, False
@@ -114,7 +120,7 @@ class Lines:
 
 
 async def _body(request: Request) -> bytes:
-    """Raises RequestFailed for one that is too large or too slow, ClientDisconnect."""
+    """Reads the body. Raises RequestFailed if it is too large or too slow, ClientDisconnect."""
     body = b""
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -130,27 +136,31 @@ async def _body(request: Request) -> bytes:
 
 
 def spec_in(body: bytes) -> pb.GenerationSpec:
-    """Of a body of JSON. Raises RequestFailed; values are checked where those of every request are."""
+    """Returns the request of a JSON body. The form is checked here, values later, like those of every request.
+
+    Raises:
+        RequestFailed: The body has no form of a request.
+    """
     try:
-        given = json.loads(body, parse_constant=_no_number)
+        fields = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise RequestFailed("INVALID_ARGUMENT", "NOT_JSON", f"the body is no JSON: {error}"[:200]) from None
-    if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
-        raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", "prompt must be there, a text", field="prompt")
-    for name, value in given.items():
-        # A bool is an int to Python, to nobody else.
+    if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
+        raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", "prompt must be a text", field="prompt")
+    for name, value in fields.items():
+        # In Python a bool is an int; in JSON it is none.
         if name not in FIELDS or not isinstance(value, FIELDS[name]) or (isinstance(value, bool) != (name == "chat")):
             what = "is not known" if name not in FIELDS else "is of the wrong kind"
             raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", f"{name[:60]} {what}", field=name[:60])
-    text, chat = given.pop("prompt"), given.pop("chat", False)
-    if isinstance(seed := given.get("seed"), str):
+    text, chat = fields.pop("prompt"), fields.pop("chat", False)
+    if isinstance(seed := fields.get("seed"), str):
         if not SEED.fullmatch(seed):
             message = f"seed is {seed[:60]!r}, must be a whole number"
             raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", message, field="seed")
-        given["seed"] = int(seed)
+        fields["seed"] = int(seed)
     try:
-        return spec_of([{"role": "user", "content": text}] if chat else text, **given)
-    except (ValueError, TypeError, OverflowError) as error:  # what a field cannot hold
+        return spec_of([{"role": "user", "content": text}] if chat else text, **fields)
+    except (ValueError, TypeError, OverflowError) as error:  # a value that its field cannot hold
         raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", str(error)[:200]) from None
 
 
@@ -159,7 +169,11 @@ def _no_number(word: str) -> float:
 
 
 async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Does it as long as the client is there, whose body has been read. Raises ClientDisconnect."""
+    """Runs `work`, and cancels it when the client leaves. Call after the body has been read.
+
+    Raises:
+        ClientDisconnect: The client left first.
+    """
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.frontend import Window, report
+from bench.frontend import FrontendWindow, report
 
 
-def window(tokens: int, cpu: float, messages: int = 1000) -> Window:
+def window(tokens: int, cpu: float, messages: int = 1000) -> FrontendWindow:
     counts = {"cpu": cpu, "stub": 9.0, "tokens": tokens, "steps": 100, "turns": 300, "sleeps": 200}
-    return Window(2.0, messages, counts, 0.25)
+    return FrontendWindow(2.0, messages, counts, 0.25)
 
 
 def test_report_divides_processor_time_by_tokens_and_takes_medians() -> None:

@@ -14,7 +14,7 @@ import torch
 from bench.on_gpu import sections, truth
 from bench.on_gpu.bench import Bench
 from bench.on_gpu.budget import Budget
-from bench.on_gpu.engine import Moment, Run
+from bench.on_gpu.engine import EngineRun, Moment
 from bench.on_gpu.loads import alike, mixed
 from bench.on_gpu.models import SHAPES, Costs
 from bench.on_gpu.pages import Book
@@ -23,7 +23,7 @@ from bench.on_gpu.serving import decode_steps
 from bench.on_gpu.sizes import HOST, Mixed
 from bench.on_gpu.timing import DeviceTimer, HostTimer, Timing, measure
 from bench.on_gpu.truth import Error, Tolerance
-from model.kv_pool import _to_eight_bit as to_eight_bit
+from model.kv_pool import to_eight_bit
 from tests.model.test_attention import plain_attention
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def test_json_has_all_of_it_and_is_json(tmp_path: Path) -> None:
     table = Table("t", {"case": "", "error": ".1e"})
     table.add(case="a", error=math.nan)
     report.reached(Goal(ATTENTION_GOAL, 0.8, "case"))
-    report.tell(table)
+    report.publish(table)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["tables"] == [{"title": "t", "rows": [{"case": "a", "error": "nan"}], "notes": []}]
     assert [goal["verdict"] for goal in found["goals"]] == ["met", "not measured", "not measured"]
@@ -164,7 +164,7 @@ def test_a_device_s_time_is_between_events_behind_a_delay(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "_sleep", sleep, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
     timer = DeviceTimer()
-    assert timer._cycles == pytest.approx(1e9)
+    assert timer.cycles == pytest.approx(1e9)
     log.clear()
     assert timer.burst(work, 3) == pytest.approx(5e-3)
     assert log == ["wait", *["work"] * 3, "wait", "delay", "event", *["work"] * 3, "event", "wait"]
@@ -237,12 +237,12 @@ def test_steps_of_decodes_are_those_with_nothing_else_in_them() -> None:
     """Two sequences; the second one's prompt is computed in the steps that end at 1 and 2."""
     counts, times = [1, 1, 2, 2, 2, 2, 2, 1], [1.0, 2.0, 5.0, 6.0, 7.0, 7.5, 8.5, 9.0]
     moments = [Moment(at, np.arange(n), 0.1 * i) for i, (n, at) in enumerate(zip(counts, times, strict=True))]
-    found = decode_steps(Run(0.0, 9.0, moments, [], [], []), 2, 100)
+    found = decode_steps(EngineRun(0.0, 9.0, moments, [], [], []), 2, 100)
     assert found.seconds == [0.5, 1.0]
     assert found.overheads == [0.5, pytest.approx(0.6)]
     assert found.context == 100 + (10 + 12) / 2 / 2
     with pytest.raises(RuntimeError, match="no step in which all of 3 sequences"):
-        decode_steps(Run(0.0, 9.0, moments, [], [], []), 3, 100)
+        decode_steps(EngineRun(0.0, 9.0, moments, [], [], []), 3, 100)
 
 
 def test_a_section_that_cannot_run_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import torch
 from bench import shapes
 from bench.gpu import remove, run
 from bench.on_gpu import models
-from bench.on_gpu.engine import Engine
-from bench.on_gpu.loads import Asked
+from bench.on_gpu.engine import TimedEngine
+from bench.on_gpu.loads import EngineRequest
 from bench.on_gpu.models import Costs, write_checkpoint
-from bench.on_gpu.sizes import Mixed, Sizes
+from bench.on_gpu.sizes import Mixed, RunSizes
 from model.config import read_config
 from model.loading import load
 from model.settings import ModelSettings
@@ -27,7 +27,7 @@ TINY = shapes.MODELS["llama-135m"] | {
     "vocab_size": 500, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16,
 }  # fmt: skip
-SIZES = Sizes(
+SIZES = RunSizes(
     copied=2**16, products=((32, 32, 32),), models=("tiny",), batches=(1, 3), context=40, steps=5, prefills=(24,),
     step_tokens=64, mixed=Mixed(5, 2, (4, 8), (2, 4)), peers=Mixed(3, 3, (4, 8), (2, 4)), rounds=2,
 )  # fmt: skip
@@ -44,7 +44,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def places() -> Iterator[list[Path]]:
-    """Where a run has written models."""
+    """Returns the directories that a run has written models to."""
     noted: list[Path] = []
     yield noted
     remove(noted)
@@ -116,8 +116,8 @@ def test_a_checkpoint_loads(tmp_path: Path) -> None:
 
 def test_requests_come_when_others_end(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model", TINY, CPU)
-    asked = [Asked([i + 1] * 5, 3 + i) for i in range(4)]
-    with Engine(directory, "cpu", "reference", 2**20, 4, 64) as engine:
+    asked = [EngineRequest([i + 1] * 5, 3 + i) for i in range(4)]
+    with TimedEngine(directory, "cpu", "reference", 2**20, 4, 64) as engine:
         found = engine.run(asked, together=2)
         assert [len(times) for times in found.times] == [3, 4, 5, 6]
         assert found.sent[0] == found.sent[1]
@@ -126,11 +126,11 @@ def test_requests_come_when_others_end(tmp_path: Path) -> None:
         again = engine.run(asked)
         assert again.firsts == found.firsts
         with pytest.raises(RuntimeError, match="request 0 ended"):
-            engine.run([Asked([9999] * 3, 2), Asked([1] * 3, 300)])
+            engine.run([EngineRequest([9999] * 3, 2), EngineRequest([1] * 3, 300)])
         after = engine.run(asked)
         assert after.firsts == found.firsts
         others = [
-            moment for moment in after.moments if moment.attempts.min(initial=2**60) < engine._attempts - len(asked)
+            moment for moment in after.moments if moment.attempts.min(initial=2**60) < engine.attempts - len(asked)
         ]
         assert len(others) < 4, "what was given up goes on"
 

@@ -21,5 +21,5 @@ def test_ids_are_the_same_with_the_cache_without_it_and_in_a_plain_gpt(
 def test_another_model_would_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.kv_cache, "NEW", (48,))
     plain = PlainGPT(write_gpt2(tmp_path))
-    plain._weights["h.3.mlp.c_fc.bias"] = -plain._weights["h.3.mlp.c_fc.bias"]
+    plain.weights["h.3.mlp.c_fc.bias"] = -plain.weights["h.3.mlp.c_fc.bias"]
     assert not measure(tmp_path, 1, plain)[0]["ids_equal"]

@@ -9,10 +9,10 @@ import pytest
 
 from bench import shapes
 from bench.peers.__main__ import turns
-from bench.peers.floor import Machine, Rates, bytes_of, operations_of
+from bench.peers.floor import MachineFloor, MachineRates, bytes_of, operations_of
 from bench.peers.models import make
-from bench.peers.report import Row, report
-from bench.peers.workloads import Asked, Workload, build
+from bench.peers.report import PeerRun, report
+from bench.peers.workloads import PeerRequest, Workload, build
 
 TINY = shapes.MODELS["llama-135m"] | {
     "vocab_size": 16_384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -31,21 +31,24 @@ def test_the_floor_of_one_request_is_its_prompt_and_a_reading_of_all_weights_a_t
     weights, token = bytes_of("tiny")
     assert (weights, token) == (2 * (16_384 * 32 + 32 * (32 + 16 + 16 + 32) + 3 * 32 * 64), 2 * 2 * 16)
     layers, head, attention = operations_of("tiny")
-    machine = Machine.__new__(Machine)
-    seconds = machine.floor("tiny", Workload("", "", [Asked([1] * 8, 3)], 1), Rates(read=1.0, multiply=1e12))
+    machine = MachineFloor.__new__(MachineFloor)
+    seconds = machine.floor(
+        "tiny", Workload("", "", [PeerRequest([1] * 8, 3)], 1), MachineRates(read=1.0, multiply=1e12)
+    )
     prompt = (8 * layers + head + 32 * attention) / 1e12
     assert seconds == pytest.approx(prompt + 2 * weights + (8 + 9) * token)
 
 
 def test_what_is_shared_counts_once_and_those_that_wait_start_where_one_ends(monkeypatch) -> None:
     monkeypatch.setitem(shapes.MODELS, "tiny", TINY)
-    machine, endless = Machine.__new__(Machine), Rates(read=1.0, multiply=1e30)
+    machine, endless = MachineFloor.__new__(MachineFloor), MachineRates(read=1.0, multiply=1e30)
     weights, _ = bytes_of("tiny")
-    alone = machine.floor("tiny", Workload("", "", [Asked([1] * 8, 3)] * 3, 1), endless)
-    together = machine.floor("tiny", Workload("", "", [Asked([1] * 8, 3)] * 3, 3), endless)
+    alone = machine.floor("tiny", Workload("", "", [PeerRequest([1] * 8, 3)] * 3, 1), endless)
+    together = machine.floor("tiny", Workload("", "", [PeerRequest([1] * 8, 3)] * 3, 3), endless)
     assert alone - together == pytest.approx(4 * weights)
     shared, own = (
-        machine.floor("tiny", Workload("", "", [Asked([1] * 8, 1)] * 4, 4, part), Rates(1e30, 1.0)) for part in (6, 0)
+        machine.floor("tiny", Workload("", "", [PeerRequest([1] * 8, 1)] * 4, 4, part), MachineRates(1e30, 1.0))
+        for part in (6, 0)
     )
     layers, _, attention = operations_of("tiny")
     assert own - shared == pytest.approx(3 * (6 * layers + 18 * attention))
@@ -71,7 +74,7 @@ def test_an_engine_answers_when_each_token_was_there(tmp_path, monkeypatch) -> N
 
 def test_medians_are_told() -> None:
     rows = [
-        Row(name, "W2", tokens, 0.5, 10.0, 12.0, 1.0, 40.0, 300.0, 0.01, (5, first))
+        PeerRun(name, "W2", tokens, 0.5, 10.0, 12.0, 1.0, 40.0, 300.0, 0.01, (5, first))
         for name, first in (("quire", 6), ("other", 7))
         for tokens in (90.0, 100.0, 170.0)
     ]

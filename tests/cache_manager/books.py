@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cache_manager.allocator import LedgerError, PageAllocator, Pages
 from cache_manager.layout import MOST_TOKENS
+from tests.cache_manager.driver import CacheDriver
 from tests.cache_manager.play import PAGE_SIZES, scopes
 from tests.cache_manager.windows import Windows, full
-from tests.cache_manager.world import World
 
 SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None)
 
@@ -122,7 +122,7 @@ class AllocatorBooks(RuleBasedStateMachine):
 
 
 class ManagerBooks(RuleBasedStateMachine):
-    """What a scheduler may do, in any order, on the manager and on the world's plain model of it."""
+    """Does what a scheduler may do, in any order, to the manager and to the world's plain model of it."""
 
     groups = 1
     page_sizes = PAGE_SIZES
@@ -132,7 +132,7 @@ class ManagerBooks(RuleBasedStateMachine):
     def make(self, data, pages, rows):
         self.size = data.draw(st.sampled_from(self.page_sizes))
         windows = self._windows(data)
-        self.world = World(self.size, pages * windows.groups, rows, windows=windows)
+        self.world = CacheDriver(self.size, pages * windows.groups, rows, windows=windows)
 
     def _windows(self, data) -> Windows:
         return full(self.groups)
@@ -144,16 +144,16 @@ class ManagerBooks(RuleBasedStateMachine):
     @rule(data=st.data(), scope=st.integers(0, 11), goal=st.integers(1, 20), named=st.integers(0, 9))
     def submit(self, data, scope, goal, named):
         scope = scopes(self.size)[scope]
-        length = data.draw(st.integers(scope.whole + 1, self.pages_a_prompt * self.size + 2))
+        length = data.draw(st.integers(scope.bidirectional + 1, self.pages_a_prompt * self.size + 2))
         tokens = [0] * length
         if data.draw(st.booleans()):
             tokens[data.draw(st.integers(0, length - 1))] = 1
         self.world.submit(tokens, scope, length + goal, named > 0)
 
     @precondition(lambda self: self.world.queue)
-    @rule(number=st.integers(0, 9), wait=st.booleans(), whole=st.booleans())
-    def admit(self, number, wait, whole):
-        self.world.admit(self.world.queue[number % len(self.world.queue)], wait, whole)
+    @rule(number=st.integers(0, 9), wait=st.booleans(), everything=st.booleans())
+    def admit(self, number, wait, everything):
+        self.world.admit(self.world.queue[number % len(self.world.queue)], wait, everything)
 
     @rule(data=st.data(), draw=st.integers(0, 1))
     def launch(self, data, draw):

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cache_manager.block_hash import Scope
 from cache_manager.changes import PageChanges
-from cache_manager.page_names import Scope
 from tests.cache_manager.windows import first_seen
 
 NOTHING = 0  # in a slot: nobody may read this
@@ -37,11 +37,13 @@ class Prefixes:
 
     def extend(self, numbers: list[int], tokens: list[int], scope: Scope, page_size: int) -> None:
         """Adds to `numbers` those of the positions up to the end of `tokens`."""
-        public = 0 if scope.salt or scope.whole else scope.public // page_size
+        public = 0 if scope.salt or scope.bidirectional else scope.public // page_size
         if numbers:
             number = numbers[-1]
         else:
-            number = self.after(NOTHING, (tuple(tokens[: scope.whole]), scope.images) if scope.whole else "causal")
+            number = self.after(
+                NOTHING, (tuple(tokens[: scope.bidirectional]), scope.images) if scope.bidirectional else "causal"
+            )
         for position in range(len(numbers), len(tokens)):
             audience = "all" if position // page_size < public else (scope.tenant, scope.salt)
             seen = tuple(image for image in scope.images if image.start <= position < image.end)
@@ -89,7 +91,7 @@ class Device:
         self.users = [0] * pages
 
     def apply(self, leaves: list[int], changes: PageChanges) -> None:
-        """What comes before a step computes, in the order of a step plan; pages that were freed lose their content."""
+        """Applies what comes before a step computes, in the order of a step plan; freed pages lose their content."""
         for page in changes.freed_pages().tolist():
             self.slots[page] = [NOTHING] * self.page_size
         for row in leaves:

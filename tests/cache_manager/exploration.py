@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from cache_manager.block_hash import BlockHasher, Scope
 from cache_manager.layout import KVLayout
-from cache_manager.page_names import PageNamer, Scope
 from cache_manager.prefix import NONE
 from tests.cache_manager.device import Prefixes
+from tests.cache_manager.driver import CacheDriver
+from tests.cache_manager.histories import SequenceHistory
 from tests.cache_manager.sequences import SECRET
-from tests.cache_manager.story import Story
 from tests.cache_manager.windows import NO_WINDOWS, Windows
-from tests.cache_manager.world import World
 
 PAGE_SIZE = 2
-NAMER = PageNamer(SECRET, b"model", PAGE_SIZE)
+NAMER = BlockHasher(SECRET, b"model", PAGE_SIZE)
 PREFIXES = Prefixes()
 SHARED = Scope()
 COMMON: list[object] = []  # that all states share: what does not change, and what they may know of each other
@@ -40,7 +40,7 @@ def _number(thing: object) -> tuple[Callable[[int], object], tuple[int]]:
 
 
 class _Pickler(pickle.Pickler):
-    dispatch_table = dict.fromkeys((PageNamer, Prefixes, Scope, KVLayout, Windows), _number)
+    dispatch_table = dict.fromkeys((BlockHasher, Prefixes, Scope, KVLayout, Windows), _number)
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What makes the walk end: how often a sequence may fork, and one may be preempted, all in all; and whether a step
-    may compute a part of what a row needs.
+    """Bounds that make the walk end: how often a sequence may fork, and one may be preempted, all in all; and whether a
+    step may compute a part of what a row needs.
     """
 
     forks: int = 0
@@ -66,11 +66,11 @@ class Bounds:
 
 @dataclass
 class State:
-    world: World
+    world: CacheDriver
     left: Bounds
 
 
-def frozen(world: World) -> bytes:
+def frozen(world: CacheDriver) -> bytes:
     file = io.BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(world)
     return file.getvalue()
@@ -83,7 +83,7 @@ def explore(requests: Sequence[Request], pages: int, rows: int, bounds: Bounds, 
     """Walks all states, and returns how many there are. Raises what the first that breaks a law raises, with the moves
     that led there.
     """
-    world = World(PAGE_SIZE, pages, rows, namer=NAMER, prefixes=PREFIXES, windows=windows)
+    world = CacheDriver(PAGE_SIZE, pages, rows, hasher=NAMER, prefixes=PREFIXES, windows=windows)
     for request in requests:
         world.submit(request.prompt, request.scope, len(request.prompt) + request.answer)
     seen = {hash(alike(State(world, bounds)))}
@@ -105,7 +105,7 @@ def explore(requests: Sequence[Request], pages: int, rows: int, bounds: Bounds, 
     return len(seen)
 
 
-def check(world: World) -> None:
+def check(world: CacheDriver) -> None:
     world.check()
     if not world.running() and not world.flight and not world.waiting:
         assert world.manager.pool.free == world.manager.pool.total, "pages were lost"
@@ -171,7 +171,7 @@ def alike(state: State) -> tuple[object, ...]:
     def label(pages: Sequence[int]) -> tuple[int, ...]:
         return tuple(page if page == NONE else labels.setdefault(page, len(labels)) for page in pages)
 
-    def of(story: Story) -> tuple[object, ...]:
+    def of(story: SequenceHistory) -> tuple[object, ...]:
         return story.attempt, tuple(story.tokens), story.known
 
     by_attempt = sorted((world.story(row).attempt, row) for row in world.running())
@@ -182,8 +182,8 @@ def alike(state: State) -> tuple[object, ...]:
         story = world.story(row)
         waits = max(story.last_step, world.retired) - world.retired
         tables = [(table.first, label(table.pages)) for table in (*story.table, *world.device.tables[row])]
-        names = 0 if story.chain is None else len(story.chain.names)
-        books = (names, int(manager.names.named[row]), bool(manager.forked[row]), story.silent, row in world.leaves)
+        names = 0 if story.chain is None else len(story.chain.hashes)
+        books = (names, int(manager.published.count[row]), bool(manager.forked[row]), story.silent, row in world.leaves)
         computed = story.computed if world.windows.any else 0  # else it does not matter
         rows.append((of(story), computed, story.scheduled, waits, tuple(tables), books))
     waiting = tuple((step - world.retired, label(pages)) for step, pages in sorted(world.waiting))
@@ -194,7 +194,7 @@ def alike(state: State) -> tuple[object, ...]:
         )
         for flown in world.flight
     )
-    paths = {node: (*_path(index.parent, index._contents, node),) for node in index.all()}
+    paths = {node: tuple(map(index.content, index.path(node))) for node in index.all()}
     used = {policy.last_used(node) for node in paths}
     rank = {use: i for i, use in enumerate(sorted(used))}
     nodes = tuple(
@@ -202,16 +202,8 @@ def alike(state: State) -> tuple[object, ...]:
         for node, path in sorted(paths.items(), key=lambda item: item[1])
     )
     slid = label(list(manager.prefix.slid))
-    computing = tuple(sorted((name, place[row]) for name, row in manager.names.frontiers.row_of.items()))
+    computing = tuple(sorted((name, place[row]) for name, row in manager.published.frontiers.row_of.items()))
     freed = tuple(sorted(label([p for p in manager.pool.changes.freed_pages().tolist() if p in labels])))
     copies = tuple(map(tuple, (label(pair) for pair in manager.pool.changes.copies().tolist())))
     queue = tuple(map(of, world.queue))
     return tuple(rows), queue, waiting, flight, nodes, slid, computing, freed, copies, state.left
-
-
-def _path(parent: list[int], contents: list[bytes], node: int) -> list[bytes]:
-    path = []
-    while node >= 0:
-        path.append(contents[node])
-        node = parent[node]
-    return path[::-1]

@@ -12,7 +12,7 @@ from cache_manager.changes import PageChanges
 from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
 from cache_manager.prefix import NONE, PrefixIndex
-from cache_manager.publishing import PublishedNames
+from cache_manager.publishing import PublishedPages
 from cache_manager.tables import PageTables
 
 
@@ -139,7 +139,7 @@ def step_in_flight_is_forgotten(real):
     return lambda self, row, after_step: real(self, row, None)
 
 
-@fault(PublishedNames, "publish")
+@fault(PublishedPages, "publish")
 def page_that_a_step_reads_is_given_up_at_once(real):
     return lambda self, row, computed, after_step: real(self, row, computed, None)
 
@@ -181,11 +181,11 @@ def nobody_is_told_what_was_freed(real):
 # Publishing
 
 
-@fault(PublishedNames, "publish")
+@fault(PublishedPages, "publish")
 def page_is_published_before_it_is_computed(real):
     def publish(self, row, computed, after_step):
         chain = self.chains[row]
-        most = 0 if chain is None else len(chain.names) * self.layout.page_size
+        most = 0 if chain is None else len(chain.hashes) * self.layout.page_size
         real(self, row, max(computed, min(most, self.tables.held[0, row] * self.layout.page_size)), after_step)
 
     return publish
@@ -199,7 +199,7 @@ def the_next_page_comes_after_the_one_before_its_parent(real):
     return add_each
 
 
-@fault(PublishedNames, "_take_over")
+@fault(PublishedPages, "_take_over")
 def page_is_taken_over_by_one_of_its_forks_alone(real):
     def take_over(self, row, index, node, after_step):
         own = self.tables.pages[:, row, index]
@@ -214,7 +214,7 @@ def page_is_taken_over_by_one_of_its_forks_alone(real):
     return take_over
 
 
-@fault(PublishedNames, "_take_over")
+@fault(PublishedPages, "_take_over")
 def page_that_a_fork_shares_is_never_taken_over(real):
     def take_over(self, row, index, node, after_step):
         own, page = self.tables.pages[:, row, index], self.prefix.index.pages[:, node]
@@ -234,7 +234,7 @@ def node_outlives_a_reset(real):
     return lambda self: real(self) if len(self.index) < 2 else self.forget([], None)
 
 
-@fault(PublishedNames, "_close")
+@fault(PublishedPages, "_close")
 def row_publishes_on(real):
     return lambda self, row, start: self._forget_frontier(row, start)
 
@@ -244,17 +244,17 @@ def what_comes_after_is_not_forgotten(real):
     return lambda self, nodes: list(dict.fromkeys(nodes))
 
 
-@fault(PublishedNames, "_forget_frontier")
+@fault(PublishedPages, "_forget_frontier")
 def name_of_a_page_to_come_sticks(real):
     return lambda self, row, index: None
 
 
-@fault(PublishedNames, "_set_frontier")
+@fault(PublishedPages, "_set_frontier")
 def page_to_come_is_not_known(real):
     return lambda self, row, index: None
 
 
-@fault(PublishedNames, "is_computing")
+@fault(PublishedPages, "is_computing")
 def page_is_waited_for_when_nobody_computes_it(real):
     return lambda self, awaited: True
 
@@ -365,7 +365,7 @@ def changes_tell_the_wrong_place(real):
     return lambda self, group, row, index, pages: real(self, group, row, index + bool(index), pages)
 
 
-@fault(PageChanges, "left")
+@fault(PageChanges, "row_left")
 def changes_tell_of_a_row_that_left(real):
     return lambda self, row: None
 

@@ -7,7 +7,7 @@ from cache_manager.cached import PrefixCache
 from cache_manager.layout import MOST_TOKENS, KVLayout
 from cache_manager.manager import CacheManager
 from cache_manager.prefix import NONE, PrefixIndex
-from cache_manager.publishing import CLOSED, PublishedNames
+from cache_manager.publishing import CLOSED, PublishedPages
 from cache_manager.tables import PageTables
 from tests.cache_manager.faults import FAULTS, fault
 
@@ -33,10 +33,9 @@ def page_is_let_go_that_a_step_in_flight_reads(real):
 @fault(CacheManager, "slide", "windows")
 def row_lets_go_of_the_page_that_it_goes_on_from(real):
     def slide(self, rows, computed):
-        names = self.names
-        named, names.named = names.named, np.full_like(names.named, CLOSED)
+        count, self.published.count = self.published.count, np.full_like(self.published.count, CLOSED)
         real(self, rows, computed)
-        names.named = named
+        self.published.count = count
 
     return slide
 
@@ -181,7 +180,7 @@ def page_that_takes_a_lost_ones_place_has_no_name(real):
     return bind
 
 
-@fault(PublishedNames, "_take_over", "windows")
+@fault(PublishedPages, "_take_over", "windows")
 def page_is_taken_over_from_the_wrong_group(real):
     def take_over(self, row, index, node, after_step):
         pages = self.prefix.index.pages
@@ -230,7 +229,7 @@ def table_of_a_hit_starts_at_its_first_page(real):
 
 @fault(PrefixIndex, "complete", "windows")
 def page_is_thought_to_be_here_though_a_group_lost_it(real):
-    return lambda self, name: name in self._node_named
+    return lambda self, name: name in self._node_of_hash
 
 
 # Growing, and what is asked for
@@ -303,12 +302,12 @@ def need_is_that_of_full_attention(real):
     return needed
 
 
-@fault(CacheManager, "promised", "windows")
+@fault(CacheManager, "pages_still_to_take", "windows")
 def nothing_is_promised(real):
     return lambda self, rows, tokens: 0
 
 
-@fault(CacheManager, "promised", "windows")
+@fault(CacheManager, "pages_still_to_take", "windows")
 def more_is_promised_than_a_window_takes(real):
     def promised(self, rows, tokens):
         ahead, self.ahead = self.ahead, MOST_TOKENS
@@ -334,10 +333,10 @@ def fork_takes_the_first_page_it_shares_for_the_first_of_all(real):
     return fork
 
 
-@fault(PublishedNames, "_nodes_of", "windows")
+@fault(PublishedPages, "_nodes_of", "windows")
 def distrusted_row_is_asked_for_what_it_still_holds_alone(real):
     def nodes_of(self, row):
-        nodes = self.prefix.index.node_of[self.tables.of(0, row)]
+        nodes = self.prefix.index.node_of[self.tables.pages_of(0, row)]
         return nodes[nodes != NONE]
 
     return nodes_of

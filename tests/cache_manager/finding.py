@@ -1,13 +1,13 @@
-"""What is cached of a sequence: what the manager finds, beside a search through all that the device holds."""
+"""The cached prefix of a sequence: the manager's, beside a search through all that the device holds."""
 
 import numpy as np
 
+from cache_manager.block_hash import HashChain
 from cache_manager.matching import NO_MATCH, Awaited, Match
-from cache_manager.page_names import PageChain
 from cache_manager.prefix import NONE
 from tests.cache_manager.device import Device, Table
+from tests.cache_manager.histories import SequenceHistory
 from tests.cache_manager.sliding import Sliding
-from tests.cache_manager.story import Story
 from tests.cache_manager.windows import first_needed, most_held
 
 
@@ -20,8 +20,8 @@ class Finding(Sliding):
     collisions: bool
     awaited: set[Awaited]
 
-    def match(self, story: Story) -> Match:
-        """What is cached of a queued sequence, after looking through it."""
+    def match(self, story: SequenceHistory) -> Match:
+        """Returns the cached prefix of a queued sequence, after looking through it."""
         chain, most = story.chain, story.known - 1
         if chain is None:
             return NO_MATCH
@@ -29,7 +29,7 @@ class Finding(Sliding):
         match = self.manager.match(chain, most)
         assert match.tokens == len(match.nodes) * self.size
         assert match.tokens <= most, f"{match.tokens} tokens were matched, at most {most} were asked for"
-        in_part = match.tokens < story.scope.whole and self.windows.any
+        in_part = match.tokens < story.scope.bidirectional and self.windows.any
         assert not match.tokens or not in_part, "a span was hit in part, whose rest sees what is gone"
         for group, table in enumerate(self.tables_of(match)):
             self.device.read(table, group, story.numbers, match.tokens, match.tokens)
@@ -39,20 +39,20 @@ class Finding(Sliding):
                 assert not flown.written.intersection(table.pages), "a page is handed out while a step writes it"
         if match.awaited is not None:
             self._check_awaited(match.awaited, chain, len(match.nodes))
-        elif not self.collisions and not story.scope.whole and match.tokens + self.size <= most:
+        elif not self.collisions and not story.scope.bidirectional and match.tokens + self.size <= most:
             for other in self._at(story, match.tokens):
                 sure = not (other.rivalled or other.silent or other.unsure)
                 assert not sure, f"attempt {other.attempt} computes what comes next, nobody was told to wait"
         return match
 
-    def _come_to_next(self, story: Story) -> None:
+    def _come_to_next(self, story: SequenceHistory) -> None:
         """A running sequence computes its next page from now on. The first one to come to a page is waited for."""
         rivals = self._at(story, story.published * self.size)
         story.rivalled = False
         for other in rivals if len(rivals) > 1 else ():
             other.rivalled = True
 
-    def _at(self, story: Story, tokens: int) -> list[Story]:
+    def _at(self, story: SequenceHistory, tokens: int) -> list[SequenceHistory]:
         """Running sequences that compute the page which comes after so many tokens of a sequence, and know its name."""
         end = tokens + self.size
         return [
@@ -61,18 +61,18 @@ class Finding(Sliding):
             if other is not None
             and other.published * self.size == tokens
             and other.chain is not None
-            and len(other.chain.names) * self.size >= end
+            and len(other.chain.hashes) * self.size >= end
             and other.numbers[tokens:end] == story.numbers[tokens:end]
         ]
 
-    def _name(self, story: Story, end: int) -> None:
+    def _name(self, story: SequenceHistory, end: int) -> None:
         """Extends the names of its pages to what is known up to there."""
-        done = 0 if story.chain is None else len(story.chain.names) * self.size
+        done = 0 if story.chain is None else len(story.chain.hashes) * self.size
         if story.chain is not None and end - done >= self.size:
             story.chain.extend(np.array(story.tokens[done:end], np.int32))
 
     def tables_of(self, match: Match) -> list[Table]:
-        """What a sequence holds that goes on from there: of every group what is seen, and a page to go on from."""
+        """Returns by group the pages that a sequence going on from there holds: those it sees, and one to go on."""
         pages = self.manager.prefix.index.pages
         windows = self.windows.by_group
         firsts = tuple(first_needed(window, match.tokens, self.size) for window in windows)
@@ -80,7 +80,7 @@ class Finding(Sliding):
         assert match.firsts == due, f"pages from {match.firsts} on are used, not {firsts}"
         return [Table(first, pages[g, match.nodes[first:]].tolist()) for g, first in enumerate(firsts)]
 
-    def longest(self, story: Story) -> int:
+    def longest(self, story: SequenceHistory) -> int:
         """Tokens of the longest prefix that is published and has what the next token sees, by looking at every page."""
         full, node_of = self.device.content(), self.manager.prefix.index.node_of
         ends = range(self.size, story.known, self.size)
@@ -91,7 +91,7 @@ class Finding(Sliding):
         valid = [
             end
             for end in ends
-            if (end >= story.scope.whole or not self.windows.any)
+            if (end >= story.scope.bidirectional or not self.windows.any)
             and all(
                 group in here[index]
                 for group, window in enumerate(self.windows.by_group)
@@ -100,19 +100,19 @@ class Finding(Sliding):
         ]
         return max(valid, default=0)
 
-    def _check_awaited(self, awaited: Awaited, chain: PageChain, known: int) -> None:
+    def _check_awaited(self, awaited: Awaited, chain: HashChain, known: int) -> None:
         """Somebody computes it, and it is the prompt's."""
         story, end = self.rows[awaited.row], awaited.index + 1
         assert story is not None, "nobody computes what a request waits for"
         assert not story.silent, "what is waited for will not be published"
         if not self.collisions:
-            assert self.manager.names.is_computing(awaited), "it was computed, and is waited for"
+            assert self.manager.published.is_computing(awaited), "it was computed, and is waited for"
             assert known < end, "what is waited for is here"
             assert story.chain is not None
-            assert story.chain.names[:end] == chain.names[:end], "a request waits for what it does not need"
+            assert story.chain.hashes[:end] == chain.hashes[:end], "a request waits for what it does not need"
         self.awaited.add(awaited)
 
-    def needed(self, match: Match, story: Story) -> int:
+    def needed(self, match: Match, story: SequenceHistory) -> int:
         """Pages that the sequence takes out of the free ones at most: exactly, without windows; with a window no less
         than comes to pass, and no more than a page beyond what it holds then.
         """

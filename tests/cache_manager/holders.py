@@ -1,10 +1,10 @@
-"""Who holds which page, counted beside the manager."""
+"""The holders of each page, counted beside the manager."""
 
 from collections import deque
 from collections.abc import Iterable
 
 from cache_manager.manager import CacheManager
-from tests.cache_manager.story import Flown, Story
+from tests.cache_manager.histories import Flown, SequenceHistory
 from tests.cache_manager.windows import Windows
 
 
@@ -18,7 +18,7 @@ class Holders:
 
     def __init__(self, manager: CacheManager, page_size: int, windows: Windows, rows: int) -> None:
         self.manager, self.size, self.windows = manager, page_size, windows
-        self.rows: list[Story | None] = [None] * rows
+        self.rows: list[SequenceHistory | None] = [None] * rows
         self.counts, self.births = [0] * manager.pool.total, [0] * manager.pool.total
         self.held = 0
         self.waiting: list[tuple[int, list[int]]] = []
@@ -32,7 +32,7 @@ class Holders:
     def running(self) -> list[int]:
         return [row for row, story in enumerate(self.rows) if story is not None]
 
-    def story(self, row: int) -> Story:
+    def story(self, row: int) -> SequenceHistory:
         story = self.rows[row]
         assert story is not None, f"row {row} is free"
         return story

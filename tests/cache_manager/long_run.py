@@ -10,9 +10,9 @@ from collections.abc import Callable
 from random import Random
 
 from cache_manager.policies import POLICIES
+from tests.cache_manager.driver import CacheDriver
 from tests.cache_manager.play import PAGE_SIZES, Player
 from tests.cache_manager.windows import draw
-from tests.cache_manager.world import World
 
 OPERATIONS_AN_EPISODE = 5000
 OPERATIONS_A_CHECK = 250
@@ -21,7 +21,7 @@ KINDS = ("full", "full", "full", "hybrid", "pure")
 
 def episode(
     seed: int, operations: int, a_check: int, collisions: bool = False, kinds: tuple[str, ...] = KINDS
-) -> World:
+) -> CacheDriver:
     """a_check: operations between two checks of everything. collisions: names are so short that they meet. kinds: of
     windows. Returns the world at its end.
     """
@@ -30,7 +30,7 @@ def episode(
     windows = draw(rng, page_size, kinds)
     policy = POLICIES[rng.choice(sorted(POLICIES))]
     pages, rows = rng.randrange(4 * windows.groups, 24 * windows.groups), rng.randrange(2, 7)
-    world = World(page_size, pages, rows, collisions=collisions, make_policy=policy, windows=windows)
+    world = CacheDriver(page_size, pages, rows, collisions=collisions, make_policy=policy, windows=windows)
     player = Player(world, rng, 6 if windows.any else 4, trouble=rng.random() < 0.5)
     for i in range(operations):
         player.move()

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from cache_manager.page_names import ImageSpan, Scope
-from tests.cache_manager.world import World
+from cache_manager.block_hash import ImageSpan, Scope
+from tests.cache_manager.driver import CacheDriver
 
 PAGE_SIZES = (1, 2, 7, 16)
 
@@ -19,11 +19,11 @@ def scopes(page_size: int) -> tuple[Scope, ...]:
         Scope(public=two),
         Scope(tenant="other", public=two),
         Scope(tenant="other", public=two, salt="salt"),
-        Scope(whole=page_size + 1),
+        Scope(bidirectional=page_size + 1),
         Scope(images=(ImageSpan(0, page_size + 1, b"cat"),)),
         Scope(images=(ImageSpan(0, page_size + 1, b"dog"),)),
-        Scope(images=(ImageSpan(1, 3, b"cat"),), whole=page_size + 1),
-        Scope(images=(ImageSpan(1, 3, b"dog"),), whole=page_size + 1),
+        Scope(images=(ImageSpan(1, 3, b"cat"),), bidirectional=page_size + 1),
+        Scope(images=(ImageSpan(1, 3, b"dog"),), bidirectional=page_size + 1),
     )
 
 
@@ -36,7 +36,7 @@ def prompt(rng: Random, page_size: int, pages: int) -> list[int]:
 class Player:
     """Does one random thing to a world at a time. trouble: also faults, resets and pages that are set aside."""
 
-    def __init__(self, world: World, rng: Random, pages_a_prompt: int = 4, trouble: bool = True) -> None:
+    def __init__(self, world: CacheDriver, rng: Random, pages_a_prompt: int = 4, trouble: bool = True) -> None:
         self.world, self.rng, self._pages = world, rng, pages_a_prompt
         self._scopes = scopes(world.size)
         moves = {
@@ -71,7 +71,7 @@ class Player:
         story = rng.choice(world.queue)
         if None not in world.rows:
             return False
-        if not world.admit(story, wait=rng.random() < 0.7, whole=rng.random() < 0.8) and not world.running():
+        if not world.admit(story, wait=rng.random() < 0.7, everything=rng.random() < 0.8) and not world.running():
             world.queue.remove(story)  # too long for the pool
         return True
 
@@ -79,7 +79,7 @@ class Player:
         world, rng = self.world, self.rng
         scope = rng.choice(self._scopes)
         tokens = prompt(rng, world.size, self._pages)
-        tokens += [0] * (scope.whole + 1 - len(tokens))
+        tokens += [0] * (scope.bidirectional + 1 - len(tokens))
         goal = len(tokens) + rng.randrange(1, 2 * world.size + 2)
         world.submit(tokens, scope, goal, named=rng.random() < 0.95)
 

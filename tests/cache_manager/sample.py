@@ -4,22 +4,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cache_manager.block_hash import BlockHasher, HashChain, Scope
 from cache_manager.manager import CacheManager
 from cache_manager.matching import Match
-from cache_manager.page_names import PageChain, PageNamer, Scope
 from tests.cache_manager.sequences import SECRET
 
 SHARED = Scope()
 
 
-def chain(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -> PageChain:
-    made = PageNamer(SECRET, b"model", manager.layout.page_size).chain(scope)
+def chain(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -> HashChain:
+    made = BlockHasher(SECRET, b"model", manager.layout.page_size).chain(scope)
     made.extend(np.array(tokens, np.int32))
     return made
 
 
 def match(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -> Match:
-    """Of all tokens, the last one too."""
+    """Returns the match of all tokens, the last one too."""
     return manager.match(chain(manager, tokens, scope), len(tokens))
 
 
@@ -36,7 +36,7 @@ def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -
     while start < end:
         stop = min(end, start + chunk)
         assert manager.grow(row, start, stop)
-        manager.names.publish(row, stop, None)
+        manager.published.publish(row, stop, None)
         manager.slide(np.array([row], np.int32), np.array([stop], np.int32))
         start = stop
 
@@ -44,13 +44,13 @@ def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -
 def leave(manager: CacheManager, tokens: Sequence[int], row: int = 0) -> list[int]:
     """Somebody has computed these tokens and left; returns the pages that they were in."""
     start(manager, row, tokens)
-    manager.names.publish(row, len(tokens), None)
-    pages = manager.tables.of(0, row).tolist()
+    manager.published.publish(row, len(tokens), None)
+    pages = manager.tables.pages_of(0, row).tolist()
     manager.release(row, None)
     return pages
 
 
 def told(manager: CacheManager) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """What the next plan tells: grown, copies, freed."""
+    """Returns the page changes of the next plan: grown, copies, freed."""
     changes = manager.pool.take_changes()
     return changes.grown().tolist(), changes.copies().tolist(), sorted(changes.freed_pages().tolist())

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cache_manager.block_hash import BlockHasher, Scope
 from cache_manager.cached import PolicyMaker
 from cache_manager.eviction import LeastRecentlyUsed
 from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageNamer, Scope
 from tests.cache_manager.device import Device, Prefixes, Table
 from tests.cache_manager.finding import Finding
-from tests.cache_manager.story import Story, tables
+from tests.cache_manager.histories import SequenceHistory, tables
 from tests.cache_manager.windows import Windows, full
 
 SECRET = b"a secret of tests"
@@ -28,9 +28,11 @@ def table(manager: CacheManager, row: int) -> list[list[int]]:
 
 
 def make_layout(page_size: int, groups: int = 1, windows: Sequence[int | None] = ()) -> KVLayout:
-    """Of a model with two layers a group; the sizes of tensors do not matter here."""
+    """Makes the layout of a model with two layers a group; the sizes of tensors do not matter here."""
     numbers = tuple((2 * g, 2 * g + 1) for g in range(groups))
-    return KVLayout(numbers, kv_heads=1, head_dim=8, element_bytes=2, page_size=page_size, windows=tuple(windows))
+    return KVLayout.uniform(
+        numbers, kv_heads=1, head_dim=8, element_bytes=2, page_size=page_size, windows=tuple(windows)
+    )
 
 
 def make_manager(
@@ -53,7 +55,7 @@ class Sequences(Finding):
         pages: int,
         rows: int,
         groups: int = 1,
-        namer: PageNamer | None = None,
+        hasher: BlockHasher | None = None,
         prefixes: Prefixes | None = None,
         collisions: bool = False,
         make_policy: PolicyMaker = LeastRecentlyUsed,
@@ -62,15 +64,15 @@ class Sequences(Finding):
         windows = windows or full(groups)
         super().__init__(make_windowed(page_size, pages, rows, windows, make_policy), page_size, windows, rows)
         self.groups, self.collisions, self.awaited = windows.groups, collisions, set()
-        self.namer = namer or PageNamer(SECRET, b"model", page_size)
+        self.hasher = hasher or BlockHasher(SECRET, b"model", page_size)
         self.prefixes = prefixes or Prefixes()
         self.device = Device(windows.by_group, pages, page_size, rows)
-        self.queue: list[Story] = []
+        self.queue: list[SequenceHistory] = []
         self.leaves: list[int] = []
         self.steps, self.retired, self.attempts, self.serials = 0, -1, 0, 0
         self.manager.pool.begin(0.0, 0)
 
-    def after(self, story: Story) -> int | None:
+    def after(self, story: SequenceHistory) -> int | None:
         return story.last_step if story.last_step > self.retired else None
 
     def copied(self, row: int) -> bool:
@@ -82,7 +84,7 @@ class Sequences(Finding):
         story = self.story(row)
         return min(story.need, self.windows.ahead - (story.scheduled - story.computed))
 
-    def _enter(self, row: int, story: Story, table: list[Table]) -> None:
+    def _enter(self, row: int, story: SequenceHistory, table: list[Table]) -> None:
         self.serials += 1
         story.serial, story.last_step, story.table = self.serials, -1, table
         self.rows[row] = story
@@ -91,18 +93,18 @@ class Sequences(Finding):
 
     # Sequences come and go
 
-    def submit(self, tokens: Sequence[int], scope: Scope, goal: int, named: bool = True) -> Story:
+    def submit(self, tokens: Sequence[int], scope: Scope, goal: int, named: bool = True) -> SequenceHistory:
         """A sequence in the queue. named: with the prefix cache."""
         self.attempts += 1
-        chain = self.namer.chain(scope) if named else None
-        story = Story(self.attempts, list(tokens), scope, goal, chain, known=len(tokens))
+        chain = self.hasher.chain(scope) if named else None
+        story = SequenceHistory(self.attempts, list(tokens), scope, goal, chain, known=len(tokens))
         self.prefixes.extend(story.numbers, story.tokens, scope, self.size)
         self.queue.append(story)
         return story
 
-    def admit(self, story: Story, wait: bool = True, whole: bool = True) -> bool:
+    def admit(self, story: SequenceHistory, wait: bool = True, everything: bool = True) -> bool:
         """Starts a queued sequence, if there is room. wait: not where another one computes its next page at the moment.
-        whole: with pages for all of it, otherwise with what it has matched.
+        everything: with pages for all of it, otherwise with what it has matched.
         """
         if None not in self.rows:
             return False
@@ -121,7 +123,7 @@ class Sequences(Finding):
         self._enter(row, story, held)
         self._come_to_next(story)
         self._hold(story.pages)
-        if whole:
+        if everything:
             assert self.grow(row, story.known), "pages that are needed were free and not given"
         self._balance()
         return True
@@ -148,7 +150,7 @@ class Sequences(Finding):
         self._balance()
         return True
 
-    def _shared(self, story: Story, table: Table) -> list[int]:
+    def _shared(self, story: SequenceHistory, table: Table) -> list[int]:
         """Indices, from where the row writes on, of pages that others hold too."""
         return [
             index
@@ -156,7 +158,7 @@ class Sequences(Finding):
             if self.counts[page := table.pages[index - table.first]] - self.sources.get(page, 0) > 1
         ]
 
-    def _has_grown(self, story: Story, before: Table, after: Table, more: int, shared: list[int]) -> None:
+    def _has_grown(self, story: SequenceHistory, before: Table, after: Table, more: int, shared: list[int]) -> None:
         assert (after.first, after.end) == (before.first, before.end + more)
         pairs = list(enumerate(zip(before.pages, after.pages, strict=False), before.first))
         changed = [index for index, (old, new) in pairs if old != new]
@@ -210,13 +212,13 @@ class Sequences(Finding):
         kept = max(of.scheduled, of.known)
         self.attempts += 1
         tokens = of.tokens[:kept] + [draws] * (len(of.tokens) - kept)
-        story = Story(self.attempts, tokens, of.scope, of.goal, None, of.known, of.scheduled, of.scheduled)
+        story = SequenceHistory(self.attempts, tokens, of.scope, of.goal, None, of.known, of.scheduled, of.scheduled)
         story.numbers, story.silent, story.past = of.numbers[:kept], of.silent, of.past.copy()
         story.published = of.published
         self.prefixes.extend(story.numbers, story.tokens, story.scope, self.size)
         self.manager.fork(parent, row, story.attempt)
         # The manager has given the twin a copy of the chain; a scheduler keeps one with the sequence likewise.
-        story.chain = self.manager.names.chains[row]
+        story.chain = self.manager.published.chains[row]
         assert (story.chain is None) == (of.chain is None)
         assert story.chain is None or story.chain is not of.chain, "a fork must not extend its parent's names"
         self._enter(row, story, [table.copy() for table in of.table])

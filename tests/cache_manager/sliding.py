@@ -7,8 +7,8 @@ import numpy as np
 
 from cache_manager.prefix import NONE
 from tests.cache_manager.device import Table
+from tests.cache_manager.histories import tables
 from tests.cache_manager.holders import Holders
-from tests.cache_manager.story import tables
 from tests.cache_manager.windows import first_needed, first_seen, most_held
 
 
@@ -37,7 +37,7 @@ class Sliding(Holders):
     def _check_first(self, row: int, window: int | None, before: Table, after: Table, computed: int) -> None:
         needed = first_needed(window, computed, self.size)
         if self._waits_to_publish(row, computed):  # the row goes on from the last page that it has published
-            needed = min(needed, max(int(self.manager.names.named[row]) - 1, 0))
+            needed = min(needed, max(int(self.manager.published.count[row]) - 1, 0))
         least = max(before.first, needed)
         most = max(before.first, first_seen(window, computed) // self.size)  # for who need not go on from a page
         assert least <= after.first <= most, f"pages from {after.first} on are held, {least} to {most} was due"
@@ -46,7 +46,7 @@ class Sliding(Holders):
         """Whether the row's next full page has a published twin that it cannot take over yet: a step in flight of a row
         that left still touches the page.
         """
-        named = int(self.manager.names.named[row])
+        named = int(self.manager.published.count[row])
         if named >= computed // self.size:
             return False
         own = set(self.manager.tables.pages[:, row, named].tolist())
@@ -94,10 +94,10 @@ class Sliding(Holders):
         self.line = {page: place for page, place in self.line.items() if node_of[page] != NONE}
 
     def _check_promised(self) -> None:
-        """What windows take on is no less than what comes to pass, and no more than a page beyond it."""
+        """Checks that windows took on no less than what came to pass, and at most a page more."""
         rows = [row for row in self.running() if not self._lags(row)]
         tokens = [len(self.story(row).tokens) for row in rows]
-        promised = self.manager.promised(np.array(rows, np.int32), np.array(tokens, np.int32))
+        promised = self.manager.pages_still_to_take(np.array(rows, np.int32), np.array(tokens, np.int32))
         least = groups = 0
         for story, end in zip(map(self.story, rows), tokens, strict=True):
             for table, window in zip(story.table, self.windows.by_group, strict=True):

@@ -1,4 +1,4 @@
-"""What a step plan tells of pages: each place once, in order, of rows that are still there."""
+"""Page changes of a step plan: each place once, in order, of rows that are still there."""
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def test_nothing_is_told_of_a_row_that_left_but_what_came_after():
     changes = PageChanges()
     changes.grew(0, 1, 0, np.array([5], np.int32))
     changes.grew(0, 2, 0, np.array([6], np.int32))
-    changes.left(1)
+    changes.row_left(1)
     changes.grew(0, 1, 0, np.array([7], np.int32))
     assert changes.grown().tolist() == [[0, 2, 0, 6], [0, 1, 0, 7]]
 

@@ -1,4 +1,6 @@
-"""Which cached page goes first: leaves only, tail before head; and what a page's life is counted as."""
+"""The order of eviction: leaves only, tail before head; and how a page's life is counted."""
+
+import pickle
 
 import numpy as np
 import pytest
@@ -88,11 +90,15 @@ def test_any_policy_gives_up_only_what_it_was_offered(policy):
 
 def test_a_queue_of_withdrawn_offers_does_not_grow():
     policy = LeastRecentlyUsed(8)
-    for _ in range(1000):
-        policy.released(np.array([5], np.int32))
-        policy.offer(5)
-        policy.withdraw(5)
-    assert len(policy._queue) < 100
+
+    def size_after(offers: int) -> int:
+        for _ in range(offers):
+            policy.released(np.array([5], np.int32))
+            policy.offer(5)
+            policy.withdraw(5)
+        return len(pickle.dumps(policy))
+
+    assert size_after(1000) < size_after(100) + 1000, "bytes"
 
 
 def test_causes_and_lifetimes_of_pages_that_lost_their_names():
@@ -107,10 +113,10 @@ def test_causes_and_lifetimes_of_pages_that_lost_their_names():
     assert manager.prefix.lifetimes.tolist() == expected
     assert manager.prefix.lifetime_seconds == 14.0
     leave(manager, B)
-    assert manager.names.reset() == 4
+    assert manager.published.reset() == 4
     start(manager, 0, A)
-    manager.names.publish(0, 6, None)
-    manager.names.distrust(0)
+    manager.published.publish(0, 6, None)
+    manager.published.distrust(0)
     assert dict(manager.prefix.evicted) == {Cause.CAPACITY: 2, Cause.RESET: 4, Cause.FAULT: 3}
     assert manager.prefix.lifetimes.sum() == 2, "lifetimes are of pages that lost their place to another"
 

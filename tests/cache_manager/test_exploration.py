@@ -6,7 +6,7 @@ that differ in more than the numbers of pages, rows and steps.
 
 import pytest
 
-from cache_manager.page_names import Scope
+from cache_manager.block_hash import Scope
 from tests.cache_manager.exploration import Bounds, Request, explore
 from tests.cache_manager.windows import Windows, full
 
@@ -29,6 +29,7 @@ TALKING = [Request((0, 0, 0), answer=2), Request((0, 0, 1), answer=2)]
             Bounds(chunks=True, resets=1),
             3_000,
             id="chunks and a reset",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             [Request((0, 0, 0), answer=2), Request((0, 0, 1))],
@@ -46,7 +47,7 @@ TALKING = [Request((0, 0, 0), answer=2), Request((0, 0, 1), answer=2)]
             [
                 Request((0, 0, 0), scope=Scope(public=2)),
                 Request((0, 0, 0), scope=Scope("other", public=2)),
-                Request((0, 0, 0), scope=Scope(whole=3)),
+                Request((0, 0, 0), scope=Scope(bidirectional=3)),
             ],
             4,
             2,
@@ -71,7 +72,9 @@ DECODING = [Request((0,) * 6, answer=2), Request((0,) * 4 + (1,))]
 @pytest.mark.parametrize(
     ("requests", "pages", "windows", "bounds", "states"),
     [
-        pytest.param(LONG, 9, Windows((None, 2), 2), Bounds(), 3_000, id="full attention beside a window"),
+        pytest.param(
+            LONG, 9, Windows((None, 2), 2), Bounds(), 3_000, id="full attention beside a window", marks=pytest.mark.slow
+        ),
         pytest.param(DECODING, 9, Windows((3, None), 3), Bounds(chunks=True), 1_700, id="chunks and a window"),
         pytest.param(DECODING, 8, Windows((3, 3), 3), Bounds(resets=1), 800, id="equal windows only, and a reset"),
         pytest.param(DECODING, 7, Windows((3, 2), 2), Bounds(), 400, id="different windows only"),

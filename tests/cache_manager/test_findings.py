@@ -1,10 +1,10 @@
-"""What random play has found, each by itself."""
+"""Bugs that random play has found, a test each."""
 
 import numpy as np
 import pytest
 
+from cache_manager.block_hash import BlockHasher, Scope
 from cache_manager.ledger import audit
-from cache_manager.page_names import PageNamer, Scope
 from cache_manager.policies import POLICIES
 from cache_manager.prefix import NONE, PrefixIndex
 from tests.cache_manager.sample import chain, leave, match, start, told
@@ -20,8 +20,8 @@ def test_a_fork_does_not_publish_what_its_distrusted_twin_computed():
     manager = make_manager(page_size=2, pages=8, rows=2)
     start(manager, 0, [1, 2, 3])
     manager.fork(0, 1)
-    manager.names.distrust(0)
-    manager.names.publish(1, 2, None)
+    manager.published.distrust(0)
+    manager.published.publish(1, 2, None)
     assert match(manager, [1, 2]).tokens == 0
 
 
@@ -29,7 +29,7 @@ def test_a_page_that_was_set_aside_is_not_published():
     manager = make_manager(page_size=2, pages=4, rows=2)
     start(manager, 0, [1, 2, 3, 4])
     manager.pool.quarantine(page(1), np.array([1]))
-    manager.names.publish(0, 4, None)
+    manager.published.publish(0, 4, None)
     assert match(manager, [1, 2, 3, 4]).tokens == 2
 
 
@@ -67,17 +67,17 @@ def test_nothing_is_copied_into_a_page_that_was_given_back_before_the_plan():
 def test_what_is_forgotten_is_listed_children_first():
     """`distrust` asks with all nodes of a row, and `remove` wants nodes without children."""
     index = PrefixIndex(groups=1, pages=2)
-    chain = PageNamer(SECRET, b"model", page_size=1).chain()
+    chain = BlockHasher(SECRET, b"model", page_size=1).chain()
     chain.extend(page(1, 2))
     parent, child = index.add(NONE, chain, 0, page(0, 1)[None], now=0.0)
     assert index.under([parent, child]) == [child, parent]
 
 
-@pytest.mark.parametrize("scope", [Scope(public=2), Scope(whole=2)])
+@pytest.mark.parametrize("scope", [Scope(public=2), Scope(bidirectional=2)])
 def test_less_than_a_page_of_tokens_has_no_names(scope):
-    chain = PageNamer(SECRET, b"model", page_size=2).chain(scope)
+    chain = BlockHasher(SECRET, b"model", page_size=2).chain(scope)
     chain.extend(page(1))
-    assert chain.names == []
+    assert chain.hashes == []
 
 
 def test_nothing_is_copied_for_a_row_that_left_after_an_earlier_step():
@@ -96,14 +96,14 @@ def test_nothing_is_copied_for_a_row_that_left_after_an_earlier_step():
 def test_pages_that_were_free_when_a_request_started_last_while_its_window_leaves_what_it_shares(windows):
     manager = make_windowed(page_size=2, pages=64, rows=2, windows=Windows(windows, ahead=2))
     start(manager, 0, [1, 2, 3])
-    manager.names.publish(0, 2, None)
+    manager.published.publish(0, 2, None)
     names = chain(manager, [1, 2, *range(10, 20)])
     match = manager.match(names, 11)
     before, needed = manager.pool.free, manager.needed(match, 12)
     manager.open(1, 1, names, match)
     assert manager.grow(1, match.tokens, 12)
     for computed in range(3, 12):
-        manager.names.publish(1, computed, None)
+        manager.published.publish(1, computed, None)
         manager.slide(page(1), page(computed))
         manager.grow(1, computed, 12)
         assert before - manager.pool.free <= needed
@@ -112,20 +112,20 @@ def test_pages_that_were_free_when_a_request_started_last_while_its_window_leave
 def test_what_is_promised_can_be_asked_with_any_page_size():
     manager = make_windowed(page_size=1, pages=8, rows=1, windows=Windows((3,)))
     manager.grow(0, 0, 2)
-    assert manager.promised(page(0), page(4)) == 2
+    assert manager.pages_still_to_take(page(0), page(4)) == 2
 
 
 def test_a_page_that_is_waited_for_is_not_here():
     """Each round, the scheduler would match the request anew."""
     manager = make_windowed(page_size=1, pages=64, rows=2, windows=Windows((None, 4)))
     start(manager, 0, [1, 2, 3, 4, 5, 6, 7])
-    manager.names.publish(0, 7, None)
+    manager.published.publish(0, 7, None)
     manager.slide(page(0), page(7))
     manager.prefix.evict(4, now=0.0)
     start(manager, 1, [1, 2, 3, 4, 5, 6, 9])
     awaited = match(manager, [1, 2, 3, 4, 5, 6, 8]).awaited
     assert awaited is not None
-    assert manager.names.is_computing(awaited)
+    assert manager.published.is_computing(awaited)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -134,7 +134,7 @@ def test_the_policy_is_not_told_of_nodes_that_a_row_did_not_come_to(policy):
     manager = make_windowed(page_size=2, pages=4, rows=2, windows=Windows((3,)), make_policy=POLICIES[policy])
     for row in (0, 1):
         start(manager, row, [1, 2, 3, 4])
-    manager.names.publish(1, 4, None)
+    manager.published.publish(1, 4, None)
     manager.release(1, None)
     manager.release(0, None)
     assert manager.grow(0, 0, 8)
@@ -144,13 +144,13 @@ def test_what_a_distrusted_row_left_behind_is_not_published_by_its_twin():
     manager = make_windowed(page_size=2, pages=8, rows=2, windows=Windows((2,)))
     start(manager, 0, [1, 2, 3, 4, 5, 6])
     manager.fork(0, 1)
-    manager.names.publish(0, 6, None)
+    manager.published.publish(0, 6, None)
     manager.grow(0, 6, 8)
-    manager.names.chains[0].extend(page(7, 8))
-    manager.names.publish(0, 8, None)
+    manager.published.chains[0].extend(page(7, 8))
+    manager.published.publish(0, 8, None)
     manager.slide(page(0), page(8))
-    manager.names.distrust(0)
-    manager.names.publish(1, 6, None)
+    manager.published.distrust(0)
+    manager.published.publish(1, 6, None)
     assert match(manager, [1, 2, 3, 4, 5, 6]).tokens == 0
 
 
@@ -159,9 +159,9 @@ def test_a_distrusted_row_has_no_page_that_keeps_the_name_its_twin_gave_it():
     manager.open(0, 0, chain(manager, [1]))
     manager.grow(0, 0, 2)
     manager.fork(0, 1)
-    manager.names.chains[0].extend(page(1, 2))
-    manager.names.publish(0, 2, None)
-    manager.names.distrust(1)
+    manager.published.chains[0].extend(page(1, 2))
+    manager.published.publish(0, 2, None)
+    manager.published.distrust(1)
     assert match(manager, [1, 2]).tokens == 0
 
 
@@ -170,12 +170,12 @@ def test_two_pages_behind_a_window_go_at_once_where_the_second_was_the_end():
     leave(manager, [7, 7, 7, 7])
     manager.pool.shrink_cache(0)  # the next nodes are 1 and 0
     start(manager, 0, [1, 2, 3, 4])
-    manager.names.publish(0, 4, None)
-    manager.names.chains[0].extend(page(5, 6))
+    manager.published.publish(0, 4, None)
+    manager.published.chains[0].extend(page(5, 6))
     manager.grow(0, 4, 6)
-    manager.names.publish(0, 6, None)
+    manager.published.publish(0, 6, None)
     manager.slide(page(0), page(6))
-    manager.pool.quarantine(manager.tables.of(0, 0), np.array([1]))
+    manager.pool.quarantine(manager.tables.pages_of(0, 0), np.array([1]))
     manager.pool.shrink_cache(0)
     assert len(manager.prefix.index) == 0
 

@@ -75,12 +75,12 @@ def test_without_room_for_the_copy_nothing_changes():
 
 def test_both_publish_what_they_share_and_what_is_their_own():
     manager = forked()
-    manager.names.publish(0, 2, None)
+    manager.published.publish(0, 2, None)
     manager.grow(0, 3, 4)
     manager.grow(1, 3, 4)
     for row, token in ((0, 4), (1, 5)):
-        manager.names.chains[row].extend(np.array([3, token], np.int32))
-        manager.names.publish(row, 4, None)
+        manager.published.chains[row].extend(np.array([3, token], np.int32))
+        manager.published.publish(row, 4, None)
     for token in (4, 5):
         assert match(manager, [1, 2, 3, token]).tokens == 4
     verify(manager)
@@ -93,7 +93,7 @@ def twins_of_a_published_page():
         manager.open(row, row, chain(manager, [1, 2, 3, 4]))
         manager.grow(row, 0, 5)
     manager.fork(0, 1)
-    manager.names.publish(2, 4, None)
+    manager.published.publish(2, 4, None)
     return manager
 
 
@@ -101,15 +101,15 @@ def test_twins_take_over_a_page_together():
     """Else one would hold pages that come after one that it does not hold."""
     manager = twins_of_a_published_page()
     told(manager)
-    manager.names.publish(0, 4, after_step=7)
+    manager.published.publish(0, 4, after_step=7)
     assert table(manager, 0) == table(manager, 1) == [[3, 4, 2]]
     assert sorted(told(manager)[0]) == [[0, row, index, 3 + index] for row in (0, 1) for index in (0, 1)]
     assert manager.pool.returning == 4, "both had both pages, which a step may read"
     manager.pool.retire(7)
     verify(manager)
     for row in (0, 1):
-        manager.names.publish(row, 4, None)
-        assert manager.names.named[row] == 2
+        manager.published.publish(row, 4, None)
+        assert manager.published.count[row] == 2
 
 
 def test_a_page_is_not_taken_over_while_a_step_of_a_twin_that_left_has_it():
@@ -117,11 +117,11 @@ def test_a_page_is_not_taken_over_while_a_step_of_a_twin_that_left_has_it():
     manager = twins_of_a_published_page()
     manager.release(1, after_step=7)
     before = table(manager, 0)
-    manager.names.publish(0, 4, None)
-    assert (table(manager, 0), manager.names.named[0]) == (before, 0)
+    manager.published.publish(0, 4, None)
+    assert (table(manager, 0), manager.published.count[0]) == (before, 0)
     manager.pool.retire(7)
-    manager.names.publish(0, 4, None)
-    assert (table(manager, 0), manager.names.named[0]) == ([[3, 4, 2]], 2)
+    manager.published.publish(0, 4, None)
+    assert (table(manager, 0), manager.published.count[0]) == ([[3, 4, 2]], 2)
     verify(manager)
 
 
@@ -133,5 +133,5 @@ def test_a_twin_is_waited_for_where_its_parent_leaves():
     assert match(manager, [1, 2, 3, 4, 5]).awaited.row == 0
     manager.release(0, None)
     assert match(manager, [1, 2, 3, 4, 5]).awaited.row == 1
-    manager.names.publish(1, 4, None)
+    manager.published.publish(1, 4, None)
     assert match(manager, [1, 2, 3, 4, 5]).tokens == 4

@@ -8,10 +8,11 @@ from cache_manager.allocator import LedgerError
 from tests.cache_manager.books import AllocatorBooks
 from tests.cache_manager.exploration import Bounds, Request, explore
 from tests.cache_manager.faults import FAULTS
-from tests.cache_manager.faults_of_names import SHORT_NAMES
+from tests.cache_manager.faults_of_hashes import SHORT_NAMES
 from tests.cache_manager.faults_of_windows import WINDOWED
 from tests.cache_manager.long_run import episode
 from tests.cache_manager.windows import Windows
+from tests.support.planted import planted
 
 EPISODES = 60
 CAUGHT = (AssertionError, LedgerError, LookupError)  # the last one: books that cannot be read any more
@@ -30,8 +31,8 @@ def play() -> None:
         episode(seed, operations=300, a_check=3)
 
 
-def collisions() -> None:
-    for seed in range(EPISODES):
+def collisions(episodes: int = EPISODES) -> None:
+    for seed in range(episodes):
         episode(seed, operations=300, a_check=3, collisions=True)
 
 
@@ -40,10 +41,24 @@ def windows() -> None:
         episode(seed, operations=300, a_check=3, kinds=("hybrid", "pure"))
 
 
+RARE = {
+    "page_that_a_fork_shares_is_never_taken_over",
+    "page_that_left_the_window_of_a_fork_is_exchanged",
+    "lack_a_page_of_the_first_group_alone",
+    "distrusted_row_is_asked_for_what_it_still_holds_alone",
+    "page_is_taken_over_by_one_of_its_forks_alone",
+    "held_page_is_evicted",
+    "last_resort_takes_what_is_held",
+    "row_lets_go_of_the_page_that_it_goes_on_from",
+    "page_that_was_forgotten_stays_in_line",
+    "page_that_was_set_aside_stays_on_the_free_list",
+    "page_is_thought_to_be_here_though_a_group_lost_it",
+}
+
 CATCHERS = {"allocator": allocator, "play": play, "collisions": collisions, "windows": windows}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", planted(FAULTS, RARE))
 def test_harness_catches(name, monkeypatch):
     FAULTS[name].plant(monkeypatch)
     with pytest.raises(CAUGHT):
@@ -93,16 +108,24 @@ ALIKE = [Request((0,) * 7), Request((0,) * 4 + (1,) * 3), Request((0,) * 6)]
 @pytest.mark.parametrize(("windows", "pages"), [((None, 4), 9), ((4,), 4)], ids=["beside full attention", "alone"])
 @pytest.mark.parametrize(
     "name",
-    [
-        "window_is_one_too_short",
-        "page_behind_a_window_stays_held_for_ever",
-        "page_behind_a_window_is_freed_though_it_has_a_name",
-        "pages_behind_windows_go_last",
-        "name_is_kept_after_the_page_was_given_away",
-        "page_that_is_lacking_in_a_window_is_overlooked",
-        "lost_page_is_not_found_again_once_it_is_computed_anew",
-        "nothing_is_promised",
-    ],
+    planted(
+        [
+            "window_is_one_too_short",
+            "page_behind_a_window_stays_held_for_ever",
+            "page_behind_a_window_is_freed_though_it_has_a_name",
+            "pages_behind_windows_go_last",
+            "name_is_kept_after_the_page_was_given_away",
+            "page_that_is_lacking_in_a_window_is_overlooked",
+            "lost_page_is_not_found_again_once_it_is_computed_anew",
+            "nothing_is_promised",
+        ],
+        rare={
+            "name_is_kept_after_the_page_was_given_away",
+            "page_behind_a_window_is_freed_though_it_has_a_name",
+            "page_behind_a_window_stays_held_for_ever",
+            "pages_behind_windows_go_last",
+        },
+    ),
 )
 def test_walk_with_windows_catches(name, windows, pages, monkeypatch):
     FAULTS[name].plant(monkeypatch)
@@ -110,6 +133,8 @@ def test_walk_with_windows_catches(name, windows, pages, monkeypatch):
         explore(ALIKE, pages, rows=2, bounds=Bounds(), windows=Windows(windows, ahead=2))
 
 
-def test_names_that_collide_never_lead_to_another_ones_pages(monkeypatch):
+@pytest.mark.parametrize("episodes", [15, pytest.param(EPISODES, marks=pytest.mark.slow)])
+def test_names_that_collide_never_lead_to_another_ones_pages(episodes, monkeypatch):
+    """`collisions` raises where a page of another prefix is read."""
     SHORT_NAMES.plant(monkeypatch)
-    collisions()
+    collisions(episodes)

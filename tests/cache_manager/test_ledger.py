@@ -73,7 +73,7 @@ def shared_count(manager):
 
 
 def child_without_parent(manager):
-    manager.prefix.index._node_named = dict(list(manager.prefix.index._node_named.items())[1:])
+    manager.prefix.index._node_of_hash = dict(list(manager.prefix.index._node_of_hash.items())[1:])
 
 
 def wrong_children(manager):
@@ -95,14 +95,14 @@ def page_of_another_node(manager):
     [
         (free_page_twice, "page 5: stands on the free list twice"),
         (held_page_is_free, "page 0: is held and on the free list"),
-        (cached_page_is_free, "page 4: has a name and is on the free list"),
+        (cached_page_is_free, "page 4: has a block hash and is on the free list"),
         (free_page_is_lost, "page 5: is lost: neither free, held nor cached"),
         (cached_count, "2 pages are cached, 3 are counted"),
         (shared_count, "0 pages are shared, 1 are counted"),
         (child_without_parent, "comes after node 0, which is gone"),
         (wrong_children, "page 3: node 0 has 1 children, counts 2"),
         (head_not_held, "page 4: node 1 is held, node 0 before it is not"),
-        (page_of_another_node, "names pages that do not know it"),
+        (page_of_another_node, "has pages of another node"),
     ],
 )
 def test_the_ledger_sees_what_is_wrong(tamper, message):

@@ -22,7 +22,7 @@ RARE = {
 
 @pytest.fixture
 def happened(monkeypatch):
-    """How often each of the above did."""
+    """Counts how often each of the above happened."""
     counts: Counter[str] = Counter()
 
     def counted(what, real):

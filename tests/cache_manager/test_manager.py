@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cache_manager.allocator import LedgerError
+from cache_manager.block_hash import Scope
 from cache_manager.ledger import verify
 from cache_manager.matching import NO_MATCH
-from cache_manager.page_names import Scope
 from tests.cache_manager.books import SETTINGS, GroupedManagerBooks, ManagerBooks, WindowedManagerBooks
 from tests.cache_manager.sample import chain, leave, match, start, told
 from tests.cache_manager.sequences import make_manager, make_windowed, table
@@ -97,7 +97,7 @@ def test_a_page_is_published_when_it_is_full_and_computed():
     manager = make_manager(page_size=2, pages=8, rows=1)
     start(manager, 0, [1, 2, 3, 4, 5])
     for computed, found in ((1, 0), (2, 2), (3, 2), (5, 4)):
-        manager.names.publish(0, computed, None)
+        manager.published.publish(0, computed, None)
         assert match(manager, [1, 2, 3, 4, 5, 6]).tokens == found
 
 
@@ -114,7 +114,7 @@ def test_cached_pages_cost_nothing():
 def test_what_somebody_holds_is_not_needed_again():
     manager = make_manager(page_size=2, pages=4, rows=2)
     start(manager, 0, [1, 2, 3, 4])
-    manager.names.publish(0, 4, None)
+    manager.published.publish(0, 4, None)
     assert manager.needed(match(manager, [1, 2, 3, 4, 5]), 5) == 1
     assert manager.needed(NO_MATCH, 5) == 3
 
@@ -125,10 +125,10 @@ def test_a_page_that_a_row_computes_is_waited_for_until_it_is_published():
     awaited = match(manager, [1, 2, 3, 4, 9, 9]).awaited
     assert awaited is not None
     assert (awaited.row, awaited.index) == (0, 1), "they have two pages in common"
-    manager.names.publish(0, 2, None)
-    assert manager.names.is_computing(awaited)
-    manager.names.publish(0, 4, None)
-    assert not manager.names.is_computing(awaited)
+    manager.published.publish(0, 2, None)
+    assert manager.published.is_computing(awaited)
+    manager.published.publish(0, 4, None)
+    assert not manager.published.is_computing(awaited)
     assert match(manager, [1, 2, 3, 4, 9, 9]).awaited is None
 
 
@@ -139,10 +139,10 @@ def test_nobody_waits_for_a_row_that_publishes_no_more(end):
     awaited = match(manager, [1, 2, 3, 4]).awaited
     {
         "release": lambda: manager.release(0, 3),
-        "distrust": lambda: manager.names.distrust(0),
-        "reset": lambda: manager.names.reset(),
+        "distrust": lambda: manager.published.distrust(0),
+        "reset": lambda: manager.published.reset(),
     }[end]()
-    assert not manager.names.is_computing(awaited)
+    assert not manager.published.is_computing(awaited)
     assert match(manager, [1, 2, 3, 4]).awaited is None
 
 
@@ -152,7 +152,7 @@ def test_nobody_waits_for_another_sequence_of_the_same_attempt():
     awaited = match(manager, [1, 2, 3, 4]).awaited
     manager.release(0, None)
     start(manager, 0, [1, 2, 5, 6], owner=11)
-    assert not manager.names.is_computing(awaited)
+    assert not manager.published.is_computing(awaited)
 
 
 def test_who_computes_what_another_one_publishes_takes_it_over():
@@ -160,8 +160,8 @@ def test_who_computes_what_another_one_publishes_takes_it_over():
     for row in (0, 1):
         manager.open(row, row, chain(manager, [1, 2, 3, 4]))
         manager.grow(row, 0, 4)
-    manager.names.publish(0, 4, None)
-    manager.names.publish(1, 4, after_step=7)
+    manager.published.publish(0, 4, None)
+    manager.published.publish(1, 4, after_step=7)
     assert table(manager, 0) == table(manager, 1)
     assert manager.pool.returning == 2, "a step in flight still reads its own pages"
     manager.pool.retire(7)
@@ -173,12 +173,12 @@ def test_who_computes_what_another_one_publishes_takes_it_over():
 def test_a_span_in_both_directions_is_hit_where_all_of_it_is_the_same(window):
     """And only by its whole where layers have a window: what the rest of it sees is gone."""
     manager = make_windowed(page_size=2, pages=4, rows=1, windows=Windows((window,)))
-    scope = Scope(whole=4)
+    scope = Scope(bidirectional=4)
     manager.open(0, 0, chain(manager, [1, 2, 3, 4, 5, 6], scope))
     manager.grow(0, 0, 6)
-    manager.names.publish(0, 2, None)
+    manager.published.publish(0, 2, None)
     assert match(manager, [1, 2, 3, 4, 5, 6], scope).tokens == (2 if window is None else 0)
-    manager.names.publish(0, 4, None)
+    manager.published.publish(0, 4, None)
     assert match(manager, [1, 2, 3, 4, 5, 6], scope).tokens == 4
     assert match(manager, [1, 2, 3, 9, 5, 6], scope).tokens == 0
 
@@ -187,10 +187,10 @@ def test_a_reset_forgets_all_and_running_rows_keep_their_pages():
     manager = make_manager(page_size=2, pages=8, rows=2)
     leave(manager, [9, 9, 9, 9])
     start(manager, 0, [1, 2, 3, 4])
-    manager.names.publish(0, 2, None)
-    assert manager.names.reset() == 3
+    manager.published.publish(0, 2, None)
+    assert manager.published.reset() == 3
     assert manager.prefix.cached == len(manager.prefix.index) == 0
-    manager.names.publish(0, 4, None)
+    manager.published.publish(0, 4, None)
     assert match(manager, [1, 2, 3, 4]).tokens == 0
     assert len(manager.tables.row(0)) == 2
     assert leave(manager, [1, 2, 3, 4], row=1)
@@ -203,7 +203,7 @@ def test_what_a_distrusted_row_computed_or_read_is_forgotten_and_all_after_it():
     leave(manager, [1, 2, 5, 6])
     leave(manager, [7, 8])
     start(manager, 0, [1, 2, 3, 4, 9])
-    manager.names.distrust(0)
+    manager.published.distrust(0)
     assert [match(manager, tokens).tokens for tokens in ([1, 2, 3, 4], [1, 2, 5, 6], [7, 8])] == [0, 0, 2]
     assert sum(map(len, told(manager)[2:])) > 0
     verify(manager)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from cache_manager.page_names import PageNamer
+from cache_manager.block_hash import BlockHasher
 from cache_manager.prefix import NONE, PrefixIndex
 from tests.cache_manager.sequences import SECRET
 
-NAMER = PageNamer(SECRET, b"model", page_size=1)
+NAMER = BlockHasher(SECRET, b"model", page_size=1)
 
 
 def chain(*tokens):
@@ -48,7 +48,7 @@ def test_a_child_is_known_unknown_or_somebody_elses():
     assert index.child(nodes[1], chain(1, 2, 4), 2) == nodes[3]
     assert index.child(nodes[1], chain(1, 2, 5), 2) == NONE
     impostor = chain(1, 2, 5)
-    impostor.names[2] = chain(1, 2, 4).names[2]
+    impostor.hashes[2] = chain(1, 2, 4).hashes[2]
     assert index.child(nodes[1], impostor, 2) is None
     assert index.child(nodes[0], chain(1, 2, 4), 2) is None, "it comes after another node"
 
@@ -56,23 +56,23 @@ def test_a_child_is_known_unknown_or_somebody_elses():
 def test_a_hit_ends_where_a_name_stands_for_something_else():
     index, nodes = filled()
     impostor = chain(1, 7, 3)
-    impostor.names[:] = chain(1, 2, 3).names
+    impostor.hashes[:] = chain(1, 2, 3).hashes
     assert index.find(impostor, 3) == nodes[:1]
     other = chain(9, 2, 3)
-    other.names[:] = [chain(1, 2, 3).names[1], *chain(1, 2, 3).names[1:]]
+    other.hashes[:] = [chain(1, 2, 3).hashes[1], *chain(1, 2, 3).hashes[1:]]
     assert index.find(other, 3) == []
 
 
 def test_a_block_hash_is_taken_once():
     index, nodes = filled()
     new = chain(5, 6, 7, 8)
-    new.names[3] = new.names[0]
-    new.names[1] = chain(1).names[0]
+    new.hashes[3] = new.hashes[0]
+    new.hashes[1] = chain(1).hashes[0]
     assert len(index.add(NONE, new, 0, pages(4, 5, 6, 7), now=7.0)) == 1, "the second hash is another node's"
     assert index.node_of.tolist() == [*nodes, index.find(new, 1)[0], NONE, NONE, NONE]
-    assert not any(name in index for name in new.names[2:3])
+    assert not any(name in index for name in new.hashes[2:3])
     again = chain(9, 6, 7, 8)
-    again.names[2] = again.names[0]
+    again.hashes[2] = again.hashes[0]
     added = index.add(NONE, again, 0, pages(5, 6, 7, NONE)[:, :3], now=7.0)
     assert len(added) == 2, "the third hash is that of the first page"
     assert index.find(again, 3) == added
@@ -82,15 +82,15 @@ def test_a_block_hash_is_taken_once():
 def test_a_hash_that_is_taken_takes_no_number():
     index, _ = filled()
     new = chain(5, 6, 7, 8)
-    new.names[1] = chain(1).names[0]
+    new.hashes[1] = chain(1).hashes[0]
     (first,) = index.add(NONE, new, 0, pages(4, 5, 6, 7), now=7.0)
     assert index.add(NONE, chain(6), 0, pages(5), now=7.0) == [first + 1]
 
 
 def test_tails_are_removed_and_their_numbers_used_again():
     index, nodes = filled()
-    assert index.remove([nodes[3]]) == chain(1, 2, 4).names[2:]
-    assert index.remove([nodes[2], nodes[1]]) == chain(1, 2, 3).names[:0:-1]
+    assert index.remove([nodes[3]]) == chain(1, 2, 4).hashes[2:]
+    assert index.remove([nodes[2], nodes[1]]) == chain(1, 2, 3).hashes[:0:-1]
     assert index.find(chain(1, 2, 3), 3) == nodes[:1]
     assert index.node_of.tolist() == [nodes[0], *[NONE] * 7]
     assert int(index.children[nodes[0]]) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cache_manager.policies import POLICIES
-from cache_manager.reuse import Hazards, ReuseAware, _gittins, _sums
+from cache_manager.reuse import Hazards, ReuseAware, gittins_index, hazard_sums
 from cache_manager.settings import POLICIES as NAMES
 from cache_manager.settings import CacheSettings
 from cache_manager.simulation import simulate
@@ -38,7 +38,7 @@ def cyclic_scan() -> Requests:
 
 
 def drifting() -> Requests:
-    """What is popular is forgotten every 300 requests."""
+    """Makes requests whose popular prefixes change every 300 requests."""
     draw = random.Random(3)
     return [
         [10_000 * (i // 300) + 100 * min(draw.randrange(40), draw.randrange(40)) + j for j in range(10)]
@@ -110,7 +110,7 @@ def test_worth_is_the_best_ratio_over_all_horizons() -> None:
                 hits, time = hits + alive * h, time + alive * widths[step] * (1 - h / 2)
                 alive *= 1 - h
                 ratios.append(hits / time)
-            assert _gittins(_sums(hazard[kind], widths), age) == pytest.approx(max(ratios))
+            assert gittins_index(hazard_sums(hazard[kind], widths), age) == pytest.approx(max(ratios))
 
 
 def test_ages_fall_into_half_octaves() -> None:

@@ -6,27 +6,27 @@ from random import Random
 import numpy as np
 import pytest
 
+from cache_manager.block_hash import HASH_BYTES, BlockHash, BlockHasher
 from cache_manager.ledger import verify
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import NAME_BYTES, Name, PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.prefix import NONE
 from cache_manager.tier import FIRST, Copy, HostTier
 from tests.cache_manager.play import PAGE_SIZES, Player
 from tests.cache_manager.sequences import SECRET, make_layout
-from tests.cache_manager.tiered import TieredWorld
+from tests.cache_manager.tiered import TieredCacheDriver
 from tests.cache_manager.windows import draw
 
 KINDS = ("full", "full", "hybrid", "pure")
 
 
-def episode(seed: int, operations: int, a_check: int, spoils: float = 0.2) -> TieredWorld:
+def episode(seed: int, operations: int, a_check: int, spoils: float = 0.2) -> TieredCacheDriver:
     rng = Random(seed)
     size = rng.choice(PAGE_SIZES)
     windows = draw(rng, size, KINDS)
     pages, slots = rng.randrange(4, 14) * windows.groups, rng.randrange(1, 30) * windows.groups
     policy = POLICIES[rng.choice(sorted(POLICIES))]
-    world = TieredWorld(
+    world = TieredCacheDriver(
         slots, rng, spoils, page_size=size, pages=pages, rows=rng.randrange(2, 6), make_policy=policy, windows=windows
     )
     player = Player(world, rng, 6, trouble=rng.random() < 0.5)
@@ -50,21 +50,21 @@ def test_random_play() -> None:
 class Small:
     """Pages of 2 tokens; sequences come and leave one after the other."""
 
-    def __init__(self, pages: int, slots: int, namer: PageNamer | None = None) -> None:
+    def __init__(self, pages: int, slots: int, hasher: BlockHasher | None = None) -> None:
         self.tier = HostTier(slots)
         self.manager = CacheManager(make_layout(2), pages, 2, tier=self.tier)
-        self.namer = PageNamer(SECRET, b"model", 2) if namer is None else namer
+        self.hasher = BlockHasher(SECRET, b"model", 2) if hasher is None else hasher
 
     def serve(self, *tokens: int) -> tuple[int, list[list[int]], list[list[int]]]:
         """Tokens that were there, and what its plan copied: out, back."""
-        chain = self.namer.chain()
+        chain = self.hasher.chain()
         chain.extend(np.array(tokens, np.int32))
         match = self.manager.match(chain, len(tokens) - 1)
         self.manager.open(0, 0, chain, match)
         assert self.manager.grow(0, match.tokens, len(tokens))
         self.manager.fetch(0, match)
         changes = self.manager.pool.take_changes()
-        self.manager.names.publish(0, len(tokens), None)
+        self.manager.published.publish(0, len(tokens), None)
         self.manager.release(0, None)
         verify(self.manager)
         return match.tokens, changes.swap_outs().tolist(), changes.swap_ins().tolist()
@@ -90,16 +90,16 @@ def test_what_a_sequence_came_with_has_its_place_after_the_copies() -> None:
     small = Small(pages=4, slots=4)
     small.serve(1, 1, 2, 2, 3)
     small.serve(4, 4, 5, 5, 6, 6, 7)
-    chain = small.namer.chain()
+    chain = small.hasher.chain()
     chain.extend(np.array([1, 1, 2, 2, 3, 3], np.int32))
-    match = small.manager.match(chain, 6, brought=chain.names[2:])
-    assert (match.tokens, match.nodes, match.kept, match.brought) == (6, [], chain.names[:2], chain.names[2:])
+    match = small.manager.match(chain, 6, transferred=chain.hashes[2:])
+    assert (match.tokens, match.nodes, match.kept, match.transferred) == (6, [], chain.hashes[:2], chain.hashes[2:])
     small.manager.open(0, 0, chain, match)
     assert small.manager.grow(0, 6, 7)
     small.manager.fetch(0, match)
     back = small.manager.pool.take_changes().swap_ins()[:, 1].tolist()
     table = small.manager.tables.row(0).tolist()
-    assert (back, small.manager.to_fill(0, match).tolist()) == (table[:2], [table[2:3]])
+    assert (back, small.manager.transfer_targets(0, match).tolist()) == (table[:2], [table[2:3]])
 
 
 def test_the_least_recently_used_copy_goes_first() -> None:
@@ -144,7 +144,7 @@ def test_a_spoilt_copy_is_dropped_and_its_row_told() -> None:
     small.serve(1, 1, 9)
     small.serve(2, 2, 9)
     small.manager.pool.begin(0.0, 7)
-    chain = small.namer.chain()
+    chain = small.hasher.chain()
     chain.extend(np.array([1, 1], np.int32))
     match = small.manager.match(chain, 2)
     small.manager.open(1, 5, chain, match)
@@ -178,35 +178,35 @@ def test_copies_that_a_distrusted_row_went_on_from_are_dropped() -> None:
     small = Small(pages=3, slots=4)
     small.serve(1, 1, 2, 2, 3)
     small.serve(4, 4, 5, 5, 6)
-    chain = small.namer.chain()
+    chain = small.hasher.chain()
     chain.extend(np.array([1, 1, 2, 2], np.int32))
     match = small.manager.match(chain, 4)
     small.manager.open(1, 5, chain, match)
     small.manager.grow(1, 4, 5)
     small.manager.fetch(1, match)
-    small.manager.names.distrust(1)
+    small.manager.published.distrust(1)
     assert small.kept() == [[5, 5], [4, 4]]
 
 
 def test_a_copy_without_pages_goes_with_the_last_one_after_it() -> None:
     """It was kept as the way to that one."""
     tier = HostTier(2)
-    first, second = bytes([1]) * NAME_BYTES, bytes([2]) * NAME_BYTES
+    first, second = bytes([1]) * HASH_BYTES, bytes([2]) * HASH_BYTES
     tier.copies = {first: Copy(FIRST, b"", (NONE,)), second: Copy(first, b"", (0,))}
     tier._after, tier._free = {FIRST: {first}, first: {second}}, [1]
     tier.forget([second])
     assert (tier.copies, tier._after, tier.used) == ({}, {}, 0)
 
 
-class Collisions(PageNamer):
+class Collisions(BlockHasher):
     """Gives two pages one name where `alike` maps the first tokens of their contents to one number."""
 
     def __init__(self, alike: dict[int, int]) -> None:
         super().__init__(SECRET, b"model", 2)
         self.alike = alike
 
-    def link(self, parent: Name, contents: Iterable[bytes]) -> list[Name]:
-        return [bytes([self.alike[content[0]]]) * NAME_BYTES for content in contents]
+    def link(self, parent: BlockHash, contents: Iterable[bytes]) -> list[BlockHash]:
+        return [bytes([self.alike[content[0]]]) * HASH_BYTES for content in contents]
 
 
 def test_a_copy_of_another_content_with_the_same_name_is_not_found() -> None:

@@ -7,14 +7,14 @@ from cache_manager.matching import NO_MATCH, Match
 from cache_manager.prefix import NONE
 from cache_manager.tier import HostTier
 from tests.cache_manager.device import Table
-from tests.cache_manager.story import Flown, Story
+from tests.cache_manager.driver import CacheDriver
+from tests.cache_manager.histories import Flown, SequenceHistory
 from tests.cache_manager.windows import first_needed
-from tests.cache_manager.world import World
 
 Birth = tuple[int, int]  # a page, and how often it had been given out
 
 
-class TieredWorld(World):
+class TieredCacheDriver(CacheDriver):
     """spoils: how likely a step that brings copies reports one of them as spoilt. host: by slot, the content and group
     of the page that was copied there, and its birth. out, back: pages that were copied. spoilt: reported ones.
     """
@@ -58,7 +58,7 @@ class TieredWorld(World):
 
     # Sequences
 
-    def match(self, story: Story) -> Match:
+    def match(self, story: SequenceHistory) -> Match:
         if story.chain is None:
             return NO_MATCH
         self._name(story, story.known)
@@ -67,7 +67,7 @@ class TieredWorld(World):
             return super().match(story)
         there = len(match.nodes)
         assert match.tokens == (there + len(match.kept)) * self.size < story.known
-        in_part = match.tokens < story.scope.whole and self.windows.any
+        in_part = match.tokens < story.scope.bidirectional and self.windows.any
         assert not in_part, "a span was hit in part, whose rest sees what is gone"
         slots = self.tier.slots_of(match.kept)
         for group, window in enumerate(self.windows.by_group):
@@ -91,7 +91,7 @@ class TieredWorld(World):
         """Slots that the next plan fills."""
         return set(self.manager.pool.changes.swap_outs()[:, 1].tolist())
 
-    def longest(self, story: Story) -> int:
+    def longest(self, story: SequenceHistory) -> int:
         """Copies are looked at in `match`; without any, what is published is all."""
         return self._match.tokens if self._match.kept else super().longest(story)
 
@@ -100,9 +100,9 @@ class TieredWorld(World):
         firsts = [first_needed(window, match.tokens, self.size) for window in self.windows.by_group]
         return [Table(first, pages[g, match.nodes[first:]].tolist()) for g, first in enumerate(firsts)]
 
-    def admit(self, story: Story, wait: bool = True, whole: bool = True) -> bool:
+    def admit(self, story: SequenceHistory, wait: bool = True, everything: bool = True) -> bool:
         match = self.match(story)
-        if not super().admit(story, wait, whole or bool(match.kept)):
+        if not super().admit(story, wait, everything or bool(match.kept)):
             return False
         row = next(row for row in self.running() if self.story(row) is story)
         self.manager.fetch(row, match)
@@ -114,8 +114,8 @@ class TieredWorld(World):
     def copied(self, row: int) -> bool:
         return super().copied(row) or not self._due.isdisjoint(self.story(row).pages)
 
-    def _check_content(self, row: int, story: Story) -> None:
-        """What has yet to come back cannot be looked at."""
+    def _check_content(self, row: int, story: SequenceHistory) -> None:
+        """Checks all content but that of pages which have yet to come back."""
         if self._due.isdisjoint(story.pages):
             super()._check_content(row, story)
 

@@ -1,4 +1,4 @@
-"""What a window means, by positions: which tokens one sees, and what a sequence holds while it is computed.
+"""Windows, by positions: the tokens that one sees, and the pages that a sequence holds while it is computed.
 
 All of it by looking at every position; the arithmetic that serves is not used.
 """
@@ -73,7 +73,7 @@ def most_held(
 
 
 def draw(rng: Random, page_size: int, kinds: tuple[str, ...]) -> Windows:
-    """Of one of these kinds: no windows, full attention beside windows, windows only."""
+    """Draws windows of one of these kinds: none, full attention beside windows, windows only."""
     kind = rng.choice(kinds)
     if kind == "full":
         return full(rng.choice((1, 2)))

@@ -94,7 +94,7 @@ class NotInstalled(Exception):
 
 
 def first_line(text: str) -> str:
-    """Of what a program complained: its last line that says something."""
+    """Returns the last line of a program's complaint that says something."""
     lines = [line for line in text.splitlines() if line.strip() and "npm error A complete log" not in line]
     return (lines[-1] if lines else "no reason given").strip()[:LONGEST]
 

@@ -1,4 +1,4 @@
-"""What `deploy/` has, read: its YAML, its overlays applied, its commands as words."""
+"""Reads `deploy/`: its YAML, its overlays applied, its commands as words."""
 
 import copy
 import re
@@ -71,7 +71,7 @@ def cluster(directory: str = "base") -> dict[str, Any]:
 
 
 def groups(directory: str = "base") -> dict[str, dict[str, Any]]:
-    """Of the RayCluster by name."""
+    """Returns the RayCluster's groups by name."""
     spec = cluster(directory)
     return {"head": spec["headGroupSpec"]} | {group["groupName"]: group for group in spec["workerGroupSpecs"]}
 
@@ -110,5 +110,5 @@ def flags(words: list[str]) -> dict[str, str]:
 
 
 def seconds(text: str) -> int:
-    """Of compose's "90s"."""
+    """Returns the seconds of a duration such as compose's "90s"."""
     return int(text.removesuffix("s"))

@@ -76,7 +76,7 @@ needs_helm = pytest.mark.skipif(not HELM.exists(), reason="there is no build/hel
 
 @cache
 def helm() -> tuple[dict[str, tuple[dict[str, Any], dict[str, str]]], list[str]]:
-    """What Helm makes of each case: its lint and the files; and what it says of wrong values."""
+    """Lets Helm lint and render each case, and refuse wrong values."""
     done = subprocess.run(
         [str(HELM), "-c", SCRIPT], input=json.dumps([str(CHART), CASES]), capture_output=True, text=True, timeout=120
     )  # fmt: skip
@@ -116,6 +116,7 @@ def test_helm_lints_it_without_a_warning(case: str) -> None:
 @each_case
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_has_the_form_of_its_schema(case: str, version: str) -> None:
+    """`validate` raises at the first field that the schema does not have."""
     for made in rendered(case).values():
         kubernetes_validate.validate(made, version, strict=True)
 

@@ -61,6 +61,7 @@ def test_kubectl_builds_what_these_tests_read(directory: str) -> None:
 @pytest.mark.parametrize("directory", ALL)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_has_the_form_of_its_schema(directory: str, version: str) -> None:
+    """`validate` raises at the first field that the schema does not have."""
     objects = kubernetes(directory)
     check_forms(objects.pop("RayCluster/quire"), list(pods(directory).values()), version)
     for made in [*objects.values(), autoscaler(directory)]:
@@ -68,7 +69,7 @@ def test_every_object_has_the_form_of_its_schema(directory: str, version: str) -
 
 
 def check_forms(ray: dict[str, Any], templates: list[dict[str, Any]], version: str) -> None:
-    """Of a RayCluster and its pods."""
+    """Checks the forms of a RayCluster and its pods."""
     jsonschema.validate(ray, SCHEMA, jsonschema.Draft202012Validator)
     for spec in templates:
         kubernetes_validate.validate(as_pod(spec), version, strict=True)

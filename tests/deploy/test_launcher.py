@@ -33,7 +33,7 @@ print(json.dumps({"flags": flags, "made": read(config), "wrong": read(wrong)}))
 
 
 def read() -> dict[str, Any]:
-    """What Ray makes of the file, and of one with a typo; or says of it. flags: of `ray start`."""
+    """Lets Ray read the file, and one with a typo. flags: those of `ray start`."""
     done = subprocess.run(
         [sys.executable, "-c", READ],
         input=(DEPLOY / "ray/cluster.yaml").read_text(), capture_output=True, text=True, timeout=60, cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What panels of the dashboards show in situations of which a running server has no example: `promtool test rules`."""
+"""Panels of the dashboards in situations that a running server has no example of: `promtool test rules`."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.grafana.build import PAGES, PLACE
-from rpc.observe.page import page_of
+from rpc.observe.metrics_http import metrics_app
 from tests.deploy.test_alerts import looked_at, promtool
 from tests.rpc.test_aliases import filled
 from tests.support.prometheus import needs_prometheus
@@ -123,7 +123,7 @@ def test_a_server_s_start_is_marked_with_its_version_and_an_engine_s_is_not(tmp_
 
 
 def test_nothing_is_not_a_number_where_nothing_is_done(tmp_path: Path) -> None:
-    text = b"".join(page_of(filled().registry)({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"}, print)).decode()
+    text = b"".join(metrics_app(filled().registry)({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"}, print)).decode()
     series = {
         sample.name + re.sub(r"'(\w+)': '([^']*)'", r'\1="\2"', str({**sample.labels, "job": "quire"})):
         f"{sample.value}x60"

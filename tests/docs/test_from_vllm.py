@@ -13,9 +13,10 @@ from rpc.cli.main import app
 from rpc.frontend.output import Finish
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
-from rpc.observe.aliases import show_aliases
+from rpc.observe.aliases import register_aliases
 from rpc.offline.keywords import CHAT_KEYWORDS, CONSTRUCTOR_KEYWORDS, GENERATE_KEYWORDS
-from scheduler.keywords import NOT_HERE, REQUEST_KEYWORDS
+from scheduler.keywords import NOT_HERE
+from scheduler.parameters import REQUEST_KEYWORDS
 from tests.docs.test_pages import flags_below
 from tests.rpc.test_aliases import filled
 
@@ -135,7 +136,7 @@ def test_http() -> None:
 
 def test_metrics() -> None:
     metrics = filled()
-    show_aliases(metrics, with_engines=True)
+    register_aliases(metrics, with_engines=True)
     shown = {metric.name + ("_total" if metric.type == "counter" else "") for metric in metrics.registry.collect()}
     found = dict(rows("Metrics"))
     assert found.keys() == {name for name in shown if name.startswith("vllm:")}

@@ -37,6 +37,8 @@ BEFORE = {
     "guides/your-model": "",
 }
 """By page, what its reader has begun; "" where the page says all of it."""
+SHARED = {"guides/operating", "guides/observability", "guides/tuning", "reference/ports", "guides/runbook"}
+"""Pages that begin with `make serve` and leave its server as it was: they have one for all of them."""
 STEP = re.compile(
     r"```(?P<kind>sh|python)\n(?P<block>.*?)```"
     r"|(?<!`)`(?P<command>(?:quire [a-z-]+ |(?:curl|dmesg|openssl|pip|py-spy|ssh|ulimit)\b)[^`]*)`"
@@ -108,19 +110,21 @@ class Network:
         path.write_text(text)
         return self.run(f"python {path}")
 
-    def close(self) -> None:
-        for process in self._servers:
+    def close(self, begun: int = 0) -> None:
+        """Ends all servers but the first ones. begun: number of those."""
+        ending = self._servers[begun:]
+        for process in ending:
             process.terminate()
-        for process in self._servers:
+        for process in ending:
             process.wait(60)
             if process.stdout is not None:
                 process.stdout.close()
-        self._servers.clear()
+        del self._servers[begun:]
 
 
 @contextmanager
-def network(directory: Path) -> Iterator[Network]:
-    name = f"qdocs{os.getpid()}"
+def network(directory: Path, name: str) -> Iterator[Network]:
+    name = f"q{name}{os.getpid()}"
     nodes.ip("netns", "add", name)
     try:
         nodes.ip("-n", name, "link", "set", "lo", "up")
@@ -160,22 +164,43 @@ def check_conversation(answers: str, page: str) -> None:
         assert f"\n{name} {value}\n" in answers
 
 
-@pytest.mark.parametrize("page", BEFORE)
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Where `make serve` runs."""
+    directory = tmp_path_factory.mktemp("served")
+    things(directory)
+    with network(directory, "serve") as place:
+        place.serve("make serve")
+        yield place
+
+
+@pytest.mark.parametrize("page", sorted(SHARED))
+def test_a_page_beside_a_server_runs_from_its_first_line_to_its_last(page: str, served: Network) -> None:
+    assert BEFORE[page] == "make serve"
+    run_page(page, served)
+    served.close(begun=1)
+
+
+@pytest.mark.parametrize("page", sorted(BEFORE.keys() - SHARED))
 def test_a_page_runs_from_its_first_line_to_its_last(page: str, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / f"{page}.md").read_text()
     things(tmp_path)
-    with network(tmp_path) as place:
+    with network(tmp_path, "docs") as place:
         if BEFORE[page]:
             place.serve(BEFORE[page])
-        for kind, what in steps(text):
-            if kind == "python":
-                assert place.program(what)
-            elif what.startswith(SERVERS):
-                place.serve(what)
-            elif what == "quire chat":
-                check_conversation(place.run(what, conversation(text)), text)
-            else:
-                place.run(what)
+        run_page(page, place)
+
+
+def run_page(page: str, place: Network) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for kind, what in steps(text):
+        if kind == "python":
+            assert place.program(what)
+        elif what.startswith(SERVERS):
+            place.serve(what)
+        elif what == "quire chat":
+            check_conversation(place.run(what, conversation(text)), text)
+        else:
+            place.run(what)
 
 
 def steps(text: str) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ def start(source: Path, output: Path, *flags: str) -> subprocess.Popen:
 
 
 def finish(job: subprocess.Popen, code: int = 0) -> str:
-    """What it said on standard error."""
+    """Waits for its end, and returns its standard error."""
     _, said = job.communicate(timeout=240)
     assert job.returncode == code, said
     assert "Traceback" not in said
@@ -229,7 +229,7 @@ def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_job_outlives_its_engine(tmp_path: Path) -> None:
-    source, output = write_input(tmp_path / "in", 300, frozenset(), tokens=20), tmp_path / "out"
+    source, output = write_input(tmp_path / "in", 150, frozenset(), tokens=20), tmp_path / "out"
     # eight at a time: when the first results come, nearly all of the work is still to be done
     job = start(source, output, "--engine", "process", "--max-sequences", "8")
     wait_results(job, output, 1)
@@ -237,19 +237,19 @@ def test_a_job_outlives_its_engine(tmp_path: Path) -> None:
     engine.kill()
     said = finish(job)
     assert "engine 0 has failed" in said
-    assert "300 results and 0 errors" in said
-    check_results(output, 300, frozenset(), tokens=20)
+    assert "150 results and 0 errors" in said
+    check_results(output, 150, frozenset(), tokens=20)
 
 
 def test_interrupt_stops_the_job_and_says_how_to_go_on(tmp_path: Path) -> None:
-    # More than three times as many as run at once: what runs at once ends at once, too.
-    source, output = write_input(tmp_path / "in", 900, frozenset(), tokens=20), tmp_path / "out"
-    job = start(source, output)
+    # Ten times as many as run at once: what runs at once ends at once, too.
+    source, output = write_input(tmp_path / "in", 320, frozenset(), tokens=20), tmp_path / "out"
+    job = start(source, output, "--max-sequences", "32")
     wait_results(job, output, 20)
     job.send_signal(signal.SIGINT)
     assert "stopped. The same command goes on" in finish(job, 130)
     assert "going on: " in finish(start(source, output))
-    check_results(output, 900, frozenset(), tokens=20)
+    check_results(output, 320, frozenset(), tokens=20)
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.offline import LLM
-from scheduler.request import Beam, Sampling, Stopping
+from scheduler.parameters import Beam, Sampling, Stopping
 from tests.support.server import RunningServer, details, running_server, stream_request
 
 WIDTH, COUNT, TOKENS, PROMPT = 4, 3, 24, "ROMEO:\n"
@@ -116,8 +116,10 @@ def test_what_does_not_go_with_it_is_refused_by_name(
 
 
 def test_a_client_that_leaves_ends_the_search(server: RunningServer, channel: grpc.Channel) -> None:
+    before = server.metrics()["quire_requests_total{cancelled}"]
     call = server.stub(channel).StreamGenerate(request_of(lambda s: setattr(s.stopping, "max_tokens", 400)))
     server.wait_until(lambda metrics: metrics["quire_num_requests_running"] > 0, True)
     call.cancel()
     server.wait_for_metric("quire_num_requests_running", 0)
     server.wait_for_metric("quire_kv_pages_used", 0)
+    assert server.metrics()["quire_requests_total{cancelled}"] == before + 1, "it ended by itself"

@@ -19,12 +19,13 @@ from quire.v1 import admin_service_pb2_grpc as admin_grpc
 
 from rpc.client import Client, Security
 from rpc.loadgen.corpus import PROBE_WORDS, plays
-from rpc.loadgen.drive import Run
+from rpc.loadgen.drive import LoadRun
 from rpc.loadgen.native import Native
 from rpc.loadgen.run import run_load
 from rpc.loadgen.settings import LoadSettings
+from tests.support.forking import Quire, run_quire
 from tests.support.gateway import RunningGateway, running_gateway
-from tests.support.server import QUIRE, RunningServer, clean_environment, running_server
+from tests.support.server import RunningServer, clean_environment, running_server
 
 DOCS = Path(__file__).parents[2] / "docs" / "guides" / "load-testing.md"
 TOKEN = "bench-" + "b" * 20
@@ -62,8 +63,7 @@ def slow(token_file: Path) -> Iterator[RunningServer]:
 
 
 def bench(*flags: str, status: int = 0) -> dict:
-    command = [QUIRE, "bench", "serve", "--json", "-", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment())
+    done = run_quire("bench", "serve", "--json", "-", *flags, env=clean_environment())
     assert done.returncode == status, done.stderr + done.stdout
     return json.loads(done.stdout) if done.stdout else {"said": done.stderr}
 
@@ -117,8 +117,8 @@ def test_the_prefix_cache_answers_only_what_is_repeated(
 @pytest.mark.parametrize("protocol", ["quire", "inference", "openai"])
 def test_what_an_operator_ends_has_failed(protocol: str, server: RunningServer, gateway: RunningGateway) -> None:
     flags = ("--requests", "1", "--input-tokens", "20", "--output-tokens", "900", "--ttft-target", "60")
-    command = [QUIRE, "bench", "serve", "--json", "-", *flags_of(protocol, server, gateway), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
+    command = ["bench", "serve", "--json", "-", *flags_of(protocol, server, gateway), *flags]
+    process = Quire(*command, stdout=subprocess.PIPE, text=True, env=clean_environment())
     with grpc.insecure_channel(server.admin) as channel:
         operator = admin_grpc.AdminServiceStub(channel)
         while process.poll() is None:
@@ -132,7 +132,7 @@ def test_what_an_operator_ends_has_failed(protocol: str, server: RunningServer, 
     assert (result["ok"], result["failed"], result["goodput"], result["ttft_ms"]) == (0, 1, 0, {})
 
 
-def load(server: RunningServer, settings: LoadSettings) -> Run:
+def load(server: RunningServer, settings: LoadSettings) -> LoadRun:
     wire = Native(server.address, "", Security(token=TOKEN), ignore_eos=True)
     return asyncio.run(run_load(wire, settings, lambda *_: None, lambda _: None))
 
@@ -163,11 +163,9 @@ def test_too_many_errors_are_a_failure(slow: RunningServer, token_file: Path) ->
 
 
 def test_ctrl_c_shows_what_there_is(server: RunningServer, tmp_path: Path) -> None:
-    command = [QUIRE, "bench", "serve", "--server", server.address, "--duration", "60", "--output-tokens", "8"]
+    command = ["bench", "serve", "--server", server.address, "--duration", "60", "--output-tokens", "8"]
     before = server.metrics()[ENDED]
-    process = subprocess.Popen(
-        [*command, "--json", str(tmp_path / "a")], stdout=subprocess.PIPE, text=True, env=clean_environment()
-    )
+    process = Quire(*command, "--json", str(tmp_path / "a"), stdout=subprocess.PIPE, text=True, env=clean_environment())
     server.wait_until(lambda metrics: metrics[ENDED] > before + 20, True)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
@@ -188,10 +186,7 @@ def test_commands_of_the_documentation_work(server: RunningServer, gateway: Runn
             flags += ["--server", server.address]
         if "--json" not in flags:
             flags += ["--json", str(tmp_path / f"{i}.json")]
-        command = [QUIRE, "bench", "serve", *flags]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env=clean_environment(), cwd=tmp_path
-        )
+        done = run_quire("bench", "serve", *flags, env=clean_environment(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr + done.stdout
         assert "TTFT" in done.stdout
     exact = json.loads((tmp_path / "4.json").read_text())

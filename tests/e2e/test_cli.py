@@ -17,6 +17,7 @@ from tests.support.server import clean_environment, running_server
 
 
 def quire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the installed command, in a new interpreter."""
     return subprocess.run(
         [QUIRE, *arguments], capture_output=True, text=True, timeout=120, env=clean_environment() | environment
     )
@@ -44,16 +45,17 @@ def test_a_forked_command_says_what_the_installed_one_says(arguments: tuple[str,
 
 def test_version_and_help_import_no_torch() -> None:
     assert quire("--version").stdout.startswith("quire 0.")
-    for command in ([], ["serve"], ["generate"], ["estimate"], ["admin", "cancel"]):
-        script = (
-            "import sys; from rpc.cli.main import app\n"
-            f"try: app({[*command, '-h']!r})\n"
-            "except SystemExit as end: assert end.code == 0\n"
-            "assert not {'torch', 'grpc', 'ray', 'triton'} & sys.modules.keys(), sys.modules.keys()"
-        )
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        assert "Usage" in done.stdout
+    commands: list[list[str]] = [[], ["serve"], ["generate"], ["estimate"], ["admin", "cancel"]]
+    script = (
+        "import sys; from rpc.cli.main import app\n"
+        f"for command in {commands!r}:\n"
+        "    try: app([*command, '-h'])\n"
+        "    except SystemExit as end: assert end.code == 0\n"
+        "    assert not {'torch', 'grpc', 'ray', 'triton'} & sys.modules.keys(), (command, sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage") == len(commands)
 
 
 def test_client_and_frontend_import_no_torch() -> None:
@@ -149,7 +151,7 @@ def test_command_line_beats_file_beats_environment(tmp_path: Path) -> None:
     ("key", "hint"),
     [
         ("tls = true", "did you mean tls-cert or tls-key or tls-client-ca? it is a flag of generate, chat, "),
-        ('policy = "lru"', "did you mean eviction-policy? it is a flag of cache-sim"),
+        ('policy = "lru"', "did you mean scheduling-policy or eviction-policy? it is a flag of cache-sim"),
         ("temperature = 0.5", "it is a flag of generate, chat"),
         ("max-tokens = 5", "it is a flag of generate, chat"),
         ("colour = 1", "`quire serve --help` lists its flags"),

@@ -35,7 +35,7 @@ def open_machine() -> Iterator[Node]:
 
 
 def refusal(node: Node, *flags: str) -> str:
-    """What a server says that does not start."""
+    """Returns the last words of a server that does not start."""
     address = f"{node.address}:{nodes.PORT}"
     command = ["ip", "netns", "exec", node.name, nodes.QUIRE, "serve", "--port", "0", "--metrics-port", "0"]
     ended = subprocess.run(
@@ -96,6 +96,7 @@ print(json.dumps({"actors": actors, "groups": groups, "jobs": jobs}))
 """
 
 
+@pytest.mark.slow
 @needs_nodes
 def test_a_cluster_shows_whose_engines_it_has_and_keeps_none_of_a_server_that_ended() -> None:
     """Two servers of one model, one of which is asked to end; the other one is killed."""
@@ -119,7 +120,7 @@ def test_a_cluster_shows_whose_engines_it_has_and_keeps_none_of_a_server_that_en
 
 
 def check_names(shown: dict[str, list]) -> None:
-    """Of what the cluster shows of two servers of the demo model."""
+    """Checks the names that the cluster shows for two servers of the demo model."""
     assert [name for _, name in shown["actors"]] == ["quire:quire-demo:engine-0-1:rank-0"] * 2
     assert len({namespace for namespace, _ in shown["actors"]}) == 2, "the names do not collide"
     assert all(namespace.startswith("quire:quire-demo:") for namespace, _ in shown["actors"])

@@ -16,10 +16,10 @@ from quire.v1 import admin_service_pb2_grpc as admin_grpc
 from deploy.grafana.build import PLACE
 from rpc.observe.aliases import SAME, SAME_OF_ENGINES
 from tests.deploy.files import DEPLOY, read
+from tests.support.call_counts import CallCounts
 from tests.support.processes import tree, wait_until
 from tests.support.prometheus import Prometheus, needs_prometheus, running_prometheus
 from tests.support.server import RunningServer, running_alone, stream_request
-from tests.support.tally import Tally
 
 pytestmark = needs_prometheus
 RULES = DEPLOY / "prometheus/rules"
@@ -57,7 +57,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def load(server: RunningServer) -> None:
     chance = random.Random(1)
     with grpc.insecure_channel(server.address) as channel, grpc.insecure_channel(server.admin) as admin:
-        tally = Tally(server.stub(channel))
+        tally = CallCounts(server.stub(channel))
         prompts = [[chance.randrange(10, 1000) for _ in range(160)] for _ in range(16)]
         for prompt in [*prompts, *prompts[-4:]]:
             tally.stream(stream_request(prompt, 40, sequence_count=2)).done.result(60)
@@ -81,7 +81,7 @@ def until_read(server: RunningServer, prometheus: Prometheus) -> None:
 
 
 def without_data(prometheus: Prometheus, expressions: list[str], seconds: float = 10) -> dict[str, str]:
-    """What is wrong with each that has none after so long: rules have to be evaluated."""
+    """Returns those without data after this many seconds, with the reason: rules have to be evaluated."""
     wrong: dict[str, str] = {}
 
     def all_have() -> bool:
@@ -122,7 +122,7 @@ def test_every_panel_has_data(watched: Watched) -> None:
 
 
 def test_every_rule_has_data(watched: Watched) -> None:
-    """Of an alert: what it compares."""
+    """An alert's data are what it compares."""
     expressions = []
     for name in ("recording.yml", "alerts.yml"):
         for group in read(RULES / name)[0]["groups"]:

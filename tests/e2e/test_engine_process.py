@@ -60,7 +60,7 @@ FIRST = {"process": FORK_SERVER, "ray": HOST["ray"]}  # the child that it starts
 BEGUN = "quire_time_to_first_token_seconds_count"  # some that have begun can be over when the last one begins
 ENGINE = {"process": HOST["process"], "ray": "ray::EngineActor"}  # the process with the model
 
-both_modes = pytest.mark.parametrize("mode", ["process", "ray"])
+both_modes = pytest.mark.parametrize("mode", ["process", pytest.param("ray", marks=pytest.mark.slow)])
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Serving:
 
 @contextmanager
 def serving(mode: str, *flags: str) -> Iterator[Serving]:
-    """Of the installed command: what it imports is looked at."""
+    """Starts the installed command, since its imports are looked at."""
     with temporary_directory() as place, running_server(*FLAGS[mode], *flags, forked=False) as server:
         yield Serving(mode, server, place)
 
@@ -93,7 +93,7 @@ def server(shared: Serving) -> RunningServer:
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """What a server with the engine in its own process gives; test_streams knows that it is what runs alone give."""
+    """Results of a server with the engine in its own process, which test_streams compares with runs alone."""
 
     async def all_streams(address: str) -> list[list[int]]:
         return await asyncio.gather(*(_read(address, seed, None) for seed in range(STREAMS)))
@@ -161,7 +161,7 @@ def test_engine_has_the_priority_of_its_server(shared: Serving) -> None:
 
 @dataclass(frozen=True)
 class Death:
-    """Who of a server's tree gets which signal."""
+    """A signal to a process of a server's tree."""
 
     victim: str
     signal: int = signal.SIGKILL
@@ -169,7 +169,8 @@ class Death:
 
 LIVES = {
     "process killed, stopped": [Death(ENGINE["process"]), Death(ENGINE["process"], signal.SIGSTOP)],
-    "actor killed, stopped": [Death(ENGINE["ray"]), Death(ENGINE["ray"], signal.SIGSTOP)],
+    "actor killed": [Death(ENGINE["ray"])],
+    "actor stopped": [Death(ENGINE["ray"], signal.SIGSTOP)],
     "driver, raylet, gcs_server killed": [
         Death(HOST["ray"]),
         Death("raylet/raylet"),
@@ -178,7 +179,9 @@ LIVES = {
 }
 
 
-@pytest.mark.parametrize("life", [*list(LIVES)[:2], pytest.param(list(LIVES)[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "life", [*list(LIVES)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LIVES)[2:])]
+)
 def test_dead_engine_is_replaced_and_every_call_goes_on(life: str) -> None:
     mode = "process" if life.startswith("process") else "ray"
     with serving(mode, "--engine-timeout", "2") as running:
@@ -286,21 +289,31 @@ def test_server_that_still_starts_can_be_stopped(mode: str, moment: str) -> None
 
 # A server that cannot start.
 
+DAMAGED = "model.safetensors is no whole safetensors file"
 
-def test_reasons_not_to_start_are_the_same_everywhere(tmp_path: Path) -> None:
-    broken = Path(shutil.copytree(demo_directory(), tmp_path / "model"))
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    reasons = {
-        ("--model", str(broken)): "model.safetensors is no whole safetensors file",
-        ("--kv-cache-memory", "10"): "Raise --kv-cache-memory",
-    }
-    engines = (("--engine", "thread"), *FLAGS.values())
+
+@pytest.mark.parametrize(
+    ("damaged", "reason", "modes"),
+    [
+        pytest.param(True, DAMAGED, ["process"], id="weights"),
+        pytest.param(True, DAMAGED, list(FLAGS), id="weights, Ray too", marks=pytest.mark.slow),
+        pytest.param(False, "Raise --kv-cache-memory", list(FLAGS), id="memory", marks=pytest.mark.slow),
+    ],
+)
+def test_reasons_not_to_start_are_the_same_everywhere(
+    tmp_path: Path, damaged: bool, reason: str, modes: list[str]
+) -> None:
+    flags = ["--kv-cache-memory", "10"]
+    if damaged:
+        broken = Path(shutil.copytree(demo_directory(), tmp_path / "model"))
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        flags = ["--model", str(broken)]
+    engines = (("--engine", "thread"), *(FLAGS[mode] for mode in modes))
     with temporary_directory(), ThreadPoolExecutor() as pool:
-        said = pool.map(lambda flags: serve_and_fail(*flags), [(*r, *engine) for r in reasons for engine in engines])
-        for reason in reasons.values():
-            (message,) = {next(said).splitlines()[-1] for _ in engines}  # after what was logged before
-            assert re.fullmatch(f"quire: .*{reason}.*", message)
+        said = pool.map(lambda engine: serve_and_fail(*flags, *engine), engines)
+        (message,) = {one.splitlines()[-1] for one in said}  # after what was logged before
+    assert re.fullmatch(f"quire: .*{reason}.*", message)
 
 
 def test_thread_and_ray_exclude_each_other() -> None:

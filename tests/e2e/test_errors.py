@@ -112,6 +112,8 @@ def refused(server: RunningServer, channel: grpc.Channel, change: Change) -> grp
                 setattr(s.chat, "add_generation_prompt", True),
             ),
         ),
+        ("sampling.logits_processors_args[a]", lambda s: s.sampling.logits_processors_args.update(a="{}")),
+        ("sampling.logits_processors_args[a]", lambda s: s.sampling.logits_processors_args.update(a="[]")),
         ("chat.template_arguments[a]", lambda s: chat(s, a="{")),
         ("chat.template_arguments[messages]", lambda s: chat(s, messages="[]")),
         ("chat.template_arguments[a b]", lambda s: chat(s, **{"a b": "1"})),
@@ -136,7 +138,7 @@ def test_every_field_of_the_contract_is_read() -> None:
         "ChatMessage": "role parts",
         "ContentPart": "text image",
         "SamplingParameters": "temperature top_p top_k min_p seed repetition_penalty frequency_penalty "
-        "presence_penalty logit_bias allowed_token_ids bad_words sequence_count beam_search",
+        "presence_penalty logit_bias allowed_token_ids bad_words logits_processors_args sequence_count beam_search",
         "BeamSearch": "width length_penalty",
         "StoppingCriteria": "max_tokens min_tokens stop stop_token_ids include_stop ignore_eos",
         "OutputOptions": "text token_ids logprobs top_logprobs prompt_logprobs skip_special_tokens prompt_token_ids",

@@ -17,7 +17,7 @@ from tests.support.processes import tree
 from tests.support.server import RunningServer, running_frontend, running_server, stream_request
 from tests.support.watching_client import histories_of, outputs_of, until_running, watching
 
-STREAMS, TOKENS = 8, 700
+STREAMS, TOKENS = 4, 400
 ENGINE = "rpc.engines.engine_process"
 
 
@@ -42,7 +42,7 @@ def frontends(address: str) -> Iterator[tuple[RunningServer, RunningServer]]:
 
 @pytest.fixture(scope="module")
 def expected(frontends: tuple[RunningServer, RunningServer]) -> list[dict]:
-    """What undisturbed streams get."""
+    """Results of undisturbed streams."""
     process = watching(frontends[0].address, STREAMS, TOKENS)
     until_running(process)
     return outputs_of(histories_of(process, STREAMS))

@@ -142,7 +142,7 @@ def test_a_key_that_everybody_can_use_is_refused(pair: Pair, mode: int, flags: s
     pair.write()
     pair.key.chmod(mode)
     said = refusal(f"{flags}-cert", str(pair.chain), f"{flags}-key", str(pair.key))
-    assert said == f"quire: {flags}-key {pair.key} can be used by everybody on this machine: chmod o= {pair.key}"
+    assert said == f"quire: {flags}-key {pair.key} can be used by every user of this machine: chmod o= {pair.key}"
 
 
 def test_a_key_in_the_file_of_its_certificate_is_guarded_too(pair: Pair) -> None:
@@ -151,7 +151,7 @@ def test_a_key_in_the_file_of_its_certificate_is_guarded_too(pair: Pair) -> None
         wait_for(gateway, pair.authority)
     pair.chain.chmod(0o644)
     said = refusal("--tls-cert", str(pair.chain))
-    assert f"--tls-cert {pair.chain} can be used by everybody on this machine: chmod o= {pair.chain}" in said
+    assert f"--tls-cert {pair.chain} can be used by every user of this machine: chmod o= {pair.chain}" in said
 
 
 @pytest.mark.parametrize("flags", ["--tls", "--server"])
@@ -174,7 +174,7 @@ def test_nobody_is_asked_for_the_password_of_a_key(pair: Pair, flags: str) -> No
         os.close(person)
         os.close(terminal)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"quire: {flags}-key {pair.key} is encrypted: there is nobody to ask for its password\n"
+    assert done.stderr == f"quire: {flags}-key {pair.key} is encrypted, and a server cannot ask for its password\n"
 
 
 def test_a_pair_that_is_none_is_refused(pair: Pair) -> None:

@@ -8,10 +8,9 @@ import openai
 import pytest
 import trustme
 
-from tests.e2e.test_cli import quire
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.secrets import write
-from tests.support.server import RunningServer, running_server
+from tests.support.server import RunningServer, quire, running_server
 
 ANN = "ann-" + "a" * 20
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
@@ -42,7 +41,7 @@ class Files:
         return ["--server-ca", self.ca(self.authority), *flags]
 
     def own(self, signer: trustme.CA) -> list[str]:
-        """What a gateway shows to servers."""
+        """The gateway's own certificate, which it shows to servers."""
         chain, key = self.pair(signer, "gateway", "gateway.example")
         return ["--server-cert", chain, "--server-key", key]
 

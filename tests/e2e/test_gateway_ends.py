@@ -1,4 +1,4 @@
-"""What clients of the gateway see of requests that end before their time, and of what a model cannot do."""
+"""Requests that end before their time, and abilities that a model lacks, as clients of the gateway see them."""
 
 from collections.abc import Iterator
 from typing import Any

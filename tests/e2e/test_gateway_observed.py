@@ -1,4 +1,4 @@
-"""What a gateway tells of itself: metrics, a line a request, and spans between its clients' and its servers'."""
+"""The gateway's metrics, log lines, and spans between its clients' and its servers'."""
 
 import json
 import re

@@ -17,11 +17,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.test_cli import quire
 from tests.rpc.client.test_resuming_async import Scripted, message, serving
 from tests.support.forking import run_quire
 from tests.support.gateway import RunningGateway, read_answer, running_gateway
-from tests.support.server import RunningServer, clean_environment, running_server
+from tests.support.server import RunningServer, clean_environment, quire, running_server
 
 PATH = "/v1/completions"
 LONG = {"prompt": "ROMEO:", "max_tokens": 900, "ignore_eos": True, "temperature": 1}
@@ -84,6 +83,7 @@ def test_who_leaves_is_noticed_behind_more_bytes(server: RunningServer, gateway:
         server.wait_for_metric("quire_num_requests_running", 8)
         opened.sendall(b"G")
     server.wait_for_metric(CANCELLED, before + 1, 10)
+    assert server.metrics()["quire_num_requests_running"] == 0
 
 
 def test_of_requests_that_do_not_wait_the_first_is_answered(gateway: RunningGateway) -> None:
@@ -297,8 +297,8 @@ def test_wrong_addresses_end_the_start_and_torch_is_not_loaded() -> None:
 
     assert "--host 0.0.0.0 can be reached from other machines, and there is no TLS" in fails("--host", EVERYWHERE)
     assert "the server's address is 'x', must be HOST:PORT" in fails("--server", "x")
-    assert "--allow-origin is 'page.example', must be *, or as https://HOST" in fails("--allow-origin", "page.example")
-    assert "give its --tls-cert" in fails("--tls-key", "x")
+    assert "--allow-origin is 'page.example', must be *, https://HOST" in fails("--allow-origin", "page.example")
+    assert "--tls-key needs --tls-cert" in fails("--tls-key", "x")
     for remote in ("10.0.0.4:50051", "model:50051", "[fd00::4]:50051"):
         said = fails("--server", "127.0.0.1:50051", "--server", remote)
         assert f"--server {remote} is on another machine, and there is no TLS" in said
@@ -316,8 +316,8 @@ def test_wrong_addresses_end_the_start_and_torch_is_not_loaded() -> None:
 def test_servers_elsewhere_that_may_be_asked() -> None:
     elsewhere = ["192.0.2.1:50051"]
     for flags in (("--plaintext-token",), ("--server-tls",)):
-        with running_gateway(elsewhere, *flags) as gateway, gateway.connect():
-            pass
+        with running_gateway(elsewhere, *flags) as gateway:
+            assert gateway.health() == (503, None), "it has started, and its server does not exist"
 
 
 def test_tls(server: RunningServer, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_tls(server: RunningServer, tmp_path: Path) -> None:
 
 
 def write_certificate(key: Path, certificate: Path) -> None:
-    """Of 127.0.0.1, signed by itself."""
+    """Writes a self-signed certificate of 127.0.0.1."""
     command = [
         "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
         "-subj", "/CN=quire", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate),

@@ -10,7 +10,6 @@ import pytest
 from quire import LLM, RequestFailed, Sampling, Stopping
 from quire.v1 import generation_service_pb2 as pb
 
-from tests.e2e.test_cli import quire
 from tests.e2e.test_images import asked
 from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf
@@ -18,7 +17,7 @@ from tests.model.vision.pictures import encoded
 from tests.model.vision.seen import NEW, PROMPTS, TEXTS, Seen
 from tests.support.forking import run_quire
 from tests.support.image_chats import CAPITALS
-from tests.support.server import RunningServer, clean_environment, running_server
+from tests.support.server import RunningServer, clean_environment, quire, running_server
 
 GREEDY, STOPPING = Sampling(temperature=0), Stopping(max_tokens=NEW, ignore_eos=True)
 REST = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": NEW, "ignore_eos": True}}
@@ -58,7 +57,7 @@ def conversation(image: object) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def answered(seen: Seen, server: RunningServer, folder: Path) -> list[int]:
-    """What the API makes of that conversation."""
+    """Returns the API's answer to that conversation."""
     spec = asked("", (folder / "1.png").read_bytes())
     image = spec.images.pop()
     spec.chat.messages.add(role="system", parts=[pb.ContentPart(text="that")])

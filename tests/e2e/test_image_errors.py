@@ -1,4 +1,4 @@
-"""What is wrong with an image, or with the places for images, is said by its name, and hurts nobody else."""
+"""Errors of an image, or of the places for images, name it and hurt no other request."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 from quire.v1 import generation_service_pb2 as pb
 
-from tests.e2e.test_cli import quire
 from tests.e2e.test_images import asked, message
 from tests.model.vision.cases import BY_NAME, IMAGE
 from tests.model.vision.conftest import Shelf
@@ -17,7 +16,7 @@ from tests.model.vision.pictures import encoded, picture
 from tests.model.vision.seen import Seen
 from tests.model.vision.test_images import bomb, saved
 from tests.support.image_chats import BLIND
-from tests.support.server import RunningServer, details, running_server
+from tests.support.server import RunningServer, details, quire, running_server
 
 GOOD = encoded(picture(20, 20))
 MARKERS = {1: "<image>", 2: "<image><image>", 3: "<image>" * 3}

@@ -10,21 +10,20 @@ import pytest
 from quire.v1 import generation_service_pb2 as pb
 
 from scheduler.limits import Limits
-from tests.e2e.test_cli import quire
 from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded, picture
 from tests.model.vision.seen import NEW, Seen
 from tests.support.image_chats import CAPITALS, EITHER
-from tests.support.server import RunningServer, running_server
+from tests.support.server import RunningServer, quire, running_server
 
 LIMITS = Limits(vocabulary=420, context=1024, pool_tokens=4096, sequences=8)
 TEMPLATES = {"llava-clip": EITHER, "smolvlm": CAPITALS}
 FLAGS = {"paligemma": ("--max-batched-tokens", "1280")}
 ENGINES = {"thread": ("--engine", "thread"), "process": ("--engine", "process"), "ray": ("--ray",)}
-PLACES = [(case, engine) for engine in ("thread", "process") for case in ("llava-clip", "smolvlm", "paligemma")]
+PLACES = [("llava-clip", "thread"), ("smolvlm", "process"), ("paligemma", "process")]
+MORE_PLACES = [("smolvlm", "thread"), ("paligemma", "thread"), ("llava-clip", "process"), ("llava-clip", "ray")]
 ENCODED = "quire_images_encoded_total"
-RAY = pytest.param(("llava-clip", "ray"), id="llava-clip ray", marks=pytest.mark.slow)
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Place:
 
 
 def message(seen: Seen, i: int) -> pb.GenerationSpec:
-    """Of the i-th of its requests."""
+    """Returns the message of the i-th of its requests."""
     spec = seen.spec(i)
     return asked(str(spec.prompt), *spec.images)
 
@@ -68,7 +67,13 @@ def all_seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         one.preparer.close()
 
 
-@pytest.fixture(scope="module", params=[*(pytest.param(p, id=" ".join(p)) for p in PLACES), RAY])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(pytest.param(place, id=" ".join(place)) for place in PLACES),
+        *(pytest.param(place, id=" ".join(place), marks=pytest.mark.slow) for place in MORE_PLACES),
+    ],
+)
 def place(request: pytest.FixtureRequest, all_seen: dict[str, Seen]) -> Iterator[Place]:
     case, engine = request.param
     seen = all_seen[case]

@@ -21,7 +21,7 @@ SERVICE = "quire.v1.GenerationService"
 
 
 def serve_and_fail(*flags: str) -> str:
-    """What a server that must not start says on stderr."""
+    """Starts a server that must not start, and returns its standard error."""
     command = ["serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
     done = run_quire(*command, env=clean_environment())
     assert done.returncode == 1, done

@@ -14,7 +14,7 @@ PROMPT = "Wherefore art thou a prompt that nobody logs"
 
 
 def lines_of(*flags: str) -> list[dict]:
-    """What a server with these flags wrote to standard error while it served a request."""
+    """Returns the lines that a server with these flags wrote to standard error while it served a request."""
     line = ["serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", "--log-format", "json", *flags]
     process = Quire(*line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
     try:
@@ -49,7 +49,7 @@ def lines_of(*flags: str) -> list[dict]:
         (("--engine", "thread"), {("server", None)}),
         (("--engine", "process"), {("server", None), ("engine", None)}),
         (("--tensor-parallel", "2"), {("server", None), ("engine", 1)}),
-        (("--ray",), {("server", None)}),
+        pytest.param(("--ray",), {("server", None)}, marks=pytest.mark.slow),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -74,6 +74,7 @@ def test_requests_are_logged_where_it_is_asked_for() -> None:
     assert line["message"].startswith("request the-request of default: length, ")
 
 
+@pytest.mark.slow
 def test_rays_actors_write_lines_of_their_own_without_colours() -> None:
     """Ray's own choice is to hold back a line that another actor has written, with a note in green."""
     engines = ("--replicas", "2", "--kv-cache-memory", "64MiB")

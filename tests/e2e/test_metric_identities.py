@@ -1,4 +1,4 @@
-"""What clients counted is what the metrics say: after ends of every kind, a kill, a drain, a restart and a refusal.
+"""Metrics equal what clients counted, after ends of every kind, a kill, a drain, a restart and a refusal.
 
 Engines are stopped (SIGSTOP) where something is counted in the middle: what they had sent arrives, no more comes,
 and both sides must agree to the token.
@@ -18,13 +18,13 @@ from quire.v1 import admin_service_pb2_grpc as admin_grpc
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.observe.metrics import OUTCOMES
+from tests.support.call_counts import COUNTED, DELIVERED, FIRSTS, CallCounts, Running, ended
 from tests.support.processes import tree, wait_until
 from tests.support.secrets import write
 from tests.support.server import RunningServer, running_server, stream_request
-from tests.support.tally import COUNTED, DELIVERED, FIRSTS, Running, Tally, ended
 
 ENGINE = "rpc.engines.engine_process"
-LONG = 800
+LONG = 500
 FLAGS = ("--replicas", "2", "--kv-cache-memory", "64MiB", "--engine-timeout", "60")
 GAUGES = (
     "quire_num_requests_running", "quire_num_requests_waiting", "quire_num_tokens_waiting", "quire_kv_pages_used",
@@ -69,7 +69,7 @@ class Rig:
 
     def __init__(self, server: RunningServer, callers: Callers, channel: grpc.Channel, admin: grpc.Channel) -> None:
         self.server, self.callers = server, callers
-        self.tally = Tally(server.stub(grpc.intercept_channel(channel, callers)))
+        self.tally = CallCounts(server.stub(grpc.intercept_channel(channel, callers)))
         self.admin = admin_grpc.AdminServiceStub(admin)
 
     def streams(self, count: int, seconds: int = 60) -> list[Running]:

@@ -8,10 +8,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.v1 import model_service_pb2 as pb
 from quire.v1 import model_service_pb2_grpc as pb_grpc
 
-from tests.e2e.test_cli import quire
 from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf
-from tests.support.server import details, running_server
+from tests.support.server import details, quire, running_server
 
 
 def test_what_is_served() -> None:

@@ -49,7 +49,7 @@ def run_all(server: RunningServer, running: Barrier | None = None) -> list[list[
 
 @pytest.fixture(scope="module")
 def expected(server: RunningServer) -> list[list[int]]:
-    """What undisturbed streams get, from replica 1: the other one has computed nothing yet."""
+    """Results of undisturbed streams, from replica 1: the other one has computed nothing yet."""
     with grpc.insecure_channel(server.admin) as channel:
         admin = pb_grpc.AdminServiceStub(channel)
         admin.DrainReplica(pb.DrainReplicaRequest(replica=0))

@@ -76,13 +76,14 @@ def serving(*flags: str, streams: int = 12, tokens: int = 500, started: int = 4)
         yield Cluster(machines, server, found[2], streams, tokens)
 
 
-def test_streams_go_on_with_another_replica() -> None:
+@pytest.mark.parametrize("ways", [["cut"], pytest.param(["cut", "kill"], marks=pytest.mark.slow)], ids=" ".join)
+def test_streams_go_on_with_another_replica(ways: list[str]) -> None:
     """A machine that is cut off lets go of its engine by itself: nobody could tell it to. The one that takes its place
     finds room on the third machine; then another one loses its power.
     """
     with serving("--replicas", "2") as cluster:
-        check_one_goes(cluster, "cut")
-        check_one_goes(cluster, "kill")
+        for how in ways:
+            check_one_goes(cluster, how)
 
 
 @pytest.mark.slow

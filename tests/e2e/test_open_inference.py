@@ -51,7 +51,7 @@ def channel(server: RunningServer) -> Iterator[grpc.Channel]:
 
 
 def told(server: RunningServer, client: str, python: Path | str = sys.executable) -> dict[str, object]:
-    """What the client of this name has seen."""
+    """Runs the client of this name, and returns what it has seen."""
     command = [str(python), str(CLIENTS / f"{client}.py"), server.address, server.model]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment())
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def told(server: RunningServer, client: str, python: Path | str = sys.executable
 
 
 def texts(server: RunningServer, channel: grpc.Channel, text: str, seed: int = 7, count: int = 1) -> list[str]:
-    """What the native API makes of it, with the clients' other parameters and vLLM's defaults: the model has others."""
+    """Texts of the native API, with the clients' other parameters and vLLM's defaults: the model has others."""
     sampling = {"temperature": 0.75, "seed": seed, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     spec = stream_request(text, 12, **sampling, sequence_count=count).spec
     return [s.text for s in server.stub(channel).Generate(native.GenerateRequest(spec=spec)).sequences]
@@ -71,7 +71,7 @@ def statistics(channel: grpc.Channel) -> pb.InferStatistics:
 
 
 def by_sequence(answers: list[dict[str, list[object]]], output: str) -> list[list[object]]:
-    """What came of each."""
+    """Returns the results by sequence."""
     return [list(parts) for parts in zip(*(answer[output] for answer in answers), strict=True)]
 
 

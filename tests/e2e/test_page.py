@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 def enter(browser: Browser, token: str) -> None:
     browser.type("#token", token)
-    browser.click("#door button")
+    browser.click("#login button")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def inside(browser: Browser, server: RunningServer) -> Browser:
     """The page as an operator sees it, also where a test runs alone."""
     if not browser.driver.current_url.startswith(str(server.page)):
         browser.driver.get(server.page)
-        browser.wait(lambda: browser.shown("#door"), "the question for a token")
+        browser.wait(lambda: browser.shown("#login"), "the question for a token")
         enter(browser, OPS)
     browser.wait(lambda: browser.shown("#main") and "held" in browser.text(".counts"), "the page map")
     return browser
@@ -85,7 +85,7 @@ def drawn(browser: Browser) -> str:
 
 def test_an_operator_gets_in_and_nobody_else(browser: Browser, server: RunningServer) -> None:
     browser.driver.get(server.page)
-    browser.wait(lambda: browser.shown("#door"), "the question for a token")
+    browser.wait(lambda: browser.shown("#login"), "the question for a token")
     for token, said in (
         ("wrong" * 4, "that is no token of this server"),
         ("wrøng" * 4, "a token is of visible ASCII characters"),
@@ -97,7 +97,7 @@ def test_an_operator_gets_in_and_nobody_else(browser: Browser, server: RunningSe
     assert browser.text(".tiles b") == "-"
     enter(browser, OPS)
     browser.wait(lambda: browser.shown("#main") and "held" in browser.text(".counts"), "the page map")
-    assert not browser.shown("#door")
+    assert not browser.shown("#login")
     assert "quire-demo: LlamaForCausalLM" in browser.text("#model")
 
 
@@ -194,7 +194,7 @@ return [canvas.width, [...found].sort((a, b) => a - b)];
 
 
 def test_no_line_leads_over_seconds_in_which_nothing_came(inside: Browser) -> None:
-    """Of 300 seconds the chart has 100 with values, 100 without, one alone, 49 without, and 50 with."""
+    """The chart's 300 seconds are 100 with values, 100 without, one alone, 49 without, and 50 with."""
     busy, idle = [0.5, 1.0] * 25, [None] * 50
     width, painted = inside.run(PAINT, [*busy, *busy, *idle, *idle, 1.0, *idle[1:], *busy])
     seconds = {round(299 - (width - 2 - x) * 299 / (width - 46)) for x in painted}

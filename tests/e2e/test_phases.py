@@ -1,4 +1,4 @@
-"""Where the time of requests goes, under load: metrics, logs and traces of one server tell the same of each of them."""
+"""Phases of requests under load: metrics, logs and traces of one server say the same of each."""
 
 import json
 import statistics
@@ -23,7 +23,7 @@ PROMPT = list(range(300, 900))
 
 
 class Run:
-    """What one server reported of its requests: log lines, spans and histograms."""
+    """Reports of one server on its requests: log lines, spans and histograms."""
 
     def __init__(self, log: Path, collector: Collector, metrics: dict[str, float]) -> None:
         lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -51,7 +51,7 @@ def load(server: RunningServer, channel: grpc.Channel, admin: grpc.Channel) -> N
         list(stub.StreamGenerate(request, timeout=60))
 
     def stream(i: int) -> None:
-        request = stream_request(PROMPT[20 * i : 20 * i + 100], 400)
+        request = stream_request(PROMPT[20 * i : 20 * i + 100], 240)
         request.request_id = f"crowd-{i}"
         taken = [token for message in stub.StreamGenerate(request, timeout=120) for token in tokens_of(message)]
         if i % 4 == 0:  # a client goes on from what it had
@@ -109,7 +109,7 @@ def test_metrics_logs_and_traces_tell_the_same(run: Run) -> None:
 
 
 def test_phases_add_up_to_the_latency(run: Run) -> None:
-    """What is left is the way of the last token to its client: a few milliseconds of each, and of the median less."""
+    """The rest is the way of the last token to its client: a few milliseconds of each, and of the median less."""
     rests = []
     for line in run.lines.values():
         phases = sum(line[f"{phase}_seconds"] for phase in PHASES)

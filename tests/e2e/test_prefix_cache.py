@@ -70,7 +70,7 @@ def test_evicted_pages_come_back_from_the_host() -> None:
 
 
 def whole_pages(tokens: int) -> int:
-    """Of a sequence that came before; the last token is always computed."""
+    """Returns the full pages of a sequence that came before; the last token is always computed."""
     return (tokens - 1) // PAGE * PAGE
 
 

@@ -8,9 +8,8 @@ import pytest
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.offline import LLM
-from scheduler.request import Output, Sampling, Stopping
-from tests.e2e.test_cli import quire
-from tests.support.server import running_server
+from scheduler.parameters import Output, Sampling, Stopping
+from tests.support.server import quire, running_server
 
 PROMPT = "First Citizen:\nBefore we proceed"
 TOKENS = 12

@@ -41,7 +41,7 @@ def head() -> Iterator[tuple[Node, str]]:
 
 
 def ray(machine: Node, program: str, *words: str, **variables: str) -> str:
-    """What a command of Ray prints, which has to succeed."""
+    """Runs a command of Ray, which has to succeed, and returns what it prints."""
     process = machine.start(str(PYTHON), str(BIN / program), *words, **variables)
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said

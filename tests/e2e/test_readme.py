@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateway import running_gateway
-from tests.support.server import QUIRE, clean_environment, running_server
+from tests.support.server import QUIRE, clean_environment, quire, running_server
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BATCH = (ROOT / "docs/guides/batch.md").read_text()
 LINES = 150
-LOSSES = ("Run on GPUs", "LoRA", "Grammars", "Speculative")
+LOSSES = ("Run on GPUs", "LoRA", "Grammars", "Embeddings")
 
 
 def test_it_is_short_and_says_its_status_at_once() -> None:
@@ -31,7 +31,7 @@ def test_it_is_short_and_says_its_status_at_once() -> None:
 def test_python_examples_run() -> None:
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(examples) == 3
-    with running_server(forked=False) as server, running_gateway([server.address]) as gateway:
+    with running_server() as server, running_gateway([server.address]) as gateway:
         for example in examples:
             script = example.replace("127.0.0.1:50051", server.address).replace("http://127.0.0.1:8000", gateway.url)
             done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
@@ -53,12 +53,7 @@ def test_line_of_a_batch_gives_the_result_beside_it(tmp_path: Path) -> None:
 def test_files_and_flags_that_it_names_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README):
         assert (ROOT / target).exists(), target
-    helps = "".join(
-        subprocess.run(
-            [QUIRE, command, "--help"], capture_output=True, text=True, env=clean_environment() | {"COLUMNS": "200"}
-        ).stdout
-        for command in ("serve", "generate", "gateway")
-    )
+    helps = "".join(quire(command, "--help", COLUMNS="200").stdout for command in ("serve", "generate", "gateway"))
     helps += (ROOT / "bench/peers/__main__.py").read_text()
     for flag in set(re.findall(r"(--[a-z][a-z-]+)", README)):
         assert flag in helps, flag

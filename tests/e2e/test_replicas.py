@@ -13,11 +13,12 @@ from quire.v1 import admin_service_pb2 as pb
 from quire.v1 import admin_service_pb2_grpc as pb_grpc
 from quire.v1 import generation_service_pb2 as generation_pb
 
+from tests.support.forking import run_quire
 from tests.support.processes import tree, wait_until
-from tests.support.server import QUIRE, RunningServer, running_server, stream_request
+from tests.support.server import RunningServer, running_server, stream_request
 from tests.support.watching_client import histories_of, outputs_of, until_running, watching
 
-REPLICAS, STREAMS, TOKENS = 3, 16, 700
+REPLICAS, STREAMS, TOKENS = 3, 8, 400
 ENGINE = "rpc.engines.engine_process"
 
 
@@ -37,7 +38,7 @@ def told_by(process: subprocess.Popen) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def expected(server: RunningServer) -> list[dict]:
-    """What undisturbed streams get."""
+    """Results of undisturbed streams."""
     process = client(server)
     until_running(process)
     return outputs_of(told_by(process))
@@ -55,13 +56,15 @@ def all_serve(server: RunningServer) -> bool:
 
 def test_requests_go_to_all_replicas(server: RunningServer) -> None:
     before = server.metrics()
-    process = client(server)
+    process = watching(server.address, STREAMS, 900)  # many, so that all run when it is looked, and cut off then
     until_running(process)
     with grpc.insecure_channel(server.admin) as channel:
         replicas = pb_grpc.AdminServiceStub(channel).ListReplicas(pb.ListReplicasRequest()).replicas
     assert sum(replica.request_count for replica in replicas) <= STREAMS
     assert all(replica.request_count for replica in replicas)
-    told_by(process)
+    process.kill()
+    process.communicate()
+    server.wait_for_metric("quire_num_requests_running", 0)
     assert server.metrics()["quire_engine_starts_total"] == before["quire_engine_starts_total"] == REPLICAS
 
 
@@ -98,26 +101,23 @@ def test_a_rolling_restart_fails_no_request(server: RunningServer, expected: lis
     process = client(server)
     until_running(process)
     for number in range(REPLICAS):
-        said = subprocess.run(
-            [QUIRE, "admin", "restart", str(number), "--server", server.admin],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-        assert f"replica {number} is new" in said.stdout
+        said = run_quire("admin", "restart", str(number), "--server", server.admin)
+        assert (said.returncode, f"replica {number} is new" in said.stdout) == (0, True)
     assert outputs_of(told_by(process)) == expected
     assert not old & {process.pid for process in engines(server)}
 
 
 def test_a_drained_replica_gets_nothing_until_it_is_resumed(server: RunningServer, expected: list[dict]) -> None:
     def admin(*command: str) -> str:
-        asked = [QUIRE, "admin", *command, "--server", server.admin]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+        done = run_quire("admin", *command, "--server", server.admin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     process = client(server)
     until_running(process)
     assert "go on elsewhere; replica 2 gets no new ones" in admin("drain", "2")
-    shown = subprocess.run(
-        [QUIRE, "cluster", "status", "--json", "--server", server.admin], capture_output=True, text=True, check=True
-    )
+    shown = run_quire("cluster", "status", "--json", "--server", server.admin)
+    assert shown.returncode == 0, shown.stderr
     state = json.loads(shown.stdout)["replicas"][2]
     admin("resume", "2")
     assert (state["state"], state["request_count"]) == ("REPLICA_STATE_DRAINED", 0)

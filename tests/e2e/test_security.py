@@ -17,9 +17,8 @@ from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.client import AccessError, AsyncClient, Client, Security
-from tests.e2e.test_cli import quire
 from tests.support.secrets import write
-from tests.support.server import RunningServer, details, running_server, stream_request
+from tests.support.server import RunningServer, details, quire, running_server, stream_request
 
 ANN, BOB, OPS = "ann-" + "a" * 20, "bob-" + "b" * 20, "ops-" + "o" * 20
 PROMPT = list(range(5, 5 + 64))

@@ -17,7 +17,7 @@ from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.offline import LLM
-from scheduler.request import Sampling, Stopping
+from scheduler.parameters import Sampling, Stopping
 from tests.support.client_process import prompt_of
 from tests.support.server import RunningServer, details, running_server, stream_request
 
@@ -32,7 +32,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """What each of the 64 seeded requests generates when it runs alone."""
+    """Results of the 64 seeded requests, each of which runs alone."""
     with LLM() as llm:
         stopping = Stopping(max_tokens=TOKENS, ignore_eos=True)
         return [
@@ -194,13 +194,18 @@ def test_batch_answers_every_entry_though_some_fail(server: RunningServer) -> No
 
 
 def test_cancelled_batch_counts_every_entry(server: RunningServer) -> None:
-    before = sum(v for k, v in server.metrics().items() if k.startswith("quire_requests_total"))
+    def ended(metrics: dict[str, float]) -> float:
+        return sum(value for name, value in metrics.items() if name.startswith("quire_requests_total"))
+
+    before = server.metrics()
     entries = [pb.GenerateRequest(spec=stream_request(f"Speech {i}:", 900, temperature=1).spec) for i in range(300)]
     with grpc.insecure_channel(server.address) as channel:
         call = server.stub(channel).BatchGenerate(pb.BatchGenerateRequest(requests=entries))
         server.wait_until(lambda metrics: metrics["quire_num_requests_running"] >= 128, True)
         call.cancel()
-    server.wait_until(lambda m: sum(v for k, v in m.items() if k.startswith("quire_requests_total")), before + 300)
+    server.wait_until(ended, ended(before) + 300)
+    cancelled = server.metrics()["quire_requests_total{cancelled}"] - before["quire_requests_total{cancelled}"]
+    assert cancelled >= 128, "those that ran when the call was cancelled"
 
 
 def test_the_overhead_of_steps_is_told_and_is_part_of_them(server: RunningServer) -> None:
@@ -277,7 +282,7 @@ def test_a_client_that_reads_nothing_is_told_once_it_reads_and_the_log_has_a_lin
 
 
 def wait_for_lines(capfd: pytest.CaptureFixture[str], words: str, count: int) -> str:
-    """What the server said until so many lines had these words."""
+    """Returns the server's lines until this many of them had these words."""
     said, deadline = "", time.monotonic() + 60
     while said.count(words) < count:
         assert time.monotonic() < deadline, said

@@ -1,11 +1,10 @@
-"""What commands say where the port is a server's other one, or nobody's, and flags that no look could have."""
+"""Commands whose port is a server's other one, or closed, and flags that no look could have."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.test_cli import quire
-from tests.support.server import QUIRE, RunningServer, running_server
+from tests.support.server import QUIRE, RunningServer, quire, running_server
 from tests.support.terminal import running_terminal
 
 NOBODY = "127.0.0.1:1"

@@ -1,4 +1,4 @@
-"""What becomes of servers' messages: events, whole answers, logprobs in both forms."""
+"""Answers made of servers' messages: events, whole answers, logprobs in both forms."""
 
 import asyncio
 import json
@@ -12,11 +12,11 @@ from openai.types.chat import ChatCompletionChunk
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.frontend.pacing import Work
-from rpc.gateway.answers import Answer, Piece
-from rpc.gateway.chat import ChatCompletion
+from rpc.gateway.answers import ApiResponse, Piece
+from rpc.gateway.chat import ChatResponse
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
-from rpc.gateway.completions import Completion
+from rpc.gateway.completions import CompletionResponse
 from rpc.gateway.logprobs import LEAST, answer_as_json, likeliest
 from rpc.gateway.sse import Events
 
@@ -37,23 +37,23 @@ class Words:
         return "".join(WORDS[token] for token in ids)
 
 
-def answer(kind: type[Answer], schema: Any, **asked: Any) -> Answer:
+def answer(kind: type[ApiResponse], schema: Any, **asked: Any) -> ApiResponse:
     made = kind(schema.model_validate(asked), Words(), ())  # type: ignore[arg-type]
     asyncio.run(made.begin())
     return made
 
 
-def chat(**asked: Any) -> Answer:
-    return answer(ChatCompletion, ChatRequest, **CHAT, **asked)
+def chat(**asked: Any) -> ApiResponse:
+    return answer(ChatResponse, ChatRequest, **CHAT, **asked)
 
 
-def completion(**asked: Any) -> Answer:
-    return answer(Completion, CompletionRequest, **{"prompt": "A"} | asked)
+def completion(**asked: Any) -> ApiResponse:
+    return answer(CompletionResponse, CompletionRequest, **{"prompt": "A"} | asked)
 
 
-def taken(made: Answer, *messages: tuple[int, pb.StreamGenerateResponse]) -> list[Piece]:
+def taken(made: ApiResponse, *messages: tuple[int, pb.StreamGenerateResponse]) -> list[Piece]:
     async def take() -> list[Piece]:
-        return [piece for position, message in messages for piece in await made.take(position, message)]
+        return [piece for position, message in messages for piece in await made.pieces_of(position, message)]
 
     return asyncio.run(take())
 
@@ -86,7 +86,9 @@ def test_chunks_are_what_openai_makes_of_them() -> None:
         (0, message(pb.SequenceDelta(token_count=1))),
         (0, message(pb.SequenceDelta(text="c", finish_reason=END), prompt=7, out=3)),
     )
-    chunks = [ChatCompletionChunk.model_validate(e, strict=True) for e in parsed(events.of(pieces) + events.usage())]
+    chunks = [
+        ChatCompletionChunk.model_validate(e, strict=True) for e in parsed(events.encode(pieces) + events.usage())
+    ]
     shown = [(c.choices[0].index, c.choices[0].delta.role, c.choices[0].delta.content) for c in chunks[:-1]]
     assert shown == [
         (0, "assistant", ""), (0, None, WORDS[4]), (1, "assistant", ""), (1, None, "b"), (0, None, "c"),
@@ -163,7 +165,7 @@ def test_logprobs_of_completions_count_characters() -> None:
     assert logprobs.token_logprobs == [-1, -2, -3]
     assert logprobs.text_offset == [0, 3, 7]
     assert logprobs.top_logprobs == [{"one": -1}, {"one": -1, " two": -2}, {"one": -2.5}]
-    (first, second) = parsed(Events(made).of(pieces))
+    (first, second) = parsed(Events(made).encode(pieces))
     assert first["choices"][0]["logprobs"]["text_offset"] == [0, 3]
     assert second["choices"][0]["logprobs"]["text_offset"] == [7]
 
@@ -226,15 +228,15 @@ def test_each_chunk_has_its_choices_counts_so_far() -> None:
         (1, message(pb.SequenceDelta(token_count=1))),
         (1, prompted(pb.SequenceDelta(text="c", token_count=3, finish_reason=END), ids=(1, 2, 3))),
     )
-    assert usages(parsed(Events(made).of(pieces))) == [
+    assert usages(parsed(Events(made).encode(pieces))) == [
         (2, 3, 0, 3), (3, 3, 0, 3), (2, 3, 1, 4), (0, 2, 0, 2), (1, 2, 0, 2), (1, 2, 2, 4), (2, 3, 5, 8),
     ]  # fmt: skip
     made = chat(**CONTINUOUS)
     pieces = taken(made, (0, prompted(pb.SequenceDelta(text="a", token_count=1))))
-    assert usages(parsed(Events(made).of(pieces))) == [(0, 2, 0, 2), (0, 2, 1, 3)]
+    assert usages(parsed(Events(made).encode(pieces))) == [(0, 2, 0, 2), (0, 2, 1, 3)]
     for options in ({"include_usage": True}, {"continuous_usage_stats": True}):
         made = chat(stream=True, stream_options=options)
-        (_, event) = parsed(Events(made).of(taken(made, (0, prompted(pb.SequenceDelta(text="a", token_count=1))))))
+        (_, event) = parsed(Events(made).encode(taken(made, (0, prompted(pb.SequenceDelta(text="a", token_count=1))))))
         assert event.get("usage") is None
         assert ("usage" in event) == ("include_usage" in options)
 
@@ -253,12 +255,12 @@ def test_ids_stand_where_vllm_has_them() -> None:
     (choice,) = made.whole(taken(made, *deltas))["choices"]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [4, 5, 1, 2])
     made = chat(return_token_ids=True, stream=True)
-    role, *events = parsed(Events(made).of(taken(made, *deltas)))
+    role, *events = parsed(Events(made).encode(taken(made, *deltas)))
     assert role["prompt_token_ids"] == [1, 2]
     assert [event["choices"][0]["token_ids"] for event in events] == [[4], [5, 1], [2]]
     assert not any("prompt_token_ids" in event for event in events)
     made = completion(return_token_ids=True, stream=True)
-    choices = [event["choices"][0] for event in parsed(Events(made).of(taken(made, *deltas)))]
+    choices = [event["choices"][0] for event in parsed(Events(made).encode(taken(made, *deltas)))]
     assert [choice["token_ids"] for choice in choices] == [[4], [5, 1], [2]]
     assert [choice.get("prompt_token_ids") for choice in choices] == [[1, 2], None, None]
     for plain in (chat(), completion()):

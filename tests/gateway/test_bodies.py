@@ -1,4 +1,4 @@
-"""What is read of a client, and what JSON may be."""
+"""Bodies that are read from a client, and the JSON that they may be."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

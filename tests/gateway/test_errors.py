@@ -16,15 +16,18 @@ from rpc.gateway.overlong import for_prompt
 from rpc.gateway.parameters import names_of
 from rpc.status import status_of
 from scheduler.bounds import check_text
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import InvalidRequest, Spec, Stopping, resolve
+from scheduler.parameters import Stopping
+from scheduler.resolve import resolve
+from scheduler.spec import Spec
 
 LIMITS = Limits(vocabulary=100, context=128, pool_tokens=256, sequences=8)
 NAMES = names_of(ChatRequest.model_validate({"messages": [{"role": "user", "content": "A"}]}))
 
 
 def told(failure: RequestFailed, output: int | None = None) -> ApiError:
-    """What is said of what a server says. output: tokens that were asked for."""
+    """Returns the error that a client gets for a server's. output: tokens that were asked for."""
     status = rpc_status.to_status(status_of(failure))
     metadata = aio.Metadata(*((key, value) for key, value in status.trailing_metadata))
     return of_call(failure_of(aio.AioRpcError(status.code, aio.Metadata(), metadata, status.details)), NAMES, output)

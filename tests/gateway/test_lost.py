@@ -1,10 +1,10 @@
-"""What a gateway's log says of servers that do not answer."""
+"""The gateway's log about servers that do not answer."""
 
 import grpc
 import pytest
 
 from rpc.client.failures import Failure
-from rpc.gateway.lost import MOST_TOLD, LoggedTries, LostServers
+from rpc.gateway.lost import MOST_LOGGED, LoggedTries, LostServers
 
 REFUSED = Failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
 
@@ -33,7 +33,7 @@ def test_reasons_that_differ_each_time_do_not_fill_the_log(caplog: pytest.LogCap
     lost = LostServers()
     for number in range(1000):
         lost.failed("a:1", Failure(grpc.StatusCode.UNAVAILABLE, f"reset {number}"))
-    assert len(caplog.messages) == MOST_TOLD
+    assert len(caplog.messages) == MOST_LOGGED
 
 
 def test_what_a_server_itself_says_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:

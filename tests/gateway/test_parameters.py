@@ -1,5 +1,6 @@
-"""What OpenAI's fields become in quire.v1, and how its fields are called to clients."""
+"""OpenAI's fields become those of quire.v1, whose names clients get in OpenAI's words."""
 
+import json
 from typing import Any
 
 import grpc
@@ -15,7 +16,8 @@ from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.errors import of_call
 from rpc.gateway.parameters import SAME, chat_spec, completion_spec, metadata_of, names_of
 from rpc.services.convert import spec_from
-from scheduler.request import Chat, ChatMessage, ImageHere, Spec, Truncation
+from scheduler.prompts import Chat, ChatMessage, ImageHere, Truncation
+from scheduler.spec import Spec
 
 UINT32 = st.integers(0, 2**32 - 1)
 WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -33,6 +35,11 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "presence_penalty": PENALTY,
     "repetition_penalty": st.floats(0.5, 2, width=32),
     "logit_bias": st.dictionaries(UINT32.map(str), st.floats(-100, 100, width=32), max_size=4),
+    "logits_processors_args": st.dictionaries(
+        WORDS,
+        st.dictionaries(WORDS, st.integers() | WORDS | st.lists(st.booleans(), max_size=2), max_size=2),
+        max_size=2,
+    ),
     "allowed_token_ids": st.lists(UINT32, min_size=1, max_size=4),
     "bad_words": st.lists(WORDS.filter(str.strip), max_size=3),
     "max_tokens": st.integers(100, 200),
@@ -65,7 +72,11 @@ def test_each_field_arrives_as_it_is(asked: dict[str, Any], chat: bool) -> None:
         made = completion_spec(request, request.prompt[0])
     spec = spec_from(made)
     for name, value in asked.items():
-        expected = tuple(sorted((int(k), v) for k, v in value.items())) if name == "logit_bias" else value
+        expected = value
+        if name == "logit_bias":
+            expected = tuple(sorted((int(k), v) for k, v in value.items()))
+        elif name == "logits_processors_args":
+            expected = tuple(sorted((k, json.dumps(v)) for k, v in value.items()))
         assert found(spec, name) == (tuple(expected) if isinstance(expected, list) else expected), name
     unset = pb.SamplingParameters()
     for field in unset.DESCRIPTOR.fields:

@@ -17,7 +17,7 @@ SECONDS = 10
 
 
 class Transport:
-    """Of a client that reads as much as the test says."""
+    """The transport of a client that reads as much as the test says."""
 
     def __init__(self) -> None:
         self.written, self.waiting = b"", 0

@@ -1,4 +1,4 @@
-"""What requests are refused before any server is asked, and how it is said."""
+"""Requests that are refused before any server is asked, and the words of the refusals."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,14 +10,14 @@ from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.errors import ApiError, of_validation
 from rpc.gateway.parameters import chat_spec, completion_spec
-from rpc.gateway.schema import Asked
+from rpc.gateway.schema import CommonRequest
 from rpc.services.convert import spec_from
 
 PROMPT = {"prompt": "A"}
 CHAT = {"messages": [{"role": "user", "content": "A"}]}
 
 
-def refusal(schema: type[Asked], asked: dict[str, Any]) -> ApiError:
+def refusal(schema: type[CommonRequest], asked: dict[str, Any]) -> ApiError:
     try:
         raise AssertionError(f"accepted: {schema.model_validate(asked)}")
     except ValidationError as error:
@@ -241,7 +241,7 @@ def test_of_chats(asked: dict[str, Any], param: str) -> None:
     ],
 )
 def test_what_is_too_much_is_refused_before_it_is_looked_at(
-    schema: type[Asked], asked: dict[str, Any], param: str
+    schema: type[CommonRequest], asked: dict[str, Any], param: str
 ) -> None:
     error = refusal(schema, asked)
     assert (error.status, error.param, error.code) == (400, param, "invalid_value")

@@ -1,4 +1,4 @@
-"""Which of several servers is asked, for how long, and what is kept of their answers."""
+"""Choice among several servers, the time that each gets, and the cache of their answers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 from rpc.gateway import served as served_module
 from rpc.gateway import upstream as upstream_module
-from rpc.gateway.served import Served
+from rpc.gateway.served import ServedModels
 from rpc.gateway.upstream import Upstream
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -120,7 +120,7 @@ class Texts:
 async def test_texts_are_kept_for_each_version_of_a_model_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_module, "MOST_TEXTS", 4)
     servers = Texts()
-    served = Served(servers)  # type: ignore[arg-type]
+    served = ServedModels(servers)  # type: ignore[arg-type]
     assert await served.texts([1, 2, 1], "m", "fp_1", ()) == {1: "v1t1", 2: "v1t2"}
     assert await served.texts([2, 1], "m", "fp_1", ()) == {1: "v1t1", 2: "v1t2"}
     assert servers.asked["Detokenize"] == 2
@@ -128,14 +128,17 @@ async def test_texts_are_kept_for_each_version_of_a_model_and_not_without_end(mo
     assert await served.texts([1], "m", "fp_2", ()) == {1: "v2t1"}
     for token in range(50):
         await served.texts([token], "m", "fp_2", ())
-        assert len(served._texts) <= 4
+    asked = servers.asked["Detokenize"]
+    for token in range(50):
+        await served.texts([token], "m", "fp_2", ())
+    assert servers.asked["Detokenize"] >= asked + 46, "at most four of them were kept"
 
 
 async def test_a_model_that_changes_is_known_a_minute_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(served_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
     servers = Texts()
-    served = Served(servers)  # type: ignore[arg-type]
+    served = ServedModels(servers)  # type: ignore[arg-type]
     name, first = await served.model(None, ())
     servers.version = 2
     now[0] += served_module.FRESH

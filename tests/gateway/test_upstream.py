@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from rpc.gateway.served import Served
+from rpc.gateway.served import ServedModels
 from rpc.gateway.upstream import merged
 
 
@@ -90,7 +90,7 @@ class Decoder:
 
 async def test_texts_are_those_in_the_middle_of_a_text() -> None:
     decoder = Decoder()
-    served = Served(decoder)
+    served = ServedModels(decoder)
 
     for _ in range(2):
         assert await served.texts([*PIECES, 1], "m", None, ()) == PIECES

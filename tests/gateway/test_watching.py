@@ -1,4 +1,4 @@
-"""What is counted of a request over HTTP."""
+"""Counts of requests over HTTP."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.gateway.exchange import Exchange, failures_to
+from rpc.gateway.exchange import HttpExchange, failures_to
 from rpc.gateway.metrics import GatewayMetrics
 from rpc.gateway.settings import GatewaySettings
 from rpc.gateway.stats import RequestStats, endpoint_of
-from rpc.gateway.watching import Watching
+from rpc.gateway.watching import RequestObserver
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_prompt_that_a_second_server_takes_over_counts_once() -> None:
     for position, count in ((0, 1), (1, 0), (0, 3), (0, 0)):
         message = pb.StreamGenerateResponse(deltas=[pb.SequenceDelta(token_count=count), pb.SequenceDelta()])
         message.prompt_info.token_count = 7 + position
-        stats.take(position, message)
+        stats.count_message(position, message)
         if position == 0 and count == 1:
             first = stats.first_token
     assert (stats.prompt_tokens, stats.completion_tokens, came) == (15, 4, [1, 3])
@@ -55,15 +55,15 @@ async def test_requests_that_end_in_any_way_are_no_longer_running() -> None:
         return {"type": "http.disconnect"}
 
     metrics = GatewayMetrics()
-    watching = Watching(metrics)
+    watching = RequestObserver(metrics)
     for raised in (None, ValueError, "begun"):
         scope = {"method": "POST", "path": "/v1/completions", "headers": [], "state": {"cut": lambda: None}}
-        exchange = Exchange(scope, gone, nowhere)
+        exchange = HttpExchange(scope, gone, nowhere)
         with watching.watched(exchange):
             assert counted(metrics)["requests_running"] == 1
             async with failures_to(exchange):
                 if raised == "begun":
-                    await exchange.open()
+                    await exchange.begin_events()
                 if raised:
                     raise ValueError
     found = counted(metrics)
@@ -75,13 +75,13 @@ async def test_requests_that_end_in_any_way_are_no_longer_running() -> None:
 def test_of_headers_that_come_twice_the_first_counts() -> None:
     """As it does for whoever checks `Authorization` in front of the gateway."""
     headers = [(b"authorization", b"a"), (b"authorization", b"b"), (b"host", b"c")]
-    exchange = Exchange({"headers": headers}, None, None)  # type: ignore[arg-type]
+    exchange = HttpExchange({"headers": headers}, None, None)  # type: ignore[arg-type]
     assert exchange.metadata() == (("authorization", "a"),)
 
 
 def test_an_id_in_the_headers_is_stronger_than_one_in_the_body() -> None:
     for headers, expected in (([(b"x-request-id", b"head")], "head"), ([], "body")):
-        exchange = Exchange({"headers": headers}, None, None)  # type: ignore[arg-type]
+        exchange = HttpExchange({"headers": headers}, None, None)  # type: ignore[arg-type]
         exchange.adopt("body")
         assert exchange.request_id == expected
 

@@ -46,14 +46,14 @@ def test_rates_that_are_none(rate: float, burstiness: float) -> None:
 
 def test_lengths_are_of_their_range_with_equal_chances() -> None:
     source = np.random.default_rng(0)
-    drawn = np.bincount([Lengths.of("4-7", "").draw(source) for _ in range(MANY)])
+    drawn = np.bincount([Lengths.parse("4-7", "").draw(source) for _ in range(MANY)])
     assert drawn[:4].sum() == 0
     assert drawn[4:] == pytest.approx(MANY / 4, rel=0.05)
     assert len(drawn) == 8
-    assert Lengths.of("9", "") == Lengths(9, 9)
+    assert Lengths.parse("9", "") == Lengths(9, 9)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "7-4", "1-", "1-2-3", "ten", "1.5", "1e3"])
 def test_lengths_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="--input-tokens"):
-        Lengths.of(text, "--input-tokens")
+        Lengths.parse(text, "--input-tokens")

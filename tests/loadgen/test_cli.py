@@ -1,4 +1,4 @@
-"""What keeps `quire bench serve` from a load is said in a line, before anything is sent."""
+"""`quire bench serve` refuses a load that it cannot send in one line, before anything is sent."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

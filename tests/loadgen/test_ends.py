@@ -8,13 +8,13 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.resuming_async import END
 from rpc.client.security import OPEN
-from rpc.loadgen.drive import Drive, Run
+from rpc.loadgen.drive import Drive, LoadRun
 from rpc.loadgen.native import Native
-from rpc.loadgen.open_inference import take as take_inference
-from rpc.loadgen.openai_http import take as take_openai
-from rpc.loadgen.seen import Seen, Targets
+from rpc.loadgen.observation import Observation, Targets
+from rpc.loadgen.open_inference import record_message
+from rpc.loadgen.openai_http import record_chunk
 from rpc.loadgen.summary import summary
-from rpc.loadgen.wire import Request
+from rpc.loadgen.wire import LoadRequest
 from rpc.services.inference import pb as inference
 from rpc.services.inference.tensors import join
 
@@ -29,7 +29,7 @@ class Call:
         return self._messages.pop(0)
 
 
-def native(reason: str, seen: Seen) -> None:
+def native(reason: str, seen: Observation) -> None:
     deltas = [pb.SequenceDelta(token_count=1), pb.SequenceDelta(token_count=1, first_position=1)]
     deltas[1].finish_reason = pb.FinishReason.Value(f"FINISH_REASON_{reason or 'UNSPECIFIED'}")
     messages = [pb.StreamGenerateResponse(deltas=[delta]) for delta in deltas]
@@ -41,14 +41,14 @@ def native(reason: str, seen: Seen) -> None:
     asyncio.run(read())
 
 
-def openai(reason: str, seen: Seen) -> None:
+def openai(reason: str, seen: Observation) -> None:
     shown = {"STOP": '"stop"', "LENGTH": '"length"', "ABORTED": '"abort"', "": "null"}[reason]
-    take_openai(b'{"choices": [{"text": "a", "finish_reason": null}]}', 1.0, seen)
-    take_openai(b'{"choices": [{"text": "b", "finish_reason": %s}]}' % shown.encode(), 1.0, seen)
-    take_openai(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}', 1.0, seen)
+    record_chunk(b'{"choices": [{"text": "a", "finish_reason": null}]}', 1.0, seen)
+    record_chunk(b'{"choices": [{"text": "b", "finish_reason": %s}]}' % shown.encode(), 1.0, seen)
+    record_chunk(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}', 1.0, seen)
 
 
-def open_inference(reason: str, seen: Seen) -> None:
+def open_inference(reason: str, seen: Observation) -> None:
     last = {"STOP": "stop", "LENGTH": "length", "ABORTED": "abort", "DEADLINE": "deadline", "": "None"}[reason]
     for raw, shown in ((True, "None"), (False, last)):
         answer = inference.ModelStreamInferResponse()
@@ -57,7 +57,7 @@ def open_inference(reason: str, seen: Seen) -> None:
             answer.infer_response.raw_output_contents.append(join("BYTES", [shown.encode()]))
         else:
             output.contents.bytes_contents.append(shown.encode())
-        take_inference(answer, seen)
+        record_message(answer, seen)
 
 
 CASES = [
@@ -72,14 +72,14 @@ CASES = [
     ("protocol", "reason", "code"), [*CASES, *((p, "", "CUT_OFF") for p in (native, openai, open_inference))]
 )
 def test_how_it_ended_counts(protocol: Any, reason: str, code: str) -> None:
-    seen = Seen(0.0, (1, 2))
+    seen = Observation(0.0, (1, 2))
     protocol(reason, seen)
 
-    async def drive() -> Run:
-        async def send(_: Request, one: Seen) -> None:
+    async def drive() -> LoadRun:
+        async def send(_: LoadRequest, one: Observation) -> None:
             one.times, one.tokens, one.finish = [one.due + 0.1, one.due + 0.2], seen.tokens, seen.finish
 
-        return await Drive(send, 60, scheduled=False).closed(iter([Request(0, [1], 1, 2)]), 1)
+        return await Drive(send, 60, scheduled=False).run_closed(iter([LoadRequest(0, [1], 1, 2)]), 1)
 
     run = asyncio.run(drive())
     result = summary(run, Targets(first=9.0))
@@ -91,11 +91,11 @@ def test_how_it_ended_counts(protocol: Any, reason: str, code: str) -> None:
 
 
 def test_other_reasons_have_their_own_names() -> None:
-    async def drive() -> Run:
-        async def send(_: Request, seen: Seen) -> None:
+    async def drive() -> LoadRun:
+        async def send(_: LoadRequest, seen: Observation) -> None:
             seen.finish = "content_filter"
 
-        return await Drive(send, 60, scheduled=False).closed(iter([Request(0, [1], 1, 2)]), 1)
+        return await Drive(send, 60, scheduled=False).run_closed(iter([LoadRequest(0, [1], 1, 2)]), 1)
 
     (seen,) = asyncio.run(drive()).seen
     assert (seen.code, seen.message) == ("CONTENT_FILTER", "the server ended it after 0 of 2 tokens")

@@ -10,9 +10,9 @@ import pytest
 import trustme
 
 from rpc.client.security import Security
+from rpc.loadgen.observation import Observation
 from rpc.loadgen.openai_http import OpenAI
-from rpc.loadgen.seen import Seen
-from rpc.loadgen.wire import Failed, Request, Served
+from rpc.loadgen.wire import Failed, LoadRequest, ServedModel
 
 KEY = "key-" + "k" * 5
 HEAD = "HTTP/1.1 {} X\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -68,13 +68,13 @@ def with_client(
     return asyncio.run(run())
 
 
-def sent(parts: list[str], status: int = 200) -> Seen:
-    async def send(client: OpenAI) -> Seen:
-        seen = Seen(0.0, (3, 5))
-        await client.send(Request(1, "a b c", 3, 5), seen)
+def sent(parts: list[str], status: int = 200) -> Observation:
+    async def send(client: OpenAI) -> Observation:
+        seen = Observation(0.0, (3, 5))
+        await client.send(LoadRequest(1, "a b c", 3, 5), seen)
         return seen
 
-    seen: Seen = with_client(Server(parts, status), send)
+    seen: Observation = with_client(Server(parts, status), send)
     return seen
 
 
@@ -147,11 +147,11 @@ def test_failures_have_a_code_and_what_was_said(parts: list[str], status: int, c
 
 
 def test_models_and_their_context_are_found() -> None:
-    async def find(client: OpenAI) -> Served:
+    async def find(client: OpenAI) -> ServedModel:
         return await client.find()
 
     server = Server([json.dumps({"data": [{"id": "m", "max_model_len": 4096}, {"id": "n"}]})])
-    assert with_client(server, find) == Served("m", 4096)
+    assert with_client(server, find) == ServedModel("m", 4096)
     assert f"Bearer {KEY}".encode() in server.heard
     with pytest.raises(Failed, match="is no list of models"):
         with_client(Server(["[]"]), find)
@@ -164,11 +164,11 @@ def test_servers_with_certificates_are_trusted_by_who_signed_them() -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(tls)
 
-    async def find(client: OpenAI) -> Served:
+    async def find(client: OpenAI) -> ServedModel:
         return await client.find()
 
     server = Server([json.dumps({"data": [{"id": "m"}]})])
-    assert with_client(server, find, tls, authority.cert_pem.bytes()) == Served("m")
+    assert with_client(server, find, tls, authority.cert_pem.bytes()) == ServedModel("m")
     for roots in (None, stranger.cert_pem.bytes()):
         with pytest.raises(Failed, match="CERTIFICATE_VERIFY_FAILED"):
             with_client(server, find, tls, roots)
@@ -178,7 +178,7 @@ def test_what_is_asked_is_openais() -> None:
     server = Server([chunk("a"), DONE])
 
     async def send(client: OpenAI) -> None:
-        await client.send(Request(9, [4, 5], 2, 6), Seen(0.0, (2, 6)))
+        await client.send(LoadRequest(9, [4, 5], 2, 6), Observation(0.0, (2, 6)))
 
     with_client(server, send)
     body = json.loads(server.heard.partition(b"\r\n\r\n")[2])

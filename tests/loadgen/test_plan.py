@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rpc.loadgen.corpus import Corpus, plays
-from rpc.loadgen.plan import Plan
+from rpc.loadgen.plan import RequestPlan
 from rpc.loadgen.settings import LoadSettings
-from rpc.loadgen.wire import Request
+from rpc.loadgen.wire import LoadRequest
 
 IDS, WORDS = Corpus(range(5000)), Corpus(plays().split(), 1.5)
 
@@ -16,7 +16,7 @@ IDS, WORDS = Corpus(range(5000)), Corpus(plays().split(), 1.5)
 def test_prompts_have_their_lengths_and_share_what_they_should() -> None:
     drawn = {"requests": 40, "input_tokens": "50-60", "output_tokens": "3-9", "shared_prefix": 20}
     settings = LoadSettings(seed=5, prompt_seed=1, **drawn)
-    made = list(Plan(settings, IDS, 100).requests())
+    made = list(RequestPlan(settings, IDS, 100).requests())
     assert [one.number for one in made] == list(range(40))
     assert {len(one.prompt) for one in made} == set(range(50, 61))
     assert all(len(one.prompt) == one.tokens for one in made)
@@ -24,34 +24,37 @@ def test_prompts_have_their_lengths_and_share_what_they_should() -> None:
     assert len({tuple(one.prompt[:20]) for one in made}) == 1
     assert len({one.prompt[20] for one in made}) > 35
     assert {one.shared for one in made} == {20}
-    assert made == list(Plan(settings, IDS, 100).requests())
-    other = list(Plan(LoadSettings(seed=6, prompt_seed=1, **drawn), IDS, None).requests())
+    assert made == list(RequestPlan(settings, IDS, 100).requests())
+    other = list(RequestPlan(LoadSettings(seed=6, prompt_seed=1, **drawn), IDS, None).requests())
     assert [one.tokens for one in made] != [one.tokens for one in other]
 
 
-def sizes(made: list[Request]) -> list[tuple[int, int, float]]:
+def sizes(made: list[LoadRequest]) -> list[tuple[int, int, float]]:
     return [(one.tokens, one.output, one.at) for one in made]
 
 
 @pytest.mark.parametrize("load", [{"rate": 3.0, "input_tokens": "30-60"}, {"trace": "mooncake"}])
 def test_text_differs_from_run_to_run_and_nothing_else_does(load: dict) -> None:
     """Else a second run measures what the first one left in the server's prefix cache."""
-    one, two = Plan(LoadSettings(requests=9, **load), IDS, 900), Plan(LoadSettings(requests=9, **load), IDS, 900)
+    one, two = (
+        RequestPlan(LoadSettings(requests=9, **load), IDS, 900),
+        RequestPlan(LoadSettings(requests=9, **load), IDS, 900),
+    )
     first, second = list(one.requests()), list(two.requests())
     assert sizes(first) == sizes(second)
     assert not {tuple(request.prompt[:16]) for request in first} & {tuple(request.prompt[:16]) for request in second}
-    again = Plan(LoadSettings(requests=9, prompt_seed=one.prompt_seed, **load), IDS, 900)
+    again = RequestPlan(LoadSettings(requests=9, prompt_seed=one.prompt_seed, **load), IDS, 900)
     assert list(again.requests()) == first
 
 
 def test_no_two_of_many_requests_begin_alike() -> None:
     """Though the text has fewer places to begin at than there are requests."""
-    made = Plan(LoadSettings(requests=3000, input_tokens="20"), Corpus(range(1000)), None).requests()
+    made = RequestPlan(LoadSettings(requests=3000, input_tokens="20"), Corpus(range(1000)), None).requests()
     assert len({tuple(one.prompt[:16]) for one in made}) == 3000
 
 
 def test_warm_up_has_other_text_but_the_shared_one() -> None:
-    plan = Plan(LoadSettings(requests=5, warm_up=3, input_tokens="30", shared_prefix=10), IDS, None)
+    plan = RequestPlan(LoadSettings(requests=5, warm_up=3, input_tokens="30", shared_prefix=10), IDS, None)
     warm, made = list(plan.warm_up()), list(plan.requests())
     assert (len(warm), len(made), plan.total) == (3, 5, 5)
     assert {tuple(one.prompt[:10]) for one in warm} == {tuple(one.prompt[:10]) for one in made}
@@ -73,7 +76,7 @@ def test_blocks_of_a_trace_are_equal_text_where_their_ids_are(tmp_path: Path) ->
     file.write_text(row % (0, 1100, [7, 8, 9]) + row % (1000, 1100, [7, 8, 10]) + row % (2000, 513, [1, 2]))
     settings = LoadSettings(trace=str(file), speed=2)
     for context, block in ((None, 512), (556, 256)):
-        plan = Plan(settings, Corpus(range(10**6)), context)
+        plan = RequestPlan(settings, Corpus(range(10**6)), context)
         one, two, three = plan.requests()
         assert [request.at for request in (one, two, three)] == [0, 0.5, 1]
         for request in (one, two, three):
@@ -123,8 +126,11 @@ def test_what_is_in_force_is_known_and_nothing_else() -> None:
 
 def test_requests_that_cannot_fit_are_refused_before_the_load() -> None:
     with pytest.raises(ValueError, match="do not fit a context of 191"):
-        Plan(LoadSettings(), IDS, 191)
-    assert Plan(LoadSettings(), IDS, 192).total == 100
-    assert Plan(LoadSettings(duration=3.0), IDS, 192).total is None
-    assert Plan(LoadSettings(trace="azure-conv"), IDS, 1024).total == 200
-    assert max(one.tokens + one.output for one in Plan(LoadSettings(trace="mooncake"), IDS, 1024).requests()) <= 1024
+        RequestPlan(LoadSettings(), IDS, 191)
+    assert RequestPlan(LoadSettings(), IDS, 192).total == 100
+    assert RequestPlan(LoadSettings(duration=3.0), IDS, 192).total is None
+    assert RequestPlan(LoadSettings(trace="azure-conv"), IDS, 1024).total == 200
+    assert (
+        max(one.tokens + one.output for one in RequestPlan(LoadSettings(trace="mooncake"), IDS, 1024).requests())
+        <= 1024
+    )

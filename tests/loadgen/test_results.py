@@ -1,4 +1,4 @@
-"""What `quire bench serve` says and writes of a load, with a server that is not there."""
+"""Output and files of `quire bench serve`, with a server that is not there."""
 
 import asyncio
 import json
@@ -15,25 +15,25 @@ from typer.testing import CliRunner
 from rpc.cli import bench
 from rpc.cli.main import app
 from rpc.loadgen.corpus import Corpus
+from rpc.loadgen.observation import Observation
 from rpc.loadgen.plan import WARM_UP
-from rpc.loadgen.seen import Seen
-from rpc.loadgen.wire import Failed, Request, Served
+from rpc.loadgen.wire import Failed, LoadRequest, ServedModel
 
 
 class Wire:
     """Answers at once. sending: is called with each request, before its answer. sent: how many there were."""
 
-    def __init__(self, sending: Callable[[Request], None] = lambda _: None, corpus: Corpus | None = None) -> None:
+    def __init__(self, sending: Callable[[LoadRequest], None] = lambda _: None, corpus: Corpus | None = None) -> None:
         self._sending, self._corpus = sending, corpus or Corpus(range(1000))
         self.sent = 0
 
-    async def find(self) -> Served:
-        return Served("stub")
+    async def find(self) -> ServedModel:
+        return ServedModel("stub")
 
     async def corpus(self, text: str) -> Corpus:
         return self._corpus
 
-    async def send(self, request: Request, seen: Seen) -> None:
+    async def send(self, request: LoadRequest, seen: Observation) -> None:
         self.sent += 1
         self._sending(request)
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ def test_text_of_about_the_length_is_reported_as_what_it_was(serve: Callable[...
     assert "does not count" in result["warnings"][0]
 
 
-def refused(request: Request) -> None:
+def refused(request: LoadRequest) -> None:
     if request.number in (WARM_UP, WARM_UP + 2):
         raise Failed("UNAVAILABLE", "not yet")
 
@@ -82,7 +82,7 @@ def test_warm_ups_that_fail_are_said(serve: Callable[..., Result], tmp_path: Pat
 def test_a_load_that_is_stopped_in_its_warm_up_has_measured_nothing(
     serve: Callable[..., Result], tmp_path: Path
 ) -> None:
-    def stop(request: Request) -> None:
+    def stop(request: LoadRequest) -> None:
         signal.raise_signal(signal.SIGINT)
 
     wire = Wire(stop)
@@ -107,7 +107,7 @@ def test_the_check_leaves_files_as_they_are(serve: Callable[..., Result], tmp_pa
     old, new = tmp_path / "old.json", tmp_path / "new.html"
     old.write_text("before")
 
-    def unchanged(_: Request) -> None:
+    def unchanged(_: LoadRequest) -> None:
         assert (old.read_text(), new.exists()) == ("before", False)
 
     assert serve(Wire(unchanged), "--json", old, "--plot", new).exit_code == 0

@@ -5,17 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.loadgen.drive import Run
+from rpc.loadgen.drive import LoadRun
 from rpc.loadgen.machine import Effort
+from rpc.loadgen.observation import INTERRUPTED, Observation, Targets
 from rpc.loadgen.report import rows
-from rpc.loadgen.seen import INTERRUPTED, Seen, Targets
 from rpc.loadgen.summary import percentiles, summary
 
 
-def seen(due: float, times: list[float], code: str = "", tokens: int | None = None, sent: float | None = None) -> Seen:
+def seen(
+    due: float, times: list[float], code: str = "", tokens: int | None = None, sent: float | None = None
+) -> Observation:
     made = len(times) if tokens is None else tokens
     end = times[-1] if times else due
-    return Seen(due, (10, made), due if sent is None else sent, times, made, 0, end, code)
+    return Observation(due, (10, made), due if sent is None else sent, times, made, 0, end, code)
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=50))
@@ -53,7 +55,7 @@ def test_targets_are_met_by_whole_requests() -> None:
 
 
 def test_goodput_is_of_targets_and_there_is_none_without_them() -> None:
-    run = Run(False, [seen(5.0, [6.0, 6.1])], 0.0, 10.0)
+    run = LoadRun(False, [seen(5.0, [6.0, 6.1])], 0.0, 10.0)
     without, with_one = summary(run, Targets()), summary(run, Targets(other=0.2))
     assert (without["goodput"], without["goodput_per_second"]) == (None, None)
     assert (with_one["goodput"], with_one["goodput_per_second"]) == (1, 0.1)
@@ -70,7 +72,7 @@ def test_targets_that_are_none_are_refused(value: float) -> None:
 
 
 def test_all_requests_are_accounted_for() -> None:
-    run = Run(scheduled=True, begin=100.0, end=110.0, effort=Effort([0.001] * 10, cpu=1.0, loop=0.5, seconds=10.0))
+    run = LoadRun(scheduled=True, begin=100.0, end=110.0, effort=Effort([0.001] * 10, cpu=1.0, loop=0.5, seconds=10.0))
     run.seen = [
         seen(100.0, [101.0, 101.5, 102.0], sent=100.25),
         seen(103.0, [103.5, 104.0], tokens=4),
@@ -99,7 +101,7 @@ def test_interrupting_a_server_that_is_behind_does_not_make_it_look_quick() -> N
     """Those that were still running were the slow ones."""
 
     def of(quick: int, slow: int, waiting: int, refused: int = 0) -> dict:
-        run = Run(scheduled=True, begin=0.0, end=60.0, stopped=True)
+        run = LoadRun(scheduled=True, begin=0.0, end=60.0, stopped=True)
         run.seen += [seen(0.0, [0.1, 0.2]) for _ in range(quick)]
         run.seen += [seen(0.0, [30.0, 33.0], INTERRUPTED) for _ in range(slow)]
         run.seen += [seen(0.0, [], INTERRUPTED) for _ in range(waiting)]
@@ -122,22 +124,22 @@ def test_interrupting_a_server_that_is_behind_does_not_make_it_look_quick() -> N
     assert [len(of(*many)["warnings"]) for many in ((60, 0, 0), (96, 4, 0), (96, 2, 2), (80, 20, 0))] == [0, 0, 0, 1]
 
 
-def cached(prompt: int, cached_tokens: int | None, shared: int = 0) -> Seen:
+def cached(prompt: int, cached_tokens: int | None, shared: int = 0) -> Observation:
     one = seen(0.0, [0.1])
     one.prompt_tokens, one.cached_tokens, one.shared = prompt, cached_tokens, shared
     return one
 
 
 def test_what_came_from_the_prefix_cache_is_said() -> None:
-    def of(*requests: Seen) -> tuple[object, object, list[str]]:
-        result = summary(Run(False, list(requests), 0.0, 1.0), Targets())
+    def of(*requests: Observation) -> tuple[object, object, list[str]]:
+        result = summary(LoadRun(False, list(requests), 0.0, 1.0), Targets())
         return result["cached_input_tokens"], result["cached_share"], result["warnings"]
 
     assert of(cached(100, None)) == (None, None, []), "the server does not say"
     assert of(cached(100, 0), cached(100, 0)) == (0, 0.0, [])
     assert of(cached(100, 48, shared=50), cached(100, 0, shared=50)) == (48, 0.24, []), "the load repeats that much"
     assert of(cached(100, 4), cached(100, None)) == (4, 0.04, []), "of those of which the server says it"
-    text = Run(False, [cached(125, 70, shared=5)], 0.0, 1.0, exact=False)
+    text = LoadRun(False, [cached(125, 70, shared=5)], 0.0, 1.0, exact=False)
     text.seen[0].asked = (10, 1)
     assert summary(text, Targets())["warnings"] == [], "half of the prompt is shared, of about as many tokens as asked"
     tokens, share, (warning,) = of(cached(100, 80, shared=20), cached(100, 0, shared=100))
@@ -148,7 +150,7 @@ def test_what_came_from_the_prefix_cache_is_said() -> None:
 
 def test_lengths_of_prompts_are_the_servers_counts_or_said_to_be_unknown() -> None:
     def of(counted: tuple[int, ...], exact: bool) -> tuple[dict, str, list[str]]:
-        run = Run(False, [cached(count, None) for count in counted], 0.0, 1.0, exact=exact)
+        run = LoadRun(False, [cached(count, None) for count in counted], 0.0, 1.0, exact=exact)
         result = summary(run, Targets())
         return result["prompt_lengths"], dict(rows(result))["Tokens of a prompt"], result["warnings"]
 
@@ -160,13 +162,13 @@ def test_lengths_of_prompts_are_the_servers_counts_or_said_to_be_unknown() -> No
     lengths, row, (warning,) = of((0, 0), False)
     assert (lengths["counted"], row) == (None, "not counted by the server, asked for 10")
     assert "the server does not count the prompts' tokens" in warning
-    nothing = summary(Run(False, [], 0.0, 1.0), Targets())
+    nothing = summary(LoadRun(False, [], 0.0, 1.0), Targets())
     assert (nothing["prompt_lengths"], "Tokens of a prompt" in dict(rows(nothing))) == (None, False)
 
 
 def test_a_generator_that_limits_says_so() -> None:
     def said(effort: Effort, sent: float = 0.0) -> list[str]:
-        run = Run(True, [seen(0.0, [0.1], sent=sent)], 0.0, 1.0, effort)
+        run = LoadRun(True, [seen(0.0, [0.1], sent=sent)], 0.0, 1.0, effort)
         return summary(run, Targets())["generator"]["warnings"]
 
     assert said(Effort([0.001], 1.0, 0.7, 1.0)) == []

@@ -156,7 +156,7 @@ def change_template(chance: random.Random, directory: Path) -> str:
 
 
 def change_file(chance: random.Random, directory: Path) -> str:
-    """What a path holds is no file, or not the one that it was."""
+    """Replaces a path's content by another file, or by what is no file."""
     path = chance.choice([*(directory / name for name in (*EXTRA, "chat_template.jinja")), *directory.iterdir()])
     content = path.read_bytes() if path.is_file() else b"{}"
     shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -212,8 +212,9 @@ def open_checkpoint(directory: Path, tries_tokenizer: bool) -> None:
     from model.settings import ModelSettings
     from rpc.frontend import prepare
     from rpc.paths import inputs_digest
-    from scheduler.request import InvalidRequest, Spec
+    from scheduler.invalid import InvalidRequest
     from scheduler.settings import RequestLimits
+    from scheduler.spec import Spec
 
     prepare.try_tokenizer = try_tokenizer if tries_tokenizer else lambda _: None
     settings = ModelSettings(str(directory), backend="reference", kv_cache_memory=2**26)

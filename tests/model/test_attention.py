@@ -17,10 +17,11 @@ from model.cpu.attention_backend import CpuAttention
 from model.cpu.kernels.attention import CHUNK, LISTED
 from model.cpu.kernels.kv import BLOCK
 from model.cpu.pieces import Pieces
-from model.kv_pool import EIGHT_BIT
-from model.kv_pool import _to_eight_bit as to_eight_bit
+from model.kv_pool import EIGHT_BIT, to_eight_bit
 from model.reference.attention_backend import ReferenceAttention
+from tests.support.examples import examples
 from tests.support.kernels import the_machine
+from tests.support.pages import exported, imported, sizes_of
 
 Floats = NDArray[np.float64]
 LAYERS = 2
@@ -46,7 +47,10 @@ class Case:
     @property
     def layout(self) -> KVLayout:
         groups = tuple((layer,) for layer in range(LAYERS)) if self.windows else (tuple(range(LAYERS)),)
-        return KVLayout(groups, self.kv_heads, self.head_dim, 4, self.page_size, windows=self.windows)
+        sizes = sizes_of(self.kv or self.dtype)
+        return KVLayout.uniform(
+            groups, self.kv_heads, self.head_dim, page_size=self.page_size, windows=self.windows, **sizes
+        )
 
 
 class Pool:
@@ -58,7 +62,7 @@ class Pool:
         layout = case.layout
         groups = len(layout.groups)
         needed = [layout.pages_for(before + now) // groups for before, now in case.lengths]
-        pages = sum(needed) * groups + 5
+        self.pages = pages = sum(needed) * groups + 5
         self.heads = case.kv_heads * case.group
         self.attention = self._backend(layout, pages)
         self.attention.poison(np.arange(pages, dtype=np.int32))
@@ -74,7 +78,7 @@ class Pool:
                 first += count
         self.keys, self.values = ([self._random(sum(n), case.kv_heads) for n in case.lengths] for _ in range(2))
         self.queries = [self._random(sum(n), self.heads) for n in case.lengths]
-        self.whole: dict[int, int] = {}
+        self.bidirectional: dict[int, int] = {}
 
     def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
         if self.case.kernels:
@@ -109,7 +113,7 @@ class Pool:
             np.concatenate(positions),
             np.concatenate(slots, axis=1),
             self.tables,
-            np.array([self.whole.get(sequence, 0) for sequence, _, _ in slices]),
+            np.array([self.bidirectional.get(sequence, 0) for sequence, _, _ in slices]),
         )
 
     def slide(self, sequence: int, computed: int) -> None:
@@ -210,7 +214,7 @@ cases = cases_of(
 TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 3e-3}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(case=cases)
 @example(Case(((0, 300), (255, 1), (127, 2)), group=3, page_size=7))
 @example(Case(((0, 1),), group=1, kv_heads=1, page_size=1))
@@ -242,7 +246,7 @@ def test_equals_plain_attention(case: Case) -> None:
             np.testing.assert_allclose(output.double().numpy(), expected, atol=TOLERANCE[case.dtype], rtol=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(case=cases, data=st.data())
 def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.DataObject) -> None:
     """All of them in one slice with what comes after, or what is left of them behind pages that are there; a second
@@ -253,7 +257,7 @@ def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.Data
     whole = data.draw(st.integers(1, length), label="whole")
     cached = data.draw(st.integers(0, whole - 1), label="cached")
     end = data.draw(st.integers(whole, length), label="end")
-    pool.whole[0] = whole
+    pool.bidirectional[0] = whole
     others = [(i, 0, sum(n)) for i, n in enumerate(case.lengths) if i]
     for layer in range(LAYERS):
         # What is cached was computed with the same keys, which here are given.
@@ -275,7 +279,7 @@ def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.Data
         assert all(torch.equal(a, b) for a, b in zip(outputs[1:], causal, strict=True))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(case=cases, data=st.data())
 def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataObject) -> None:
     """Sequence 0 in one piece, alone, on pages of 16; then cut at random among the others, on other pages."""
@@ -360,24 +364,18 @@ def test_bits_do_not_depend_on_a_tile_s_place_in_the_step(group: int, head_dim: 
 def test_writes_go_to_the_named_slots_of_their_layer_only(page_size: int, layer: int) -> None:
     pool = Pool(Case(((3, 9), (0, 1), (20, 2)), group=2, page_size=page_size))
     slices = [(0, 3, 9), (1, 0, 1), (2, 20, 2)]
-    stores = stores_of(pool.attention)
-    before = [[tensor.clone() for tensor in store] for store in stores]
+    rows, everything = pool.attention.pool, pool.attention.pool.places(0, np.arange(pool.pages * page_size))
+    before = [rows.read(number, everything) for number in range(LAYERS)]
     slots = pool.shape(slices).slots[0]
     pool.step(slices, layer)
-    for store, was, source in zip(stores, before, (pool.keys, pool.values), strict=True):
+    others = np.setdiff1d(np.arange(pool.pages * page_size), slots)
+    for which, source in enumerate((pool.keys, pool.values)):
         written = torch.cat([source[i][start : start + count] for i, start, count in slices])
-        assert torch.equal(store[layer][:, slots], written.transpose(0, 1))
-        others = np.setdiff1d(np.arange(store[layer].shape[1]), slots)
+        now = [rows.read(number, everything)[which] for number in range(LAYERS)]
+        assert torch.equal(now[layer][:, slots], written.transpose(0, 1))
         for number in range(LAYERS):
-            kept = others if number == layer else np.arange(store[layer].shape[1])
-            now, then = store[number][:, kept].view(torch.int32), was[number][:, kept].view(torch.int32)
-            assert torch.equal(now, then)
-
-
-def stores_of(attention: ReferenceAttention) -> tuple[list[Tensor], list[Tensor]]:
-    """Elements of K and of V, by layer."""
-    keys, values = zip(*attention.pool._elements, strict=True)
-    return list(keys), list(values)
+            kept = others if number == layer else np.arange(pool.pages * page_size)
+            assert torch.equal(now[number][:, kept].view(torch.int32), before[number][which][:, kept].view(torch.int32))
 
 
 KV_KINDS = [("float32", None), ("bfloat16", None), ("float32", "int8"), ("bfloat16", "int8"), ("bfloat16", "fp8")]
@@ -386,12 +384,12 @@ KV_KINDS = [("float32", None), ("bfloat16", None), ("float32", "int8"), ("bfloat
 @pytest.mark.parametrize(("dtype", "kv"), KV_KINDS)
 @pytest.mark.parametrize("page_size", [1, 7, 16, 48])
 def test_kernels_pages_have_the_canonical_form_of_the_reference(dtype: str, kv: str | None, page_size: int) -> None:
-    """What one back end exports the other imports; copies and poison touch exactly their pages."""
-    layout = KVLayout(((0, 1), (2, 3)), 3, 16, 4, page_size)
+    """Each back end imports what the other exports; copies and poison touch exactly their pages."""
+    layout = KVLayout.uniform(((0, 1), (2, 3)), 3, 16, page_size=page_size, **sizes_of(kv or dtype))
     kernels = CpuAttention(the_machine(), layout, 7, 6, dtype, eight_bit=kv)
     reference = ReferenceAttention(layout, 7, 6, kv or dtype, torch.device("cpu"))
     rng = np.random.default_rng(0)
-    pages = np.arange(7, dtype=np.int32)
+    pages = range(7)
     slots = rng.permutation(7 * page_size)
     for layer in range(4):
         sizes = 10.0 ** rng.uniform(-5, 1, (2, len(slots), 3, 16))  # some below the smallest normal number of fp8
@@ -406,52 +404,52 @@ def test_kernels_pages_have_the_canonical_form_of_the_reference(dtype: str, kv: 
         )
         for attention in (kernels, reference):
             attention.write(layer, keys, values, attention.plan(shape))
-    everything = reference.export(pages)
-    assert torch.equal(kernels.export(pages), everything)
+    everything = exported(reference, pages)
+    assert torch.equal(exported(kernels, pages), everything)
     kernels.copy(np.array([[5, 0], [3, 6]], np.int32))
-    assert torch.equal(kernels.export(pages), everything[[5, 1, 2, 3, 4, 5, 3]])
-    kernels.import_pages(np.array([6, 0], np.int32), everything[[6, 0]])
-    assert torch.equal(kernels.export(pages), everything)
+    assert torch.equal(exported(kernels, pages), everything[[5, 1, 2, 3, 4, 5, 3]])
+    imported(kernels, [6, 0], everything[[6, 0]])
+    assert torch.equal(exported(kernels, pages), everything)
     for attention in (kernels, reference):
         attention.poison(np.array([2], np.int32))
-    assert torch.equal(kernels.export(np.array([2], np.int32)), reference.export(np.array([2], np.int32)))
-    others = np.array([0, 1, 3, 4, 5, 6], np.int32)
-    assert torch.equal(kernels.export(others), everything[others])
+    assert torch.equal(exported(kernels, [2]), exported(reference, [2]))
+    others = [0, 1, 3, 4, 5, 6]
+    assert torch.equal(exported(kernels, others), everything[others])
 
 
-def test_poison_fills_exactly_the_given_pages() -> None:
-    layout = KVLayout(((0, 1),), kv_heads=2, head_dim=4, element_bytes=4, page_size=3)
-    attention = ReferenceAttention(layout, 5, 2, "float32", torch.device("cpu"))
+def written_reference(page_size: int, dtype: str) -> ReferenceAttention:
+    """Three layers on seven pages, all written."""
+    layout = KVLayout.uniform(((0, 1, 2),), kv_heads=2, head_dim=4, page_size=page_size, **sizes_of(dtype))
+    attention = ReferenceAttention(layout, 7, 2, dtype, torch.device("cpu"))
+    places = attention.pool.places(0, np.arange(7 * page_size))
+    for layer in range(3):
+        attention.pool.write(layer, places, *(torch.randn(7 * page_size, 2, 4) for _ in range(2)))
+    return attention
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "fp8"])
+def test_poison_fills_exactly_the_given_pages(dtype: str) -> None:
+    attention = written_reference(3, dtype)
+    before, places = exported(attention, range(7)), attention.pool.places(0, np.arange(7 * 3))
     attention.poison(np.array([1, 4], np.int32))
-    expected = torch.zeros(2, 15, 4, dtype=torch.bool)
-    expected[:, [3, 4, 5, 12, 13, 14]] = True
-    for store in stores_of(attention):
-        assert all(torch.equal(tensor.isnan(), expected) for tensor in store)
     attention.poison(np.empty(0, np.int32))
-    assert all(torch.equal(tensor.isnan(), expected) for store in stores_of(attention) for tensor in store)
+    expected = torch.zeros(7, 3, dtype=torch.bool)
+    expected[[1, 4]] = True
+    for layer in range(3):
+        for part in attention.pool.read(layer, places):
+            assert torch.equal(part.isnan(), expected.view(1, -1, 1).expand(part.shape))
+    assert torch.equal(exported(attention, [0, 2, 3, 5, 6]), before[[0, 2, 3, 5, 6]])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "fp8"])
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 def test_copy_copies_exactly_the_given_pages(page_size: int, dtype: str) -> None:
     """In K and in V, in all layers, with the scales where there are some."""
-    layout = KVLayout(((0, 1, 2),), kv_heads=2, head_dim=4, element_bytes=4, page_size=page_size)
-    attention = ReferenceAttention(layout, 7, 2, dtype, torch.device("cpu"))
-    slots = torch.arange(7 * page_size)
-    for layer in range(3):
-        attention.pool.write(layer, slots, *(torch.randn(len(slots), 2, 4) for _ in range(2)))
-
-    def content() -> list[Tensor]:
-        """[heads, pages, page_size, width] of all that is stored."""
-        stored = [part for pair in (*attention.pool._elements, *attention.pool._scales) for part in pair]
-        return [part.clone().unflatten(1, (7, page_size)) for part in stored]
-
-    before = content()
-    assert len(before) == (12 if dtype in ("int8", "fp8") else 6)
+    attention = written_reference(page_size, dtype)
+    before = exported(attention, range(7))
     attention.copy(np.array([[5, 0], [5, 2], [3, 6]], np.int32))
-    for was, now in zip(before, content(), strict=True):
-        assert torch.equal(now, was[:, [5, 1, 5, 3, 4, 5, 3]])
-        assert not torch.equal(now, was)
+    assert torch.equal(exported(attention, range(7)), before[[5, 1, 5, 3, 4, 5, 3]])
+    assert not torch.equal(exported(attention, range(7)), before)
     attention.copy(np.empty((0, 2), np.int32))
 
 

@@ -1,4 +1,4 @@
-"""Which code computes a model, and why not the other."""
+"""The choice of the code that computes a model, and the reason against the other."""
 
 import logging
 import subprocess
@@ -37,8 +37,8 @@ def test_kernels_where_they_can(tiny: Path) -> None:
         ("reference", Decoder, ReferenceAttention),
     ):
         runner = loaded(tiny, backend=backend).runner
-        assert type(runner._model) is model
-        assert type(runner._attention) is attention
+        assert type(runner.model) is model
+        assert type(runner.attention) is attention
     assert loaded(tiny).numerics != loaded(tiny, backend="reference").numerics
 
 
@@ -51,7 +51,7 @@ REASONS = [
 @pytest.mark.parametrize(("settings", "reason"), REASONS)
 def test_why_not(tiny: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, str], reason: str) -> None:
     with caplog.at_level(logging.INFO):
-        assert type(loaded(tiny, **settings).runner._attention) is ReferenceAttention
+        assert type(loaded(tiny, **settings).runner.attention) is ReferenceAttention
     assert f"The CPU's kernels are not used: {reason}" in caplog.text
     with pytest.raises(ValueError, match=f"--backend is 'cpu': {reason}"):
         loaded(tiny, backend="cpu", **settings)
@@ -59,13 +59,13 @@ def test_why_not(tiny: Path, caplog: pytest.LogCaptureFixture, settings: dict[st
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
 def test_kv_in_8_bits_runs_on_kernels(tiny: Path, kv: str) -> None:
-    assert type(loaded(tiny, backend="cpu", kv_cache_dtype=kv).runner._attention) is CpuAttention
+    assert type(loaded(tiny, backend="cpu", kv_cache_dtype=kv).runner.attention) is CpuAttention
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_in_8_bits_run_on_kernels(tiny: Path, dtype: str) -> None:
     runner = loaded(tiny, backend="cpu", quantization="int8", dtype=dtype).runner
-    assert type(runner._model) is CompiledDecoder
+    assert type(runner.model) is CompiledDecoder
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_weights_in_8_bits_run_on_kernels(tiny: Path, dtype: str) -> None:
     ],
 )
 def test_models_that_run_on_kernels(tmp_path: Path, kind: type, changes: dict[str, object]) -> None:
-    assert type(loaded(write(kind, tmp_path, **changes), backend="cpu").runner._model) is CompiledDecoder
+    assert type(loaded(write(kind, tmp_path, **changes), backend="cpu").runner.model) is CompiledDecoder
 
 
 def test_models_that_kernels_do_not_know_are_found_out_before_their_weights_are_read(
@@ -193,7 +193,7 @@ import logging, sys
 sys.modules["llvmlite"] = None
 logging.basicConfig(level=logging.INFO)
 from rpc.offline import LLM
-from scheduler.request import Sampling, Stopping
+from scheduler.parameters import Sampling, Stopping
 with LLM({str(tiny)!r}, kv_cache_memory=2**20) as llm:
     (answer,) = llm.generate([[5, 6, 7]], Sampling(temperature=0.0), Stopping(max_tokens=4, ignore_eos=True))
     print(len(answer.token_ids))
@@ -207,4 +207,4 @@ def test_a_compiled_decoder_has_the_attention_that_it_needs(tiny: Path) -> None:
     one, other = loaded(tiny), loaded(tiny, backend="reference")
     zero = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(TypeError, match="runs over the CPU's attention, not over reference"):
-        one.runner._model.forward(ForwardBatch(zero, zero[None], zero, other.runner._attention, None))
+        one.runner.model.forward(ForwardBatch(zero, zero[None], zero, other.runner.attention, None))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.batch import Mirror, Packed, Work
+from model.input_batch import InputBatch, Packed, StepWork
 from scheduler.controls import Controls
 from scheduler.step import Join, StepPlan
 
@@ -102,13 +102,13 @@ def check(packed: Packed, batch: list[Sequence]) -> None:
 @given(batch=batches(), before=batches())
 def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Sequence]) -> None:
     """Rows had other tenants before, of whom nothing may be left."""
-    mirror = Mirror(ROWS, 1, PAGE)
+    mirror = InputBatch(ROWS, 1, PAGE)
     mirror.apply(plan_of(before))
     mirror.last[:] = 777
     step = plan_of(batch, leaves=[s.row for s in before])
     mirror.apply(step)
 
-    def walk(work: Work, part: list[Sequence], places: list[int]) -> None:
+    def walk(work: StepWork, part: list[Sequence], places: list[int]) -> None:
         check(mirror.pack(work), part)
         assert work.draws[:, 2].tolist() == places
         if len(part) > 1:
@@ -119,24 +119,24 @@ def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Se
             walk(first, part[:middle], places[:drawing])
             walk(second, part[middle:], places[drawing:])
 
-    walk(Work.of(step), batch, list(range(len(step.logits))))
+    walk(StepWork.of(step), batch, list(range(len(step.logits))))
 
 
 def test_a_decode_takes_the_token_that_the_row_drew_last() -> None:
-    mirror = Mirror(ROWS, 1, PAGE)
+    mirror = InputBatch(ROWS, 1, PAGE)
     first, second = Sequence(3, (5, 6, 7), 2, 0, 3, True), Sequence(1, (8, 9), 2, 0, 2, True)
     mirror.apply(plan_of([first, second]))
     mirror.last[[3, 1]] = [41, 42]
     slices = np.array([[1, 2, 1], [3, 3, 1]], np.int32)
     logits = np.array([[0, 1], [1, 3]], np.int32)
-    packed = mirror.pack(Work.of(plan(1, slices=slices, logits=logits)))
+    packed = mirror.pack(StepWork.of(plan(1, slices=slices, logits=logits)))
     assert packed.tokens.tolist() == [42, 41]
     assert packed.positions.tolist() == [1, 2], "output positions: second and third token"
 
 
 def test_a_join_sets_all_of_a_row() -> None:
     """Whatever the row held: all that an executor remembers of it comes from its last join."""
-    mirror = Mirror(ROWS, 1, PAGE)
+    mirror = InputBatch(ROWS, 1, PAGE)
     mirror.apply(plan_of([Sequence(3, tuple(range(30)), 20, 0, 30, True)]))
     mirror.last[3] = 5
     join = Join(3, np.array([1, 2], np.int32), 1, Controls(0.5, 0.9, 3, 0.1, 7, 2), index=4)
@@ -147,7 +147,7 @@ def test_a_join_sets_all_of_a_row() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_row_has_the_pages_of_its_present_tenant(groups: int) -> None:
-    mirror = Mirror(ROWS, groups, PAGE)
+    mirror = InputBatch(ROWS, groups, PAGE)
 
     def apply(leaves: list[int], joins: list[int], grown: list[tuple[int, int, int, int]]) -> None:
         joined = tuple(Join(row, np.array([1], np.int32), 1, CONTROLS) for row in joins)
@@ -156,7 +156,7 @@ def test_a_row_has_the_pages_of_its_present_tenant(groups: int) -> None:
     def slots(row: int, *positions: int) -> list[list[int]]:
         """[groups, positions] where the executor puts these positions of the row."""
         slices = np.array([[row, position, 1] for position in positions], np.int32)
-        packed = [mirror.pack(Work.of(plan(slices=one))) for one in slices]
+        packed = [mirror.pack(StepWork.of(plan(slices=one))) for one in slices]
         return np.concatenate([one.shape.slots for one in packed], axis=1).tolist()
 
     apply([], [2, 4], [(g, 2, i, 10 * g + i) for g in range(groups) for i in range(3)])
@@ -171,10 +171,10 @@ def test_a_row_has_the_pages_of_its_present_tenant(groups: int) -> None:
 
 def test_a_page_that_stands_in_a_table_can_be_exchanged() -> None:
     """After a fork, or where another row has published the same content."""
-    mirror = Mirror(ROWS, 1, PAGE)
+    mirror = InputBatch(ROWS, 1, PAGE)
     sequence = Sequence(3, tuple(range(12)), 12, 0, 12, False)
     mirror.apply(plan_of([sequence]))
     mirror.apply(plan(1, grown=np.array([[0, 3, 1, 99]], np.int32)))
-    packed = mirror.pack(Work.of(plan(slices=np.array([[3, 0, 12]], np.int32))))
+    packed = mirror.pack(StepWork.of(plan(slices=np.array([[3, 0, 12]], np.int32))))
     before, after = pages_of(sequence).tolist(), packed.shape.tables[0, 3, :3].tolist()
     assert after == [before[0], 99, before[2]]

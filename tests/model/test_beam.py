@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from scheduler.events import EndReason, Finish, Submit
-from scheduler.request import Beam
+from scheduler.events import Abort, EndReason, Submit
+from scheduler.parameters import Beam
 from scheduler.settings import SchedulerSettings
+from scheduler.step import StepPlan, StepResult
 from tests.model.test_parity import BOTH, CHUNKED, PIPELINED, random_prompts
 from tests.support.engines import Rig, key_of, make_request, make_rig
 
@@ -148,10 +149,10 @@ def test_a_search_that_nobody_wants_any_more_lets_go_of_all(
 ) -> None:
     rig = make_rig(tiny, page_size=PAGE, settings=scheduling)
     submit = Submit(1, make_request(rig, PROMPTS[3], NEW, sequence_count=3, beam=Beam(4)))
-    results = rig.play({0: [submit], turns: [Finish(1)]})
+    results = rig.play({0: [submit], turns: [Abort(1)]})
     (result,) = results.values()
     assert (result.end.reason, result.end.more, result.tokens) == (EndReason.FINISHED, False, [])
-    assert not rig.scheduler._running.beams
+    assert not rig.scheduler.running.beams
     assert rig.scheduler.live_attempts() == []
 
 
@@ -186,18 +187,21 @@ def test_a_fault_ends_the_whole_search_and_nobody_else(
     width, count, penalty = SEARCHES[j]
     bad = make_request(rig, PROMPTS[1], NEW, sequence_count=count, beam=Beam(width, penalty))
     fine = replace(make_request(rig, PROMPTS[2], NEW, sequence_count=count, beam=Beam(width, penalty)), stop_ids=STOPS)
-    collect = rig.loaded.runner.collect
+    launch, collect, drawing = rig.loaded.runner.launch, rig.loaded.runner.collect, list[int]()
 
-    def collect_with_a_fault():  # type: ignore[no-untyped-def]
+    def launch_and_note(plan: StepPlan) -> None:
+        drawing[:] = plan.logits[:, 1].tolist()
+        launch(plan)
+
+    def collect_with_a_fault() -> StepResult:
         result = collect()
         row = rig.scheduler.rows.row_of(1, 2)
-        drawing = rig.scheduler._in_flight[0].drawing.tolist()
         if row in drawing:
             result.tokens[drawing.index(row)] = -1
             return replace(result, faults=((row, "planted"),))
         return result
 
-    rig.loaded.runner.collect = collect_with_a_fault
+    rig.loaded.runner.launch, rig.loaded.runner.collect = launch_and_note, collect_with_a_fault  # type: ignore[method-assign]
     results = rig.run({1: bad, 2: fine})
     assert results[1].end.reason is EndReason.FAULT
     assert not any(isinstance(key, tuple) and key[0] == 1 for key in results)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Library
 
 from model.inputs.detokenizer import Detokenizer
 from model.inputs.tokenizer import Tokenizer
+from tests.support.examples import examples
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 PIECES = ("▁", "a", "b", "é", "▁a", "▁b", "▁▁", "ab", "日", "🐈", "!", "\n")
@@ -60,7 +61,7 @@ def told(tokenizer: Tokenizer, ids: list[int], skip: bool) -> list[str]:
 @each
 @pytest.mark.parametrize("skip", [False, True])
 def test_parts_and_flush_are_the_whole_text(tokenizer: Tokenizer, skip: bool) -> None:
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=examples(500), deadline=None)
     @given(ids=sequences())
     def law(ids: list[int]) -> None:
         assert "".join(told(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)

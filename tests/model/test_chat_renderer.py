@@ -27,7 +27,7 @@ MODULE = "model.inputs.chat_process"
 
 @contextmanager
 def rendering(source: str) -> Iterator[ChatRenderer]:
-    """Of a template that answers "fine" to a message "fine", whatever else it does."""
+    """Makes the renderer of a template that answers "fine" to a message "fine", whatever else it does."""
     fine = "{% if messages[0].content == 'fine' %}fine{% else %}" + source + "{% endif %}"
     renderer = ChatRenderer(ChatTemplate(fine, Path("chat_template.jinja"), {"bos_token": "<s>"}))
     try:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
 
 from model.inputs.detokenizer import Detokenizer
 from model.inputs.tokenizer import Tokenizer
-from model.inputs.tokenizer_files import load_tokenizer
 from tests.support.checkpoints import byte_tokenizer
+from tests.support.examples import examples
 
 HALF = "\ufffd"
 DEMO = Path(__file__).parents[2] / "model" / "demo" / "checkpoint"
@@ -19,16 +20,17 @@ DEMO = Path(__file__).parents[2] / "model" / "demo" / "checkpoint"
 class Alphabet:
     """A byte-level tokenizer, and the bytes of each of its ids as `decode` sees them."""
 
-    def __init__(self, tokenizer: Tokenizer, pieces: dict[str, int], special: set[int]) -> None:
-        self.tokenizer, self.special = tokenizer, special
+    def __init__(self, library: Library, special: set[int]) -> None:
+        self.library, self.tokenizer, self.special = library, Tokenizer(library), special
         byte_of = {character: byte for byte, character in _characters().items()}
         self.bytes = {
-            i: piece.encode() if i in special else bytes(byte_of[c] for c in piece) for piece, i in pieces.items()
+            i: piece.encode() if i in special else bytes(byte_of[c] for c in piece)
+            for piece, i in library.get_vocab().items()
         }
         self.single = {data[0]: i for i, data in self.bytes.items() if len(data) == 1 and i not in special}
 
     def text(self, ids: list[int], skip: bool) -> str:
-        """What the ids say, by Python's own decoder."""
+        """Returns the text of the ids, by Python's own decoder."""
         kept = [self.bytes[i] for i in ids if not (skip and i in self.special)]
         return b"".join(kept).decode("utf-8", "replace")
 
@@ -40,17 +42,10 @@ def _characters() -> dict[int, str]:
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
-def _small() -> Alphabet:
-    library = byte_tokenizer()
-    return Alphabet(Tokenizer(library), library.get_vocab(), {0})
-
-
-def _demo() -> Alphabet:
-    tokenizer = load_tokenizer(DEMO)
-    return Alphabet(tokenizer, tokenizer._library.get_vocab(), {0})
-
-
-ALPHABETS = {"small": _small(), "demo": _demo()}
+ALPHABETS = {
+    "small": Alphabet(byte_tokenizer(), {0}),
+    "demo": Alphabet(Library.from_file(str(DEMO / "tokenizer.json")), {0}),
+}
 each = pytest.mark.parametrize("alphabet", ALPHABETS.values(), ids=ALPHABETS)
 
 
@@ -77,7 +72,7 @@ def run(tokenizer: Tokenizer, ids: list[int], skip: bool) -> tuple[list[str], st
 @each
 @pytest.mark.parametrize("skip", [False, True])
 def test_parts_and_flush_are_the_whole_text(alphabet: Alphabet, skip: bool) -> None:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(ids=sequences(alphabet))
     def law(ids: list[int]) -> None:
         parts, rest = run(alphabet.tokenizer, ids, skip)
@@ -162,8 +157,8 @@ def test_flush_tells_everything_once(alphabet: Alphabet) -> None:
 class Counting(Tokenizer):
     """Counts the ids that it is given to decode."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(tokenizer._library)
+    def __init__(self, library: Library) -> None:
+        super().__init__(library)
         self.decoded = 0
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
@@ -183,7 +178,7 @@ STREAMS: dict[str, Callable[[Alphabet], int]] = {
 def test_work_for_a_token_does_not_grow_with_the_stream(stream: str) -> None:
     """A model that repeats one id to the end of its context must not make each token dearer than the one before."""
     alphabet = ALPHABETS["demo"]
-    tokenizer = Counting(alphabet.tokenizer)
+    tokenizer = Counting(alphabet.library)
     detokenizer, work = Detokenizer(tokenizer, True), []
     for _ in range(3):
         before = tokenizer.decoded

@@ -39,7 +39,7 @@ class Watched:
 
     def __init__(self, rig: Rig) -> None:
         self.runner, self.logits = rig.loaded.runner, list[torch.Tensor]()
-        forward = self.runner._model.forward
+        forward = self.runner.model.forward
         watched = self
 
         class Model:
@@ -48,7 +48,7 @@ class Watched:
                 watched.logits.append(output.logits)
                 return output
 
-        self.runner._model = Model()
+        self.runner.model = Model()
 
     def step(self, step: StepPlan) -> tuple[list[bytes], list[int]]:
         """Logits of the rows that draw, and what they drew."""
@@ -117,7 +117,7 @@ def test_a_copy_after_the_step_shows(
     def late(step: StepPlan) -> None:
         launch(replace(step, copies=step.copies[:0]))
         with torch.inference_mode():
-            runner.runner._attention.copy(step.copies)
+            runner.runner.attention.copy(step.copies)
 
     monkeypatch.setattr(runner.runner, "launch", late)
     later = fork(runner, prompt, 7, copies=[(2, 3)])[2:]

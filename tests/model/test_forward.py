@@ -1,4 +1,4 @@
-"""What a forward pass hands to layers and products, each seam with an implementation that the product does not have."""
+"""Seams of a forward pass, each with an implementation that the product does not have."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -13,17 +13,17 @@ from model.architectures.registry import load_model
 from model.attention.backend import StepShape
 from model.config import ModelConfig, read_config
 from model.cpu.attention_backend import CpuAttention
+from model.cpu.backend import CpuBackend
 from model.cpu.decoder import CompiledDecoder
-from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.decoder import Decoder
-from model.forward import CosSin, ForwardBatch
+from model.forward import ForwardBatch
 from model.layers import Linear, Product
 from model.reference.attention_backend import ReferenceAttention
-from model.rope import Rope
 from model.weights import Checkpoint
 from tests.model.families.cases import CASES
 from tests.model.families.checkpoints import write
 from tests.support.kernels import the_machine
+from tests.support.sectioned import sectioned
 
 PAGE = 16
 CPU = torch.device("cpu")
@@ -117,9 +117,7 @@ def test_the_cpu_program_gives_the_same_hidden_states(directory: Path) -> None:
     decoder, config = decoder_of(directory)
     kernels, layout = the_machine(), config.kv_layout(PAGE, "float32")
 
-    def maker(*arguments: Any) -> KernelLinear:
-        return KernelLinear(kernels, *arguments)
-
+    maker = CpuBackend(kernels, "float32", "float32").maker
     compiled = load_model(config, Checkpoint(directory), torch.float32, CPU, maker=maker)
     attention = CpuAttention(kernels, layout, 4, config.heads, "float32", config.scale, config.soft_cap, None)
     wanted = torch.tensor([4, 0])
@@ -136,52 +134,28 @@ def test_the_cpu_program_gives_the_same_hidden_states(directory: Path) -> None:
     assert torch.allclose(found.logits, expected.logits, atol=1e-4)
 
 
-class Sectioned(Rope):
-    """Pairs that turn by three axes in turn (M-RoPE, Wang et al., Qwen2-VL, 2024)."""
-
-    def at(self, positions: Tensor) -> CosSin:
-        cos, sin = self.tables
-        axis = torch.arange(cos.shape[1]) % len(positions)
-        pair = torch.arange(cos.shape[1])
-        return cos[positions[axis].T, pair].unsqueeze(1), sin[positions[axis].T, pair].unsqueeze(1)
-
-
-def sectioned(decoder: Decoder) -> Decoder:
-    made: dict[int, Rope] = {}
-
-    def changed(rope: Rope) -> Rope:
-        if id(rope) not in made:
-            other = Sectioned.__new__(Sectioned)
-            other.__dict__.update(rope.__dict__)
-            made[id(rope)] = other
-        return made[id(rope)]
-
-    layers: list[Any] = list(decoder.layers)
-    return replace(
-        decoder,
-        layers=[replace(one, attention=replace(one.attention, rope=changed(one.attention.rope))) for one in layers],
-    )
-
-
 def test_positions_may_have_several_axes(directory: Path) -> None:
     decoder, config = decoder_of(directory)
     plain, several = batch_of(config, [[5, 9, 31, 8, 17]]), sectioned(decoder)
-    alike = replace(plain, positions=plain.positions.expand(3, -1).contiguous())
+    alike = replace(plain, positions=plain.positions.expand(4, -1).contiguous())
     assert torch.equal(logits_of(several, alike), logits_of(decoder, plain))
     other = alike.positions.clone()
-    other[1] *= 2  # a constant would change nothing: attention sees differences of angles
+    other[2] *= 2  # a constant would change nothing: attention sees differences of angles
     assert not torch.allclose(logits_of(several, replace(alike, positions=other)), logits_of(decoder, plain), atol=1e-3)
 
 
-def test_the_cpu_program_refuses_a_rotation_that_it_has_no_kernel_for(directory: Path) -> None:
-    config = read_config(directory)
+def test_the_cpu_program_turns_by_the_same_axes(directory: Path) -> None:
+    decoder, config = decoder_of(directory)
     kernels, layout = the_machine(), config.kv_layout(PAGE, "float32")
 
-    def maker(*arguments: Any) -> KernelLinear:
-        return KernelLinear(kernels, *arguments)
-
-    decoder = load_model(config, Checkpoint(directory), torch.float32, CPU, maker=maker)
+    maker = CpuBackend(kernels, "float32", "float32").maker
+    compiled = sectioned(load_model(config, Checkpoint(directory), torch.float32, CPU, maker=maker))
     attention = CpuAttention(kernels, layout, 4, config.heads, "float32", config.scale, config.soft_cap, None)
-    batch = batch_of(config, [[5]], attention=attention)
-    with pytest.raises(NotCompiled, match="Sectioned"):
-        CompiledDecoder(kernels, sectioned(decoder)).forward(batch)
+    slots, table = np.tile(np.arange(5), (len(layout.groups), 1)), np.zeros((len(layout.groups), 1, 4), np.int32)
+    plan = attention.plan(StepShape(np.array([[0, 0, 5]], np.int32), np.arange(5), slots, table, np.zeros(1, np.int64)))
+    axes = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 1, 1, 3], [0, 1, 1, 2, 3], [0, 1, 2, 1, 3]])
+    batch = batch_of(config, [[5, 9, 31, 8, 17]], positions=axes)
+    with torch.inference_mode():
+        found = CompiledDecoder(kernels, compiled).forward(replace(batch, attention=attention, plan=plan)).logits
+    assert torch.allclose(found, logits_of(sectioned(decoder), batch), atol=1e-4)
+    assert not torch.allclose(found, logits_of(decoder, batch), atol=1e-3)

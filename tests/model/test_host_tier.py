@@ -13,12 +13,13 @@ from cache_manager.layout import KVLayout
 from cache_manager.tier import HostTier
 from model.page_store import PageStore
 from model.reference.attention_backend import ReferenceAttention
-from scheduler.costs import FEWEST_PAGES
-from scheduler.scheduler import Scheduler
+from scheduler.costs import FEWEST_PAGES, SwapCost
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.checkpoints import write_ministral, write_mistral
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.pages import exported
+from tests.support.swaps import always_swap
 
 NEW = 10
 PIPELINED = SchedulerSettings(max_sequences=4, max_batched_tokens=24, prefill_chunk=8, steps_in_flight=2)
@@ -27,8 +28,7 @@ PLAIN = SchedulerSettings(max_sequences=4, max_batched_tokens=32)
 
 @pytest.fixture(autouse=True)
 def _always_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it pays differs from machine to machine."""
-    monkeypatch.setattr(Scheduler, "_swapping_pays", lambda self: True)
+    always_swap(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ WINDOWED = {
 def test_windows(
     tmp_path: Path, prompts: list[list[int]], kind: str, page_size: int, host: int, comes_back: bool
 ) -> None:
-    """Of groups with windows only what the next token sees comes back."""
+    """Pages of groups with windows come back as far as the next token sees."""
     directory = WINDOWED[kind](tmp_path)
     alone = make_rig(directory, record_logits=True, prefix_cache=False)
     for i, prompt in enumerate(prompts):
@@ -136,23 +136,23 @@ def test_a_preempted_sequence_comes_back_from_the_host(tiny: Path) -> None:
 
 
 def flip_a_bit(store: PageStore) -> None:
-    store._content[:, 0] ^= 1
+    store.content[:, 0] ^= 1
 
 
 def flip_the_last_bit(store: PageStore) -> None:
-    store._content[:, -1] ^= 128
+    store.content[:, -1] ^= 128
 
 
 def mix_up_slots(store: PageStore) -> None:
-    store._content.copy_(store._content.roll(1, 0))
+    store.content.copy_(store.content.roll(1, 0))
 
 
-def another_model(store: PageStore) -> None:
-    store._seed ^= 1
+def change_a_checksum(store: PageStore) -> None:
+    store.checksums += np.uint32(1)
 
 
 @pytest.mark.parametrize("scheduling", [PLAIN, PIPELINED], ids=["one in flight", "two in flight"])
-@pytest.mark.parametrize("spoil", [flip_a_bit, flip_the_last_bit, mix_up_slots, another_model])
+@pytest.mark.parametrize("spoil", [flip_a_bit, flip_the_last_bit, mix_up_slots, change_a_checksum])
 def test_a_spoilt_copy_is_computed_anew(
     tiny: Path,
     prompts: list[list[int]],
@@ -161,7 +161,7 @@ def test_a_spoilt_copy_is_computed_anew(
     scheduling: SchedulerSettings,
 ) -> None:
     rig = pressed(tiny, prompts, 4, 200, scheduling, rounds=2, record=False)
-    store = rig.loaded.runner._store
+    store = rig.loaded.runner.store
     assert store is not None
     spoil(store)
     rig.run({100 * 7 + i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
@@ -173,10 +173,10 @@ def test_a_store_that_does_not_look_is_noticed(
     tiny: Path, prompts: list[list[int]], alone: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = pressed(tiny, prompts, 4, 200, PLAIN, rounds=2, record=False)
-    store = rig.loaded.runner._store
+    store = rig.loaded.runner.store
     assert store is not None
-    store._content += 1
-    monkeypatch.setattr(PageStore, "_checksum", lambda self, slot: self._checksums[slot])
+    store.content += 1
+    monkeypatch.setattr(PageStore, "_checksum", lambda self, slot: self.checksums[slot])
     rig.run({100 * 7 + i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
     with pytest.raises(AssertionError):
         check(alone, rig, prompts)
@@ -185,56 +185,62 @@ def test_a_store_that_does_not_look_is_noticed(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "fp8"])
 def test_a_page_comes_back_bit_for_bit(dtype: str) -> None:
     element, scale = {"float32": (4, 0), "bfloat16": (2, 0)}.get(dtype, (1, 4))
-    layout = KVLayout(((0, 1, 2),), 2, 6, element, 5, scale)
+    layout = KVLayout.uniform(((0, 1, 2),), 2, 6, element, 5, scale)
     attention = ReferenceAttention(layout, 9, 4, dtype, torch.device("cpu"))
-    everything = torch.arange(9 * 5)
+    places = attention.pool.places(0, np.arange(9 * 5))
     for layer in range(3):
-        attention.pool.write(layer, everything, *(torch.randn(45, 2, 6) for _ in range(2)))
+        attention.pool.write(layer, places, *(torch.randn(45, 2, 6) for _ in range(2)))
     store = PageStore(attention, 4, layout.page_bytes, b"model", pinned=False)
-    before = attention.export(np.arange(9, dtype=np.int32))
+    before = exported(attention, range(9))
     assert before.shape == (9, layout.page_bytes)
-    store.save(np.array([[7, 0], [2, 3]], np.int32))
-    assert not len(store.load(np.array([[0, 1], [3, 8]], np.int32)))
-    after = attention.export(np.arange(9, dtype=np.int32))
+    store.save(np.array([[7, 0, 0], [2, 3, 0]], np.int32))
+    assert not len(store.load(np.array([[0, 1, 0], [3, 8, 0]], np.int32)))
+    after = exported(attention, range(9))
     assert torch.equal(after, before[[0, 7, 2, 3, 4, 5, 6, 7, 2]])
 
 
 def test_pages_of_another_model_do_not_come_back() -> None:
     """Their bytes and sums are whole; what the numbers mean differs."""
-    layout = KVLayout(((0, 1, 2),), 2, 6, 4, 5)
+    layout = KVLayout.uniform(((0, 1, 2),), 2, 6, 4, 5)
     attention = ReferenceAttention(layout, 9, 4, "float32", torch.device("cpu"))
-    attention.pool.write(0, torch.arange(9 * 5), *(torch.randn(45, 2, 6) for _ in range(2)))
-    before = attention.export(np.arange(9, dtype=np.int32))
+    attention.pool.write(0, attention.pool.places(0, np.arange(9 * 5)), *(torch.randn(45, 2, 6) for _ in range(2)))
+    before = exported(attention, range(9))
     stores = [PageStore(attention, 4, layout.page_bytes, name, pinned=False) for name in (b"model", b"other")]
-    stores[0].save(np.array([[7, 0]], np.int32))
-    stores[1]._content, stores[1]._checksums = stores[0]._content, stores[0]._checksums
-    assert stores[1].load(np.array([[0, 1]], np.int32)).tolist() == [1]
-    assert torch.equal(attention.export(np.arange(9, dtype=np.int32)), before)
-    assert not len(stores[0].load(np.array([[0, 1]], np.int32)))
+    stores[0].save(np.array([[7, 0, 0]], np.int32))
+    stores[1].content, stores[1].checksums = stores[0].content, stores[0].checksums
+    assert stores[1].load(np.array([[0, 1, 0]], np.int32)).tolist() == [1]
+    assert torch.equal(exported(attention, range(9)), before)
+    assert not len(stores[0].load(np.array([[0, 1, 0]], np.int32)))
 
 
 def test_canonical_form_is_keys_then_values_by_token() -> None:
-    layout = KVLayout(((0, 1),), 2, 4, 4, 3)
+    layout = KVLayout.uniform(((0, 1),), 2, 4, 4, 3)
     attention = ReferenceAttention(layout, 2, 2, "float32", torch.device("cpu"))
     written = torch.randn(2, 2, 3, 2, 4)  # layer, K or V, token, head, element
     for layer in range(2):
-        attention.pool.write(layer, torch.arange(3, 6), *written[layer])
-    (page,) = attention.export(np.array([1], np.int32))
+        attention.pool.write(layer, attention.pool.places(0, np.arange(3, 6)), *written[layer])
+    (page,) = exported(attention, [1])
     assert torch.equal(page.view(torch.float32), written.reshape(-1))
 
 
 def test_swapping_stops_where_computing_is_quicker(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, cost = make_rig(tiny, 4, 168, PLAIN, host_pages=20), SwapCost()
+    rig.run({0: make_request(rig, list(range(1, 11)), 1)})  # the first step always swaps
     monkeypatch.undo()
-    rig = make_rig(tiny, 4, 168, PLAIN, host_pages=20)
-    scheduler = rig.scheduler
-    scheduler._steps = 1
-    assert scheduler._swapping_pays()  # nothing is known
+    measured = SwapCost.page_seconds.fget
+    monkeypatch.setattr(SwapCost, "page_seconds", property(lambda _: measured(cost)))
+
+    def swaps() -> bool:
+        rig.turn()
+        return rig.scheduler.cache.pool.swaps
+
+    assert swaps()  # nothing is known
     for tokens in (1, 32, 1, 32):
-        scheduler.admission.observe_step(tokens, 0.001 * tokens)
-    scheduler._swap_cost.observe(FEWEST_PAGES, 0.005 * FEWEST_PAGES)
-    assert not scheduler._swapping_pays()
-    scheduler._swap_cost.observe(1000, 0.0001)
-    assert scheduler._swapping_pays()
+        rig.scheduler.backpressure.observe_step(tokens, 0.001 * tokens)
+    cost.observe(FEWEST_PAGES, 0.005 * FEWEST_PAGES)
+    assert not swaps()
+    cost.observe(1000, 0.0001)
+    assert swaps()
 
 
 def test_a_tier_needs_room_for_a_page() -> None:

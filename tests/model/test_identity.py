@@ -81,7 +81,7 @@ SETTINGS = {
 
 
 def test_numbers_of_other_settings_are_others(tiny: Path) -> None:
-    """What names of pages are made from: two engines with the same may share pages."""
+    """Block hashes depend on the numerics: two engines with the same may share pages."""
 
     def numerics(**values: object) -> bytes:
         settings = ModelSettings(**({"model": str(tiny), "kv_cache_memory": 2**20} | values))

@@ -8,16 +8,22 @@ import torch
 
 from cache_manager.layout import KVLayout
 from model.config import KV_BYTES, read_config
-from model.kv_pool import EIGHT_BIT, KVPool
+from model.kv_pool import EIGHT_BIT
+from model.reference.row_pool import RowPool
 from model.settings import KV_DTYPES, ModelSettings
-from scheduler.request import Sampling, Stopping
+from scheduler.parameters import Sampling, Stopping
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.engines import make_request, make_rig
+from tests.support.pages import sizes_of
 
 CPU = torch.device("cpu")
-LAYOUT = KVLayout(((0, 1),), kv_heads=3, head_dim=8, element_bytes=4, page_size=4)
 WORST = {"int8": 0.5 / 127, "fp8": 1 / 16}  # of the largest magnitude; fp8 has 3 bits of mantissa: of each element
+
+
+def pool_of(dtype: str, pages: int) -> RowPool:
+    layout = KVLayout.uniform(((0, 1),), kv_heads=3, head_dim=8, page_size=4, **sizes_of(dtype))
+    return RowPool(layout, pages, dtype, CPU)
 
 
 def random_kv(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,9 +32,9 @@ def random_kv(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values
 
 
-def written(dtype: str, seed: int = 0) -> tuple[KVPool, torch.Tensor, torch.Tensor, torch.Tensor]:
-    pool, (keys, values) = KVPool(LAYOUT, 5, dtype, CPU), random_kv(9, seed)
-    slots = torch.tensor([3, 19, 4, 0, 7, 12, 13, 1, 18])
+def written(dtype: str, seed: int = 0) -> tuple[RowPool, torch.Tensor, torch.Tensor, torch.Tensor]:
+    pool, (keys, values) = pool_of(dtype, 5), random_kv(9, seed)
+    slots = pool.places(0, np.array([3, 19, 4, 0, 7, 12, 13, 1, 18]))
     pool.write(1, slots, keys, values)
     return pool, slots, keys, values
 
@@ -36,7 +42,7 @@ def written(dtype: str, seed: int = 0) -> tuple[KVPool, torch.Tensor, torch.Tens
 def test_every_dtype_that_can_be_asked_for_has_a_size_and_a_pool() -> None:
     assert set(KV_DTYPES) - {"auto"} == set(KV_BYTES)
     for dtype in KV_BYTES:
-        KVPool(LAYOUT, 2, dtype, CPU)
+        pool_of(dtype, 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -64,24 +70,25 @@ def test_eight_bits_are_as_near_as_their_format_allows(dtype: str, seed: int) ->
 @pytest.mark.parametrize("dtype", EIGHT_BIT)
 def test_a_token_is_stored_the_same_whatever_is_written_beside_it(dtype: str) -> None:
     keys, values = random_kv(6)
-    together, alone = KVPool(LAYOUT, 2, dtype, CPU), KVPool(LAYOUT, 2, dtype, CPU)
-    slots = torch.arange(6)
+    together, alone = pool_of(dtype, 2), pool_of(dtype, 2)
+    slots = together.places(0, np.arange(6))
     together.write(0, slots, keys * 1.0, values)
     for i in range(6):
         alone.write(0, slots[i : i + 1], keys[i : i + 1], values[i : i + 1])
-    alone.write(0, torch.tensor([7]), 1000 * keys[:1], values[:1])  # later, larger ones scale nothing anew
+    alone.write(0, alone.places(0, np.array([7])), 1000 * keys[:1], values[:1])  # later, larger ones scale nothing anew
     for one, other in zip(together.read(0, slots), alone.read(0, slots), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BIT)
 def test_zeros_are_zeros_and_what_is_not_finite_stays_so(dtype: str) -> None:
-    pool = KVPool(LAYOUT, 1, dtype, CPU)
+    pool = pool_of(dtype, 1)
     keys, values = torch.zeros((2, 3, 8)), torch.ones((2, 3, 8))
     values[1, 0, 3] = torch.nan
     values[1, 1, 3] = torch.inf
-    pool.write(0, torch.tensor([0, 1]), keys, values)
-    read_keys, read_values = pool.read(0, torch.tensor([0, 1]))
+    places = pool.places(0, np.array([0, 1]))
+    pool.write(0, places, keys, values)
+    read_keys, read_values = pool.read(0, places)
     assert torch.equal(read_keys, torch.zeros((3, 2, 8)))
     assert torch.equal(read_values[:, 0], torch.ones((3, 8)))
     assert not read_values[:2, 1].isfinite().all(-1).any()
@@ -91,7 +98,7 @@ def test_zeros_are_zeros_and_what_is_not_finite_stays_so(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", KV_BYTES)
 def test_copies_and_poison_touch_the_pages_that_they_name(dtype: str) -> None:
     pool, _, _, _ = written(dtype)
-    everything = torch.arange(20)
+    everything = pool.places(0, np.arange(20))
     before = [part.clone() for layer in (0, 1) for part in pool.read(layer, everything)]
     pool.copy(np.array([[0, 2], [4, 1]], np.int32))
     pool.poison(np.array([3], np.int32))
@@ -154,9 +161,9 @@ def test_kernels_give_the_tokens_of_the_reference(kv: str, tiny: Path) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 3])
 def test_pages_of_any_size_are_exported(page_size: int) -> None:
-    layout = KVLayout(((0,),), 3, 8, 1, page_size, 4)
-    pool = KVPool(layout, 2, "int8", CPU)
-    assert pool.export(np.array([1, 0], np.int32)).shape == (2, layout.page_bytes)
+    layout = KVLayout.uniform(((0,),), 3, 8, 1, page_size, 4)
+    pool = RowPool(layout, 2, "int8", CPU)
+    assert pool.export(np.array([1, 0], np.int32), np.zeros(2, np.int32)).shape == (2, layout.page_bytes)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BIT)

@@ -1,6 +1,8 @@
 """Logits processors of a user's own: what they see, what they change; one that fails ends its request alone."""
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ from torch import Tensor
 
 from model.sampling import logits_processors
 from model.sampling.logits_processors import LogitsProcessor, LogitsProcessorFactory, load_factories
-from scheduler.events import EndReason
-from scheduler.request import Beam, InvalidRequest
+from scheduler.events import EndReason, Submit
+from scheduler.invalid import InvalidRequest
+from scheduler.parameters import Beam
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import random_prompts
 from tests.support.checkpoints import write_llama
@@ -96,17 +99,152 @@ def test_a_sequence_that_has_none_is_left_alone(llama: Path) -> None:
 
 
 def test_they_apply_in_their_order(llama: Path) -> None:
-    class Only:
-        def __init__(self, token: int) -> None:
-            self.token = token
-
-        def drew(self, token: int) -> None: ...
-
-        def apply(self, logits: Tensor, position: int) -> Tensor:
-            return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor(self.token), 0.0)
-
-    rig = make_rig(llama, factories=[lambda _: Only(3), lambda _: Only(9)])
+    rig = make_rig(llama, factories=[lambda _: OneToken(3), lambda _: OneToken(9)])
     assert tokens_of(rig, PROMPTS[:1]) == [[9] * NEW]
+
+
+class Compiling:
+    """A factory that is ready for a marked prompt once it was asked some times, anew after each processor it made."""
+
+    def __init__(self, asks: int) -> None:
+        self.asks, self.asked, self.made = asks, Counter[bytes](), 0
+
+    def ready(self, prompt: NDArray[np.int32]) -> bool:
+        self.asked[prompt.tobytes()] += 1
+        return self._has(prompt)
+
+    def _has(self, prompt: NDArray[np.int32]) -> bool:
+        return prompt[0] != MARKED or self.asked[prompt.tobytes()] > self.asks
+
+    def __call__(self, prompt: NDArray[np.int32]) -> LogitsProcessor:
+        assert self._has(prompt), "it is to make a processor that it cannot make yet"
+        self.asked[prompt.tobytes()] = 0
+        self.made += int(prompt[0] == MARKED)
+        return NoRepeats(prompt)
+
+
+@pytest.mark.parametrize(("ahead", "ranks"), [(False, 1), (True, 1), (False, 2)], ids=["host", "ahead", "two ranks"])
+@pytest.mark.parametrize("drawing", [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 4, "seed": 5}])
+def test_one_that_is_not_ready_waits_alone(llama: Path, drawing: dict[str, float], ahead: bool, ranks: int) -> None:
+    """Its tokens are those of one that was ready from the start, also where it is preempted and waits once more."""
+    prompts = [[MARKED, *PROMPTS[0]], *PROMPTS[1:]]
+    plain = tokens_of(make_rig(llama, factories=[NoRepeats]), prompts, **drawing)
+    slow = Compiling(9)
+    rig = make_rig(llama, factories=[slow], ahead=ahead, ranks=ranks)
+    requests = [Submit(i, make_request(rig, prompt, NEW, **drawing)) for i, prompt in enumerate(prompts)]
+    for events in [requests, *[[]] * 7]:
+        rig.turn(events)
+        assert 0 not in rig.results
+    assert all(len(rig.results[i].tokens) > 4 for i in (1, 2, 3)), "the others go on"
+    results = rig.play({})
+    assert [results[i].tokens for i in range(4)] == plain
+    assert slow.made == 1
+    settings = replace(TIGHT, steps_in_flight=2 if ahead else 1)
+    tight = make_rig(llama, 4, 40, settings, factories=[again := Compiling(3)], ahead=ahead, ranks=ranks)
+    marked = [[MARKED, *prompt] for prompt in PROMPTS]
+    assert tokens_of(tight, marked, **drawing) == tokens_of(make_rig(llama, factories=[NoRepeats]), marked, **drawing)
+    assert tight.preemptions
+    assert again.made == 4 + tight.preemptions
+
+
+def test_sequences_of_one_prompt_wait_together(llama: Path) -> None:
+    def tokens(factory: LogitsProcessorFactory) -> list[list[int]]:
+        rig = make_rig(llama, factories=[factory])
+        results = rig.run({0: make_request(rig, [MARKED, 5], NEW, temperature=1.0, sequence_count=3, seed=3)})
+        return [results[key].tokens for key in (0, (0, 1), (0, 2))]
+
+    class Once(Compiling):
+        def __call__(self, prompt: NDArray[np.int32]) -> LogitsProcessor:
+            self.made += 1
+            return NoRepeats(prompt)
+
+    slow = Once(5)
+    assert tokens(slow) == tokens(NoRepeats)
+    assert slow.made == 3
+
+
+class Only:
+    """A factory of processors that allow one token, which the request says."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def ready(self, prompt: NDArray[np.int32], token: int = 3) -> bool:
+        self.asked.append(token)
+        return True
+
+    def __call__(self, prompt: NDArray[np.int32], token: int = 3) -> LogitsProcessor:
+        return OneToken(token)
+
+
+class OneToken:
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def drew(self, token: int) -> None: ...
+
+    def apply(self, logits: Tensor, position: int) -> Tensor:
+        return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor(self.token), 0.0)
+
+
+def test_a_request_has_arguments_for_it(llama: Path) -> None:
+    """They come anew with each join. Others have the factory's defaults."""
+    rig = make_rig(llama, 4, 40, TIGHT, factories=[factory := Only()])
+    given = [(("Only", f'{{"token": {i}}}'),) for i in range(4)] + [()]
+    requests = {i: make_request(rig, PROMPTS[i % 4], NEW, logits_processors_args=args) for i, args in enumerate(given)}
+    results = rig.run(requests)
+    assert [results[i].tokens for i in range(5)] == [[token] * NEW for token in (0, 1, 2, 3, 3)]
+    assert rig.preemptions
+    assert set(factory.asked) == {0, 1, 2, 3}
+
+
+def test_arguments_that_it_does_not_take_end_the_request_alone(llama: Path) -> None:
+    rig = make_rig(llama, factories=[NoRepeats])
+    wrong = make_request(rig, PROMPTS[0], NEW, logits_processors_args=(("NoRepeats", '{"secret": 5}'),))
+    results = rig.run({0: wrong, 1: make_request(rig, PROMPTS[1], NEW)})
+    end = results[0].end
+    assert end is not None
+    assert (end.reason, end.message) == (EndReason.FAULT, "logits processor NoRepeats raised TypeError")
+    assert len(results[1].tokens) == NEW
+
+
+def test_arguments_for_one_that_is_not_there_are_refused(llama: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"Other.* is no logits processor of this server, which has NoRepeats"):
+        make_request(make_rig(llama, factories=[NoRepeats]), PROMPTS[0], logits_processors_args=(("Other", "{}"),))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [
+        (0.0, "Never raised KeyError"),
+        (2.0, "Never took 2.0 s in one call, may take 1 s"),
+        (0.3, "Never was not ready within 60 s"),
+    ],
+    ids=["raises", "slow", "never"],
+)
+def test_one_that_never_is_ready_ends_its_request_alone(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, message: str
+) -> None:
+    clock = [0.0]
+
+    class Never(Compiling):
+        def ready(self, prompt: NDArray[np.int32]) -> bool:
+            if prompt[0] != MARKED:
+                return True
+            clock[0] += seconds
+            if not seconds:
+                raise KeyError("secret words of the prompt")
+            return False
+
+    prompts = [[MARKED, *PROMPTS[0]], *PROMPTS[1:]]
+    plain, rig = tokens_of(make_rig(llama, factories=[NoRepeats]), prompts), make_rig(llama, factories=[Never(0)])
+    assert rig.loaded.readiness is not None
+    monkeypatch.setattr(rig.loaded.readiness, "_clock", lambda: clock[0])
+    assert tokens_of(rig, prompts[1:]) == plain[1:]
+    results = rig.run({9: make_request(rig, prompts[0], NEW)})
+    end = results[9].end
+    assert end is not None
+    assert (end.reason, end.message) == (EndReason.FAULT, f"logits processor {message}")
 
 
 def _raise(_: Tensor) -> object:
@@ -158,7 +296,7 @@ def test_one_that_fails_ends_its_request_alone(
     end = rig.results[0].end
     assert end is not None
     assert end.reason is EndReason.FAULT
-    assert end.message == message.format(name=of_marked(failing).__qualname__)
+    assert end.message == message.format(name=of_marked(failing).__name__)
     assert "secret" not in end.message
     assert found[0] == plain[0][:2]
     assert found[1:] == plain[1:]
@@ -201,7 +339,9 @@ def plugin(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_entry_points_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin(tmp_path, monkeypatch)
-    assert [made.__name__ for made in load_factories("second, first")] == ["other", "make"]
+    assert [(one.name, one.make.__name__) for one in load_factories("second, first")] == [
+        ("second", "other"), ("first", "make"),
+    ]  # fmt: skip
     assert load_factories(None) == load_factories("") == []
 
 

@@ -1,4 +1,4 @@
-"""How many pages a pool gets."""
+"""The number of pages that a pool gets."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from cache_manager.layout import KVLayout
 from model.memory import free_bytes, free_host_bytes, pool_pages
 
 layouts = st.builds(
-    lambda groups, layers, heads, dim, size, page: KVLayout(
+    lambda groups, layers, heads, dim, size, page: KVLayout.uniform(
         tuple(tuple(range(g * layers, (g + 1) * layers)) for g in range(groups)), heads, dim, size, page
     ),
     st.integers(1, 3), st.integers(1, 4), st.integers(1, 8), st.integers(1, 128), st.sampled_from([2, 4]),
@@ -31,7 +31,7 @@ def test_pages_fill_the_memory_but_no_more_than_is_of_use(layout: KVLayout, memo
 
 def test_an_example() -> None:
     """Llama 3 8B in bfloat16: 128 KiB a token, 2 MiB a page of 16."""
-    layout = KVLayout((tuple(range(32)),), 8, 128, 2, 16)
+    layout = KVLayout.uniform((tuple(range(32)),), 8, 128, 2, 16)
     assert pool_pages(layout, 2**30, 10**6) == 512
     assert pool_pages(layout, 2**30 - 1, 10**6) == 511
     assert pool_pages(layout, 2**30, 100) == 7
@@ -39,7 +39,7 @@ def test_an_example() -> None:
 
 
 def test_too_little_memory_says_how_much_a_page_takes() -> None:
-    layout = KVLayout((tuple(range(32)),), 8, 128, 2, 16)
+    layout = KVLayout.uniform((tuple(range(32)),), 8, 128, 2, 16)
     with pytest.raises(ValueError, match=f"1000 bytes, one page of 16 tokens takes {2 * 2**20}"):
         pool_pages(layout, 1000, 100)
 

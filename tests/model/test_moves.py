@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_manager.page_names import Name
-from scheduler.events import Finish, Submit
+from cache_manager.block_hash import BlockHash
+from scheduler.events import Abort, Submit
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import random_prompts
 from tests.support.checkpoints import write_ministral
@@ -17,12 +17,12 @@ SAMPLING = [{}, {"temperature": 1.0, "seed": 21}, {"temperature": 0.8, "top_p": 
 PIPELINED = SchedulerSettings(max_sequences=4, max_batched_tokens=48, prefill_chunk=16, steps_in_flight=2)
 
 
-def pages_of(rig: Rig) -> dict[Name, np.ndarray]:
+def pages_of(rig: Rig) -> dict[BlockHash, np.ndarray]:
     """All that it has, as another engine gets them."""
     index, groups = rig.scheduler.cache.prefix.index, len(rig.scheduler.cache.layout.groups)
-    nodes = [node for node in index.all() if index.run(index.names([node]))]
+    nodes = [node for node in index.all() if index.run(index.hashes([node]))]
     content = rig.loaded.runner.export(index.pages[:, nodes].T.reshape(-1))
-    return dict(zip(index.names(nodes), content.reshape(len(nodes), groups, -1), strict=True))
+    return dict(zip(index.hashes(nodes), content.reshape(len(nodes), groups, -1), strict=True))
 
 
 @pytest.mark.parametrize("scheduling", [None, PIPELINED], ids=["one in flight", "two in flight"])
@@ -47,9 +47,9 @@ def test_moved_pages_change_no_bit(
         first.turn(events)
         events = []
     emitted = [tuple(first.results[i].tokens) for i in range(3)]
-    first.turn([Finish(i) for i in range(3)])
+    first.turn([Abort(i) for i in range(3)])
     pages = pages_of(first)
-    moved = [Submit(i, request, (emitted[i],), again=True, brought=pages) for i, request in enumerate(requests)]
+    moved = [Submit(i, request, (emitted[i],), again=True, transferred=pages) for i, request in enumerate(requests)]
     second.play({0: moved})
     for i, request in enumerate(requests):
         assert second.results[i].tokens == expected[i]
@@ -60,4 +60,4 @@ def test_moved_pages_change_no_bit(
     left = sum((len(r.prompt) + len(e) - 1) % page_size + 1 for r, e in zip(requests, emitted, strict=True))
     drawn = sum(NEW - len(e) - 1 for e in emitted)
     assert second.scheduler.stats().computed_tokens == left + drawn, "nothing of what came is computed"
-    assert second.scheduler.stats().pages_brought > 3 * 33 // page_size
+    assert second.scheduler.stats().pages_transferred > 3 * 33 // page_size

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from model.cpu.decoder import CompiledDecoder
 from model.forward import ForwardBatch, ForwardOutput
 from model.inputs.tokenizer_files import load_tokenizer
-from scheduler.events import EndReason, Event, Finish, Submit
+from scheduler.events import Abort, EndReason, Event, Submit
 from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.support.checkpoints import greedy_ids, write_llama
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.examples import examples
 
 NEW = 24
 ENDLESS = QueueLimits(requests=1000, pools_of_tokens=1e9, wait=1e9)  # the queue refuses nobody
@@ -27,7 +28,7 @@ def random_prompts(lengths: list[int], vocabulary: int = 320, seed: int = 0) -> 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a set of requests is run. preempts: the least number of preemptions that make it the schedule it is named.
+    """A way to run a set of requests. preempts: the least number of preemptions that make it what its name says.
     ahead: each step is launched before it is known what the one before has drawn.
     """
 
@@ -103,7 +104,15 @@ def test_tokens_are_those_of_transformers(tiny: Path, prompts: list[list[int]], 
     assert tokens_of(together, len(prompts)) == greedy_ids(tiny, prompts, NEW)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+SLOW = {"preempted, pages of 1", "preempted, pages of 7", "preempted, reversed, two in flight"}
+"""What they combine, other schedules have one by one, and the drawn ones together."""
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param(one, marks=[pytest.mark.slow] if one.name in SLOW else []) for one in SCHEDULES],
+    ids=lambda schedule: schedule.name,
+)
 def test_no_schedule_changes_a_bit(tiny: Path, prompts: list[list[int]], together: Rig, schedule: Schedule) -> None:
     rig = schedule.run(tiny, prompts, NEW)
     assert tokens_of(rig, len(prompts)) == tokens_of(together, len(prompts))
@@ -303,7 +312,7 @@ def alone(tiny: Path) -> Rig:
     return rig
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schedule=drawn_schedules())
 def test_tokens_and_logits_do_not_depend_on_the_schedule(tiny: Path, alone: Rig, schedule: Drawn) -> None:
     longest = max(sum(CAST[i][:2]) for i, *_ in schedule.events)
@@ -317,7 +326,7 @@ def test_tokens_and_logits_do_not_depend_on_the_schedule(tiny: Path, alone: Rig,
         request = make_request(rig, random_prompts([length], seed=i)[0], new_tokens, **sampling)
         script.setdefault(start, []).append(Submit(i, request, (tuple(alone.results[i].tokens[:known]),)))
         if end is not None:
-            script.setdefault(start + end, []).append(Finish(i))
+            script.setdefault(start + end, []).append(Abort(i))
     rig.play(script)
     for i, _, known, end in schedule.events:
         expected, result = alone.results[i].tokens, rig.results[i]

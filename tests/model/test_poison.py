@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.attention.seen import Seen
-from model.batch import Mirror
+from model.attention.visible_keys import VisibleKeys
 from model.cpu.attention_backend import CpuAttention
+from model.input_batch import InputBatch
 from model.reference.attention_backend import ReferenceAttention
 from model.runner import Runner
 from scheduler.events import EndReason
@@ -53,7 +53,7 @@ def test_a_sequence_on_the_pages_of_another_is_as_on_fresh_ones(tiny: Path, page
     first, second = random_prompts([40, 23], seed=7)
     fresh, used = (make_rig(tiny, page_size, 55, record_logits=True, poison=poison) for _ in range(2))
     pages: list[set[int]] = []
-    mirror = used.loaded.runner._mirror
+    mirror = used.loaded.runner.batch
     apply = mirror.apply
 
     def watching(plan: StepPlan) -> None:
@@ -78,13 +78,13 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def see_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels look at one position too many."""
-    of = Seen.of
+    of = VisibleKeys.of
 
     def longer(shape, window):  # type: ignore[no-untyped-def]
         seen = of(shape, window)
         return replace(seen, last=seen.last + 1)
 
-    monkeypatch.setattr(Seen, "of", longer)
+    monkeypatch.setattr(VisibleKeys, "of", longer)
 
 
 def read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,22 +109,22 @@ def show_the_key_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_a_stale_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mirror keeps the first page of a row's last tenant."""
-    apply = Mirror.apply
+    apply = InputBatch.apply
 
-    def stale(self: Mirror, plan: StepPlan) -> None:
+    def stale(self: InputBatch, plan: StepPlan) -> None:
         before = self._tables.copy()
         apply(self, plan)
         for join in plan.joins:
             if before[0, join.row, 0]:
                 self._tables[0, join.row, 0] = before[0, join.row, 0]
 
-    monkeypatch.setattr(Mirror, "apply", stale)
+    monkeypatch.setattr(InputBatch, "apply", stale)
 
 
 def lose_a_grown_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mirror misses the last page that a step adds."""
-    apply = Mirror.apply
-    monkeypatch.setattr(Mirror, "apply", lambda self, plan: apply(self, replace(plan, grown=plan.grown[:-1])))
+    apply = InputBatch.apply
+    monkeypatch.setattr(InputBatch, "apply", lambda self, plan: apply(self, replace(plan, grown=plan.grown[:-1])))
 
 
 def write_one_slot_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +143,8 @@ def poison_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Runner.launch
 
     def wrong(self: Runner, plan: StepPlan) -> None:
-        rows = np.flatnonzero(self._mirror._held)[:1]
-        launch(self, replace(plan, freed=np.append(plan.freed, self._mirror._tables[0, rows, 0])))
+        rows = np.flatnonzero(self.batch._held)[:1]
+        launch(self, replace(plan, freed=np.append(plan.freed, self.batch._tables[0, rows, 0])))
 
     monkeypatch.setattr(Runner, "launch", wrong)
 
@@ -190,7 +190,7 @@ def test_the_harness_catches(
 def test_only_poison_shows_a_hidden_read_past_the_end(
     tiny: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What poison is for: weight 0 times a stale number is 0, so nothing shows, until the number is a NaN."""
+    """Poison shows a hidden read: weight 0 times a stale number is 0, so nothing shows, until the number is a NaN."""
     healthy = run(tiny, prompts, poison=False, backend="reference")
     show_the_key_past_the_end(monkeypatch)
     assert not shows(tiny, prompts, healthy, False, 4, "reference")

@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cache_manager.pool import PagePool
-from cache_manager.publishing import PublishedNames
+from cache_manager.publishing import PublishedPages
 from model.inputs.tokenizer_files import load_tokenizer
 from model.runner import Runner
-from scheduler.events import EndReason, Event, Finish, Submit
+from scheduler.events import Abort, EndReason, Event, Submit
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.engines import LogitsChangedError, Rig, make_request, make_rig
+from tests.support.examples import examples
 
 NEW = 10
 SAMPLING = [{}, {"temperature": 1.0, "seed": 21}, {"temperature": 0.8, "top_p": 0.9, "seed": 22}]
@@ -88,7 +89,7 @@ def play(directory: Path, cast: list[list[int]], drawn: Drawn) -> Rig:
         request = make_request(rig, cast[i], NEW, **SAMPLING[j])
         script.setdefault(start, []).append(Submit(attempt, request))
         if end is not None:
-            script.setdefault(start + end, []).append(Finish(attempt))
+            script.setdefault(start + end, []).append(Abort(attempt))
     rig.play(script)
     return rig
 
@@ -105,7 +106,7 @@ def check_against(alone: Rig, drawn: Drawn, rig: Rig) -> None:
             assert rig.logits_of(attempt).items() <= alone.logits_of(expected).items()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=drawn_schedules())
 def test_hit_or_miss_the_logits_have_the_same_bits(tiny: Path, cast: list[list[int]], alone: Rig, drawn: Drawn) -> None:
     check_against(alone, drawn, play(tiny, cast, drawn))
@@ -203,14 +204,14 @@ def poison_cached_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def publish_before_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages get their names long before they are computed: in a step after the one of who goes on from them."""
-    publish = PublishedNames.publish
+    publish = PublishedPages.publish
 
-    def early(self: PublishedNames, row: int, computed: int, after_step: int | None) -> None:
+    def early(self: PublishedPages, row: int, computed: int, after_step: int | None) -> None:
         chain = self.chains[row]
-        known = len(chain.names) * self.layout.page_size if chain is not None else 0
+        known = len(chain.hashes) * self.layout.page_size if chain is not None else 0
         publish(self, row, min(computed + 8 * self.layout.page_size, known), after_step)
 
-    monkeypatch.setattr(PublishedNames, "publish", early)
+    monkeypatch.setattr(PublishedPages, "publish", early)
 
 
 def lose_the_table_of_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:

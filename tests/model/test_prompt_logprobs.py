@@ -118,15 +118,15 @@ def test_a_logprob_of_the_token_before_would_show(
     tiny: Path, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted fault: logits that are one position late."""
-    from model.batch import Mirror
+    from model.input_batch import InputBatch
 
-    slices = Mirror._prompt_slices
+    slices = InputBatch._prompt_slices
 
     def late(self, *args):  # type: ignore[no-untyped-def]
         prompts, offsets = slices(self, *args)
         return prompts, [np.maximum(offset - 1, 0) for offset in offsets]
 
-    monkeypatch.setattr(Mirror, "_prompt_slices", late)
+    monkeypatch.setattr(InputBatch, "_prompt_slices", late)
     rig = make_rig(tiny, queue=ENDLESS)
     told = run(rig, {6: asking(rig, PROMPTS[6])})
     with pytest.raises(AssertionError):

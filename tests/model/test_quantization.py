@@ -19,18 +19,19 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model import quantization
 from model.architectures.registry import build_model
 from model.config import read_config
-from model.cpu.kernels import product
+from model.cpu import weight_formats
 from model.errors import CheckpointError
 from model.footprint import weight_bytes
 from model.layers import Linear
-from model.quantization import Int8Linear, Scratch, quantize, quantized_blocks
 from model.settings import ModelSettings
 from model.tensors import Tensors
+from model.weight_formats import int8 as int8_format
+from model.weight_formats.int8 import Int8Format, Int8Linear, Scratch, quantize, quantized_blocks
+from model.weight_formats.registry import open_weight_format
 from model.weights import Checkpoint
-from scheduler.request import Sampling, Stopping
+from scheduler.parameters import Sampling, Stopping
 from scheduler.settings import SchedulerSettings
 from tests.model.families import reference
 from tests.model.families.cases import BY_NAME, CASES, Case
@@ -100,7 +101,7 @@ def int8(*weights: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None
 
 @pytest.fixture(params=[2**21, 999], ids=["whole", "in blocks"])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(quantization, "BLOCK", request.param)
+    monkeypatch.setattr(int8_format, "BLOCK", request.param)
     return int(request.param)
 
 
@@ -205,7 +206,7 @@ def expected(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> Callable
             directory = tmp_path_factory.mktemp(name)
             shutil.copytree(shelf.checkpoint(BY_NAME[name]), directory, dirs_exist_ok=True)
             edit_tensors(directory, dequantize_all(BY_NAME[name]))
-            known[name] = reference.read(directory, PROMPTS)
+            known[name] = reference.read(directory, PROMPTS, PLACES)
         return known[name]
 
     return of
@@ -265,9 +266,9 @@ def neighbours_scale(layer: Int8Linear, x: Tensor, part: slice) -> Tensor:
 
 
 FAULTS = {
-    "scales of columns": (quantization, "quantize", scales_of_columns, "auto"),
-    "truncation in place of rounding": (quantization, "quantize", truncated, "auto"),
-    "the scale of another row": (product, "quantized_blocks", scales_of_neighbours, "auto"),
+    "scales of columns": (int8_format, "quantize", scales_of_columns, "auto"),
+    "truncation in place of rounding": (int8_format, "quantize", truncated, "auto"),
+    "the scale of another row": (weight_formats, "quantized_blocks", scales_of_neighbours, "auto"),
     "the bias scaled too": (Int8Linear, "_product", scaled_bias, "reference"),
     "no scale": (Int8Linear, "_product", no_scale, "reference"),
     "the scale of another row, in torch": (Int8Linear, "_product", neighbours_scale, "reference"),
@@ -284,6 +285,9 @@ def test_a_planted_fault_is_noticed(
         compare(ask(shelf.checkpoint(BY_NAME["llama-biases"]), PLACES, "int8", backend), expected("llama-biases"))
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
 def bits(directory: Path, dtype: str, settings: SchedulerSettings, page_size: int, at_once: bool) -> list[object]:
     rig: Rig = make_rig(
         directory, page_size, 2048, settings, True, dtype=dtype, queue=ENDLESS, prefix_cache=False, quantization="int8"
@@ -297,8 +301,14 @@ def bits(directory: Path, dtype: str, settings: SchedulerSettings, page_size: in
 NARROW = SchedulerSettings(max_sequences=8, max_batched_tokens=27, prefill_chunk=13, steps_in_flight=2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama-biases", "gemma2", "gpt2", "mixtral", "falcon"])
+NAMED = ("llama-biases", "gemma2", "gpt2", "mixtral", "falcon")
+PAIRS = [(name, dtype) for name in NAMED for dtype in DTYPES]
+QUICK = {(name, DTYPES[i % 3]) for i, name in enumerate(NAMED)}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in PAIRS]
+)
 def test_no_schedule_changes_a_bit(name: str, dtype: str, shelf: Shelf) -> None:
     directory = shelf.checkpoint(BY_NAME[name])
     together = bits(directory, dtype, SchedulerSettings(), 16, True)
@@ -309,20 +319,20 @@ def test_no_schedule_changes_a_bit(name: str, dtype: str, shelf: Shelf) -> None:
 # Memory.
 
 
-def held(directory: Path, dtype: str, quantized: bool) -> int:
+def held(directory: Path, dtype: str, quantization: str | None) -> int:
     config = read_config(directory)
-    tensors = Tensors(Checkpoint(directory), getattr(torch, dtype), CPU, quantized)
+    weights = open_weight_format(config, quantization)
+    tensors = Tensors(Checkpoint(directory), getattr(torch, dtype), CPU, weights)
     build_model(config, tensors)
     return tensors.held.bytes
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_estimate_is_what_is_held(case: Case, dtype: str, shelf: Shelf) -> None:
     directory = shelf.checkpoint(case)
-    for quantized in (False, True):
-        said = weight_bytes(read_config(directory), dtype, "int8" if quantized else None)
-        assert held(directory, dtype, quantized) == said
+    for quantization in (None, "int8"):
+        assert held(directory, dtype, quantization) == weight_bytes(read_config(directory), dtype, quantization)
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 0.25), ("bfloat16", 0.5)])
@@ -409,7 +419,7 @@ def test_scales_are_of_the_files_values_whatever_the_model_computes_in(
     path = Path(shutil.copytree(tiny, tmp_path / "other")) / "model.safetensors"
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
     save_file(tensors, path, {"format": "pt"})
-    at = Tensors(Checkpoint(path.parent), torch.bfloat16, CPU, quantized=True)
+    at = Tensors(Checkpoint(path.parent), torch.bfloat16, CPU, Int8Format())
     layer = at.linear(DOWN.removesuffix(".weight"), 96, 64)
     assert isinstance(layer, Int8Linear)
     values, scale = stated(tensors[DOWN].float().numpy())
@@ -418,7 +428,7 @@ def test_scales_are_of_the_files_values_whatever_the_model_computes_in(
 
 
 def test_what_is_asked_for_plainly_is_not_quantized(tiny: Path) -> None:
-    at = Tensors(Checkpoint(tiny), torch.float32, CPU, quantized=True).plain().under("model.layers.1.")
+    at = Tensors(Checkpoint(tiny), torch.float32, CPU, Int8Format()).plain().under("model.layers.1.")
     assert isinstance(at.linear("mlp.down_proj", 96, 64), Linear)
 
 

@@ -97,7 +97,7 @@ def test_noise_is_finite_for_the_largest_hash() -> None:
 
 
 def chi_square(counts: NDArray[np.int64]) -> float:
-    """Of a uniform distribution, as standard deviations from its mean."""
+    """Returns chi-square against a uniform distribution, as standard deviations from its mean."""
     expected, freedom = counts.sum() / counts.size, counts.size - 1
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
 

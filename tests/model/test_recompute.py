@@ -77,7 +77,7 @@ def test_nothing_is_read_that_an_earlier_step_has_left(directory: Path, cached: 
 
         def spoil_and_launch(plan):  # type: ignore[no-untyped-def]
             with torch.inference_mode():
-                runner._attention.poison(everything)
+                runner.attention.poison(everything)
             launch(plan)
 
         runner.launch = spoil_and_launch  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ from model.sampling.sampler import TORCH_OPS, Drawn, LogitOps, SamplingRows, sam
 from scheduler.controls import Controls
 from scheduler.step import Join
 from tests.model.test_random import key_of, noise_of
+from tests.support.examples import examples
 from tests.support.kernels import the_machine
 
 Floats = NDArray[np.float64]
@@ -97,13 +98,13 @@ def draws_of(draw: st.DrawFn, vocabulary: int) -> Draw:
 batches = st.integers(2, 40).flatmap(lambda vocabulary: st.lists(draws_of(vocabulary), min_size=1, max_size=8))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(batch=batches)
 def test_every_draw_is_the_plain_one(batch: list[Draw]) -> None:
     assert draw(batch).tokens.tolist() == [plain_draw(one) for one in batch]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(batch=batches, data=st.data())
 def test_a_draw_does_not_depend_on_batch_order_or_row(batch: list[Draw], data: st.DataObject) -> None:
     alone = [draw([one]) for one in batch]
@@ -234,7 +235,7 @@ def asking(top_logprobs: int, temperature: float = 0.0) -> Controls:
 
 
 def test_logprobs_against_numpy() -> None:
-    """Of the raw logits, whatever the temperature and the filters."""
+    """Logprobs are those of the raw logits, whatever the temperature and the filters."""
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(4, 97)) * 3
     controls = [asking(5), Controls(0.5, 0.9, 10, 0.1, 5, 3), asking(0, 1.7), asking(-1)]

@@ -24,6 +24,7 @@ from model.inputs.detokenizer import Detokenizer
 from model.inputs.sentence_pieces import SentencePieceTokenizer
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.tokenizer_files import load_tokenizer
+from tests.support.examples import examples
 from tests.support.sentence_pieces import SETTINGS, library, load, trained, write
 
 NAMES = ("<s>", "</s>", "<unk>", "<pad>", "<eos>", "<bos>", "<mask>", "[INST]", "[/INST]", "<x>", "<start_of_turn>")
@@ -50,7 +51,7 @@ ATOMS = (
     *("<0x41>", "<|", "<", "s>", "\U0010ffff"),
 )
 each = pytest.mark.parametrize("name", SETTINGS)
-many = settings(max_examples=250, deadline=None)
+many = settings(max_examples=examples(250), deadline=None)
 
 
 def texts(*more: str) -> st.SearchStrategy[str]:
@@ -242,6 +243,7 @@ def test_tokenizer_json_wins(tmp_path: Path) -> None:
 
 
 def test_the_library_is_imported_only_for_a_model_that_needs_it() -> None:
+    """The program asserts it, in a process of its own."""
     program = (
         "import sys; from model.inputs.tokenizer_files import load_tokenizer; from rpc.paths import demo_directory\n"
         "load_tokenizer(demo_directory()); assert 'sentencepiece' not in sys.modules"
@@ -378,6 +380,7 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Path], N
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_would_show(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, law = FAULTS[fault]
+    monkeypatch.setattr(f"{__name__}.many", settings(max_examples=250, deadline=None))  # a fault shows in a few of them
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         law(tmp_path)
@@ -385,9 +388,9 @@ def test_a_fault_would_show(fault: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_spaces_that_are_told_alone_would_get_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def give(self: Detokenizer, text: str) -> str:
-        new = text[len(self._told_text) :]
-        self._window = self._window[self._told :]
-        self._told, self._told_text = len(self._window), self._decode(self._window)
+        new = text[len(self._emitted_text) :]
+        self._window = self._window[self._emitted :]
+        self._emitted, self._emitted_text = len(self._window), self._decode(self._window)
         return new
 
     monkeypatch.setattr(Detokenizer, "_give", give)

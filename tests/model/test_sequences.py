@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.events import EndReason, Finish, Submit
+from scheduler.events import Abort, EndReason, Submit
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import BOTH, CHUNKED, PIPELINED, TIGHT, random_prompts
 from tests.support.engines import Rig, key_of, make_request, make_rig
@@ -101,7 +101,7 @@ def test_sequences_of_one_token(tiny: Path) -> None:
 
 
 def test_a_sequence_goes_on_from_what_an_earlier_attempt_emitted(tiny: Path, together: Rig) -> None:
-    """Of three that still run two have output, one none; a fourth has ended."""
+    """Two of three that still run have output; a fourth has ended."""
     for attempt, prompt in enumerate(PROMPTS):
         rig = make_rig(tiny, page_size=PAGE)
         whole = [together.results[key_of(attempt, index)].tokens for index in range(COUNT)]
@@ -128,7 +128,7 @@ def test_an_attempt_whose_sequences_have_all_ended_ends(tiny: Path) -> None:
 def test_one_sequence_is_finished_and_the_others_go_on(tiny: Path, together: Rig, turns: int) -> None:
     rig = make_rig(tiny, page_size=PAGE)
     request = make_request(rig, PROMPTS[4], NEW, **SAMPLED, sequence_count=COUNT)
-    results = rig.play({0: [Submit(4, request)], turns + 1: [Finish(4, 2), Finish(4, 9), Finish(5, 0)]})
+    results = rig.play({0: [Submit(4, request)], turns + 1: [Abort(4, 2), Abort(4, 9), Abort(5, 0)]})
     assert results[4, 2].end is not None
     assert (results[4, 2].end.reason, results[4, 2].end.more) == (EndReason.FINISHED, True)
     assert len(results[4, 2].tokens) == turns + 1
@@ -141,7 +141,7 @@ def test_the_whole_attempt_is_finished(tiny: Path, turns: int) -> None:
     """Also while its prompt is being computed, in chunks of 8, and while it waits."""
     rig = make_rig(tiny, page_size=PAGE, settings=CHUNKED)
     submit = Submit(4, make_request(rig, PROMPTS[6], NEW, **SAMPLED, sequence_count=COUNT))
-    results = rig.play({0: [submit], turns: [Finish(4)]} if turns else {0: [submit, Finish(4)]})
+    results = rig.play({0: [submit], turns: [Abort(4)]} if turns else {0: [submit, Abort(4)]})
     (end,) = [result.end for result in results.values() if result.end is not None]
     assert (end.reason, end.more) == (EndReason.FINISHED, False)
     assert rig.scheduler.live_attempts() == []

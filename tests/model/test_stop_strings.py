@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.inputs.stop_strings import StopStrings
+from tests.support.examples import examples
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ stops_of = letters.flatmap(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(case=stops_of, places=st.lists(st.integers(0, 100), max_size=12), include=st.booleans())
 @example(case=("aab", ("ab",)), places=[1, 2], include=False)
 @example(case=("abcd", ("bcd", "abc")), places=[], include=False)
@@ -77,7 +78,7 @@ def test_equals_brute_force_however_the_text_is_cut(
     assert feed(cut(text, places), stops, include) == expected
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(case=stops_of, places=st.lists(st.integers(0, 100), max_size=12))
 def test_no_part_of_a_stop_string_leaks_and_nothing_else_is_held(
     case: tuple[str, tuple[str, ...]], places: list[int]

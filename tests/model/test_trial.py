@@ -17,7 +17,8 @@ from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer, load_preparer
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import Sampling, Spec
+from scheduler.parameters import Sampling
+from scheduler.spec import Spec
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.sentence_pieces import write as write_sentence_pieces
 
@@ -104,10 +105,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_tokenizers_of_models_are_let_pass(kind: str, tmp_path: Path) -> None:
+    """`try_tokenizer` raises where one is refused."""
     try_tokenizer(write(tmp_path / "m", **HARMLESS[kind]))
 
 
 def test_sentence_pieces_are_let_pass(tmp_path: Path) -> None:
+    """`try_tokenizer` raises where one is refused."""
     try_tokenizer(write_sentence_pieces(tmp_path / "m", "nfkc that keeps spaces"))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.request import Beam
+from scheduler.parameters import Beam
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import random_prompts
 from tests.model.test_windows import CHUNKS, MODELS
@@ -21,7 +21,7 @@ def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def run(directory: Path, **kind: Any) -> Rig:
-    """Of each prompt sequences that are drawn, and a search."""
+    """Runs for each prompt sequences that are drawn, and a search."""
     rig = make_rig(directory, **({"page_size": 4, "settings": SchedulerSettings(max_sequences=64)} | kind))
     requests = {}
     for i, prompt in enumerate(PROMPTS):

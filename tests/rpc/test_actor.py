@@ -1,4 +1,4 @@
-"""What an actor says of an engine that does not start on its node."""
+"""The error of an actor whose engine does not start on its node."""
 
 import threading
 from types import SimpleNamespace

@@ -54,7 +54,7 @@ async def test_who_does_not_read_the_load_is_left(
 
 
 class Refused(Exception):
-    """What a call that is aborted raises."""
+    """Raised by a call that is aborted."""
 
 
 class Aborting:

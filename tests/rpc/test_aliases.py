@@ -4,9 +4,9 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from rpc.observe.aliases import FINISHED, REASONS, show_aliases
+from rpc.observe.aliases import FINISHED, REASONS, register_aliases
 from rpc.observe.metrics import OUTCOMES, Metrics
-from rpc.observe.page import page_of
+from rpc.observe.metrics_http import metrics_app
 from rpc.settings import ListenSettings
 from scheduler.events import EngineStats
 
@@ -16,7 +16,7 @@ PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;
 
 
 def filled(shows_engines: bool = True) -> Metrics:
-    """Of a server that has two engines and did a little of everything."""
+    """Returns the metrics of a server that has two engines and did a little of everything."""
     metrics = Metrics("demo", shows_engines)
     metrics.watch(lambda: 2, lambda: 0, lambda: 0, lambda: 4, lambda: 2)
     metrics.engine_attached(60, 0, 32)
@@ -39,7 +39,7 @@ def page(metrics: Metrics, accept: str = "") -> dict[str, float]:
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": ""}
     headers: dict[str, str] = {}
     asked = environ | ({"HTTP_ACCEPT": accept} if accept else {})
-    text = b"".join(page_of(metrics.registry)(asked, lambda status, given: headers.update(given)))
+    text = b"".join(metrics_app(metrics.registry)(asked, lambda status, given: headers.update(given)))
     kind = "application/openmetrics-text; version=1.0.0" if "openmetrics" in accept else "text/plain; version=0.0.4"
     assert headers["Content-Type"].startswith(kind)
     parse = openmetrics.text_string_to_metric_families if "openmetrics" in accept else text_string_to_metric_families
@@ -58,7 +58,7 @@ def page(metrics: Metrics, accept: str = "") -> dict[str, float]:
 @pytest.mark.parametrize("accept", [PROMETHEUS_2, PROMETHEUS_3, "", "text/plain"])
 def test_names_keep_their_colon_whoever_reads_them(accept: str) -> None:
     metrics = filled()
-    show_aliases(metrics, with_engines=True)
+    register_aliases(metrics, with_engines=True)
     samples = page(metrics, accept)
     assert samples["vllm:num_requests_running"] == samples["quire_num_requests_running"] == 3
     assert not any(name.startswith("vllm_") for name in samples)
@@ -68,7 +68,7 @@ def test_names_keep_their_colon_whoever_reads_them(accept: str) -> None:
 
 def test_values_are_those_of_the_metrics() -> None:
     metrics = filled()
-    show_aliases(metrics, with_engines=True)
+    register_aliases(metrics, with_engines=True)
     samples = page(metrics)
     assert samples["vllm:num_requests_waiting"] == 1 + 2, "in the queue, and for an engine"
     assert samples["vllm:kv_cache_usage_perc"] == 0.05
@@ -94,19 +94,19 @@ def test_prompt_tokens_that_were_computed_never_shrink() -> None:
     restart to Prometheus.
     """
     metrics = filled()
-    show_aliases(metrics, with_engines=True)
+    register_aliases(metrics, with_engines=True)
     computed = "vllm:prompt_tokens_by_source_total{source=local_compute}"
     assert page(metrics)[computed] == 14
-    metrics._cached_tokens.inc(10)
+    metrics.cached_tokens.inc(10)
     assert page(metrics)[computed] == 14
-    metrics._prompt_tokens.inc(12)
+    metrics.prompt_tokens.inc(12)
     assert page(metrics)[computed] == 16
 
 
 def test_requests_that_were_taken_are_counted_by_vllms_reasons() -> None:
     assert set(FINISHED) <= set(OUTCOMES)
     metrics = filled()
-    show_aliases(metrics, with_engines=True)
+    register_aliases(metrics, with_engines=True)
     samples = page(metrics)
     found = {reason: samples[f"vllm:request_success_total{{finished_reason={reason}}}"] for reason in REASONS}
     assert found == {"stop": 1, "length": 1, "abort": 5, "error": 4, "repetition": 0}
@@ -115,7 +115,7 @@ def test_requests_that_were_taken_are_counted_by_vllms_reasons() -> None:
 def test_engines_that_show_themselves_are_under_these_names_all_the_same() -> None:
     """Once: what routes requests reads the server alone."""
     metrics = filled(shows_engines=False)
-    show_aliases(metrics, with_engines=True)
+    register_aliases(metrics, with_engines=True)
     samples = page(metrics)
     assert samples["vllm:num_requests_running"] == 3
     assert "quire_num_requests_running" not in samples
@@ -123,7 +123,7 @@ def test_engines_that_show_themselves_are_under_these_names_all_the_same() -> No
 
 def test_who_joined_a_server_does_not_count_its_engines_again() -> None:
     metrics = filled(shows_engines=False)
-    show_aliases(metrics, with_engines=False)
+    register_aliases(metrics, with_engines=False)
     samples = page(metrics)
     assert "vllm:num_requests_running" not in samples
     assert samples["vllm:generation_tokens_total"] == 4

@@ -14,8 +14,9 @@ from rpc.engines.assembly import assemble
 from rpc.frontend.prepare import load_preparer
 from rpc.settings import EngineConfig
 from scheduler.events import EndReason, StepOutputs, Submit
-from scheduler.request import Sampling, Spec, Stopping
+from scheduler.parameters import Sampling, Stopping
 from scheduler.settings import SchedulerSettings
+from scheduler.spec import Spec
 
 
 def run(steps_in_flight: int, prefill_chunk: int | None) -> dict[int, list[int]]:
@@ -58,6 +59,13 @@ def test_two_steps_in_flight_give_the_tokens_of_one(chunk: int | None) -> None:
     while any(t.name == "quire-step" for t in threading.enumerate()):
         assert time.monotonic() < deadline, "the step's thread does not end with its engine"
         time.sleep(0.01)
+
+
+def test_drafts_are_refused_beside_a_servers_logits_processors() -> None:
+    """Before anything is loaded, so that the name need not be known."""
+    settings = EngineConfig(model=ModelSettings(logits_processors="limit"), scheduler=SchedulerSettings(draft_tokens=2))
+    with pytest.raises(ValueError, match="--speculative-tokens does not go with --logits-processors"):
+        assemble(settings)
 
 
 def test_hung_step_does_not_keep_the_process() -> None:

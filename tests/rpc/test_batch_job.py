@@ -20,10 +20,11 @@ import rpc.batch.job as job
 import rpc.batch.retrying as retrying
 from rpc.batch.failures import Failures
 from rpc.batch.forms import read_lines
-from rpc.batch.job import Tally, count_lines, run_job
-from rpc.batch.patience import SICK, SUSPECT, JobStoppedError, Patience
-from rpc.batch.results import OutputError, Results
+from rpc.batch.job import JobCounts, count_lines, run_job
+from rpc.batch.results import OutputError, OutputFile
+from rpc.batch.retries import SICK, SUSPECT, JobStoppedError, RetryPolicy
 from rpc.frontend.errors import RequestFailed
+from tests.support.examples import examples
 
 
 class Killed(BaseException):
@@ -75,18 +76,18 @@ def write_input(path: Path, lines: int, bad: set[int] = frozenset(), openai: boo
 
 
 def text_of(value: dict[str, Any]) -> str | None:
-    """Of a result in either form; None of an error."""
+    """Returns the text of a result in either form; None for an error."""
     if value.get("response"):
         text: str = value["response"]["body"]["choices"][0]["text"]
         return text
     return value.get("text")
 
 
-def run(source: Path, output: Path, runner: FakeRunner) -> Tally:
-    with Results(output) as results:
-        tally = Tally(count_lines(source), results.resume(read_lines(source)), results.failures)
-        asyncio.run(run_job(source, results, runner, Patience(), tally, lambda tally: None))
-    return tally
+def run(source: Path, output: Path, runner: FakeRunner) -> JobCounts:
+    with OutputFile(output) as results:
+        counts = JobCounts(count_lines(source), results.resume(read_lines(source)), results.failures)
+        asyncio.run(run_job(source, results, runner, RetryPolicy(), counts, lambda counts: None))
+    return counts
 
 
 def texts(output: Path) -> list[str]:
@@ -108,7 +109,7 @@ def tear(path: Path, count: int) -> None:
     path.write_bytes(path.read_bytes()[:-count] if count else path.read_bytes())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_results_stand_in_order_and_nothing_is_computed_twice(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -141,7 +142,7 @@ def test_a_torn_waiting_line_is_cut_before_more_are_written(tmp_path: Path) -> N
     output.write_text('{"id": "n0", "text": "p0"}\n')
     waiting.write_text('4\t{"id": "n4", "text": "p4"}\n6\t{"id": "n')
     for index in (7, 8):
-        with Results(output) as results:
+        with OutputFile(output) as results:
             assert results.resume(read_lines(source)) == index - 5
             assert not results.has(6)
             results.add(index, json.dumps({"id": f"n{index}", "text": f"p{index}"}))
@@ -152,7 +153,7 @@ def test_a_torn_waiting_line_is_cut_before_more_are_written(tmp_path: Path) -> N
 
 
 def test_a_result_is_on_disk_when_it_has_been_added(tmp_path: Path) -> None:
-    with Results(tmp_path / "out") as results:
+    with OutputFile(tmp_path / "out") as results:
         results.add(1, '{"id": "n1"}')
         assert (tmp_path / "out.waiting").read_text() == '1\t{"id": "n1"}\n'
         results.add(0, '{"id": "n0"}')
@@ -171,8 +172,8 @@ def test_a_file_has_the_form_of_its_first_object_and_no_other(tmp_path: Path, op
     source = write_input(tmp_path / "in", 2, bad={0}, openai=openai)
     other = write_input(tmp_path / "other", 1, openai=not openai).read_text()
     source.write_text(source.read_text() + other)
-    tally = run(source, tmp_path / "out", FakeRunner(0))
-    assert (tally.results, str(tally.failures)) == (1, "1, 3")
+    counts = run(source, tmp_path / "out", FakeRunner(0))
+    assert (counts.results, str(counts.failures)) == (1, "1, 3")
     results = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert {"custom_id" in result for result in results} == {openai}
     assert "line 3" in results[2]["error"]["message"]
@@ -202,20 +203,20 @@ def test_another_jobs_output_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_two_jobs_do_not_write_one_file(tmp_path: Path) -> None:
-    with Results(tmp_path / "out"), pytest.raises(OutputError, match="another process"):
-        Results(tmp_path / "out")
+    with OutputFile(tmp_path / "out"), pytest.raises(OutputError, match="another process"):
+        OutputFile(tmp_path / "out")
 
 
 def test_failed_lines_are_counted_over_all_runs_and_the_first_ones_are_named(tmp_path: Path) -> None:
     source, output = write_input(tmp_path / "in", 20, bad={1, 3, 9, 12, 13, 19}), tmp_path / "out"
     with suppress(Killed):
         run(source, output, FakeRunner(3, lives=8, in_flight=3))
-    tally = run(source, output, FakeRunner(4))
-    assert 0 < tally.errors < 6, "both runs had lines that failed"
-    assert tally.failures.count == 6
-    assert str(tally.failures) == "2, 4, 10, 13, 14 and 1 more"
+    counts = run(source, output, FakeRunner(4))
+    assert 0 < counts.errors < 6, "both runs had lines that failed"
+    assert counts.failures.count == 6
+    assert str(counts.failures) == "2, 4, 10, 13, 14 and 1 more"
     again = run(source, output, FakeRunner(5))
-    assert (again.done, again.errors, str(again.failures)) == (20, 0, str(tally.failures))
+    assert (again.done, again.errors, str(again.failures)) == (20, 0, str(counts.failures))
 
 
 def test_ids_of_failed_lines_are_cut_in_messages() -> None:
@@ -247,8 +248,8 @@ def test_what_passes_by_itself_is_waited_for_and_what_does_not_is_an_error(tmp_p
         "p3": [RequestFailed("INTERNAL", "REQUEST_FAULT", "no")],
         "p4": [KeyError("a bug")],
     }
-    tally = run(source, tmp_path / "out", runner)
-    assert (tally.results, tally.errors) == (2, 3)
+    counts = run(source, tmp_path / "out", runner)
+    assert (counts.results, counts.errors) == (2, 3)
     assert texts(tmp_path / "out") == ["p0", "p1", "error", "error", "error"]
     assert runner.asked == {"p0": 101, "p1": 3, "p2": 3, "p3": 1, "p4": 1}
 
@@ -290,13 +291,13 @@ def test_lines_that_kill_the_engine_do_not_stop_a_job_where_others_succeed(tmp_p
     """One line at a time, so that a success stands between any two deaths."""
     source, runner = write_input(tmp_path / "in", 2 * SICK), FakeRunner(0, in_flight=1)
     runner.failures = {f"p{i}": [DEATH] * (SUSPECT + 1) for i in range(0, 2 * SICK, 2)}
-    tally = run(source, tmp_path / "out", runner)
-    assert (tally.results, tally.errors) == (SICK, SICK)
+    counts = run(source, tmp_path / "out", runner)
+    assert (counts.results, counts.errors) == (SICK, SICK)
 
 
 @pytest.mark.usefixtures("no_pauses")
 def test_a_server_that_stays_away_stops_the_job_not_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc.batch.patience.BUSY", 0.05)
+    monkeypatch.setattr("rpc.batch.retries.BUSY", 0.05)
     source, runner = write_input(tmp_path / "in", 30), FakeRunner(0)
     runner.failures = {f"p{i}": [refused("DRAINING", "UNAVAILABLE")] * 10**6 for i in range(20, 30)}
     with pytest.raises(JobStoppedError, match="nothing has succeeded"):
@@ -328,11 +329,11 @@ def test_a_file_that_is_no_output_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_an_input_that_changes_meanwhile_does_not_pass_for_done(tmp_path: Path) -> None:
     source = write_input(tmp_path / "in", 5)
-    with Results(tmp_path / "out") as results:
-        tally = Tally(count_lines(source), results.resume(read_lines(source)))
+    with OutputFile(tmp_path / "out") as results:
+        counts = JobCounts(count_lines(source), results.resume(read_lines(source)))
         write_input(source, 3)
         with pytest.raises(OutputError, match="has changed: 5 lines were counted in it, 3 have results"):
-            asyncio.run(run_job(source, results, FakeRunner(0), Patience(), tally, lambda tally: None))
+            asyncio.run(run_job(source, results, FakeRunner(0), RetryPolicy(), counts, lambda counts: None))
 
 
 def test_results_run_ahead_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rpc.batch.lines import KEYS, OwnLine, failure_line, parse_line, result_line
 from rpc.frontend.errors import RequestFailed
 from rpc.image_files import MOST_BYTES
 from rpc.services.convert import spec_from
-from scheduler.request import Chat, ChatMessage, ImageHere
+from scheduler.prompts import Chat, ChatMessage, ImageHere
 
 
 def parse(values: object) -> OwnLine:
@@ -141,7 +141,7 @@ def test_parts_of_a_message_keep_their_order(tmp_path: Path) -> None:
         ({"messages": [], "prompt": "A"}, "there is prompt, messages"),
         ({"messages": [], "template_arguments": 1}, "template_arguments is 1: must be an object"),
         ({"messages": [], "template_arguments": {"\ud800": 1}}, "is no Unicode text"),
-        ({"prompt": "A", "template_arguments": {}}, "template_arguments is {}: goes with messages alone"),
+        ({"prompt": "A", "template_arguments": {}}, "template_arguments is {}: needs messages"),
         ({"prompt": "A", "images": "QQ=="}, "images is 'QQ==': must be a list of images"),
         ({"prompt": "A", "images": ["QQ==", 3]}, "images[1] is 3: must be base64 or the name of a file"),
         ({"prompt": "A", "images": ["a cat.gif"]}, "images[0] is 'a cat.gif': is no base64, and no name of a file"),

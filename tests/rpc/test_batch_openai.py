@@ -14,7 +14,7 @@ from quire.v1 import tokenization_service_pb2 as tokenization_pb
 from rpc.batch.line import Line, Outcome
 from rpc.batch.openai_lines import OpenAILine, parse_openai_line
 from rpc.frontend.errors import RequestFailed, internal
-from rpc.gateway.served import Served
+from rpc.gateway.served import ServedModels
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 USAGE = pb.Usage(prompt_tokens=4, cached_prompt_tokens=1, completion_tokens=2)
@@ -25,7 +25,7 @@ class FakeServer:
     """Answers each request with its prompt, and what is asked of a tokenizer of single characters."""
 
     def __init__(self) -> None:
-        self.served = Served(self)
+        self.served = ServedModels(self)
         self.failures: dict[str, BaseException] = {}
         self.running = self.most = 0
 
@@ -73,7 +73,7 @@ def line(kind: str = "text", **body: Any) -> Line:
 
 
 def ended(asked: Line, server: FakeServer | None = None) -> tuple[Outcome, dict[str, Any]]:
-    """What became of a line, and what the output says of it."""
+    """Returns the outcome of a line, and its output."""
 
     async def run() -> Outcome:
         return await asked.run(server or FakeServer())

@@ -17,7 +17,7 @@ from quire.v1 import model_service_pb2 as model_pb
 from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 
 import rpc.batch.runners as runners
-from rpc.batch.patience import JobStoppedError, Patience
+from rpc.batch.retries import JobStoppedError, RetryPolicy
 from rpc.batch.runners import CALL_BYTES, CALL_ENTRIES, LocalRunner, ServerRunner, server_runner
 from rpc.client.errors import QuireError, UnavailableError
 from rpc.client.security import OPEN, Security
@@ -75,7 +75,7 @@ async def serving(service: Service | None) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def running(service: Service, security: Security = OPEN) -> AsyncIterator[ServerRunner]:
-    async with serving(service) as address, server_runner(address, Patience(), security) as runner:
+    async with serving(service) as address, server_runner(address, RetryPolicy(), security) as runner:
         yield runner
 
 
@@ -196,7 +196,7 @@ async def test_a_server_that_is_away_is_waited_for_and_one_that_is_full_is_said(
 
 async def test_a_server_that_stays_away_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners, "PAUSE", 0.0)
-    monkeypatch.setattr("rpc.batch.patience.AWAY", 0.02)
+    monkeypatch.setattr("rpc.batch.retries.AWAY", 0.02)
     service = Service()
     async with running(service) as runner:
         service.failures = [STARTING] * 10**6
@@ -208,7 +208,7 @@ async def test_a_server_that_stays_away_stops_the_job(monkeypatch: pytest.Monkey
 
 async def start(address: str) -> None:
     """Until the server has answered, however long a machine takes that is busy."""
-    async with asyncio.timeout(60), server_runner(address, Patience()):
+    async with asyncio.timeout(60), server_runner(address, RetryPolicy()):
         pass
 
 

@@ -15,14 +15,14 @@ from rpc.cli.main import app
 from rpc.frontend.prepare import load_preparer
 from rpc.settings import EngineConfig, ServerSettings
 from scheduler.limits import Limits
-from scheduler.request import Spec
+from scheduler.spec import Spec
 
 Serve = Callable[..., Result]
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
-    """What `quire serve` would have served."""
+    """Returns the settings that `quire serve` would have served with."""
     settings: list[ServerSettings] = []
 
     async def serve(given: ServerSettings, *_parts: object) -> None:
@@ -157,7 +157,7 @@ RULES = "You are a courteous servant of the court. Answer in verse.\n\nFirst que
 
 
 def public_tokens(place: Path, prompt: str) -> int:
-    """How many tokens of a prompt are public, and how many the declared text has."""
+    """Counts the public tokens of a prompt, and those of the declared text."""
     return load_preparer(DEMO, str(place)).prepare(Spec(prompt), LIMITS).scope.public
 
 

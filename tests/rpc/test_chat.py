@@ -1,4 +1,4 @@
-"""What a preparer makes of a conversation."""
+"""A preparer turns conversations into requests."""
 
 import asyncio
 import threading
@@ -21,8 +21,11 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import Chat, ChatMessage, ImageHere, InvalidRequest, Spec, Stopping, Truncation
+from scheduler.parameters import Stopping
+from scheduler.prompts import Chat, ChatMessage, ImageHere, Truncation
+from scheduler.spec import Spec
 from tests.support.frontends import PuppetEngine
 
 LIMITS = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)

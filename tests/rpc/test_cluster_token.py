@@ -1,4 +1,4 @@
-"""What a server asks of a Ray cluster before it joins it, here of a stand-in for its control service."""
+"""A server checks a Ray cluster before it joins it, here a stand-in for its control service."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +79,7 @@ def test_a_server_that_is_no_ray_cluster_is_said_to_be_none(tmp_path: Path) -> N
 
 
 def test_a_proxy_of_the_environment_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token would go there."""
+    """The token would go there. Nothing listens at its address, so `check_cluster` would raise."""
     (file := tmp_path / "token").write_text("secret\n")
     for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)

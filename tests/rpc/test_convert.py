@@ -16,7 +16,11 @@ from rpc.frontend.pacing import Pacer
 from rpc.frontend.stream import RequestStream
 from rpc.services import convert
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import Beam, Chat, ChatMessage, ImageHere, Output, PromptImage, Sampling, Spec, Stopping, resolve
+from scheduler.parameters import Beam, Output, Sampling, Stopping
+from scheduler.prompts import Chat, ChatMessage, ImageHere
+from scheduler.request import PromptImage
+from scheduler.resolve import resolve
+from scheduler.spec import Spec
 
 LIMITS = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
 
@@ -149,6 +153,7 @@ def test_a_result_is_read_at_the_end_alone(tokenizer: Tokenizer) -> None:
 
 def test_tokens_of_images_are_told_with_the_prompt(tokenizer: Tokenizer) -> None:
     stream = stream_of(tokenizer, Spec("x"))
-    images = tuple(PromptImage(np.zeros((1, 3, 2, 2), np.uint8), b"", np.arange(n, dtype=np.int32)) for n in (3, 4))
+    pixels = np.zeros((1, 3, 2, 2), np.uint8)
+    images = tuple(PromptImage(pixels, b"", np.arange(n, dtype=np.int32), (1, n)) for n in (3, 4))
     stream.request = replace(stream.request, images=images)
     assert convert.prompt_info(stream).image_token_count == 7

@@ -1,4 +1,4 @@
-"""How a server waits for an engine's process, and that nothing of one stays."""
+"""A server waits for an engine's process, and nothing of one stays."""
 
 import asyncio
 import os

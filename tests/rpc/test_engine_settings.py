@@ -1,4 +1,4 @@
-"""What an engine is made from survives the way to its process, and the settings name the place where it runs."""
+"""An engine's settings survive the way to its process, and name the place where it runs."""
 
 import json
 import math
@@ -25,7 +25,16 @@ from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.observe.settings import FORMATS
 from rpc.settings import EngineConfig, EngineSettings, ServerSettings
-from scheduler.settings import MOST_SEQUENCES, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
+from scheduler.settings import (
+    MOST_DRAFTS,
+    MOST_SEQUENCES,
+    SCHEDULING_POLICIES,
+    QueueLimits,
+    RequestLimits,
+    ScalingSettings,
+    SchedulerSettings,
+)
+from tests.support.examples import examples
 
 COUNT = st.integers(1, 2**62)
 POSITIVE = st.floats(min_value=0.0, exclude_min=True, allow_infinity=True, allow_nan=False)
@@ -55,6 +64,8 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "max_sequences": SEQUENCES,
         "prefill_chunk": st.none() | COUNT,
         "steps_in_flight": st.integers(1, 2),
+        "policy": st.sampled_from(SCHEDULING_POLICIES),
+        "draft_tokens": st.integers(0, MOST_DRAFTS),
         "recompute": st.booleans(),
     },
     QueueLimits: {
@@ -71,6 +82,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "logit_biases": st.integers(0, 2**62),
         "bad_words": st.integers(0, 2**62),
         "bad_word_tokens": st.integers(0, 2**62),
+        "logits_processors_args_bytes": st.integers(0, 2**62),
         "top_logprobs": st.integers(0, 2**62),
         "sequence_count": COUNT,
         "beam_width": COUNT,
@@ -88,7 +100,7 @@ VALUES[EngineConfig] = {
     **{name: st.builds(kind, **VALUES[kind]) for name, kind in HINTS.items() if kind in VALUES},
     "threads": st.none() | COUNT,
     "secret": st.binary().map(bytes.hex),
-    "tells_names": st.booleans(),
+    "publishes_kv_events": st.booleans(),
     "engines_here": COUNT,
     "shows_metrics": st.booleans(),
     "log_format": st.sampled_from(FORMATS),
@@ -108,7 +120,7 @@ def test_every_setting_is_drawn(kind: type) -> None:
     assert VALUES[kind].keys() == {f.name for f in fields(kind)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.builds(EngineConfig, **VALUES[EngineConfig]))
 def test_a_config_survives_as_one_line_of_json(config: EngineConfig) -> None:
     check_survives(config)
@@ -218,9 +230,9 @@ def test_the_settings_name_the_place(
         assert isinstance(chosen, RayHost)
     else:
         assert isinstance(chosen, ProcessHost)
-        assert chosen._settings == server.engine
-        assert isinstance(chosen._launcher, Spawner if cuda or sys.platform != "linux" else Forker)
-    assert chosen._config == replace(server.engine_config, secret=b"secret".hex())
+        assert chosen.settings == server.engine
+        assert isinstance(chosen.launcher, Spawner if cuda or sys.platform != "linux" else Forker)
+    assert chosen.config == replace(server.engine_config, secret=b"secret".hex())
 
 
 @pytest.mark.parametrize(
@@ -234,7 +246,7 @@ def test_the_settings_name_the_place(
 def test_a_ray_cluster_is_told_whose_engines_they_are(model: ModelSettings, name: str) -> None:
     (chosen,) = hosts.choose_hosts(ServerSettings(model=model, engine=EngineSettings(ray=True)), b"secret")
     assert isinstance(chosen, RayHost)
-    assert chosen._cluster._name == name
+    assert chosen.cluster.name == name
 
 
 @pytest.mark.parametrize("engine", ["auto", "process"])
@@ -244,9 +256,9 @@ def test_replicas_are_processes_that_share_the_machine_and_the_secret(engine: st
     for chosen in replicas:
         assert isinstance(chosen, ProcessHost)
         assert isinstance(replicas[0], ProcessHost)
-        assert chosen._launcher is replicas[0]._launcher, "each has a fork server of its own"
-        assert (chosen._config.engines_here, chosen._config.secret) == (3, b"secret".hex())
-        assert chosen._config.tells_names
+        assert chosen.launcher is replicas[0].launcher, "each has a fork server of its own"
+        assert (chosen.config.engines_here, chosen.config.secret) == (3, b"secret".hex())
+        assert chosen.config.publishes_kv_events
 
 
 @pytest.mark.parametrize(
@@ -304,6 +316,6 @@ def test_a_frontend_of_an_engine_elsewhere_imports_neither_torch_nor_ray(engine:
 
 
 def test_hosts_settings_are_not_the_engines() -> None:
-    """How long a server waits is no part of what an engine is made from."""
+    """A server's waits are no part of an engine's settings."""
     impatient = replace(EngineSettings(), start=1.0, silence=2.0)
     assert ServerSettings(engine=impatient).engine_config == ServerSettings().engine_config

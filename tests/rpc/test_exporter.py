@@ -1,4 +1,4 @@
-"""What an engine shows of itself, and the settings of what a server does."""
+"""Metrics that an engine shows itself, and settings of the server's."""
 
 import urllib.request
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.engine_client import Reach
 from rpc.frontend.live import Live
-from scheduler.events import End, EndReason, EngineStats, Source, StepOutputs, nothing
-from scheduler.request import Beam, Sampling, Spec, Stopping
+from scheduler.events import End, EndReason, EngineStats, KVSource, StepOutputs, nothing
+from scheduler.parameters import Beam, Sampling, Stopping
+from scheduler.spec import Spec
+from tests.support.examples import examples
 from tests.support.fleet import CAT, Fleet, opened
 from tests.support.frontends import outputs
 from tests.support.links import eventually
@@ -30,7 +32,7 @@ async def test_a_stream_goes_on_where_it_was_and_zombies_are_not_heard(tokenizer
         zombie = fleet.engines[place]
         fleet.kill(place)
         submit = fleet.submit_of(live)
-        assert (submit.emitted, submit.again, submit.alone) == (((70, 71),), True, 0)
+        assert (submit.emitted, submit.again, submit.isolated_steps) == (((70, 71),), True, 0)
         assert submit.attempt != attempt
         zombie.tell(outputs([(attempt, 2, 99)], [(attempt, EndReason.LENGTH)]))
         fleet.tell(live, (2, 72), end=EndReason.LENGTH, start=True)
@@ -75,8 +77,8 @@ async def test_who_has_started_waits_without_limit_and_who_has_not_as_long_as_wa
         fleet.tell(served, start=True)
         fleet.kill(0)
         fleet.bring(0)
-        assert fleet.submit_of(served).request.patience is None
-        assert 0 < fleet.submit_of(waiting).request.patience <= 50.0
+        assert fleet.submit_of(served).request.queue_timeout is None
+        assert 0 < fleet.submit_of(waiting).request.queue_timeout <= 50.0
 
 
 async def test_without_an_engine_they_wait_for_one_and_not_for_ever(tokenizer: Tokenizer) -> None:
@@ -85,7 +87,7 @@ async def test_without_an_engine_they_wait_for_one_and_not_for_ever(tokenizer: T
         goes_on, leaves = await opened(stack, fleet, 2)
         fleet.kill(0)
         assert not goes_on.stream.ended
-        fleet.frontend._dispatch.forget(leaves)
+        fleet.frontend.dispatch.forget(leaves)
         engine = fleet.bring(0)
         assert engine.submitted() == [goes_on.attempt], "who has left meanwhile is not brought back"
         await asyncio.sleep(0.1)
@@ -140,12 +142,12 @@ async def test_patience_that_began_twice_ends_with_the_wait(tokenizer: Tokenizer
         spec = Spec("cat", max_queue_time=0.1)
         live = await stack.enter_async_context(fleet.frontend.open(spec, "r", None))
         fleet.bring(0)
-        first = live.waits
-        fleet.dispatch.engine_came()
+        first = live.queue_timer
+        fleet.dispatch.engine_available()
         assert first.cancelled()
         fleet.frontend.resume_replica(0)
-        assert live.waits is None
-        assert fleet.submit_of(live).request.patience <= 0.1
+        assert live.queue_timer is None
+        assert fleet.submit_of(live).request.queue_timeout <= 0.1
 
 
 async def test_a_drained_engine_that_dies_comes_back_drained_and_one_that_is_replaced_does_not(
@@ -176,7 +178,7 @@ async def test_a_request_that_is_moved_says_where_it_was_and_one_whose_engine_di
         fleet.frontend.resume_replica(place)
         fleet.tell(live, start=True)
         fleet.frontend.drain_replica(1 - place)
-        assert fleet.submit_of(live).source == Source(f"unix:{1 - place}", "token")
+        assert fleet.submit_of(live).source == KVSource(f"unix:{1 - place}", "token")
         fleet.frontend.resume_replica(1 - place)
         fleet.tell(live, start=True)
         fleet.kill(place)
@@ -237,7 +239,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(acts=ACTS, engines=st.integers(1, 3))
 async def test_every_stream_gets_each_token_once_and_one_end(tokenizer: Tokenizer, acts: list, engines: int) -> None:
     """Engines draw position + 70: what a client sees must count up from there, however often they die."""

@@ -12,7 +12,7 @@ from scheduler.events import End, EndReason
 
 
 def details(failure: RequestFailed, within: str = "spec.") -> dict[str, object]:
-    """Of its status, by kind."""
+    """Returns the details of its status, by kind."""
     found: dict[str, object] = {}
     for packed in status_of(failure, within).details:
         kind = getattr(error_details_pb2, packed.type_url.rpartition(".")[2])()

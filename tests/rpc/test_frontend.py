@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cache_manager.page_names import Scope
+from cache_manager.block_hash import Scope
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
@@ -17,9 +17,11 @@ from rpc.frontend.prepare import Preparer
 from rpc.frontend.stream import FinishReason
 from rpc.observe.records import RequestRecord
 from rpc.services import convert
-from scheduler.events import End, EndReason, Question
+from scheduler.events import AdminQuestion, End, EndReason
 from scheduler.limits import Limits
-from scheduler.request import Beam, Request, Sampling, Spec, Stopping
+from scheduler.parameters import Beam, Sampling, Stopping
+from scheduler.request import Request
+from scheduler.spec import Spec
 from tests.support.frontends import make_frontend, outputs
 
 
@@ -258,7 +260,7 @@ async def test_a_search_s_result_is_no_backlog(tokenizer: Tokenizer) -> None:
 
 async def test_a_question_ends_with_its_engine(tokenizer: Tokenizer) -> None:
     frontend, engine, _ = make_frontend(tokenizer)
-    asking = asyncio.create_task(frontend.ask(Question.PAGE_MAP, 0))
+    asking = asyncio.create_task(frontend.ask(AdminQuestion.PAGE_MAP, 0))
     while not engine.sent:
         await asyncio.sleep(0)
     engine.failure = "it was killed"
@@ -304,7 +306,7 @@ async def test_preparation_is_taken_off_the_time_of_a_request(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frontend, _, _ = make_frontend(tokenizer)
-    prepare, submit = Preparer.prepare, frontend._dispatch.submit
+    prepare, submit = Preparer.prepare, frontend.dispatch.submit
     spent, given = list[float](), list[float]()
 
     def slow(self: Preparer, spec: Spec, limits: Limits) -> Request:
@@ -318,7 +320,7 @@ async def test_preparation_is_taken_off_the_time_of_a_request(
         submit(live, seconds)
 
     monkeypatch.setattr(Preparer, "prepare", slow)
-    monkeypatch.setattr(frontend._dispatch, "submit", spy)
+    monkeypatch.setattr(frontend.dispatch, "submit", spy)
     for asked, most in ((5.0, 5.0), (None, frontend.settings.request_time)):
         async with frontend.open(Spec("cat", max_time=asked), "a", None):
             assert given.pop() <= most - spent.pop()
@@ -327,7 +329,7 @@ async def test_preparation_is_taken_off_the_time_of_a_request(
 async def test_the_first_token_of_a_request_is_that_of_its_first_sequence_to_have_one(tokenizer: Tokenizer) -> None:
     frontend, engine, _ = make_frontend(tokenizer)
     records = list[RequestRecord]()
-    frontend.watching.watchers.append(records.append)
+    frontend.reporter.watchers.append(records.append)
     spec = Spec("cat", sampling=Sampling(temperature=1.0, sequence_count=2))
     async with frontend.open(spec, "a", None) as live:
         (attempt,) = engine.submitted()
@@ -372,7 +374,7 @@ async def test_time_remaining_bounds_the_wait_in_the_queue(tokenizer: Tokenizer)
     ):
         engine.sent.clear()
         async with frontend.open(Spec("cat", max_queue_time=spec_time), "a", remaining):
-            patience = engine.sent[0].request.patience
-            assert (patience is None) == (expected is None)
+            queue_timeout = engine.sent[0].request.queue_timeout
+            assert (queue_timeout is None) == (expected is None)
             # The time that tokenizing took is not there for the queue any more.
-            assert patience is None or 0 < patience <= expected
+            assert queue_timeout is None or 0 < queue_timeout <= expected

@@ -76,7 +76,7 @@ def test_entry_cancelled_while_it_waits_for_its_turn_is_counted(tokenizer: Token
         frontend, _, metrics = make_frontend(tokenizer)
         door = asyncio.Lock()
         await door.acquire()
-        waiting = asyncio.create_task(GenerationService(frontend)._turn(door, "ann").__aenter__())
+        waiting = asyncio.create_task(GenerationService(frontend).hold_slot(door, "ann").__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What images may cost a frontend: time before they are refused, memory while they are served, others' threads."""
+"""Costs of images for a frontend are bounded: time until a refusal, memory while they are served, others' threads."""
 
 import threading
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ import pytest
 from model.inputs.images import Pixels
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.vision.inputs import ImageInputs
+from model.inputs.vision.processed import ProcessedImage
 from model.inputs.vision.prompts import Repeated
-from model.inputs.vision.tiles import Tiles
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from scheduler.events import Submit
-from scheduler.request import Spec
+from scheduler.spec import Spec
 from tests.model.vision.pictures import encoded, picture
 from tests.support.frontends import PuppetEngine, make_frontend
 
@@ -33,11 +33,11 @@ def seeing(
     """cut: gets the name of the thread that cuts an image. tokens: of an image."""
     frontend, engine, _ = make_frontend(tokenizer, **settings)
 
-    def to_tiles(pixels: Pixels) -> Tiles:
+    def to_tiles(pixels: Pixels) -> ProcessedImage:
         cut.append(threading.current_thread().name)
-        return Tiles(TILE, 0, 0, tokens)
+        return ProcessedImage(TILE, (1, tokens))
 
-    images = ImageInputs(to_tiles, Repeated("<image>"), PLACEHOLDER, tokens)
+    images = ImageInputs(to_tiles, Repeated("<image>"), PLACEHOLDER)
     frontend.preparer = replace(frontend.preparer, images=images)
     return frontend, engine
 

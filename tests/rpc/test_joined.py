@@ -4,7 +4,6 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,10 @@ from rpc.link.table import TableService
 from rpc.observe.metrics import Metrics
 from rpc.private_files import read_token
 from rpc.settings import JoinSettings, SharingSettings
-from scheduler.events import EndReason, Finish, Submit
+from scheduler.events import Abort, EndReason, Submit
 from scheduler.limits import ModelDefaults
-from scheduler.request import Spec
 from scheduler.settings import RequestLimits
+from scheduler.spec import Spec
 from tests.support.distance import far_away
 from tests.support.frontends import outputs
 from tests.support.links import DEADLINE, MortalEngine, eventually, serving
@@ -75,11 +74,13 @@ async def owned(directory: Path, tokenizer: Tokenizer, engines: int = 2, token: 
 class Guest:
     """A frontend that has joined."""
 
-    def __init__(self, owner: Owner, tokenizer: Tokenizer, token: str = "", model: bytes = MODEL) -> None:
+    def __init__(
+        self, owner: Owner, tokenizer: Tokenizer, token: str = "", model: bytes = MODEL, start: float = 10.0
+    ) -> None:
         preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
         self.metrics = Metrics("m", shows_engines=False)
         self.frontend = Frontend(preparer, FrontendSettings(), self.metrics)
-        settings = JoinSettings(owner.address, start=10.0)
+        settings = JoinSettings(owner.address, start=start)
         self.fleet = JoinedEngines(settings, token, RequestLimits(), model, self.frontend)
 
     def states(self) -> dict[int, tuple[int, bool]]:
@@ -87,7 +88,7 @@ class Guest:
         return {replica.number: (replica.epoch, replica.open) for replica in self.frontend.replicas}
 
     def place_of(self, live: Live) -> int:
-        return self.frontend._dispatch._places[live.attempt].number
+        return self.frontend.replica_of(live).number
 
 
 @asynccontextmanager
@@ -139,9 +140,9 @@ async def test_requests_leave_an_engine_that_is_drained_or_replaced(tmp_path: Pa
         await owner.table.settled()
         assert guest.states()[first] == (1, False)
         assert guest.place_of(live) == other, "before its owner goes on"
-        await eventually(lambda: Finish(submit.attempt) in owner.engines[first].sent)
+        await eventually(lambda: Abort(submit.attempt) in owner.engines[first].sent)
         (again,) = await submitted(owner.engines[other])
-        assert (again.emitted, again.again, again.alone) == (((70,),), True, 0)
+        assert (again.emitted, again.again, again.isolated_steps) == (((70,),), True, 0)
         owner.frontend.resume_replica(first)
         await owner.table.settled()
         assert guest.states()[first] == (1, True)
@@ -152,7 +153,7 @@ async def test_requests_leave_an_engine_that_is_drained_or_replaced(tmp_path: Pa
         await eventually(lambda: other not in guest.states())
         await owner.bring(stack, other)
         await eventually(lambda: guest.states() == {first: (1, True), other: (2, True)})
-        assert not guest.frontend._dispatch._suspects._records, "no engine died with it"
+        assert not guest.frontend.dispatch.quarantine.suspects, "no engine died with it"
 
 
 async def test_an_engine_that_is_dead_is_not_in_the_table(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -167,7 +168,7 @@ async def test_an_engine_that_is_dead_is_not_in_the_table(tmp_path: Path, tokeni
 async def test_a_link_that_breaks_is_made_anew_while_the_engine_lives(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
         replica = guest.frontend.replicas.get(0)
-        replica.client._lost("a cable was cut")
+        replica.client.fail("a cable was cut")
         await eventually(lambda: guest.frontend.replicas.get(0) not in (replica, None))
         assert guest.states() == {0: (1, True)}
 
@@ -195,8 +196,8 @@ async def test_requests_leave_a_server_that_ends_before_its_engines_do(tmp_path:
         async with guest.frontend.open(Spec("cat"), "r", None) as live:
             await submitted(owner.engines[0])
             await Supervisor([], owner.frontend, table=owner.table).stop()
-            assert list(guest.frontend._dispatch._parked) == [live]
-        assert not guest.frontend._dispatch._suspects._records
+            assert guest.frontend.dispatch.waiting_for_engine == [live]
+        assert not guest.frontend.dispatch.quarantine.suspects
 
 
 @pytest.mark.parametrize(
@@ -255,11 +256,11 @@ async def test_a_frontend_that_acts_upon_an_older_table_is_waited_for(
         older = owner.frontend.replicas.version
         owner.frontend.replicas.mark(replica, drained=False, leaving=False)
         may_act.release()
-        await eventually(lambda: list(owner.table._done.values()) == [older])
+        await eventually(lambda: list(owner.table.acknowledged.values()) == [older])
         settled = asyncio.create_task(owner.table.settled())
         may_act.release()
         await settled
-        assert list(owner.table._done.values()) == [older + 1]
+        assert list(owner.table.acknowledged.values()) == [older + 1]
 
 
 async def test_a_frontend_that_has_left_holds_up_nothing(
@@ -368,8 +369,7 @@ async def test_a_link_that_is_never_made_is_given_up_and_tried_again(
 
 async def test_a_start_without_any_engine_says_so_in_time(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with owned(tmp_path, tokenizer, engines=0) as owner:
-        guest = Guest(owner, tokenizer)
-        guest.fleet._settings = replace(guest.fleet._settings, start=0.05)
+        guest = Guest(owner, tokenizer, start=0.05)
         with pytest.raises(OSError, match=r"no engine of the server at .* could be reached within 0\.05 s"):
             await guest.fleet.start()
         await guest.fleet.stop()
@@ -417,7 +417,7 @@ async def test_a_server_of_another_model_in_the_place_of_one_is_not_the_end(
         wrong = Owner(tmp_path, tokenizer)
         wrong.table = TableService(wrong.frontend.replicas, owner.address, "", b"x" * 32)
         await wrong.table.open()
-        await eventually(lambda: "another configuration" in guest.fleet._said)
+        await eventually(lambda: "another configuration" in guest.fleet.trouble)
         await wrong.table.close()
         await stack.enter_async_context(owned(tmp_path, tokenizer, engines=1))
         await eventually(lambda: guest.states() == {0: (1, True)})

@@ -10,19 +10,19 @@ from quire.engine.v1 import engine_service_pb2 as pb
 
 from rpc.link import codec
 from rpc.link.coalesce import LOCAL
-from rpc.link.server import LONELY_LOOKS, Connection, LinkService
+from rpc.link.server import ABSENCE_LOOKS, Connection, LinkService
 from scheduler.events import (
-    SHORT_NAME,
-    Answer,
-    Ask,
+    SHORT_HASH,
+    Abort,
+    AdminAnswer,
+    AdminQuery,
+    AdminQuestion,
     End,
     EndReason,
     EngineStats,
-    Finish,
-    NameChanges,
-    Question,
+    KVEvents,
     Submit,
-    short_names,
+    short_hashes,
 )
 from tests.scheduler.engine_rig import Rig
 from tests.scheduler.executor import alone
@@ -53,9 +53,9 @@ def fast_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_events_arrive_under_the_engines_numbers_and_outputs_under_the_frontends(tmp_path: Path) -> None:
     async with linked(tmp_path) as (target, _, engine), connected(target) as (client, heard):
         assert unlike(client.info, engine.info) == []
-        client.send([submit(3), submit(LOCAL), Finish(99), Finish(3)])
+        client.send([submit(3), submit(LOCAL), Abort(99), Abort(3)])
         await eventually(engine.finished)
-        expected = [submit(3), submit(LOCAL), Finish(3)]
+        expected = [submit(3), submit(LOCAL), Abort(3)]
         assert unlike([replace(e, attempt=at(1, e.attempt)) for e in expected], engine.sent) == []
         engine.tell(outputs([(at(1, LOCAL), 0, 70)], [(at(1, 3), EndReason.FINISHED)], [at(1, LOCAL)]))
         await eventually(lambda: heard.ends)
@@ -86,31 +86,31 @@ async def test_an_answer_goes_to_who_has_asked_whatever_number_the_question_had(
     """A frontend that puts another one's number into its own ticket does not reach that one."""
     async with linked(tmp_path) as (target, _, engine), raw_call(target) as hostile, connected(target) as (_, other):
         forged = [at(2, 7), at(3, 8), -1]
-        await hostile.write(codec.encode_events([Ask(ticket, Question.PAGE_MAP) for ticket in forged]))
+        await hostile.write(codec.encode_events([AdminQuery(ticket, AdminQuestion.PAGE_MAP) for ticket in forged]))
         await eventually(lambda: len(engine.sent) == len(forged))
         asked = [event.ticket for event in engine.sent]
         assert asked == [at(1, 7), at(1, 8), at(1, LOCAL)]
-        engine.tell(replace(outputs([(at(2, 1), 0, 70)]), answers=tuple(Answer(ticket) for ticket in asked)))
+        engine.tell(replace(outputs([(at(2, 1), 0, 70)]), answers=tuple(AdminAnswer(ticket) for ticket in asked)))
         await eventually(lambda: other.tokens)
         assert not any(step.answers for step in other.steps)
 
 
 async def test_a_frontend_that_comes_later_is_told_of_all_pages_that_have_names(tmp_path: Path) -> None:
-    def change(removed: str, added: str) -> NameChanges:
-        return NameChanges(*(b"".join(name.encode() * SHORT_NAME for name in names) for names in (removed, added)))
+    def change(removed: str, added: str) -> KVEvents:
+        return KVEvents(*(b"".join(name.encode() * SHORT_HASH for name in names) for names in (removed, added)))
 
     def names_told(heard: Heard) -> set[bytes]:
         held = set[bytes]()
-        for told in (change for step in heard.steps for change in step.names):
-            held = held - set(short_names(told.removed)) | set(short_names(told.added))
+        for told in (change for step in heard.steps for change in step.kv_events):
+            held = held - set(short_hashes(told.removed)) | set(short_hashes(told.added))
         return held
 
     async with linked(tmp_path) as (target, _, engine), connected(target) as (_, first):
-        engine.tell(replace(outputs(), names=(change("", "abc"), change("b", "d"))))
+        engine.tell(replace(outputs(), kv_events=(change("", "abc"), change("b", "d"))))
         await eventually(lambda: names_told(first) == {b"a" * 8, b"c" * 8, b"d" * 8})
         async with connected(target) as (_, second):
             await eventually(lambda: names_told(second) == names_told(first))
-            engine.tell(replace(outputs(), names=(change("a", "b"),)))
+            engine.tell(replace(outputs(), kv_events=(change("a", "b"),)))
             for heard in (first, second):
                 await eventually(lambda heard=heard: names_told(heard) == {b"b" * 8, b"c" * 8, b"d" * 8})
 
@@ -124,8 +124,8 @@ async def test_a_frontend_that_goes_ends_its_own_live_attempts_and_no_others(tmp
             engine.tell(outputs(ends=[(at(2, 1), EndReason.STOP)]))
             await eventually(lambda: heard.ends)
         assert heard.reasons() == {1: [EndReason.STOP], 2: GONE, 3: GONE}
-        await eventually(lambda: 2 not in service._connections)
-        stays.send([Finish(2)])
+        await eventually(lambda: 2 not in service.connections)
+        stays.send([Abort(2)])
         await eventually(lambda: at(1, 2) in engine.finished())
         assert sorted(engine.finished()) == [at(1, 2), at(2, 2), at(2, 3)]
 
@@ -156,7 +156,7 @@ async def test_a_frontend_with_a_wrong_message_is_cut_off_alone(
         _, code, details = await read_to_end(bad)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert why in details
-        await eventually(lambda: 2 not in service._connections)
+        await eventually(lambda: 2 not in service.connections)
         assert set(engine.finished()) - {at(2, 2)} == {at(2, 1)}, "what lived is ended"
         assert set(engine.submitted()) == {at(1, 1), at(2, 1)}, "nothing of the wrong message gets through"
         engine.tell(outputs([(at(1, 1), 0, 70)]))
@@ -210,11 +210,11 @@ async def test_an_engine_is_lonely_once_nobody_was_there_for_the_whole_time(monk
 
     async def look(seconds: float) -> None:
         looks.append(seconds)
-        service._connections = {1: Connection(1)} if len(looks) == LONELY_LOOKS - 1 else {}
+        service.connections = {1: Connection(1)} if len(looks) == ABSENCE_LOOKS - 1 else {}
 
     monkeypatch.setattr("rpc.link.server.asyncio.sleep", look)
-    await service.wait_lonely(30.0)
-    assert looks == [30.0 / LONELY_LOOKS] * (2 * LONELY_LOOKS - 1)
+    await service.wait_without_frontend(30.0)
+    assert looks == [30.0 / ABSENCE_LOOKS] * (2 * ABSENCE_LOOKS - 1)
 
 
 async def test_a_frontend_that_is_early_waits_for_the_engine(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ async def test_three_frontends_of_a_real_engine_get_what_each_would_alone(tmp_pa
         for client, _ in (a, b, c):
             for attempt, request in requests.items():
                 client.send([Submit(attempt, request)])
-        c[0].send([Finish(attempt) for attempt in requests if attempt % 2])
+        c[0].send([Abort(attempt) for attempt in requests if attempt % 2])
         await eventually(lambda: all(len(heard.ends) == len(requests) for _, heard in (a, b, c)))
     await asyncio.to_thread(rig.engine.stop)
     for _, heard in (a, b):

@@ -15,7 +15,7 @@ from rpc.frontend.engine_client import Reach
 from rpc.link import codec
 from rpc.link.client import LinkClient
 from rpc.link.server import LinkService
-from scheduler.events import EndReason, EngineStats, Finish, Submit
+from scheduler.events import Abort, EndReason, EngineStats, Submit
 from scheduler.settings import RequestLimits
 from tests.scheduler.workloads import make_request
 from tests.support.distance import far_away
@@ -58,7 +58,7 @@ async def test_a_stopped_server_ends_every_live_attempt_once(tmp_path: Path) -> 
         assert heard.reasons() == {1: GONE, 2: GONE, 3: [EndReason.STOP]}
         assert heard.ends[1][0].message == f"the engine is gone: {client.failure}"
         assert heard.steps[-1].stats == EngineStats(pages_total=256, steps=4), "gauges fall, counts stay"
-        client.send([submit(4), Finish(1), submit(5)])
+        client.send([submit(4), Abort(1), submit(5)])
         assert heard.reasons() == {1: GONE, 2: GONE, 3: [EndReason.STOP], 4: GONE, 5: GONE}
 
 
@@ -122,7 +122,7 @@ class Cable:
 
 
 async def test_a_cable_that_is_cut_while_it_writes_is_missed_as_soon(tmp_path: Path, fast_heartbeat: None) -> None:
-    """What was sent fits into no buffer on the way; nobody waits until the kernel gives up, which takes minutes."""
+    """The message fits into no buffer on the way; the client does not wait until the kernel gives up, after minutes."""
 
     async with asyncio.timeout(60), linked(tmp_path) as (target, _, engine):
         cable = Cable(target.removeprefix("unix:"))
@@ -220,7 +220,7 @@ async def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice
         reading = asyncio.create_task(client._read())
         await asyncio.sleep(0)
         mailbox.message.set_result(codec.encode_outputs(outputs(ends=[(1, EndReason.STOP)]), 0.0))
-        client._lost("it gave no sign of life")  # as `_watch` does, in the same turn of the loop
+        client.fail("it gave no sign of life")  # as `_watch` does, in the same turn of the loop
         mailbox.message = asyncio.get_running_loop().create_future()
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -12,7 +12,18 @@ from cache_manager.ledger import Holder, PageMap
 from rpc.link import coalesce
 from rpc.link.coalesce import LOCAL, LOCAL_BITS
 from scheduler import events
-from scheduler.events import Answer, End, EndReason, EngineStats, Logprobs, NameChanges, PromptPart, Start, StepOutputs
+from scheduler.events import (
+    AdminAnswer,
+    End,
+    EndReason,
+    EngineStats,
+    KVEvents,
+    Logprobs,
+    PromptPart,
+    Start,
+    StepOutputs,
+)
+from tests.support.examples import examples
 from tests.support.links import step_outputs, unlike
 
 FRONTENDS = (1, 2, 3)
@@ -22,7 +33,7 @@ GLOBAL = st.builds(
     st.sampled_from((0, 1, 2, LOCAL)) | st.integers(0, LOCAL),
 )
 STEPS = st.lists(step_outputs(GLOBAL, most_tokens=6), min_size=1, max_size=5)
-few = settings(max_examples=80, deadline=None)
+few = settings(max_examples=examples(80), deadline=None)
 
 Token = tuple[object, ...]
 
@@ -144,7 +155,7 @@ def planted_step(k: int, number: int, *owners: int) -> StepOutputs:
 
 
 def prompt_logprobs(number: int) -> Logprobs:
-    """Of two tokens of a prompt, with an alternative each."""
+    """Makes logprobs of two tokens of a prompt, with an alternative each."""
     ids = np.full((2, 1), number, np.int32)
     return Logprobs(np.zeros(2, np.float32), np.ones(2, np.int32), ids, ids.astype(np.float32))
 
@@ -211,17 +222,17 @@ def test_an_answer_names_no_attempts_of_other_frontends() -> None:
         Holder(True, 9, pages),
     )
     page_map = PageMap(16, np.zeros(1, np.uint8), np.zeros(1, np.int32), holders)
-    step = replace(planted_step(0, 1, 1), answers=(Answer(1 << LOCAL_BITS | 7, 0, page_map),))
+    step = replace(planted_step(0, 1, 1), answers=(AdminAnswer(1 << LOCAL_BITS | 7, 0, page_map),))
     (answer,) = coalesce.owned_by(step, 1).answers
     assert answer.page_map is not None
     assert [holder.number for holder in answer.page_map.holders] == [5, -1, 9]
 
 
-def test_answers_and_names_of_each_step_are_kept() -> None:
+def test_answers_and_kv_events_of_each_step_are_kept() -> None:
     steps = [
-        replace(planted_step(0, n, 1), answers=(Answer(n),), names=(NameChanges(b"", bytes([n]) * 8),))
+        replace(planted_step(0, n, 1), answers=(AdminAnswer(n),), kv_events=(KVEvents(b"", bytes([n]) * 8),))
         for n in (1, 2, 3)
     ]
     both = coalesce.merged(steps)
     assert [answer.ticket for answer in both.answers] == [1, 2, 3]
-    assert [change.added[0] for change in both.names] == [1, 2, 3]
+    assert [change.added[0] for change in both.kv_events] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""What the link carries arrives as it was, to the last bit and with every field; what is malformed is refused."""
+"""The link's messages arrive as they were, to the last bit and with every field; malformed ones are refused."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire.engine.v1 import engine_service_pb2 as pb
 
-from cache_manager.page_names import Scope
+from cache_manager.block_hash import Scope
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link import codec
-from scheduler.controls import Adjustments, Controls
-from scheduler.events import Ask, End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
+from scheduler.controls import Controls, LogitsParams
+from scheduler.events import Abort, AdminQuery, End, EndReason, EngineStats, Event, Logprobs, Start, StepOutputs, Submit
 from scheduler.limits import Limits
-from scheduler.request import Request
+from scheduler.request import PromptImage, Request
 from scheduler.settings import RequestLimits
+from tests.support.examples import examples
 from tests.support.frontends import outputs
 from tests.support.links import finishes, step_outputs, submit, submits, unlike
 
-few = settings(max_examples=100, deadline=None)
+few = settings(max_examples=examples(100), deadline=None)
 OWN_LIMITS = RequestLimits(stop_strings=7)
 
 
@@ -45,13 +46,13 @@ def through_info(info: EngineInfo) -> EngineInfo:
 @few
 @given(st.lists(submits() | finishes, max_size=5))
 def test_events_arrive_as_they_were_submits_first(events: list[Event]) -> None:
-    expected = [e for e in events if isinstance(e, Submit)] + [e for e in events if isinstance(e, Finish)]
+    expected = [e for e in events if isinstance(e, Submit)] + [e for e in events if isinstance(e, Abort)]
     assert unlike(expected, through_events(events)) == []
 
 
-@pytest.mark.parametrize("patience", [None, 0.0, 2.5])
-def test_no_patience_is_not_the_queues_own(patience: float | None) -> None:
-    event = submit(1, patience=patience)
+@pytest.mark.parametrize("queue_timeout", [None, 0.0, 2.5])
+def test_no_patience_is_not_the_queues_own(queue_timeout: float | None) -> None:
+    event = submit(1, queue_timeout=queue_timeout)
     assert unlike([event], through_events([event])) == []
 
 
@@ -67,7 +68,7 @@ def test_outputs_arrive_as_they_were(step: StepOutputs, stalled: float) -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5), st.text(), st.text())
 def test_info_arrives_with_the_frontends_own_request_limits(counts: list[int], dtype: str, device: str) -> None:
     info = EngineInfo(
-        Limits(*counts[:4], OWN_LIMITS, counts[4] % 2 == 1),
+        Limits(*counts[:4], OWN_LIMITS, (dtype, device)[: counts[4] % 3]),
         counts[4],
         dtype,
         device,
@@ -102,6 +103,9 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
     number, kind = next(numbers), instead.get(kind, kind)
     if name == "least_priority":
         return -7  # none above 0 is one
+    if kind is PromptImage:  # its fields are checked against one another
+        places, positions = np.array([number, number + 1], np.int32), np.array([[1, 0], [0, 1], [1, 1]], np.int32)
+        return PromptImage(np.full((1, 3, 1, 2), number % 256, np.uint8), b"%d" % number, places, (1, 2), positions)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         return kind(**{f.name: filled(hints[f.name], numbers, f.name, instead) for f in fields(kind)})
@@ -127,8 +131,8 @@ def filled(kind: Any, numbers: count, name: str = "", instead: Mapping[Any, Any]
 
 THROUGH: dict[type, Callable[[Any], Any]] = {
     Submit: lambda event: through_events([event])[0],
-    Finish: lambda event: through_events([event])[0],
-    Ask: lambda event: through_events([event])[0],
+    Abort: lambda event: through_events([event])[0],
+    AdminQuery: lambda event: through_events([event])[0],
     StepOutputs: lambda step: through_outputs(step)[0],
     EngineInfo: through_info,
 }
@@ -136,7 +140,7 @@ THROUGH: dict[type, Callable[[Any], Any]] = {
 
 # The limits of a request are the frontend's own; where its images stand follows from the images; pages come from the
 # engine that had them.
-NOT_CARRIED = ("it.limits.request.", "it.request.scope.images", "it.brought")
+NOT_CARRIED = ("it.limits.request.", "it.request.scope.images", "it.transferred")
 
 
 def check_every_field_is_carried(kind: type, instead: Mapping[Any, Any] = MappingProxyType({})) -> None:
@@ -159,7 +163,11 @@ def test_no_field_of_a_filled_value_is_its_default(kind: type) -> None:
             return [name for item in value for name in defaults(item)]
         if not is_dataclass(value):
             return []
-        own = [f.name for f in fields(value) if f.default is not MISSING and f.default == getattr(value, f.name)]
+        own = [
+            f.name
+            for f in fields(value)
+            if f.default is not MISSING and np.array_equal(f.default, getattr(value, f.name))
+        ]
         return own + [name for f in fields(value) for name in defaults(getattr(value, f.name))]
 
     assert defaults(filled(kind, count(2000))) == []
@@ -175,7 +183,7 @@ def test_no_field_of_a_filled_value_is_its_default(kind: type) -> None:
         (StepOutputs, StepOutputs),
         (Request, Submit),
         (Controls, Submit),
-        (Adjustments, Submit),
+        (LogitsParams, Submit),
         (Scope, Submit),
         (Limits, EngineInfo),
         (EngineInfo, EngineInfo),
@@ -248,10 +256,33 @@ def test_a_malformed_submit_is_refused_by_name(values: dict[str, Any], name: str
         codec.decode_events(message)
 
 
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"grid": []}, r"the grid \(\) and 2 places"),
+        ({"grid": [1, 3]}, r"the grid \(1, 3\) and 2 places"),
+        ({"places": b""}, r"the grid \(1, 2\) and 0 places"),
+        ({"shape": [3, 1, 2]}, r"the shape \(3, 1, 2\)"),
+        ({"pixels": bytes(5)}, "pixels has 5 bytes"),
+        ({"positions": bytes(20)}, "2 features has 5 positions"),
+        ({"positions": bytes(6)}, "positions has 6 bytes"),
+        ({"positions": np.array([[0, 2]], "<i4").tobytes()}, "out of range"),
+        ({"positions": np.array([[-1, 0]], "<i4").tobytes()}, "out of range"),
+    ],
+)
+def test_a_malformed_image_is_refused(values: dict[str, Any], name: str) -> None:
+    message = codec.encode_events([filled(Submit, count(2000))])
+    for part in values:
+        message.submits[0].images[0].ClearField(part)
+    message.submits[0].images[0].MergeFrom(pb.Image(**values))
+    with pytest.raises(codec.LinkError, match=name):
+        codec.decode_events(message)
+
+
 SIZES = st.sampled_from((0, 4, 8, 12, 16, 24, 3, 9)) | st.integers(0, 30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(SIZES, min_size=7, max_size=7), st.sampled_from((0, 1, 2, 3, 2**31, 2**32 - 1)))
 def test_outputs_of_any_sizes_are_read_or_refused(sizes: list[int], alternatives: int) -> None:
     names = ("attempts", "positions", "tokens", "chosen", "rank", "top_ids", "top")

@@ -69,14 +69,14 @@ async def test_a_frontend_that_never_reads_is_cut_off_and_costs_nothing_more(
         for _ in range(20):
             another_step()
         await eventually(lambda: len(heard.tokens[1]) == told)
-        held = service._connections[2]._pending if 2 in service._connections else []
+        held = service.connections[2].pending if 2 in service.connections else []
         assert sum(len(step.attempts) for step in held) <= size, "more than the last step is held"
         messages, code, details = await read_to_end(deaf)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "does not read" in details
         arrived = sum(len(codec.decode_outputs(message.outputs).attempts) for message in messages)
         assert 0 < arrived < told * size
-        await eventually(lambda: 2 not in service._connections)
+        await eventually(lambda: 2 not in service.connections)
         assert sorted(engine.finished()) == [at(2, 1), at(2, 2)], "each is ended once"
         assert reads.failure is None
 
@@ -100,10 +100,10 @@ async def test_a_dead_engine_and_a_deaf_frontend_do_not_keep_each_other_busy() -
     service = LinkService()
     engine = MortalEngine(service.sink)
     service.attach(engine)
-    service._connections[1] = deaf = Connection(1)  # whose message is never taken
+    service.connections[1] = deaf = Connection(1)  # whose message is never taken
     deaf.overrun = True
-    deliver, delivered = service._deliver, []
-    service._deliver = lambda step: (delivered.append(step), deliver(step))
+    deliver, delivered = service.deliver, []
+    service.deliver = lambda step: (delivered.append(step), deliver(step))
     engine.die("device lost")
     for _ in range(200):  # turns of the loop, most of which have nothing to do
         await asyncio.sleep(0)
@@ -127,7 +127,7 @@ async def test_steps_without_a_token_do_not_wait_without_end(monkeypatch: pytest
     connection = Connection(1)
     for _ in range(5000):
         connection.add(outputs())
-    assert connection.overrun or len(connection._pending) <= 1000
+    assert connection.overrun or len(connection.pending) <= 1000
 
 
 async def test_what_was_taken_does_not_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

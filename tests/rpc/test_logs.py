@@ -1,4 +1,4 @@
-"""What Ray prints for its actors becomes one of our lines."""
+"""Lines that Ray prints for its actors become Quire's log lines."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rpc.observe.logs import as_object
+from rpc.observe.logs import to_json_object
 
 OURS = {"level": "INFO", "logger": "quire.model", "message": "Weights", "process": "engine", "timestamp": "now"}
 
@@ -24,13 +24,13 @@ OURS = {"level": "INFO", "logger": "quire.model", "message": "Weights", "process
     ],
 )
 def test_an_object_stays_one(line: str, more: dict[str, str]) -> None:
-    assert as_object(line, "cluster") == OURS | more
+    assert to_json_object(line, "cluster") == OURS | more
 
 
 def test_the_last_lines_come_out() -> None:
     script = (
-        "from rpc.observe.logs import all_lines_as_json\n"
-        "all_lines_as_json('cluster')\nprint('a line', flush=True)\nraise RuntimeError('the last word')"
+        "from rpc.observe.logs import redirect_output_as_json\n"
+        "redirect_output_as_json('cluster')\nprint('a line', flush=True)\nraise RuntimeError('the last word')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     lines = [json.loads(line)["message"] for line in done.stderr.splitlines()]
@@ -40,7 +40,7 @@ def test_the_last_lines_come_out() -> None:
 
 @pytest.mark.parametrize("line", ["something broke", "(raylet) it broke", "7", "[1]", '"x"', "{", "", "{} {"[3:]])
 def test_anything_else_becomes_a_message(line: str) -> None:
-    made = as_object(line, "cluster")
+    made = to_json_object(line, "cluster")
     assert made["message"] == line
     assert made["process"] == "cluster"
     assert made.keys() == OURS.keys()

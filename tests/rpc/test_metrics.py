@@ -15,7 +15,7 @@ from cache_manager.cached import LIFETIMES
 from rpc.frontend.errors import failed_end
 from rpc.frontend.stream import FinishReason
 from rpc.observe.metrics import ITL, OUTCOMES, PHASES, TTFT, WHOLE, Metrics
-from rpc.observe.page import start_page
+from rpc.observe.metrics_http import serve_metrics
 from scheduler.events import End, EndReason, EngineStats
 
 
@@ -23,7 +23,7 @@ def test_page_parses_and_follows_the_naming_rules() -> None:
     metrics = Metrics("demo")
     metrics.engines.stats(EngineStats(running=3, waiting=2, pages_used=5, pages_total=10, steps=7, preemptions=1))
     metrics.tokens(4, [0.02], {0.004: 2, 0.5: 1})
-    server = start_page(0, metrics.registry)
+    server = serve_metrics(0, metrics.registry)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
             families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
@@ -67,7 +67,7 @@ CLASSES = len(LIFETIMES) + 1
 
 
 def cached(scale: int) -> EngineStats:
-    """What an engine that has run for some time says of its prefix cache."""
+    """Makes the stats of an engine that has used its prefix cache for some time."""
     return EngineStats(
         pages_total=9,
         prefix_queries=100 * scale,
@@ -81,7 +81,7 @@ def cached(scale: int) -> EngineStats:
         swapped_in=6 * scale,
         swap_lost=5 * scale,
         imbalances=scale,
-        pages_brought=9 * scale,
+        pages_transferred=9 * scale,
     )
 
 

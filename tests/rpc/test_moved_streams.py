@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cache_manager.block_hash import BlockHasher
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageNamer
 from rpc.engines.local import LocalEngine
 from rpc.engines.pages import EnginePages
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link.client import LinkClient
 from rpc.link.server import LinkService
 from scheduler.engine import EngineEnded
-from scheduler.events import EngineStats, Finish, Source, Submit
+from scheduler.events import Abort, EngineStats, KVSource, Submit
 from scheduler.limits import Limits
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
@@ -30,7 +30,7 @@ from tests.support.links import DEADLINE, Heard, connected, eventually, serving
 
 SIZE, PAGES, ROWS, STEP = 4, 200, 4, 0.01  # seconds
 LAYOUT = make_layout(SIZE)
-NAMER = PageNamer(SECRET, b"model", SIZE)
+NAMER = BlockHasher(SECRET, b"model", SIZE)
 SETTINGS = SchedulerSettings(max_batched_tokens=32, max_sequences=ROWS, steps_in_flight=2)
 REQUESTS = {attempt: make_request(attempt, 40 + attempt, 60) for attempt in (1, 2, 3)}
 
@@ -43,7 +43,7 @@ class PagedExecutor(FakeExecutor):
         super().launch(plan)
 
     def _believe(self, plan: StepPlan) -> None:
-        for fill in (join.fill for join in plan.joins):
+        for fill in (join.transfer for join in plan.joins):
             for page, content in () if fill is None else zip(fill.pages.tolist(), fill.content, strict=True):
                 self._slots[0, page * SIZE : (page + 1) * SIZE] = content[: 4 * SIZE].copy().view(np.int32)
         super()._believe(plan)
@@ -58,8 +58,8 @@ class PagedExecutor(FakeExecutor):
 @pytest.fixture(autouse=True)
 def _always_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it pays differs from machine to machine, and so does how long it takes."""
-    monkeypatch.setattr("rpc.link.pulls.PULL_SECONDS", DEADLINE)
-    monkeypatch.setattr(EnginePages, "computing", lambda self, tokens: 100.0)
+    monkeypatch.setattr("rpc.link.kv_transfers.TRANSFER_SECONDS", DEADLINE)
+    monkeypatch.setattr(EnginePages, "compute_seconds", lambda self, tokens: 100.0)
 
 
 @dataclass
@@ -101,7 +101,7 @@ async def started(source: Node, tokens: int) -> dict[int, tuple[int, ...]]:
     """All requests, until each has so many tokens; those, when nothing more is wanted there."""
     source.client.send([Submit(attempt, request) for attempt, request in REQUESTS.items()])
     await eventually(lambda: all(len(source.heard.tokens[attempt]) >= tokens for attempt in REQUESTS))
-    source.client.send([Finish(attempt) for attempt in REQUESTS])
+    source.client.send([Abort(attempt) for attempt in REQUESTS])
     return {attempt: tuple(source.heard.tokens[attempt]) for attempt in REQUESTS}
 
 
@@ -110,7 +110,7 @@ async def finished(target: Node, source: Node, emitted: dict[int, tuple[int, ...
     target.heard.tokens.update((attempt, list(tokens)) for attempt, tokens in emitted.items())
     target.client.send(
         [
-            Submit(attempt, REQUESTS[attempt], (tokens,), again=True, source=Source(source.address))
+            Submit(attempt, REQUESTS[attempt], (tokens,), again=True, source=KVSource(source.address))
             for attempt, tokens in emitted.items()
         ]
     )
@@ -125,9 +125,9 @@ async def test_a_stream_goes_on_with_its_pages(tmp_path: Path, tokens: int) -> N
         emitted = await started(source, tokens)
         await finished(target, source, emitted)
         known = {attempt: len(REQUESTS[attempt].prompt) + len(output) for attempt, output in emitted.items()}
-        assert target.stats.pages_brought == sum((length - 1) // SIZE for length in known.values())
+        assert target.stats.pages_transferred == sum((length - 1) // SIZE for length in known.values())
         computed = sum(len(request.prompt) + 60 - 1 for request in REQUESTS.values())
-        assert target.stats.computed_tokens == computed - SIZE * target.stats.pages_brought
+        assert target.stats.computed_tokens == computed - SIZE * target.stats.pages_transferred
         await eventually(lambda: source.stats.pages_used == 0)
 
 
@@ -138,16 +138,16 @@ async def test_a_stream_goes_there_and_back(tmp_path: Path) -> None:
         emitted = await started(first, 10)
         second.heard.tokens.update((attempt, list(tokens)) for attempt, tokens in emitted.items())
         again = [(attempt, REQUESTS[attempt], (tokens,), True) for attempt, tokens in emitted.items()]
-        second.client.send([Submit(*values, source=Source(first.address)) for values in again])
+        second.client.send([Submit(*values, source=KVSource(first.address)) for values in again])
         await eventually(lambda: all(len(second.heard.tokens[attempt]) >= 40 for attempt in REQUESTS))
-        second.client.send([Finish(attempt) for attempt in REQUESTS])
+        second.client.send([Abort(attempt) for attempt in REQUESTS])
         emitted = {attempt: tuple(second.heard.tokens[attempt]) for attempt in REQUESTS}
         # Attempts have numbers of their own; those of before are over.
         first.heard.tokens.clear()
         first.heard.tokens.update((10 + attempt, list(tokens)) for attempt, tokens in emitted.items())
         first.client.send(
             [
-                Submit(10 + attempt, REQUESTS[attempt], (tokens,), True, source=Source(second.address))
+                Submit(10 + attempt, REQUESTS[attempt], (tokens,), True, source=KVSource(second.address))
                 for attempt, tokens in emitted.items()
             ]
         )
@@ -155,7 +155,7 @@ async def test_a_stream_goes_there_and_back(tmp_path: Path) -> None:
         assert {attempt: first.heard.tokens[10 + attempt] for attempt in REQUESTS} == {
             attempt: alone(request) for attempt, request in REQUESTS.items()
         }
-        assert 0 < first.stats.pages_brought <= second.stats.pages_brought
+        assert 0 < first.stats.pages_transferred <= second.stats.pages_transferred
 
 
 async def test_a_source_that_ends_costs_recompute(tmp_path: Path) -> None:
@@ -163,14 +163,14 @@ async def test_a_source_that_ends_costs_recompute(tmp_path: Path) -> None:
         emitted = await started(source, 7)
         await asyncio.to_thread(source.engine.stop)
         await finished(target, source, emitted)
-        assert target.stats.pages_brought == 0
+        assert target.stats.pages_transferred == 0
         with pytest.raises(EngineEnded):
             await source.pages.read([bytes(32)])
 
 
 async def test_only_pages_that_are_computed_and_named_are_given(tmp_path: Path) -> None:
     async with node(tmp_path / "a") as source:
-        (wanted,) = source.pages.named(Submit(1, REQUESTS[1], (tuple(alone(REQUESTS[1])),)))
+        (wanted,) = source.pages.block_hashes(Submit(1, REQUESTS[1], (tuple(alone(REQUESTS[1])),)))
         names = [name for name, _ in wanted]
         assert await source.pages.read(names) == []
         source.client.send([Submit(1, REQUESTS[1])])
@@ -186,5 +186,5 @@ async def test_only_pages_that_are_computed_and_named_are_given(tmp_path: Path) 
         assert len(await source.pages.read(names[5:9])) == 4
         assert await source.pages.read([bytes(32), *names]) == []
         assert len(await source.pages.read([names[3], names[5]])) == 1, "they are no sequence"
-        await asyncio.wrap_future(source.engine.call(source.scheduler.cache.names.reset))
+        await asyncio.wrap_future(source.engine.call(source.scheduler.cache.published.reset))
         assert await source.pages.read(names) == []

@@ -14,7 +14,7 @@ import pytest
 from quire import LLM, Beam, InvalidRequest, Output, PromptsFailed, RequestFailed, Sampling, Stopping
 
 from rpc.offline.keywords import CHAT_KEYWORDS, CONSTRUCTOR_KEYWORDS, GENERATE_KEYWORDS
-from scheduler.keywords import REQUEST_KEYWORDS
+from scheduler.parameters import REQUEST_KEYWORDS
 
 TWO = Stopping(max_tokens=2, ignore_eos=True)
 
@@ -289,3 +289,26 @@ def test_an_engine_does_not_survive_a_fork(llm: LLM) -> None:
         assert f"process {os.getpid()} made an LLM and then forked this one" in message
         assert "get_context('spawn')" in message
     assert llm.generate("ROMEO:", stopping=TWO)[0].token_ids, "the parent's goes on"
+
+
+def test_drafts_change_no_output(llm: LLM) -> None:
+    """A text that repeats itself, greedily and drawn."""
+    prompt = "First Citizen:\nWe are accounted poor citizens.\nFirst Citizen:\nWe are accounted"
+    samplings = [Sampling(temperature=0.0), Sampling(temperature=1.0, seed=3)]
+    stopping = Stopping(max_tokens=40)
+    plain = [llm.generate(prompt, one, stopping)[0].token_ids for one in samplings]
+    with LLM("demo", kv_cache_memory=2**26, speculative_tokens=4) as drafting:
+        assert [drafting.generate(prompt, one, stopping)[0].token_ids for one in samplings] == plain
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        ({"recompute": True}, "--speculative-tokens does not go with --recompute"),
+        ({"logits_processors": [lambda prompt: None]}, "--speculative-tokens does not go with --logits-processors"),
+    ],
+    ids=["recompute", "logits processors"],
+)
+def test_drafts_are_refused_beside_what_they_do_not_go_with(beside: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLM("demo", speculative_tokens=2, **beside)

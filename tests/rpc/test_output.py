@@ -15,7 +15,9 @@ from rpc.frontend.output import Finish, FinishReason, StepTokens
 from rpc.frontend.stream import RequestStream
 from scheduler.events import End, EndReason, Logprobs, PromptPart
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import Beam, Output, Sampling, Spec, Stopping, resolve
+from scheduler.parameters import Beam, Output, Sampling, Stopping
+from scheduler.resolve import resolve
+from scheduler.spec import Spec
 from tests.support.frontends import outputs
 
 LIMITS = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
@@ -37,7 +39,7 @@ def stream_of(tokenizer: Tokenizer, spec: Spec) -> RequestStream:
 
 def accept(stream: RequestStream, tokens: Sequence[int]) -> None:
     start = stream.sequences[0].token_count
-    step = StepTokens.of(outputs([(0, start + i, token) for i, token in enumerate(tokens)]))
+    step = StepTokens.from_outputs(outputs([(0, start + i, token) for i, token in enumerate(tokens)]))
     for i in range(len(tokens)):
         stream.accept(step, i)
 
@@ -155,7 +157,7 @@ def test_the_chosen_token_stands_first_and_once(
         np.array([-0.5], np.float32), np.array([2], np.int32), np.array([[71, 70, 72]], np.int32),
         np.array([[-0.25, -0.5, -0.75]], np.float32),
     )  # fmt: skip
-    stream.accept(StepTokens.of(replace(outputs([(0, 0, 70)]), logprobs=top)), 0)
+    stream.accept(StepTokens.from_outputs(replace(outputs([(0, 0, 70)]), logprobs=top)), 0)
     (delta,) = stream.take()
     assert [[(one.token_id, one.logprob, one.rank) for one in position] for position in delta.logprobs] == expected
 
@@ -165,7 +167,7 @@ def several(tokenizer: Tokenizer, sampling: Sampling) -> RequestStream:
     for index, count in ((0, 1), (1, 3)):
         step = replace(outputs([(0, i, 70) for i in range(count)]), indices=np.full(count, index, np.int32))
         for i in range(count):
-            stream.accept(StepTokens.of(step), i)
+            stream.accept(StepTokens.from_outputs(step), i)
     return stream
 
 

@@ -9,7 +9,8 @@ import pytest
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.pacing import Pacer, Work
 from scheduler.events import End, EndReason, StepOutputs
-from scheduler.request import Beam, Output, Sampling, Spec
+from scheduler.parameters import Beam, Output, Sampling
+from scheduler.spec import Spec
 from tests.support.frontends import make_frontend, outputs
 
 SEARCH = Spec("cat", sampling=Sampling(beam=Beam(2), sequence_count=2), output=Output(logprobs=True))
@@ -94,7 +95,7 @@ def found(attempt: int, length: int = LENGTH, reason: EndReason = EndReason.LENG
 
 async def test_a_stream_gets_its_token_while_a_search_is_read(tokenizer: Tokenizer) -> None:
     frontend, engine, metrics = make_frontend(tokenizer)
-    frontend.pacer._turn = 0
+    frontend.pacer.turn = 0
     async with (
         frontend.open(SEARCH, "search", None, streaming=False) as search,
         frontend.open(Spec("cat"), "plain", None) as plain,
@@ -120,7 +121,7 @@ async def test_a_stream_gets_its_token_while_a_search_is_read(tokenizer: Tokeniz
 
 async def test_a_search_has_its_tokens_when_they_came_and_not_when_they_are_read(tokenizer: Tokenizer) -> None:
     frontend, engine, _ = make_frontend(tokenizer)
-    frontend.pacer._turn = 0
+    frontend.pacer.turn = 0
     async with frontend.open(SEARCH, "search", None, streaming=False) as search:
         before = time.monotonic()
         engine.deliver(found(engine.submitted()[0]))
@@ -133,12 +134,12 @@ async def test_a_client_that_leaves_while_its_search_is_read_harms_nobody(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     frontend, engine, metrics = make_frontend(tokenizer)
-    frontend.pacer._turn = 0
+    frontend.pacer.turn = 0
     async with frontend.open(SEARCH, "search", None, streaming=False) as search:
         engine.deliver(found(engine.submitted()[0]))
         await asyncio.sleep(0)
         assert not search.stream.ended
-    assert (frontend.live_requests, frontend._dispatch._delivery._found._unread) == (0, {})
+    assert (frontend.live_requests, frontend.dispatch.delivery.results_being_read) == (0, 0)
     assert metrics.registry.get_sample_value("quire_requests_total", {"model_name": "m", "outcome": "cancelled"}) == 1
     async with frontend.open(SEARCH, "search", None, streaming=False) as search:
         engine.deliver(found(engine.submitted()[1]))

@@ -1,4 +1,4 @@
-"""Where --model leads."""
+"""The directory that --model leads to."""
 
 from pathlib import Path
 

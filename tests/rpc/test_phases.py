@@ -16,7 +16,7 @@ from rpc.observe.records import RequestRecord
 from rpc.observe.request_log import log_request
 from rpc.observe.tracing import Traces
 from scheduler.events import EndReason
-from scheduler.request import Spec
+from scheduler.spec import Spec
 from tests.support.fleet import Fleet, opened
 
 PHASES = ("queue", "prefill", "decode")
@@ -38,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in ("dispatch", "frontend", "watching"):
+    for module in ("dispatch", "intake", "reporting"):
         monkeypatch.setattr(f"rpc.frontend.{module}.time", made)
     return made
 
@@ -52,7 +52,7 @@ class Seen:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.spans))
         self._fleet = fleet
-        fleet.frontend.watching.watchers += [self.records.append, log_request, Traces(provider)]
+        fleet.frontend.reporter.watchers += [self.records.append, log_request, Traces(provider)]
 
     def observed(self, phase: str) -> tuple[float, float]:
         """Count and sum of the phase's histogram."""

@@ -1,4 +1,4 @@
-"""What an engine asks of a Ray cluster, and how many of a server may come to share a node of it."""
+"""An engine's request to a Ray cluster, and how many engines of a server may share a node."""
 
 import importlib
 import threading
@@ -9,7 +9,15 @@ import ray
 from model.settings import ModelSettings
 from rpc.cluster.config import ClusterConfig
 from rpc.cluster.driver import Driver
-from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, needs_gpu, place, sharing, what_nodes_have
+from rpc.cluster.placement import (
+    ClusterGoneError,
+    Needs,
+    PlacementError,
+    describe_nodes,
+    engines_per_node,
+    needs_gpu,
+    place,
+)
 from rpc.settings import EngineConfig
 
 
@@ -32,7 +40,7 @@ def nodes(*cpus: float) -> list[dict]:
     ],
 )
 def test_as_many_as_have_room_there(needs: Needs, engines: int, cpus: tuple[float, ...], most: int) -> None:
-    assert sharing(needs, engines, nodes(*cpus)) == most
+    assert engines_per_node(needs, engines, nodes(*cpus)) == most
 
 
 @pytest.mark.parametrize(
@@ -56,10 +64,10 @@ def test_an_engine_needs_a_gpu_that_is_there_or_is_insisted_on(
 def test_what_nodes_have_counts_the_dead_ones() -> None:
     alive = {"Alive": True, "NodeID": "0", "NodeManagerAddress": "10.0.0.4", "Resources": {"CPU": 8.0, "memory": 1e9}}
     dead = {"Alive": False, "NodeID": "1", "NodeManagerAddress": "10.0.0.5", "Resources": {}}
-    assert what_nodes_have([alive, dead], {"0": {"CPU": 2.0}}) == (
+    assert describe_nodes([alive, dead], {"0": {"CPU": 2.0}}) == (
         "10.0.0.4 has {CPU: 8}, free {CPU: 2}; 1 more have died"
     )
-    assert what_nodes_have([], {}) == "there is no node"
+    assert describe_nodes([], {}) == "there is no node"
 
 
 class FakeRay:
@@ -129,6 +137,6 @@ def test_an_engine_in_a_cluster_takes_the_processors_of_one_node(
     monkeypatch.setattr(ray, "cluster_resources", dict)
     monkeypatch.setattr(ray, "nodes", lambda: [*nodes(4, 8), {"Alive": False, "Resources": {"CPU": 64}}])
     config = ClusterConfig("quire:m", None, ranks, 1.0, address="10.0.0.4:6379", cpus=reserved, spread=spread)
-    driver = Driver(config, report=-1, finish_lines=lambda: None)
-    needs = driver._needs(EngineConfig(model=ModelSettings(tensor_parallel=ranks)))
+    driver = Driver(config, report=-1, flush_lines=lambda: None)
+    needs = driver.needs_of(EngineConfig(model=ModelSettings(tensor_parallel=ranks)))
     assert needs == Needs(ranks, each, 0, spread)

@@ -1,4 +1,4 @@
-"""What a preparer makes of a prompt: ids, the public prefix, banned words, images in their places."""
+"""A preparer turns prompts into ids, the public prefix, banned words, images in their places."""
 
 import shutil
 from dataclasses import replace
@@ -12,15 +12,17 @@ from tokenizers.processors import TemplateProcessing
 
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.vision.inputs import ImageInputs
+from model.inputs.vision.processed import ProcessedImage
 from model.inputs.vision.prompts import Repeated
-from model.inputs.vision.tiles import Tiles
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer, load_preparer
 from rpc.paths import demo_directory
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import Chat, ChatMessage, Sampling, Spec
+from scheduler.parameters import Sampling
+from scheduler.prompts import Chat, ChatMessage
 from scheduler.settings import ImageLimits
+from scheduler.spec import Spec
 from tests.model.vision.pictures import encoded, picture
 from tests.support.checkpoints import byte_tokenizer
 
@@ -38,7 +40,7 @@ def preparer(tokenizer: Tokenizer) -> Preparer:
 @pytest.fixture(scope="module")
 def seeing(preparer: Preparer) -> Preparer:
     tile = np.zeros((1, 3, 8, 8), np.uint8)
-    images = ImageInputs(lambda pixels: Tiles(tile, 0, 0, TOKENS), Repeated("<image>"), PLACEHOLDER, TOKENS)
+    images = ImageInputs(lambda pixels: ProcessedImage(tile, (1, TOKENS)), Repeated("<image>"), PLACEHOLDER)
     return replace(preparer, images=images, image_limits=ImageLimits(images=2))
 
 
@@ -64,7 +66,7 @@ def test_a_bad_word_is_banned_in_the_middle_of_words_and_at_their_beginning(
     assert ways[0] != ways[1]
     for word in ("cat", " cat", "  cat"):
         request = preparer.prepare(Spec("x", sampling=Sampling(bad_words=(word,))), LIMITS)
-        assert request.controls.adjustments.banned == ways
+        assert request.controls.logits_params.banned == ways
 
 
 def test_bad_words_are_bounded_before_they_are_tokenized(preparer: Preparer) -> None:

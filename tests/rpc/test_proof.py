@@ -1,4 +1,4 @@
-"""Who calls and who answers prove to each other that they know a token."""
+"""Both ends of a call prove to each other that they know a token."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from quire.engine.v1 import engine_service_pb2 as pb
 
 from rpc.frontend.engine_client import Reach
 from rpc.link.client import LinkClient
-from rpc.link.proof import NONCE, PROOF, Caller, answer_to
+from rpc.link.proof import NONCE, PROOF, TokenProof, answer_to
 from rpc.link.server import LinkService
 from scheduler.settings import RequestLimits
 from tests.support.links import Heard, MortalEngine, Scripted, serving
@@ -30,7 +30,7 @@ async def client_of(address: str, token: str) -> AsyncIterator[LinkClient]:
 
 
 def test_the_token_is_never_said() -> None:
-    called = dict(Caller(TOKEN).metadata)
+    called = dict(TokenProof(TOKEN).metadata)
     assert called.keys() == {NONCE, PROOF}
     answered = answer_to(TOKEN, called)
     assert answered is not None
@@ -42,8 +42,8 @@ def test_the_token_is_never_said() -> None:
     "called",
     [
         {},
-        dict(Caller("another").metadata),
-        {**dict(Caller(TOKEN).metadata), NONCE: "0" * 32},
+        dict(TokenProof("another").metadata),
+        {**dict(TokenProof(TOKEN).metadata), NONCE: "0" * 32},
         {PROOF: "\xff", NONCE: ""},
     ],
 )
@@ -71,7 +71,7 @@ async def test_a_stranger_in_an_engines_place_learns_nothing_and_is_not_believed
         await asyncio.sleep(60)
 
     async with serving(Scripted(stranger), tmp_path) as (address, _), client_of(address, TOKEN) as client:
-        with pytest.raises(ConnectionError, match="who answers does not know the token"):
+        with pytest.raises(ConnectionError, match="the peer does not know the token"):
             await client.connect()
     assert TOKEN not in str(heard)
 

@@ -1,10 +1,10 @@
-"""What tenants have of something together, over drawn takings and givings."""
+"""Quotas of tenants, over drawn takings and givings."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_manager.page_names import DEFAULT_TENANT
+from cache_manager.block_hash import DEFAULT_TENANT
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.quota import Quota
 

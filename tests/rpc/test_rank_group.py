@@ -11,12 +11,12 @@ import torch
 
 from model.errors import RankLost
 from model.parallel.group import TOKEN_BYTES
-from model.parallel.members import Led
+from model.parallel.members import RankGroup
 from model.parallel.sockets import new_local
 from model.settings import ModelSettings
 from rpc.engines import group
-from rpc.engines.follower import runs
-from rpc.engines.group import STOP_SECONDS, FollowerProcesses, Group, Grouped
+from rpc.engines.follower import group_identity
+from rpc.engines.group import STOP_SECONDS, EngineGroup, FollowerProcesses, GroupExecutor
 from rpc.paths import demo_directory
 from rpc.settings import EngineConfig
 from scheduler.step import StepPlan, StepResult
@@ -54,7 +54,7 @@ def test_followers_of_a_group_that_does_not_open_are_ended_at_once() -> None:
     """The others of them may have started, and would wait for one that never comes."""
     followers = NoFollowers()
     with temporary_directory(), pytest.raises(RankLost, match="rank 2 has no machine"):
-        Group.open(config_of(3), DEMO, followers)
+        EngineGroup.open(config_of(3), DEMO, followers)
     assert followers.closed == [0.0]
 
 
@@ -62,7 +62,7 @@ def test_each_group_has_a_token_that_nobody_knows() -> None:
     followers = NoFollowers()
     for _ in range(2):
         with temporary_directory(), pytest.raises(RankLost):
-            Group.open(config_of(2), DEMO, followers)
+            EngineGroup.open(config_of(2), DEMO, followers)
     (_, first), (_, second) = followers.started
     assert first != second
     assert len(first) == len(second) == TOKEN_BYTES
@@ -91,8 +91,8 @@ def test_followers_have_time_to_end_unless_the_group_is_lost(
 ) -> None:
     log, followers = list[str](), NoFollowers()
     monkeypatch.setattr(followers, "close", lambda seconds: log.append(f"followers within {seconds:g} s"))
-    led: Led = Closing(log, "rank 0", lost)  # type: ignore[assignment]
-    Grouped(Closing(log, "executor"), Group(led, followers)).close()
+    led: RankGroup = Closing(log, "rank 0", lost)  # type: ignore[assignment]
+    GroupExecutor(Closing(log, "executor"), EngineGroup(led, followers)).close()
     assert log == ["executor", "rank 0", f"followers within {grace:g} s"], "they end when their connections do"
 
 
@@ -140,7 +140,7 @@ def test_one_that_does_not_end_by_itself_is_killed(tmp_path: Path, monkeypatch: 
     followers.start("unix:here", bytes(TOKEN_BYTES))
     assert followers.ended() == ""
     followers.close(0.0)
-    assert [process.returncode for process in followers._processes] == [-signal.SIGKILL] * 2
+    assert [process.returncode for process in followers.processes] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -158,9 +158,9 @@ def test_ranks_compare_the_checkpoints_that_they_load(tmp_path: Path) -> None:
     for file in DEMO.iterdir():
         if file.is_file():
             (tmp_path / file.name).symlink_to(file)
-    assert runs(tmp_path) == runs(DEMO) != {}
+    assert group_identity(tmp_path) == group_identity(DEMO) != {}
     config = tmp_path / "config.json"
     text = config.read_text()
     config.unlink()
     config.write_text(text.replace("{", '{"rope_theta": 123.0, ', 1))
-    assert runs(tmp_path) != runs(DEMO)
+    assert group_identity(tmp_path) != group_identity(DEMO)

@@ -1,4 +1,4 @@
-"""What a server tells Ray's driver and hears from it; a script stands in for the driver."""
+"""A server's talk with Ray's driver; a script stands in for the driver."""
 
 import json
 import stat

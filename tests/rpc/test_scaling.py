@@ -12,15 +12,15 @@ from rpc.engines.scaling import Scaling
 from rpc.engines.supervisor import Supervisor
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
-from rpc.frontend.promises import Promises
 from rpc.frontend.settings import FrontendSettings
+from rpc.frontend.slo import SLOTracker
 from rpc.observe.metrics import Metrics
 from rpc.settings import EngineSettings, ServerSettings
-from scheduler.autoscaling import Autoscaler, Decision, Load
+from scheduler.autoscaling import Autoscaler, Decision, EngineLoad
 from scheduler.events import EngineStats, nothing
 from scheduler.limits import ModelDefaults
-from scheduler.request import Spec
 from scheduler.settings import ScalingSettings
+from scheduler.spec import Spec
 from tests.support.hosts import FakeHost
 from tests.support.links import eventually
 
@@ -34,8 +34,8 @@ class Rig:
         self.hosts = list(hosts) or [FakeHost() for _ in range(3)]
         self.metrics = Metrics("m")
         preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
-        promises = Promises(settings.ttft, settings.itl)
-        self.frontend = Frontend(preparer, FrontendSettings(), self.metrics, promises=promises)
+        slo = SLOTracker(settings.ttft, settings.itl)
+        self.frontend = Frontend(preparer, FrontendSettings(), self.metrics, slo=slo)
         self.supervisor = Supervisor(self.hosts, self.frontend, least=1)
         self.scaling = Scaling(Autoscaler(settings, 1), self.frontend, self.metrics)
 
@@ -93,9 +93,9 @@ class Seen:
     """An autoscaler that notes the loads it is given, and wants as many replicas as there are."""
 
     def __init__(self) -> None:
-        self.loads: list[Load] = []
+        self.loads: list[EngineLoad] = []
 
-    def decide(self, load: Load) -> Decision:
+    def decide(self, load: EngineLoad) -> Decision:
         self.loads.append(load)
         return Decision(load.serving + load.starting)
 
@@ -112,9 +112,9 @@ async def test_a_load_is_what_engines_say_and_promises_came_to(tokenizer: Tokeni
         first.tell(nothing(EngineStats(waiting_seconds=1.5, pages_used=50, running=2)))
         second.tell(nothing(EngineStats(waiting_seconds=0.25, pages_used=10, running=6)))
         await asyncio.sleep(0)
-        rig.frontend.promises.observe([0.4, 0.4, 0.4, 0.6], {})
-        seen = rig.scaling._autoscaler = Seen()  # type: ignore[assignment]
-        await rig.scaling.look(rig.supervisor)
+        rig.frontend.slo.observe([0.4, 0.4, 0.4, 0.6], {})
+        seen = Seen()
+        await Scaling(seen, rig.frontend, rig.metrics).look(rig.supervisor)  # type: ignore[arg-type]
         (load,) = seen.loads
         assert (load.serving, load.starting) == (2, 1)
         assert load.backlog == 1.75
@@ -135,7 +135,7 @@ async def test_requests_of_an_engine_that_is_ended_go_on_elsewhere(tokenizer: To
         await rig.supervisor.shrink()
         assert rig.serving() == [0], "the one that had the least to do is gone"
         assert first.live == {live.attempt for live in lives}
-        assert not rig.frontend._dispatch._suspects._records, "nobody died"
+        assert not rig.frontend.dispatch.quarantine.suspects, "nobody died"
 
 
 async def test_the_one_with_the_least_to_do_is_ended_and_what_waits_counts(tokenizer: Tokenizer) -> None:
@@ -193,16 +193,16 @@ async def test_an_engine_that_does_not_end_stops_no_scaling(
 
 
 def test_late_answers_are_what_came_lately_and_was_late() -> None:
-    promises = Promises(ttft=0.5, itl=0.1)
-    assert promises.late() == 0.0
-    promises.observe([0.4, 0.6, 0.4, 0.4], {0.05: 19, 0.2: 1})
-    assert promises.late() == pytest.approx(0.25)
-    promises.observe([], {0.2: 60})
-    assert promises.late() == pytest.approx((0.8 * 1 + 60) / (0.8 * 20 + 60))
+    slo = SLOTracker(ttft=0.5, itl=0.1)
+    assert slo.late() == 0.0
+    slo.observe([0.4, 0.6, 0.4, 0.4], {0.05: 19, 0.2: 1})
+    assert slo.late() == pytest.approx(0.25)
+    slo.observe([], {0.2: 60})
+    assert slo.late() == pytest.approx((0.8 * 1 + 60) / (0.8 * 20 + 60))
     for _ in range(30):
-        late = promises.late()
+        late = slo.late()
     assert late == 0.0, "that is long ago"
-    silent = Promises()
+    silent = SLOTracker()
     silent.observe([99.0], {99.0: 9})
     assert silent.late() == 0.0, "nothing was promised"
 

@@ -12,7 +12,8 @@ from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer, load_preparer
 from scheduler.limits import Limits
-from scheduler.request import Chat, ChatMessage, Spec
+from scheduler.prompts import Chat, ChatMessage
+from scheduler.spec import Spec
 from tests.support.checkpoints import greedy_ids, write_llama
 from tests.support.sentence_pieces import trained
 

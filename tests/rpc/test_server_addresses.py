@@ -55,5 +55,6 @@ def test_clients_raise_the_same_words(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["localhost:1", "10.0.0.4:65535", "[::1]:50051", "[fe80::1%eth0]:1", "a-b.c_d:80"])
 def test_addresses_that_can_be_called_are_taken(address: str) -> None:
+    """Both raise ValueError for others, as the tests above show."""
     check_server(address)
     Client(address).close()

@@ -28,10 +28,10 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
 from rpc.server import Server
 from rpc.settings import ListenSettings
-from rpc.web.process import Page
+from rpc.web.process import DashboardServer
 from scheduler.limits import ModelDefaults
-from scheduler.request import Spec
 from scheduler.settings import ImageLimits
+from scheduler.spec import Spec
 from tests.support.frontends import PuppetEngine
 from tests.support.links import eventually
 from tests.support.server import READY, details, stream_request
@@ -64,7 +64,7 @@ async def started(tokenizer: Tokenizer, **listen: int) -> AsyncIterator[tuple[Se
     metrics = Metrics("m")
     frontend = Frontend(Preparer("m", tokenizer, ModelDefaults(), context=256), FrontendSettings(), metrics)
     fleet = SlowFleet(frontend)
-    server = Server(ListenSettings(**(FREE | listen)), ImageLimits(), frontend, metrics, fleet, Page)
+    server = Server(ListenSettings(**(FREE | listen)), ImageLimits(), frontend, metrics, fleet, DashboardServer)
     try:
         yield server, fleet
     finally:
@@ -90,13 +90,13 @@ async def test_until_it_is_ready_it_answers_that_it_starts(
 ) -> None:
     async with started(tokenizer) as (server, fleet):
         said = list[str]()
-        opened = server._open_ports
+        opened = server.open_ports
 
         async def noted() -> str:
             said.append(await opened())
             return said[0]
 
-        monkeypatch.setattr(server, "_open_ports", noted)
+        monkeypatch.setattr(server, "open_ports", noted)
         starting = asyncio.create_task(server.start())
         await eventually(lambda: fleet.asked)
         _, address, metrics, admin, page = READY.search(f"quire: ready: model m (), {said[0]}").groups()
@@ -148,7 +148,7 @@ async def test_an_address_of_another_machine_is_reported_as_such(tokenizer: Toke
     metrics = Metrics("m")
     frontend = Frontend(Preparer("m", tokenizer, ModelDefaults()), FrontendSettings(), metrics)
     listen = ListenSettings("192.0.2.1", 0, 0, allow_insecure_bind=True, admin_port=0)
-    server = Server(listen, ImageLimits(), frontend, metrics, SlowFleet(frontend), Page)
+    server = Server(listen, ImageLimits(), frontend, metrics, SlowFleet(frontend), DashboardServer)
     with pytest.raises(OSError, match=r"^--port 0 on 192\.0\.2\.1 cannot be opened: Cannot assign requested address$"):
         await server.start()
     await server.close()

@@ -7,7 +7,7 @@ from grpc_status import rpc_status
 
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.status import status_of
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
 METADATA = 8192  # bytes of trailing metadata that clients take
 

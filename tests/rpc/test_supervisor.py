@@ -21,7 +21,7 @@ from rpc.observe.engines import EngineMetrics
 from rpc.observe.metrics import Metrics
 from scheduler.events import EndReason, EngineStats
 from scheduler.limits import ModelDefaults
-from scheduler.request import Spec
+from scheduler.spec import Spec
 from tests.support.frontends import outputs
 from tests.support.hosts import FakeHost, Time
 from tests.support.links import MortalEngine, Sink, eventually
@@ -181,7 +181,7 @@ async def test_stopping_ends_the_wait_for_the_next_try(tokenizer: Tokenizer, mon
     await eventually(lambda: rig.host.launches == 2)
     await rig.end()
     assert (rig.host.launches, len(rig.host.engines)) == (2, 1)
-    assert all(task.cancelled() for task in rig.supervisor._tasks.values())
+    assert all(task.cancelled() for task in rig.supervisor.keeping.values())
 
 
 async def test_stopping_ends_a_launch_that_hangs(tokenizer: Tokenizer) -> None:
@@ -203,7 +203,7 @@ async def serve_with_two_engines(rig: Rig) -> None:
     second = await rig.engine(2)
     for steps in (3, 12):
         second.tell(replace(outputs(), stats=EngineStats(steps=steps, computed_tokens=5 * steps, pages_total=200)))
-    await eventually(lambda: rig.frontend._metrics.engines._counted[0].steps == 12)
+    await eventually(lambda: rig.frontend.metrics.engines.last_stats[0].steps == 12)
     await rig.end()
 
 
@@ -274,7 +274,7 @@ async def test_whatever_a_launch_raises_it_is_tried_again(
     rig = Rig(tokenizer, [None, RuntimeError("CUDA out of memory")])
     await rig.supervisor.start()
     (await rig.engine(1)).die("gone")
-    (keeper,) = rig.supervisor._tasks.values()
+    (keeper,) = rig.supervisor.keeping.values()
     await eventually(lambda: len(rig.host.engines) == 2 or keeper.done())
     assert not keeper.done()
     await rig.end()

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from model.inputs.tokenizer import Tokenizer
-from rpc.access.tokens import TENANT, Tokens
+from rpc.access.tokens import TENANT, AccessTokens
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
@@ -16,7 +16,7 @@ from rpc.observe.metrics import Metrics
 from rpc.observe.tenants import MOST_TENANTS, OTHERS
 from scheduler.events import EndReason
 from scheduler.limits import ModelDefaults
-from scheduler.request import Spec
+from scheduler.spec import Spec
 from tests.support.frontends import make_frontend, outputs
 from tests.support.secrets import write
 
@@ -95,7 +95,7 @@ def test_an_outcome_that_is_none_counts_as_internal() -> None:
 
 def test_tenants_of_the_file_are_shown_before_they_ask(tmp_path: Path) -> None:
     lines = "ann aaaaaaaaaaaaaaaaaaaa\nann bbbbbbbbbbbbbbbbbbbb\nops cccccccccccccccccccc operator\n"
-    metrics, found = Metrics("m"), Tokens(Path(write(tmp_path / "tokens", lines.encode())))
+    metrics, found = Metrics("m"), AccessTokens(Path(write(tmp_path / "tokens", lines.encode())))
     assert found.tenants == {"ann", "ops"}
     metrics.tenants.expect(found.tenants)
     for tenant in ("ann", "ops"):

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -17,14 +19,16 @@ import torch
 
 from model.settings import ModelSettings
 from rpc.engines import group
-from rpc.engines.assembly import Parts, assemble
+from rpc.engines.assembly import EngineParts, assemble
 from rpc.engines.follower import set_threads
 from rpc.engines.local import LocalEngine
 from rpc.frontend.prepare import Preparer, load_preparer
 from rpc.settings import EngineConfig
 from scheduler.events import EndReason, StepOutputs, Submit
-from scheduler.request import Beam, Sampling, Spec, Stopping
+from scheduler.parameters import Beam, Sampling, Stopping
 from scheduler.settings import SchedulerSettings
+from scheduler.spec import Spec
+from tests.support.forking import FORKS, Forked
 from tests.support.processes import is_alive, temporary_directory, wait_until
 from tests.support.ranks import needs_ipv6
 
@@ -58,7 +62,7 @@ def config_of(ranks: int, **scheduling: object) -> EngineConfig:
 class Running:
     """An engine that runs, what came out of it, and the processes of its other ranks."""
 
-    def __init__(self, parts: Parts, preparer: Preparer) -> None:
+    def __init__(self, parts: EngineParts, preparer: Preparer) -> None:
         self.outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
         self.engine: LocalEngine = parts.engine(self.outputs.put)
         self.followers = followers_of(os.getpid())
@@ -70,7 +74,7 @@ class Running:
         self.engine.send([Submit(i, self._preparer.prepare(spec, limits)) for i, spec in enumerate(specs)])
 
     def tokens(self, specs: Sequence[Spec]) -> dict[tuple[int, int], list[int]]:
-        """Of each sequence, and of each hypothesis that a search found."""
+        """Returns the tokens of each sequence, and of each hypothesis that a search found."""
         self.send(specs)
         tokens: dict[tuple[int, int], list[int]] = {}
         ended = 0
@@ -86,7 +90,7 @@ class Running:
         return tokens
 
     def failure(self) -> str:
-        """Of the first request that is told of one."""
+        """Returns the failure of the first request that is told of one."""
         while True:
             for end in self.outputs.get(timeout=30).ends:
                 assert end.reason is EndReason.ENGINE_FAILED
@@ -104,6 +108,17 @@ class Apart(group.FollowerProcesses):
     @property
     def listen_on(self) -> str:
         return "127.0.0.1:0"
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers that need not import torch."""
+
+    def start(command: list[str], **options: Any) -> Forked:
+        return Forked(FOLLOWER, command, command, **options)
+
+    FORKS.running()  # from here: the kernel ends a fork server with the thread that started it
+    monkeypatch.setattr(group, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
 
 
 @contextmanager
@@ -133,6 +148,7 @@ def of_one() -> dict[tuple[int, int], list[int]]:
         return one.tokens(SPECS)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_answers_are_those_of_one_process(ranks: int, of_one: dict[tuple[int, int], list[int]]) -> None:
     with running(config_of(ranks)) as several:
@@ -141,11 +157,13 @@ def test_answers_are_those_of_one_process(ranks: int, of_one: dict[tuple[int, in
         assert several.parts.scheduler.stats().prefix_hits > 0
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_steps_in_flight_and_chunks(of_one: dict[tuple[int, int], list[int]]) -> None:
     with running(config_of(2, steps_in_flight=2, prefill_chunk=5)) as two:
         assert two.tokens(SPECS) == of_one
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_follower_fails_the_engine_at_once() -> None:
     with running(config_of(2)) as two:
         two.send([Spec("To be", stopping=LONG)] * 4)
@@ -162,6 +180,7 @@ class ApartByIpv6(group.FollowerProcesses):
         return "[::1]:0"
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("apart", [Apart, pytest.param(ApartByIpv6, marks=needs_ipv6)])
 def test_followers_that_are_reached_over_tcp(
     of_one: dict[tuple[int, int], list[int]], apart: type[group.FollowerProcesses]
@@ -174,6 +193,7 @@ def test_followers_that_are_reached_over_tcp(
         assert two.failure() == "RankLost: rank 1 has ended"
 
 
+@pytest.mark.usefixtures("forked")
 def test_also_one_that_is_idle() -> None:
     with running(config_of(2)) as two:
         two.followers[0].kill()
@@ -181,6 +201,7 @@ def test_also_one_that_is_idle() -> None:
         assert two.engine.failure == "ExecutorLost: rank 1 has ended"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_stopped_follower_is_missed_after_the_deadline() -> None:
     with running(config_of(4)) as four:
         four.send([Spec("To be", stopping=LONG)] * 4)
@@ -236,6 +257,7 @@ def test_a_follower_that_cannot_start_is_told_of(monkeypatch: pytest.MonkeyPatch
         assemble(config_of(2))
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_a_follower_cannot_load_is_told_with_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels are to be kept where they cannot."""
     line = group.FollowerProcesses._start

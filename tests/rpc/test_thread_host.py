@@ -17,7 +17,8 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.stream import RequestStream
 from rpc.observe.metrics import Metrics
 from rpc.settings import EngineConfig
-from scheduler.request import Sampling, Spec, Stopping
+from scheduler.parameters import Sampling, Stopping
+from scheduler.spec import Spec
 from scheduler.step import StepPlan
 
 SPEC = Spec("ROMEO:", sampling=Sampling(temperature=0.0), stopping=Stopping(max_tokens=20, ignore_eos=True))

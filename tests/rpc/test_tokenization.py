@@ -1,4 +1,4 @@
-"""What TokenizationService takes of a frontend: text to ids and back, bounded, and beside the loop."""
+"""TokenizationService turns text into ids and back, bounded, and beside the loop."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from quire.v1 import tokenization_service_pb2 as pb
 from tokenizers.processors import TemplateProcessing
 
 from model.inputs.tokenizer import Tokenizer
-from rpc.access.tokens import Caller
+from rpc.access.tokens import Principal
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer
 from rpc.services.tokenization import TokenizationService
@@ -24,7 +24,7 @@ LIMITS = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
 
 @pytest.fixture(scope="module")
 def preparer() -> Preparer:
-    """Of a tokenizer that starts each text with its special token."""
+    """Makes the preparer of a tokenizer that starts each text with its special token."""
     library = byte_tokenizer()
     library.post_processor = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
     return Preparer("m", Tokenizer(library), ModelDefaults())
@@ -109,8 +109,8 @@ async def test_work_is_done_beside_the_loop_bounded_and_not_while_draining(token
 class AnnsDoor:
     """Knows every caller as one tenant."""
 
-    def caller(self, _context: object) -> Caller:
-        return Caller("ann")
+    def authenticate(self, _context: object) -> Principal:
+        return Principal("ann")
 
 
 @pytest.mark.parametrize("method", ["Tokenize", "Detokenize"])

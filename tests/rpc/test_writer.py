@@ -6,7 +6,7 @@ import pytest
 from grpc import aio
 
 from rpc.frontend.errors import RequestFailed
-from rpc.services.writer import Writer
+from rpc.services.writer import StreamWriter
 from tests.support.virtual_time import in_virtual_time
 
 STALL = 0.5
@@ -28,7 +28,7 @@ class Client:
 
 
 async def write(client: Client, messages: int, pause: float = 0.0) -> None:
-    writer = Writer(client, STALL)
+    writer = StreamWriter(client, STALL)
 
     async def send() -> None:
         for i in range(messages):

@@ -15,5 +15,5 @@ def make_rig():
 
     yield make
     for rig in rigs:
-        if rig.engine._thread.is_alive():
+        if rig.engine.alive:
             rig.engine.stop(PATIENCE)

@@ -1,14 +1,14 @@
 """An engine with its thread for tests that wait for no time to pass.
 
-The executor stops where a test wants it to, and `parked` says when the loop has nothing left to do.
+The executor stops where a test wants it to, and `wait_until_idle` returns when the loop has nothing left to do.
 """
 
 import threading
 from collections import defaultdict
 from collections.abc import Callable
 
+from cache_manager.block_hash import BlockHasher
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageNamer
 from scheduler.engine import Engine
 from scheduler.events import End, EndReason, EngineStats, Event, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
@@ -38,9 +38,19 @@ class Gate:
 
 
 class HookedExecutor(FakeExecutor):
-    """before: what to do, by (call, its number from 0), before it is done."""
+    """Does what a test wants before it launches or collects.
 
-    before: dict[tuple[str, int], Callable[[], None]]
+    Attributes:
+        before: What to do, by call and its number from 0.
+        calls: How often each was called.
+        ended: Set when it is closed.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.before: dict[tuple[str, int], Callable[[], None]] = {}
+        self.calls: dict[str, int] = defaultdict(int)
+        self.ended = threading.Event()
 
     def launch(self, plan: StepPlan) -> None:
         self._hook("launch")
@@ -50,8 +60,11 @@ class HookedExecutor(FakeExecutor):
         self._hook("collect")
         return super().collect()
 
+    def close(self) -> None:
+        super().close()
+        self.ended.set()
+
     def _hook(self, call: str) -> None:
-        self.calls = getattr(self, "calls", defaultdict(int))
         number = self.calls[call]
         self.calls[call] += 1
         self.before.get((call, number), lambda: None)()
@@ -82,13 +95,13 @@ class Rig:
     def __init__(self, depth: int = 1, rows: int = 4, pages: int = 64, queue: QueueLimits = PATIENT) -> None:
         settings = SchedulerSettings(max_batched_tokens=16, max_sequences=rows, steps_in_flight=depth)
         layout = make_layout(4)
-        namer = PageNamer(SECRET, b"model", layout.page_size)
+        hasher = BlockHasher(SECRET, b"model", layout.page_size)
         cache = CacheManager(layout, pages, rows, ahead=settings.ahead)
-        self.scheduler = Scheduler(settings, queue, cache, namer)
+        self.scheduler = Scheduler(settings, queue, cache, hasher)
         self.executor = HookedExecutor(layout, pages, settings)
-        self.executor.before = {}
         self.clock = Clock()
-        self.engine = Engine(self.scheduler, self.executor, self._sink, self.clock)
+        self.excuse = 0.0
+        self.engine = Engine(self.scheduler, self.executor, self._sink, self.clock, lambda: self.excuse)
         self.engine._wake = self.parking = Parking()
         self.on_outputs: Callable[[StepOutputs], None] = lambda outputs: None
         self.tokens: dict[int, list[int]] = defaultdict(list)
@@ -134,7 +147,7 @@ class Rig:
 
         self.executor.before[call, number] = fail
 
-    def parked(self) -> None:
+    def wait_until_idle(self) -> None:
         """Until the loop sleeps once more."""
         assert self.parking.sleeps.acquire(timeout=PATIENCE), "the engine does not come to rest"
 
@@ -144,8 +157,9 @@ class Rig:
         assert done, f"no end of {[a for a in attempts if not self.ends[a]]}"
 
     def wait_dead(self) -> None:
-        self.engine._thread.join(PATIENCE)
-        assert not self.engine._thread.is_alive()
+        """Waits until the loop has ended by itself."""
+        assert self.executor.ended.wait(PATIENCE), "the engine's loop goes on"
+        self.engine.stop(PATIENCE)
 
     def reasons(self) -> dict[int, list[EndReason]]:
         return {attempt: [end.reason for end in ends] for attempt, ends in self.ends.items() if ends}

@@ -20,7 +20,7 @@ from scheduler.events import Logprobs
 from scheduler.request import Request
 from scheduler.settings import SchedulerSettings
 from scheduler.step import NO_TOKEN, StepPlan, StepResult
-from tests.scheduler.mirror import Mirror, Table, tables_of
+from tests.scheduler.plan_checker import PlanChecker, Table, tables_of
 
 VOCABULARY = 13
 FAULT = "planted fault"
@@ -28,7 +28,7 @@ WIPED, SPOILED = -1, -2  # what slots hold that nobody may read
 UNDECIDED = -3  # the last token of a hypothesis that waits
 
 
-Slice = tuple[int, Mirror, int]  # a row, who has it, up to where it is computed
+Slice = tuple[int, PlanChecker, int]  # a row, who has it, up to where it is computed
 
 
 class LawBroken(AssertionError):
@@ -41,7 +41,7 @@ def law(holds: object, message: str) -> None:
 
 
 def next_token(tokens: list[int], index: int = 0) -> int:
-    """What the model draws after these tokens for a request's sequence of this index."""
+    """Returns what the model draws after these tokens for a request's sequence of this index."""
     return zlib.crc32(np.array(tokens, np.int32).tobytes(), index) % VOCABULARY
 
 
@@ -61,7 +61,7 @@ def alone(request: Request, index: int = 0) -> list[int]:
     output: list[int] = []
     while len(output) < request.max_tokens:
         token = next_token(tokens + output, index)
-        if token in request.controls.adjustments.not_yet:  # here: where the model draws it, nothing is left to draw
+        if token in request.controls.logits_params.not_yet:  # here: where the model draws it, nothing is left to draw
             break
         output.append(token)
         if output[-1] in request.stop_ids:
@@ -84,7 +84,7 @@ class FakeExecutor:
     pages: int
     settings: SchedulerSettings
     faulty: Mapping[int, int] = field(default_factory=dict)
-    rows: dict[int, Mirror] = field(default_factory=dict)
+    rows: dict[int, PlanChecker] = field(default_factory=dict)
     computed_tokens: int = 0
     recomputed: int = 0
     taken_over: int = 0
@@ -101,6 +101,7 @@ class FakeExecutor:
         self._touched: deque[set[int]] = deque()  # pages that each step in flight can read or write
         self._written: deque[set[int]] = deque()  # those of them that it writes to
         self._results: deque[tuple[StepResult, list[Slice]]] = deque()
+        self._checked: deque[list[int]] = deque()  # rows that have drafts in each step in flight
         self.distrusted: set[int] = set()  # pages of rows that have faulted: nobody is to join on them
         # By sequence, how many of its tokens have been computed or found.
         self._reached: dict[tuple[int, int], int] = {}
@@ -119,8 +120,9 @@ class FakeExecutor:
         self._copy(plan.copies.tolist())
         self._believe(plan)
         result = self._compute(plan)
-        slices = [(row, self.rows[row], start + count) for row, start, count in plan.slices.tolist()]
+        slices = [(row, self.rows[row], self.rows[row].computed) for row in plan.slices[:, 0].tolist()]
         self._results.append((result, slices))
+        self._checked.append(plan.drafts[:, 0].tolist())
         for _, mirror, computed in slices:
             for table in mirror.tables:
                 self.out_of_sight += table.forget(computed)
@@ -129,8 +131,13 @@ class FakeExecutor:
         self._touched.popleft()
         self._written.popleft()
         result, slices = self._results.popleft()
-        for _, mirror, computed in slices:
+        checked = set(self._checked.popleft())
+        for row, mirror, computed in slices:
             mirror.collected = computed
+            if row in checked:
+                mirror.drafts = []
+                for table in mirror.tables:
+                    table.truncate(computed + 1)
         gone = {row for row, mirror, _ in slices if self.rows.get(row, mirror) is not mirror}
         faulted = {row for row, _ in result.faults}
         self.late |= {"fault" if row in faulted else "token" for row in gone}
@@ -146,7 +153,7 @@ class FakeExecutor:
                 self.distrusted.update(mirror.had)
 
     def read(self, group: int, page: int) -> list[int]:
-        """What a page holds for a layer group."""
+        """Returns what a page holds for a layer group."""
         size = self.layout.page_size
         return self._slots[group, page * size : (page + 1) * size].tolist()
 
@@ -174,16 +181,16 @@ class FakeExecutor:
             law(0 < join.prompt_count <= len(tokens), "a join without its prompt")
             offers = max(join.controls.top_logprobs, 0)
             law(row in starts or row in draws or offers, f"row {row} joins, but nothing of it is computed")
-            mirror = Mirror(
+            mirror = PlanChecker(
                 join.controls.seed,
                 tokens,
                 len(tokens),
                 tables_of(self.layout),
                 starts.get(row, len(tokens) - (row not in draws)),
-                stuck=frozenset(join.controls.adjustments.not_yet),
+                stuck=frozenset(join.controls.logits_params.not_yet),
                 index=join.index,
                 offers=offers,
-                whole=join.whole,
+                bidirectional=join.bidirectional,
             )
             law(all(mirror.key != other.key for other in self.rows.values()), f"two rows have sequence {mirror.key}")
             self.rows[row] = mirror
@@ -191,10 +198,14 @@ class FakeExecutor:
             self.came_with.setdefault(mirror.seed, len(tokens))
 
     def _give(self, plan: StepPlan) -> None:
-        for row, token in plan.given.tolist():
-            law(row in self.rows and self.rows[row].waits, f"row {row} is given a token but waits for none")
+        for row, token in plan.forced.tolist():
+            law(row in self.rows, f"row {row} is given a token and is free")
+            mirror = self.rows[row]
+            law(mirror.waits or mirror.rejected, f"row {row} is given a token but waits for none")
             law(0 <= token < VOCABULARY, f"row {row} is given {token}, which is no token")
-            self.rows[row].known[-1], self.rows[row].waits = token, False
+            right = mirror.waits or token == mirror.known[-1]
+            law(right, f"row {row} is given {token}, the last of its draws that counts is {mirror.known[-1]}")
+            mirror.known[-1], mirror.waits, mirror.rejected = token, False, False
 
     def _grow(self, plan: StepPlan) -> None:
         owned = {page for mirror in self.rows.values() for page in mirror.pages()}
@@ -230,7 +241,7 @@ class FakeExecutor:
             self.within += index > 0
         return index == len(table.told) and index * table.size < cached
 
-    def _exchange(self, mirror: Mirror, group: int, index: int, page: int, owned: set[int]) -> None:
+    def _exchange(self, mirror: PlanChecker, group: int, index: int, page: int, owned: set[int]) -> None:
         """A page takes the place of another with the same content; behind the window that is nobody's concern."""
         table, size = mirror.tables[group], self.layout.page_size
         before = table.told[index]
@@ -278,6 +289,7 @@ class FakeExecutor:
         law(len({row for row, _, _ in slices}) == len(slices), "a row has two slices")
         law(all(row in self.rows for row, _, _ in slices), "a slice of a row that is free")
         tables = [(table, start) for row, start, _ in slices for table in self.rows[row].tables]
+        self._draft(plan)
         self._touched.append({page for table, start in tables for page in table.told[table.seen(start) :]})
         self._written.append(set())
         self.computed_tokens += total
@@ -286,9 +298,10 @@ class FakeExecutor:
         faults = tuple((row, FAULT) for row, start, count in slices if self._advance(row, start, count, along))
         ends = np.cumsum([count for _, _, count in slices]) - 1
         due = [
-            [int(end), row]
+            [int(end) - behind, row]
             for end, (row, _, _) in zip(ends, slices, strict=True)
             if self.rows[row].computed == len(self.rows[row].known)
+            for behind in range(len(self.rows[row].drafts), -1, -1)
         ]
         law(logits[: len(due)] == due, f"the rows at the end of their known tokens draw: {due}, not {logits}")
         parents = {int(end): self.rows[row] for end, (row, _, _) in zip(ends, slices, strict=True)}
@@ -297,11 +310,51 @@ class FakeExecutor:
             along.remove(row)
             self._read_along(self.rows[row], parents[offset])
         offered = [candidates(self.rows[row].known) for _, row in logits]
-        drawn = np.array([self._draw(self.rows[row]) for _, row in logits], np.int32)
+        drawn = np.array(self._draw_all([row for _, row in logits]), np.int32)
         offers = [self.rows[row].offers for _, row in logits]
         return StepResult(plan.step, drawn, logprobs_of(drawn, offers, offered), faults)
 
-    def _read_along(self, mirror: Mirror, parent: Mirror) -> None:
+    def _draft(self, plan: StepPlan) -> None:
+        counts = {row: count for row, _, count in plan.slices.tolist()}
+        for row, token in plan.drafts.tolist():
+            law(row in counts, f"row {row} has drafts and computes nothing")
+            self.rows[row].drafts.append(token)
+        for row in set(plan.drafts[:, 0].tolist()):
+            mirror = self.rows[row]
+            plain = not mirror.offers and not mirror.stuck and mirror.computed == len(mirror.known) - 1
+            law(
+                plain,
+                f"row {row} has drafts, and more than its last token is not computed, or its draws depend on others",
+            )
+            law(counts[row] == 1 + len(mirror.drafts), f"row {row} computes {counts[row]} tokens, not its drafts")
+            mirror.known += mirror.drafts
+
+    def _draw_all(self, rows: list[int]) -> list[int]:
+        """Returns what these rows draw; those with drafts come once for each and once more."""
+        drawn: list[int] = []
+        for i, row in enumerate(rows):
+            if i and rows[i - 1] == row:
+                continue  # has drawn with its first
+            mirror = self.rows[row]
+            drawn += self._check(mirror) if mirror.drafts else [self._draw(mirror)]
+        return drawn
+
+    def _check(self, mirror: PlanChecker) -> list[int]:
+        """Draws at each draft. Goes back to what a row has that was given no draft that it would not have drawn."""
+        drafts = mirror.drafts
+        del mirror.known[-len(drafts) :]
+        if mirror.broken:
+            return [-1] * (1 + len(drafts))
+        known = mirror.known
+        drawn = [next_token(known + drafts[:i], mirror.index) for i in range(1 + len(drafts))]
+        right = next((i for i, draft in enumerate(drafts) if drawn[i] != draft), len(drafts))
+        mirror.computed = len(known) + right
+        mirror.known = known + drawn[: right + 1]
+        mirror.rejected = right < len(drafts)
+        self._reached[mirror.key] = min(self._reached[mirror.key], mirror.computed)
+        return drawn
+
+    def _read_along(self, mirror: PlanChecker, parent: PlanChecker) -> None:
         """The row draws from what another has computed, of which it has the pages."""
         mirror.broken = parent.broken
         law(mirror.seed == parent.seed, f"sequence {mirror.key} draws from the logits of {parent.key}")
@@ -317,9 +370,9 @@ class FakeExecutor:
         law(count > 0, f"row {row} has an empty slice")
         law(count <= (self.settings.prefill_chunk or count), f"a slice of {count} passes the prefill chunk")
         law(start == mirror.computed, f"row {row} goes on at {start}, {mirror.computed} tokens are computed")
-        law(not mirror.waits, f"row {row} goes on though no token was given to it")
-        divided = start < mirror.whole and end < min(mirror.whole, len(mirror.known))
-        law(not divided, f"row {row} divides its bidirectional prefix of {mirror.whole} tokens at {end}")
+        law(not mirror.waits and not mirror.rejected, f"row {row} goes on though no token was given to it")
+        divided = start < mirror.bidirectional and end < min(mirror.bidirectional, len(mirror.known))
+        law(not divided, f"row {row} divides its bidirectional prefix of {mirror.bidirectional} tokens at {end}")
         law(end <= len(mirror.known), f"row {row} computes {end} tokens, {len(mirror.known)} are known")
         reached = self._reached[mirror.key]
         self.recomputed += max(0, min(reached, end) - start)
@@ -347,13 +400,13 @@ class FakeExecutor:
         return mirror.broken
 
     def _slots_of(self, table: Table, start: int, end: int) -> NDArray[np.int64]:
-        """Of these positions."""
+        """Returns the slots of these positions."""
         size = self.layout.page_size
         first, last = start // size, -(-end // size)
         pages = np.array(table.told[first:last], np.int64)
         return (pages[:, None] * size + np.arange(size)).reshape(-1)[start - first * size : end - first * size]
 
-    def _draw(self, mirror: Mirror) -> int:
+    def _draw(self, mirror: PlanChecker) -> int:
         # What it knows was read as it was computed.
         token = -1 if mirror.broken else next_token(mirror.known, mirror.index)
         if mirror.offers:

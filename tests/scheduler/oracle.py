@@ -1,8 +1,8 @@
-"""What the prefix cache has of a sequence, and who computes what it lacks: found anew from tokens, without names."""
+"""The cached prefix of a sequence, and the rows that compute the rest: found anew from tokens, without hashes."""
 
 from dataclasses import dataclass
 
-from cache_manager.page_names import Scope
+from cache_manager.block_hash import Scope
 from cache_manager.prefix import NONE
 from cache_manager.publishing import CLOSED
 from scheduler.scheduler import Scheduler
@@ -20,7 +20,7 @@ def shared_pages(a: Scope, b: Scope, page_size: int) -> int:
 
 @dataclass(frozen=True)
 class Content:
-    """What a full page holds: keys and values, for a layer group, of the last tokens of a prefix."""
+    """Content of a full page: keys and values, for a layer group, of the last tokens of a prefix."""
 
     group: int
     prefix: tuple[int, ...]
@@ -28,7 +28,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Cached:
-    """What is there of a prefix. count: pages of it. used: by group, those that who goes on from it holds."""
+    """The cached part of a prefix. count: pages of it. used: by group, those that a sequence going on from it holds."""
 
     count: int
     used: tuple[tuple[int, ...], ...]
@@ -85,7 +85,7 @@ class Oracle:
         return min(max(0, count * self._size - window + 1) // self._size, count - 1)
 
     def cached(self, attempt: int, tokens: list[int]) -> Cached:
-        """Of the longest prefix of these tokens that is valid in all groups; the last token is always computed."""
+        """Finds the longest prefix of these tokens that is valid in all groups; the last token is always computed."""
         groups, indices = range(len(self._layout.groups)), range((len(tokens) - 1) // self._size)
         found = [[self._page_of(attempt, group, tokens, index) for index in indices] for group in groups]
         for count in range(len(indices), 0, -1):
@@ -101,7 +101,7 @@ class Oracle:
         at_join: those that publish it next. Not those that publish no more, nor those that compute it only as the end
         of their prompts, which had to, whoever else computes it.
         """
-        rows, size, named = self._scheduler.rows, self._size, self._scheduler.cache.names.named
+        rows, size, named = self._scheduler.rows, self._size, self._scheduler.cache.published.count
         lacking = self.cached(key[0], tokens).count
         found = []
         for row, mirror in self._executor.rows.items():

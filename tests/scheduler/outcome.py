@@ -1,5 +1,7 @@
-"""What an engine said of an attempt, held against what it had to say: each sequence's tokens are those that it has
-alone, a search finds what the plain definition finds, and every end has a reason in the workload.
+"""Outputs of an attempt, held against those that it has to have.
+
+Each sequence's tokens are those that it has alone, a search finds what the plain definition finds, and every end has a
+reason in the workload.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +19,8 @@ OF_ONE = (EndReason.STOP, EndReason.LENGTH)
 
 
 @dataclass
-class Told:
-    """What the engine said of one attempt. outputs, ends: by sequence; end: the last word."""
+class Outcome:
+    """Outputs and ends of one attempt. outputs, ends: by sequence; end: the last word."""
 
     arrival: Arrival
     outputs: dict[int, list[int]] = field(default_factory=dict)
@@ -29,7 +31,7 @@ class Told:
 
     @property
     def tokens(self) -> list[int]:
-        """Of its first sequence."""
+        """Tokens of its first sequence."""
         return self.outputs.get(0, [])
 
     def output(self, index: int = 0) -> list[int]:
@@ -77,7 +79,7 @@ class Told:
             self.end = end
 
 
-def check_outcome(told: Told, workload: Workload, found: int = 0) -> None:
+def check_outcome(told: Outcome, workload: Workload, found: int = 0) -> None:
     """found: the most tokens that the attempt joined with; a fault that it would meet there another did not have."""
     arrival, end = told.arrival, told.end
     law(end is not None, f"attempt {arrival.attempt} has no end")
@@ -86,7 +88,7 @@ def check_outcome(told: Told, workload: Workload, found: int = 0) -> None:
     if end.reason in REFUSED:
         waits = sum(len(arrival.heads) for arrival in workload.arrivals)
         bounded = workload.queue.wait < 1e9 or workload.queue.requests < waits
-        law(bounded or arrival.request.patience is not None, f"{name}, was refused by a queue without bounds")
+        law(bounded or arrival.request.queue_timeout is not None, f"{name}, was refused by a queue without bounds")
         law(told.age is None and not told.outputs, f"{name}, had started")
         law(1.0 <= end.retry_after <= 30.0, f"{name}, is told to retry after {end.retry_after}")
         law(end.message, f"{name}, is not told why")
@@ -101,7 +103,7 @@ def check_outcome(told: Told, workload: Workload, found: int = 0) -> None:
         _check_one(told, end, name, found)
 
 
-def _check_one(told: Told, end: End, name: str, found: int) -> None:
+def _check_one(told: Outcome, end: End, name: str, found: int) -> None:
     arrival = told.arrival
     request, whole = arrival.request, arrival.output
     first_missing = len(arrival.known(0))
@@ -138,7 +140,7 @@ def _check_last_token(end: End, whole: list[int], request: Request, name: str) -
     law(end.stop_token_id == (whole[-1] if stopped else None), f"{name}, names the stop token {end.stop_token_id}")
 
 
-def _check_several(told: Told, end: End, name: str) -> None:
+def _check_several(told: Outcome, end: End, name: str) -> None:
     """Each is what it is alone, as far as it came before what ended all."""
     arrival, request = told.arrival, told.arrival.request
     dropped = {index for _, index in arrival.dropped}
@@ -162,7 +164,7 @@ def _check_several(told: Told, end: End, name: str) -> None:
         law(arrival.fault is not None and end.message, f"{name}, has no fault, or is not told why")
 
 
-def _check_search(told: Told, end: End, name: str) -> None:
+def _check_search(told: Outcome, end: End, name: str) -> None:
     arrival, request = told.arrival, told.arrival.request
     if end.reason in OF_ALL or end.reason is EndReason.FINISHED:
         law(not told.outputs, f"{name}, has told something")

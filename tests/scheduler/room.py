@@ -1,4 +1,4 @@
-"""How many pages rows hold, may hold and will need: counted anew from what the executor knows of them."""
+"""Pages that rows hold, may hold and will need: counted anew from what the executor knows of them."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from cache_manager.publishing import CLOSED
 from scheduler.settings import SchedulerSettings
 from tests.cache_manager.sequences import table
 from tests.scheduler.executor import law
-from tests.scheduler.mirror import Mirror, Table
 from tests.scheduler.oracle import Cached
+from tests.scheduler.plan_checker import PlanChecker, Table
 
 
 @dataclass(eq=False)
 class Before:
     """A row as it was before a plan. need: tokens that it had to compute."""
 
-    mirror: Mirror
+    mirror: PlanChecker
     computed: int
     length: int
     need: int
@@ -28,7 +28,7 @@ class Room:
 
     def __init__(self, cache: CacheManager, settings: SchedulerSettings, prefix_cache: bool) -> None:
         self._cache, self._layout, self._settings, self._prefix_cache = cache, cache.layout, settings, prefix_cache
-        self._ends: dict[Mirror, list[int]] = {}
+        self._ends: dict[PlanChecker, list[int]] = {}
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self._layout.page_size)
@@ -40,19 +40,22 @@ class Room:
 
     # Which pages a row holds
 
-    def check_behind_windows(self, row: int, mirror: Mirror) -> None:
-        """Of a group with a window a row holds what the next token sees of what has been committed, and nothing before;
-        while it publishes, also the last page that it has published.
+    def check_behind_windows(self, row: int, mirror: PlanChecker) -> None:
+        """Checks that a row holds, in a group with a window, what the next token sees of known tokens, and no more.
+
+        While it publishes, it also holds the last page that it has published.
         """
         cache = self._cache
         for group, one in enumerate(mirror.tables):
             first, seen = int(cache.tables.first[group, row]), one.seen(mirror.collected)
             last = min(seen, max(0, mirror.collected // one.size - 1)) if self._prefix_cache else seen
             # A row may have stopped to publish since pages were last let go of.
-            due = {max(one.given, index) for index in ({last, seen} if cache.names.named[row] == CLOSED else {last})}
+            due = {
+                max(one.given, index) for index in ({last, seen} if cache.published.count[row] == CLOSED else {last})
+            }
             law(first in due, f"row {row} holds pages of group {group} from index {first} on, not from {due}")
 
-    def held(self, row: int, mirror: Mirror) -> set[int]:
+    def held(self, row: int, mirror: PlanChecker) -> set[int]:
         """The row's pages, which the executor must know of."""
         cache, held = self._cache, set[int]()
         for group, (one, pages) in enumerate(zip(mirror.tables, table(cache, row), strict=True)):
@@ -69,7 +72,7 @@ class Room:
 
     # How far its tables reach
 
-    def check_ends(self, row: int, mirror: Mirror, before: Before | None, scheduled: bool) -> None:
+    def check_ends(self, row: int, mirror: PlanChecker, before: Before | None, scheduled: bool) -> None:
         """A row has slots for all tokens that it came with, where windows do not let go of them, and for what it
         computes next; `before`: where it did not join in this plan.
         """
@@ -106,10 +109,12 @@ class Room:
         first = int(cache.tables.first[group, row])
         if not own:
             return max(0, min(self.pages(length) - first, self.within(one.window)) - (end - first))
-        has = int(np.count_nonzero(cache.allocator.counts[cache.tables.of(group, row)] == 1))
+        has = int(np.count_nonzero(cache.allocator.counts[cache.tables.pages_of(group, row)] == 1))
         return max(0, min(self.pages(length) - end, self.within(one.window) - has))
 
-    def spare(self, lengths: dict[int, tuple[Mirror, int]], each: int = 1, own: bool = True, siblings: int = 0) -> int:
+    def spare(
+        self, lengths: dict[int, tuple[PlanChecker, int]], each: int = 1, own: bool = True, siblings: int = 0
+    ) -> int:
         """Pages that stay free for these rows of so many tokens: `each` in every group, also for the `siblings` that
         are to go on from their prompts, and what windows take on for prompts.
         """
@@ -121,9 +126,9 @@ class Room:
         return each * (len(lengths) + siblings) * len(self._layout.groups) + promised
 
     def check_newcomers(
-        self, newcomers: list[int], before: dict[int, Before], rows: dict[int, Mirror], siblings: int
+        self, newcomers: list[int], before: dict[int, Before], rows: dict[int, PlanChecker], siblings: int
     ) -> None:
-        """When the last of those who come from the queue did, enough was left for those that ran, and for itself."""
+        """Checks that the last newcomer from the queue left enough for those that ran, and had enough for itself."""
         if not newcomers:
             return
         lengths = {

@@ -1,4 +1,4 @@
-"""How many replicas: enough soon, no more than allowed, and no back and forth."""
+"""The number of replicas: enough soon, no more than allowed, and no back and forth."""
 
 import itertools
 from collections.abc import Callable
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.autoscaling import Autoscaler, Decision, Load
+from scheduler.autoscaling import Autoscaler, Decision, EngineLoad
 from scheduler.settings import ScalingSettings
+from tests.support.examples import examples
 
 SETTINGS = ScalingSettings(replicas=8, queue=2.0, use=0.9, up=5.0, down=60.0)
 
@@ -17,7 +18,11 @@ class World:
     """Replicas that take `boot` seconds to come; `load` says what there is to do, from the time and how many serve."""
 
     def __init__(
-        self, load: Callable[[float, int], Load], settings: ScalingSettings = SETTINGS, least: int = 1, boot: int = 10
+        self,
+        load: Callable[[float, int], EngineLoad],
+        settings: ScalingSettings = SETTINGS,
+        least: int = 1,
+        boot: int = 10,
     ) -> None:
         self.autoscaler, self._load, self._boot = Autoscaler(settings, least), load, boot
         self.serving, self.coming = least, list[int]()
@@ -31,7 +36,7 @@ class World:
             self.coming = [at for at in self.coming if at > now]
             self.served.append(self.serving)
             load = self._load(now, self.serving)
-            seen = Load(float(now), self.serving, len(self.coming), load.backlog, load.use, load.late)
+            seen = EngineLoad(float(now), self.serving, len(self.coming), load.backlog, load.use, load.late)
             wanted = self.autoscaler.decide(seen).replicas
             there = self.serving + len(self.coming)
             self.coming += [now + self._boot] * (wanted - there)
@@ -44,9 +49,9 @@ class World:
         return self.history
 
 
-def work(replicas: float) -> Callable[[float, int], Load]:
+def work(replicas: float) -> Callable[[float, int], EngineLoad]:
     """As much as fills so many replicas' pages to the goal."""
-    return lambda now, serving: Load(now, serving, use=min(1.0, 0.9 * replicas / serving))
+    return lambda now, serving: EngineLoad(now, serving, use=min(1.0, 0.9 * replicas / serving))
 
 
 def test_without_work_nothing_changes() -> None:
@@ -63,7 +68,7 @@ def test_there_are_as_many_as_the_work_needs_and_then_no_other() -> None:
 
 
 def test_a_peak_that_passes_starts_none() -> None:
-    peak = World(lambda now, serving: Load(now, serving, backlog=50.0 if now % 7 < 4 else 0.0))
+    peak = World(lambda now, serving: EngineLoad(now, serving, backlog=50.0 if now % 7 < 4 else 0.0))
     assert set(peak.run(500)) == {1}
 
 
@@ -88,24 +93,24 @@ def test_looks_may_be_late() -> None:
     autoscaler, there = Autoscaler(ScalingSettings(replicas=2, up=2.0, down=3.0), 1), [1]
     for look in range(12):
         busy = 0.95 if look < 4 else 0.1
-        there.append(autoscaler.decide(Load(1.003 * look, there[-1], use=busy)).replicas)
+        there.append(autoscaler.decide(EngineLoad(1.003 * look, there[-1], use=busy)).replicas)
     assert there == [1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1]
 
 
 def test_what_is_on_its_way_is_not_started_again() -> None:
-    world = World(lambda now, serving: Load(now, serving, backlog=4.0 * serving), boot=100)
+    world = World(lambda now, serving: EngineLoad(now, serving, backlog=4.0 * serving), boot=100)
     assert set(world.run(100)[6:]) == {2}, "twice as many are wanted, and have been asked for"
 
 
 @pytest.mark.parametrize(
     ("load", "why"),
     [
-        (Load(0.0, 2, backlog=12.0), "6.0 s of work wait for each"),
-        (Load(0.0, 2, use=0.95), "95% of pages or rows are in use"),
-        (Load(0.0, 2, late=0.25), "25% of answers are late"),
+        (EngineLoad(0.0, 2, backlog=12.0), "6.0 s of work wait for each"),
+        (EngineLoad(0.0, 2, use=0.95), "95% of pages or rows are in use"),
+        (EngineLoad(0.0, 2, late=0.25), "25% of answers are late"),
     ],
 )
-def test_each_goal_counts_and_says_so(load: Load, why: str) -> None:
+def test_each_goal_counts_and_says_so(load: EngineLoad, why: str) -> None:
     autoscaler = Autoscaler(ScalingSettings(replicas=8, up=0.0), 1)
     decision = autoscaler.decide(load)
     assert decision.replicas > 2
@@ -113,7 +118,7 @@ def test_each_goal_counts_and_says_so(load: Load, why: str) -> None:
     assert Autoscaler(ScalingSettings(), 2).decide(load) == Decision(2), "without --max-replicas"
 
 
-def decided(load: Load, **goals: float) -> int:
+def decided(load: EngineLoad, **goals: float) -> int:
     """Replicas that the first look at this asks for."""
     return Autoscaler(ScalingSettings(replicas=8, up=0.0, **goals), 1).decide(load).replicas  # type: ignore[arg-type]
 
@@ -122,22 +127,22 @@ def test_a_load_that_meets_its_goal_starts_none_though_floats_are_rounded() -> N
     each = 0.1
     backlog = each + each + each
     assert backlog / 3 / each > 1, "by one unit in the last place"
-    assert decided(Load(0.0, 3, backlog=backlog), queue=each) == 3
-    assert decided(Load(0.0, 3, backlog=1.01 * backlog), queue=each) == 4
+    assert decided(EngineLoad(0.0, 3, backlog=backlog), queue=each) == 3
+    assert decided(EngineLoad(0.0, 3, backlog=1.01 * backlog), queue=each) == 4
 
 
 def test_however_much_there_is_to_do_one_look_doubles_them_at_most() -> None:
     for serving in (1, 2, 3):
-        assert decided(Load(0.0, serving, backlog=1e6)) == 2 * serving
+        assert decided(EngineLoad(0.0, serving, backlog=1e6)) == 2 * serving
 
 
 def test_none_that_serves_counts_as_one() -> None:
     """The first one is on its way: what waits for it is no reason for two."""
-    assert decided(Load(0.0, 0, starting=1, late=0.09)) == 1
-    assert decided(Load(0.0, 0, starting=1, late=0.5)) == 2
+    assert decided(EngineLoad(0.0, 0, starting=1, late=0.09)) == 1
+    assert decided(EngineLoad(0.0, 0, starting=1, late=0.5)) == 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 50), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=150),
     st.integers(1, 3),
@@ -148,7 +153,7 @@ def test_limits_and_times_hold_whatever_comes(
     loads: list[tuple[float, float, float]], least: int, up: int, boot: int
 ) -> None:
     chosen = ScalingSettings(replicas=5, up=float(up), down=20.0)
-    world = World(lambda now, serving: Load(now, serving, 0, *loads[int(now)]), chosen, least, boot)
+    world = World(lambda now, serving: EngineLoad(now, serving, 0, *loads[int(now)]), chosen, least, boot)
     history = world.run(len(loads))
     assert all(least <= n <= 5 for n in history)
     downs = [now for now in range(1, len(history)) if history[now] < history[now - 1]]

@@ -1,4 +1,4 @@
-"""How a search chooses who goes on, where two are equal or nearly so, and when it is over."""
+"""A search's choice of hypotheses, also where two are equal or nearly so, and its end."""
 
 import numpy as np
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from scheduler.settings import SchedulerSettings
 from scheduler.slices import Slices
 from tests.scheduler.executor import LawBroken
-from tests.scheduler.test_brought import run
+from tests.scheduler.test_transferred_pages import run
 from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
+from tests.support.examples import examples
 
 
 def bidirectional(workload: Workload) -> Workload:
@@ -18,13 +19,13 @@ def bidirectional(workload: Workload) -> Workload:
 
     def of(arrival: Arrival) -> Arrival:
         request = arrival.request
-        scope = replace(request.scope, whole=min(len(request.prompt), most))
+        scope = replace(request.scope, bidirectional=min(len(request.prompt), most))
         return replace(arrival, request=replace(request, scope=scope))
 
     return replace(workload, arrivals=tuple(map(of, workload.arrivals)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(workloads(resumed=True))
 def test_a_bidirectional_prefix_is_never_divided(workload: Workload) -> None:
     """`FakeExecutor` looks: neither the budget that others leave nor a chunk or a cached prefix divides it."""

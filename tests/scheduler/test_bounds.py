@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.bounds import check_chat, check_text, check_token_ids, most_bytes
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits
-from scheduler.request import MOST_MESSAGES, Chat, ChatMessage, InvalidRequest
+from scheduler.prompts import MOST_MESSAGES, Chat, ChatMessage
 
 LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, sequences=8)
 MOST = most_bytes(LIMITS.longest)
@@ -74,7 +75,7 @@ def test_a_conversation_has_messages_and_each_a_role() -> None:
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3), st.text(max_size=20))
 def test_nothing_but_invalid_request_is_raised(arguments: dict[str, str], content: str) -> None:
     with suppress(InvalidRequest):
-        check_chat(chat(content, **arguments), LIMITS)
+        assert check_chat(chat(content, **arguments), LIMITS).keys() == arguments.keys()
 
 
 def test_ids_and_text() -> None:

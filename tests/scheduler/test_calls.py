@@ -16,11 +16,12 @@ from tests.scheduler.engine_rig import PATIENCE, submits
 def test_an_idle_engine_runs_them_on_its_thread(make_rig, depth):
     rig = make_rig(depth=depth)
     rig.engine.start()
-    rig.parked()
+    rig.wait_until_idle()
     calls = [rig.engine.call(lambda i=i: (i, threading.current_thread().name)) for i in range(3)]
     assert [call.result(PATIENCE) for call in calls] == [(i, "quire-engine") for i in range(3)]
-    rig.parked()
-    assert not rig.engine._busy
+    rig.wait_until_idle()
+    rig.clock.now += 60.0
+    assert rig.engine.stalled_for() == 0.0, "it is idle"
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from scheduler.events import EndReason, Finish, Submit
+from scheduler.events import Abort, EndReason, Submit
 from tests.scheduler.engine_rig import PATIENCE, submits
 from tests.scheduler.executor import alone
 from tests.scheduler.workloads import make_request
@@ -17,7 +17,7 @@ def test_outputs_of_all_requests_reach_the_sink(make_rig, depth):
     come = submits(5)
     rig.engine.send(come)
     rig.wait_ends(1, 2, 3, 4, 5)
-    rig.parked()
+    rig.wait_until_idle()
     assert rig.reasons() == {i: [EndReason.LENGTH] for i in range(1, 6)}
     assert rig.tokens == {event.attempt: alone(event.request) for event in come}
     assert rig.threads == {"quire-engine"}
@@ -32,7 +32,7 @@ def test_events_of_many_threads_are_all_answered(make_rig):
         for attempt in range(first, first + 10):
             rig.engine.send([Submit(attempt, make_request(attempt, 2, 3))])
             if attempt % 3 == 0:
-                rig.engine.send([Finish(attempt)])
+                rig.engine.send([Abort(attempt)])
 
     threads = [threading.Thread(target=client, args=(first,)) for first in (1, 11, 21, 31)]
     for thread in threads:
@@ -40,7 +40,7 @@ def test_events_of_many_threads_are_all_answered(make_rig):
     for thread in threads:
         thread.join(PATIENCE)
     rig.wait_ends(*range(1, 41))
-    rig.parked()
+    rig.wait_until_idle()
     assert all(len(ends) == 1 for ends in rig.ends.values())
     assert all(rig.tokens[a] == alone(make_request(a, 2, 3)) for a in range(1, 41) if a % 3)
 
@@ -48,15 +48,15 @@ def test_events_of_many_threads_are_all_answered(make_rig):
 def test_an_idle_engine_takes_no_turns(make_rig):
     rig = make_rig()
     rig.engine.start()
-    rig.parked()
+    rig.wait_until_idle()
     assert rig.schedules == 0
     rig.engine.send([])
     rig.engine.send(submits(1, max_tokens=3))
-    rig.parked()
+    rig.wait_until_idle()
     assert rig.schedules == 3, "one turn a token"
     rig.engine.send([])
-    rig.engine.send([Finish(77)])
-    rig.parked()
+    rig.engine.send([Abort(77)])
+    rig.wait_until_idle()
     assert rig.schedules == 4
     rig.engine.stop(PATIENCE)
 
@@ -65,13 +65,13 @@ def test_finish_while_a_step_is_in_flight(make_rig):
     rig = make_rig()
     gate = rig.stop_at("collect", 1)
     rig.engine.start()
-    rig.parked()
+    rig.wait_until_idle()
     rig.engine.send(submits(2))
     gate.wait_reached()
-    rig.engine.send([Finish(1)])
+    rig.engine.send([Abort(1)])
     gate.open()
     rig.wait_ends(1, 2)
-    rig.parked()
+    rig.wait_until_idle()
     assert rig.reasons() == {1: [EndReason.FINISHED], 2: [EndReason.LENGTH]}
     assert rig.tokens[1] == alone(make_request(1, 3, 5))[: len(rig.tokens[1])]
     assert len(rig.tokens[1]) == 2, "the token of the step in flight is delivered, none after it"
@@ -80,7 +80,7 @@ def test_finish_while_a_step_is_in_flight(make_rig):
 
 def test_the_sink_may_send(make_rig):
     rig = make_rig()
-    rig.on_outputs = lambda outputs: rig.engine.send([Finish(1)]) if 1 in outputs.attempts else None
+    rig.on_outputs = lambda outputs: rig.engine.send([Abort(1)]) if 1 in outputs.attempts else None
     rig.engine.start()
     rig.engine.send(submits(1, max_tokens=50))
     rig.wait_ends(1)
@@ -95,7 +95,7 @@ def test_stop_ends_an_idle_engine(make_rig, depth):
     rig.engine.send(submits(2))
     rig.wait_ends(1, 2)
     rig.engine.stop(PATIENCE)
-    assert not rig.engine._thread.is_alive()
+    assert not rig.engine.alive
     assert rig.engine.failure == "the engine was stopped"
     assert rig.executor.closed == 1
 
@@ -126,7 +126,7 @@ def test_stop_waits_for_the_step_in_flight_and_says_so(make_rig):
         rig.engine.stop(0.01)
     gate.open()
     rig.engine.stop(PATIENCE)
-    assert not rig.engine._thread.is_alive()
+    assert not rig.engine.alive
     assert len(rig.tokens[1]) == 2, "the step in flight is told, no other is begun"
 
 
@@ -137,7 +137,7 @@ def test_an_engine_whose_executor_blocks_stalls(make_rig, call):
     rig.on_outputs = lambda outputs: setattr(rig.clock, "now", rig.clock.now + 7.0)
     gate = rig.stop_at(call, 1)
     rig.engine.start()
-    rig.parked()
+    rig.wait_until_idle()
     assert rig.engine.stalled_for() == 0.0
     rig.engine.send(submits(1, max_tokens=3))
     gate.wait_reached()
@@ -147,7 +147,7 @@ def test_an_engine_whose_executor_blocks_stalls(make_rig, call):
     rig.clock.now += 2.5
     assert rig.engine.stalled_for() == 42.5
     gate.open()
-    rig.parked()
+    rig.wait_until_idle()
     assert rig.engine.stalled_for() == 0.0
     rig.clock.now += 500.0
     assert rig.engine.stalled_for() == 0.0
@@ -156,7 +156,7 @@ def test_an_engine_whose_executor_blocks_stalls(make_rig, call):
 def test_time_spent_idle_is_not_a_stall(make_rig):
     rig = make_rig()
     rig.engine.start()
-    rig.parked()
+    rig.wait_until_idle()
     rig.clock.now = 900.0
     gate = rig.stop_at("launch", 0)
     rig.engine.send(submits(1))
@@ -172,7 +172,7 @@ def test_a_step_may_take_as_long_as_all_that_are_in_flight_with_it(make_rig):
     rig.scheduler.expected_seconds = lambda plan: expected.get(plan.step, 0.25)
     first, second = rig.stop_at("collect", 0), rig.stop_at("collect", 1)
     rig.engine.start()
-    rig.parked()
+    rig.wait_until_idle()
     rig.engine.send(submits(1, max_tokens=9))
     first.wait_reached()
     rig.clock.now += 22.4
@@ -184,7 +184,7 @@ def test_a_step_may_take_as_long_as_all_that_are_in_flight_with_it(make_rig):
     rig.clock.now += 5.1
     assert "where at most 5.0 s were expected" in rig.engine.overdue(), "of the long one there is nothing any more"
     second.open()
-    rig.parked()
+    rig.wait_until_idle()
 
 
 def test_a_step_that_takes_ten_times_as_long_as_such_steps_hangs_but_none_below_three_seconds(make_rig):
@@ -192,7 +192,7 @@ def test_a_step_that_takes_ten_times_as_long_as_such_steps_hangs_but_none_below_
     rig.on_outputs = lambda outputs: setattr(rig.clock, "now", rig.clock.now)
     first, second = rig.stop_at("collect", 0), rig.stop_at("collect", 1)
     rig.engine.start()
-    rig.parked()
+    rig.wait_until_idle()
     rig.engine.send(submits(1, max_tokens=4))
     first.wait_reached()
     rig.clock.now += 1000.0
@@ -205,9 +205,9 @@ def test_a_step_that_takes_ten_times_as_long_as_such_steps_hangs_but_none_below_
     assert rig.engine.overdue() == ""
     rig.clock.now += 2.2
     assert "a step has run for 5.1 s, where at most" in rig.engine.overdue()
-    rig.engine._last_excuse = lambda: rig.clock.now - 1.0
+    rig.excuse = rig.clock.now - 1.0
     assert rig.engine.overdue() == "", "a kernel was compiled a second ago"
-    rig.engine._last_excuse = lambda: 0.0
+    rig.excuse = 0.0
     second.open()
-    rig.parked()
+    rig.wait_until_idle()
     assert rig.engine.overdue() == ""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.events import EndReason, Finish, Submit
+from scheduler.events import Abort, EndReason, Submit
 from scheduler.settings import QueueLimits
 from tests.scheduler.engine_rig import PATIENCE, Gate, submits
 from tests.scheduler.workloads import make_request
@@ -45,7 +45,7 @@ def test_events_that_wait_when_the_engine_fails_are_answered(make_rig):
     rig.engine.start()
     rig.engine.send([Submit(1, make_request(1, 3, 9))])
     gate.wait_reached()
-    rig.engine.send([Submit(2, make_request(2, 3, 9)), Finish(1), Finish(77)])
+    rig.engine.send([Submit(2, make_request(2, 3, 9)), Abort(1), Abort(77)])
     rig.engine.send([Submit(3, make_request(3, 3, 9))])
     gate.open()
     rig.wait_dead()
@@ -115,7 +115,7 @@ def test_a_failed_engine_answers_later_submits_at_once(make_rig):
     rig.engine.start()
     rig.engine.send(submits(1))
     rig.wait_dead()
-    rig.engine.send([Finish(1), Submit(8, make_request(8)), Submit(9, make_request(9))])
+    rig.engine.send([Abort(1), Submit(8, make_request(8)), Submit(9, make_request(9))])
     failed = [EndReason.ENGINE_FAILED]
     assert rig.reasons() == {1: failed, 8: failed, 9: failed}
     rig.engine.stop(PATIENCE)
@@ -128,7 +128,7 @@ def test_an_attempt_that_is_finished_in_the_turn_that_fails_is_told(make_rig):
     rig.engine.start()
     rig.engine.send(submits(2, max_tokens=9))
     gate.wait_reached()
-    rig.engine.send([Finish(1)])
+    rig.engine.send([Abort(1)])
     gate.open()
     rig.wait_dead()
     assert {attempt: len(ends) for attempt, ends in rig.ends.items()} == {1: 1, 2: 1}

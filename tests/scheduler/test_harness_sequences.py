@@ -7,13 +7,14 @@ import pytest
 
 from cache_manager.manager import CacheManager
 from scheduler import rows
+from scheduler.admission import Admission
 from scheduler.attempts import Attempts
 from scheduler.beam import BeamSearch
+from scheduler.event_intake import EventIntake
 from scheduler.results import Results
 from scheduler.rows import Rows
 from scheduler.running import Running
 from scheduler.scheduler import Scheduler
-from scheduler.starting import Starting
 from tests.scheduler.planting import Faults, caught
 
 FAULTS = Faults()
@@ -60,7 +61,7 @@ def no_rows_are_kept_for_siblings(real):
     return add
 
 
-@fault(Starting, "_spare")
+@fault(Admission, "_spare")
 def no_pages_are_kept_for_siblings(real):
     def spare(self):
         siblings, self._rows.siblings = self._rows.siblings, self._rows.siblings * 0
@@ -94,12 +95,12 @@ def the_end_of_all_forgets_one(real):
     return lambda self, *args, **said: list(real(self, *args, **said))[:-1]
 
 
-@fault(Scheduler, "_finish", cancels=True)
+@fault(EventIntake, "_finish", cancels=True)
 def one_that_is_finished_ends_all(real):
     return lambda self, event: real(self, replace(event, index=None))
 
 
-@fault(Scheduler, "_finish", cancels=True)
+@fault(EventIntake, "_finish", cancels=True)
 def one_that_is_finished_goes_on(real):
     return lambda self, event: real(self, event) if event.index is None else None
 
@@ -109,7 +110,7 @@ def the_first_one_takes_the_prompt_with_it(real):
     return lambda self, attempt, index: self.leave(attempt, index)
 
 
-@fault(Scheduler, "_submit", resumed=True)
+@fault(EventIntake, "_submit", resumed=True)
 def output_of_one_is_given_to_the_next(real):
     def submit(self, event, now):
         known = event.emitted
@@ -157,7 +158,7 @@ def a_page_of_its_own_is_not_filled(real):
 def a_fork_is_not_told_its_pages(real):
     def fork(self, parent, child, *args):
         chain = real(self, parent, child, *args)
-        self.pool.changes.left(child)
+        self.pool.changes.row_left(child)
         return chain
 
     return fork
@@ -186,26 +187,26 @@ def a_wider_table_of_end_tokens_has_token_0_in_it(real):
 @fault(Running, "drop", cancels=True)
 def a_forced_token_outlives_the_row_that_it_was_for(real):
     def drop(self, row):
-        given = self.given.copy()
+        given = self.forced.copy()
         real(self, row)
-        self.given = given
+        self.forced = given
 
     return drop
 
 
-@fault(Running, "take_given")
+@fault(Running, "take_forced")
 def what_a_hypothesis_goes_on_with_is_not_told(real):
     return lambda self: real(self)[:0]
 
 
-@fault(Running, "take_given")
+@fault(Running, "take_forced")
 def what_a_hypothesis_goes_on_with_is_told_to_another(real):
-    def take_given(self):
-        given = real(self)
-        given[:, 1] = np.roll(given[:, 1], 1)
-        return given
+    def take_forced(self):
+        forced = real(self).copy()
+        forced[:, 1] = np.roll(forced[:, 1], 1)
+        return forced
 
-    return take_given
+    return take_forced
 
 
 @fault(BeamSearch, "has_offer")
@@ -219,7 +220,7 @@ def a_hypothesis_that_has_offered_is_lost(real):
         attempt, slot = int(self.rows.attempt[row]), int(self.rows.index[row])
         real(self, row)
         if attempt in self.beams:
-            self.beams[attempt].parked.pop(slot, None)
+            self.beams[attempt].suspended.pop(slot, None)
 
     return preempt
 
@@ -234,7 +235,7 @@ def hypotheses_that_wait_never_give_way(real):
     return lambda self: []
 
 
-@fault(Starting, "_park_for")
+@fault(Admission, "_suspend_for")
 def hypotheses_that_wait_give_way_to_running_rows_alone(real):
     return lambda self, sequence: False
 

@@ -1,19 +1,21 @@
 """The scheduler's laws over drawn workloads.
 
-`Drive` checks after every turn what must hold in every schedule; the tests choose what the workloads stress.
+`SchedulerDriver` checks after every turn what must hold in every schedule; the tests choose what the workloads stress.
 """
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 
 from scheduler.events import EndReason
 from scheduler.settings import SchedulerSettings
-from tests.scheduler.drive import Drive
+from tests.scheduler.driver import SchedulerDriver
+from tests.scheduler.reaching import unreached
 from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
+from tests.support.examples import examples
 
 OUTCOMES = [reason for reason in EndReason if reason is not EndReason.ENGINE_FAILED]
-few = settings(max_examples=100, deadline=None)
-many = settings(max_examples=250, deadline=None)
+few = settings(max_examples=examples(100), deadline=None)
+many = settings(max_examples=examples(250), deadline=None)
 
 
 NOTES = {
@@ -31,75 +33,66 @@ NOTES = {
 
 
 def test_drawn_workloads_reach_what_the_laws_speak_of():
-    seen = set()
-
-    @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-    @given(workloads() | workloads(cancels=True, patience=True) | workloads(faults=True, depths=(2,)))
-    def search(workload):
-        if seen != set(NOTES):
-            drive = Drive(workload).run()
-            seen.update(note for note, reached in NOTES.items() if reached(drive))
-
-    search()
-    assert seen == set(NOTES)
+    drawn = workloads() | workloads(cancels=True, queue_timeout=True) | workloads(faults=True, depths=(2,))
+    assert unreached(drawn, NOTES) == set()
 
 
 @many
 @given(workloads())
 def test_tokens_do_not_depend_on_the_schedule(workload):
-    told = Drive(workload).run().told
+    told = SchedulerDriver(workload).run().told
     assert all(one.end.reason in (EndReason.STOP, EndReason.LENGTH) for one in told.values())
 
 
 @few
 @given(workloads(cancels=True))
 def test_a_client_that_leaves_disturbs_nobody(workload):
-    Drive(workload).run()
+    SchedulerDriver(workload).run()
 
 
 @few
-@given(workloads(cancels=True, patience=True))
+@given(workloads(cancels=True, queue_timeout=True))
 def test_a_queue_with_bounds_refuses_in_time_or_serves(workload):
-    Drive(workload).run()
+    SchedulerDriver(workload).run()
 
 
 @many
 @given(workloads(faults=True))
 def test_a_fault_ends_only_its_own_attempt(workload):
-    Drive(workload).run()
+    SchedulerDriver(workload).run()
 
 
 @few
 @given(workloads(resumed=True))
 def test_output_of_an_earlier_attempt_counts_as_output(workload):
-    Drive(workload).run()
+    SchedulerDriver(workload).run()
 
 
 @few
-@given(workloads(cancels=True, patience=True, resumed=True, faults=True))
+@given(workloads(cancels=True, queue_timeout=True, resumed=True, faults=True))
 def test_all_of_it_at_once(workload):
-    Drive(workload).run()
+    SchedulerDriver(workload).run()
 
 
 @few
 @given(workloads(cancels=True, resumed=True, faults=True))
 def test_same_inputs_give_the_same_plans_and_outputs_byte_for_byte(workload):
-    assert Drive(workload).run().trace == Drive(workload).run().trace
+    assert SchedulerDriver(workload).run().trace == SchedulerDriver(workload).run().trace
 
 
 @few
 @given(workloads(roomy=True))
 def test_nothing_is_preempted_in_a_pool_that_holds_everything(workload):
-    stats = Drive(workload).run().stats
+    stats = SchedulerDriver(workload).run().stats
     assert (stats.preemptions, stats.recomputed_tokens) == (0, 0)
 
 
 @few
 @given(workloads(roomy=True, resumed=True, depths=(1,)))
 def test_tokens_and_pages_held_follow_from_what_was_told(workload):
-    drive = Drive(workload.without_cache())
+    drive = SchedulerDriver(workload.without_cache())
     while drive.turn < workload.most_turns:
-        drive.take_turn(drive.events_of(drive.turn))
+        drive.next_turn()
         pages = 0
         running = {mirror.seed: mirror for mirror in drive.executor.rows.values()}
         for attempt, told in drive.told.items():
@@ -123,7 +116,7 @@ def test_tokens_and_pages_held_follow_from_what_was_told(workload):
 @few
 @given(workloads(depths=(1,)))
 def test_recomputed_tokens_are_what_was_computed_in_vain(workload):
-    stats = Drive(workload.without_cache()).run().stats
+    stats = SchedulerDriver(workload.without_cache()).run().stats
     needs = [len(a.request.prompt) + len(a.output) - 1 for a in workload.arrivals]
     assert stats.computed_tokens - stats.recomputed_tokens == sum(needs)
 
@@ -141,7 +134,9 @@ def test_small_engines_of_every_size_serve_three_requests():
                     for depth in (1, 2):
                         if rows <= budget:
                             engine = SchedulerSettings(budget, rows, chunk, depth)
-                            preempted += Drive(Workload(come, make_layout(2), pages, engine)).run().stats.preemptions
+                            preempted += (
+                                SchedulerDriver(Workload(come, make_layout(2), pages, engine)).run().stats.preemptions
+                            )
     assert preempted > 100
 
 
@@ -152,4 +147,4 @@ def test_a_client_may_leave_in_any_turn(depth):
     for attempt in (1, 2, 3):
         for turn in range(25):
             come = tuple(Arrival(i, 0, r, cancel=turn if i == attempt else None) for i, r in enumerate(requests, 1))
-            Drive(Workload(come, make_layout(2), 6, engine)).run()
+            SchedulerDriver(Workload(come, make_layout(2), 6, engine)).run()

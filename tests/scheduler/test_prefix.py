@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from cache_manager.page_names import Scope
+from cache_manager.block_hash import Scope
 from scheduler.events import EndReason
 from scheduler.settings import SchedulerSettings
-from tests.scheduler.drive import Drive
+from tests.scheduler.driver import SchedulerDriver
 from tests.scheduler.executor import alone
 from tests.scheduler.workloads import EVERYBODY, Arrival, Workload, make_layout, make_request
 
@@ -26,9 +26,9 @@ def drive(
     depth: int = 1,
     page_size: int = PAGE,
     cache: bool = True,
-) -> Drive:
+) -> SchedulerDriver:
     settings = SchedulerSettings(budget, rows, chunk, depth)
-    return Drive(Workload(tuple(arrivals), make_layout(page_size), pages, settings, prefix_cache=cache))
+    return SchedulerDriver(Workload(tuple(arrivals), make_layout(page_size), pages, settings, prefix_cache=cache))
 
 
 def arrival(
@@ -37,13 +37,13 @@ def arrival(
     return Arrival(attempt, turn, make_request(attempt, prompt, max_tokens, scope=scope), **values)
 
 
-def cached(run: Drive) -> list[int]:
+def cached(run: SchedulerDriver) -> list[int]:
     return [told.cached for told in run.told.values()]
 
 
-def run_until(run: Drive, reached) -> Drive:
+def run_until(run: SchedulerDriver, reached) -> SchedulerDriver:
     while not reached():
-        run.take_turn(run.events_of(run.turn))
+        run.next_turn()
         assert run.turn < run.workload.most_turns
     return run
 
@@ -143,7 +143,7 @@ def test_nor_where_the_one_it_waits_for_leaves(depth):
 def test_those_behind_one_that_waits_are_not_held_up():
     come = [arrival(1, LONG), arrival(2, LONG), arrival(3, (5,)), arrival(4, (*LONG, 1)), arrival(5, (6, 6))]
     run = drive(come, chunk=8)
-    run.take_turn(run.events_of(0))
+    run.next_turn()
     assert run.scheduler.rows.attempts() == [1, 3, 5]
     assert run.scheduler.queue.attempts() == [2, 4]
     run.run()
@@ -211,7 +211,7 @@ def test_tokens_computed_again_are_those_that_were():
 def test_a_recomputation_that_is_cut_short_is_not_counted_whole():
     """Preempted, begun again from nothing, and then cancelled: only what was computed twice counts."""
 
-    def run(**cancel: int) -> Drive:
+    def run(**cancel: int) -> SchedulerDriver:
         come = [arrival(1, LONG[:4], max_tokens=24), arrival(2, LONG[:17], max_tokens=12, **cancel)]
         return drive(come, pages=10, rows=2, chunk=2, cache=False)
 
@@ -241,6 +241,6 @@ def test_gauges_while_two_share():
 
 def test_a_reset_forgets_and_hurts_nobody():
     come = [arrival(1, LONG, max_tokens=40), arrival(2, LONG, turn=20), arrival(3, LONG, turn=80)]
-    run = Drive(replace(drive(come).workload, resets=frozenset({15}))).run()
+    run = SchedulerDriver(replace(drive(come).workload, resets=frozenset({15}))).run()
     assert cached(run) == [0, 0, 36], "2's, not 1's: who runs at a reset publishes no more"
     assert run.stats.evicted_reset > 0

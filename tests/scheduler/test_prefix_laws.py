@@ -1,21 +1,23 @@
 """The laws of the prefix cache over drawn workloads, half of whose prompts start as others do.
 
-`Drive` checks in every turn that a row joins on the longest published prefix, of whole pages, that these hold its
-tokens, that who is passed over waits for a page which a running row computes, and that the counts add up.
+`SchedulerDriver` checks in every turn: a row joins on the longest published prefix of full pages, these pages hold its
+tokens, a sequence that is passed over waits for a page which a running row computes, and the counts add up.
 """
 
 from dataclasses import replace
 
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 
 from scheduler.events import EndReason
-from tests.scheduler.drive import Drive
+from tests.scheduler.driver import SchedulerDriver
+from tests.scheduler.reaching import unreached
 from tests.scheduler.workloads import Workload, workloads
+from tests.support.examples import examples
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=examples(60), deadline=None)
 
 
-def found(drive: Drive) -> list[list[int]]:
+def found(drive: SchedulerDriver) -> list[list[int]]:
     """Cached tokens of each join, by attempt."""
     return list(drive.executor.found.values())
 
@@ -34,21 +36,12 @@ NOTES = {
 
 
 def test_drawn_workloads_reach_what_the_laws_speak_of():
-    seen = set()
-
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-    @given(workloads() | workloads(faults=True, resets=True) | workloads(cancels=True, last_turn=30))
-    def search(workload):
-        if seen != set(NOTES):
-            drive = Drive(workload).run()
-            seen.update(note for note, reached in NOTES.items() if reached(drive))
-
-    search()
-    assert seen == set(NOTES)
+    drawn = workloads() | workloads(faults=True, resets=True) | workloads(cancels=True, last_turn=30)
+    assert unreached(drawn, NOTES) == set()
 
 
 def tokens_of(workload: Workload) -> dict[int, list[int]]:
-    told = Drive(workload).run().told
+    told = SchedulerDriver(workload).run().told
     assert all(one.end.reason in (EndReason.STOP, EndReason.LENGTH) for one in told.values())
     return {attempt: one.tokens for attempt, one in told.items()}
 
@@ -60,15 +53,15 @@ def test_the_cache_changes_no_token(workload):
 
 
 @few
-@given(workloads(cancels=True, patience=True, resumed=True, faults=True, resets=True, last_turn=20))
+@given(workloads(cancels=True, queue_timeout=True, resumed=True, faults=True, resets=True, last_turn=20))
 def test_all_of_it_at_once_the_same_byte_for_byte(workload):
-    assert Drive(workload).run().trace == Drive(workload).run().trace
+    assert SchedulerDriver(workload).run().trace == SchedulerDriver(workload).run().trace
 
 
 @few
 @given(workloads(roomy=True, resumed=True, resets=True, depths=(1,)))
 def test_what_is_found_is_not_computed(workload):
-    stats = Drive(workload).run().stats
+    stats = SchedulerDriver(workload).run().stats
     needs = [len(a.request.prompt) + len(a.output) - 1 for a in workload.arrivals]
     assert stats.computed_tokens + stats.prefix_hits == sum(needs)
 
@@ -76,7 +69,7 @@ def test_what_is_found_is_not_computed(workload):
 @few
 @given(workloads(cancels=True, faults=True, resets=True, last_turn=20))
 def test_without_names_nothing_is_kept(workload):
-    drive = Drive(workload.without_cache()).run()
+    drive = SchedulerDriver(workload.without_cache()).run()
     assert not any(any(joins) for joins in found(drive))
     cache, stats = drive.scheduler.cache, drive.stats
     assert (cache.allocator.free, len(cache.prefix.index)) == (cache.pool.total, 0)
@@ -90,7 +83,7 @@ def test_salts_of_their_own_share_nothing(workload):
         scope = replace(arrival.request.scope, salt=f"salt-{arrival.attempt}")
         return replace(arrival, request=replace(arrival.request, scope=scope))
 
-    drive = Drive(replace(workload, arrivals=tuple(map(salted, workload.arrivals)))).run()
+    drive = SchedulerDriver(replace(workload, arrivals=tuple(map(salted, workload.arrivals)))).run()
     assert not any(first for first, *_ in found(drive))
     assert (drive.stats.prefix_hits, drive.stats.pages_shared) == (0, 0)
     # Who was preempted and has lost pages of a window computes again what its own first life has published.

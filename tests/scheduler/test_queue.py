@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduler.queue import Queue
 from scheduler.rows import Sequence
 from tests.scheduler.workloads import make_request
+from tests.support.examples import examples
 
 TIMES = st.integers(0, 20).map(float)
 WAITS = TIMES | st.just(math.inf)
@@ -96,7 +97,7 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestQueueModel.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None)
 
 
 def test_expired_come_by_deadline_not_by_place():

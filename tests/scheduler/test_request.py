@@ -8,31 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_manager.page_names import ImageSpan, Scope
+from cache_manager.block_hash import ImageSpan, Scope
 from scheduler.bounds import check_text
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.request import (
-    Beam,
-    Chat,
-    ChatMessage,
-    ImageHere,
-    InvalidRequest,
-    Output,
-    PromptImage,
-    Request,
-    Sampling,
-    Spec,
-    Stopping,
-    resolve,
-)
+from scheduler.parameters import Beam, Output, Sampling, Stopping
+from scheduler.prompts import Chat, ChatMessage, ImageHere
+from scheduler.request import PromptImage, Request
+from scheduler.resolve import resolve
 from scheduler.settings import RequestLimits
+from scheduler.spec import Spec
 
 LIMITS = Limits(vocabulary=100, context=64, pool_tokens=256, sequences=8)
 DEFAULTS = ModelDefaults(temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, eos_token_ids=(2, 3))
 
 
 def resolved(spec: Spec | None = None, prompt: tuple[int, ...] = (5, 6), limits: Limits = LIMITS) -> Request:
-    """What becomes of a spec whose prompt has these token ids."""
+    """Resolves a spec whose prompt has these token ids."""
     return resolve(spec or Spec(prompt), list(prompt), limits, DEFAULTS, minted_seed=99)
 
 
@@ -82,7 +74,40 @@ def test_a_wrong_value_is_refused_by_name_value_and_limit(kind, name, value, lim
     ],
 )
 def test_values_at_the_edge_are_accepted(kind, values):
-    kind(**values)
+    made = kind(**values)
+    assert {name: getattr(made, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("pairs", "place", "limit"),
+    [
+        ((("a", "[1]"),), "[a]", "must be a JSON object"),
+        ((("a", '{"x": NaN}'),), "[a]", "must be a JSON object"),
+        ((("a", "{"),), "[a]", "must be a JSON object"),
+        ((("a", '{"x": "\ud800"}'),), "[a]", "must be a JSON object"),
+        ((("a", {}),), "[a]", "must be a JSON object"),
+        ((("a", "{}"), ("a", "{}")), "", "has a processor twice"),
+    ],
+)
+def test_arguments_of_logits_processors_are_json_objects(pairs, place, limit):
+    error = refusal(lambda: Sampling(logits_processors_args=pairs))
+    assert error.field == f"sampling.logits_processors_args{place}"
+    assert limit in error.reason
+
+
+def test_arguments_go_to_processors_that_the_engine_has():
+    spec = Spec("x", sampling=Sampling(logits_processors_args=(("a", '{"x": 1}'), ("b", "{}"))))
+    limits = replace(LIMITS, logits_processors=("b", "a"))
+    request = resolve(spec, [5], limits, DEFAULTS, minted_seed=1)
+    assert request.controls.logits_params.processors_args == (("a", '{"x": 1}'), ("b", "{}"))
+    for known, has in ((("a", "c"), "has a, c"), ((), "has none")):
+        other = replace(LIMITS, logits_processors=known)
+        error = refusal(lambda: resolve(spec, [5], other, DEFAULTS, minted_seed=1))  # noqa: B023
+        assert error.field == f"sampling.logits_processors_args[{'b' if known else 'a'}]"
+        assert error.reason == f"is no logits processor of this server, which {has}"
+    small = replace(limits, request=RequestLimits(logits_processors_args_bytes=9))
+    error = refusal(lambda: resolve(spec, [5], small, DEFAULTS, minted_seed=1))
+    assert str(error) == "sampling.logits_processors_args is '10 bytes': at most 9 bytes"
 
 
 def test_an_empty_stop_string_is_refused_by_its_place():
@@ -272,9 +297,9 @@ def test_end_tokens_and_stop_tokens_end_a_request_each_named_once(stopping, expe
     assert resolved(Spec("x", stopping=stopping)).stop_ids == expected
 
 
-@pytest.mark.parametrize("patience", [None, 2.5])
-def test_patience_is_the_requests_own(patience):
-    assert resolved(Spec("x", max_queue_time=patience)).patience == patience
+@pytest.mark.parametrize("queue_timeout", [None, 2.5])
+def test_patience_is_the_requests_own(queue_timeout):
+    assert resolved(Spec("x", max_queue_time=queue_timeout)).queue_timeout == queue_timeout
 
 
 def test_the_prompt_is_an_int32_array():
@@ -325,11 +350,11 @@ def test_an_output_prefix_takes_nothing_from_what_the_output_may_be():
 
 
 def test_no_end_token_is_drawn_before_min_tokens():
-    adjustments = resolved(Spec("x", stopping=Stopping(min_tokens=4, stop_token_ids=(7, 9)))).controls.adjustments
+    adjustments = resolved(Spec("x", stopping=Stopping(min_tokens=4, stop_token_ids=(7, 9)))).controls.logits_params
     assert (adjustments.not_yet, adjustments.min_tokens) == ((2, 3, 7, 9), 4)
-    without = resolved(Spec("x", stopping=Stopping(min_tokens=4, ignore_eos=True))).controls.adjustments
+    without = resolved(Spec("x", stopping=Stopping(min_tokens=4, ignore_eos=True))).controls.logits_params
     assert (without.not_yet, without.min_tokens) == ((), 0)
-    assert resolved(Spec("x")).controls.adjustments.not_yet == ()
+    assert resolved(Spec("x")).controls.logits_params.not_yet == ()
 
 
 def test_min_tokens_that_do_not_fit_are_refused_with_the_numbers():
@@ -367,10 +392,10 @@ def test_what_a_search_would_ignore_is_refused(field, spec):
 def test_a_search_goes_by_the_logprobs_of_the_model_alone():
     defaults = replace(DEFAULTS, repetition_penalty=1.3)
     request = resolve(Spec("x", sampling=BEAM), [5], LIMITS, defaults, minted_seed=1)
-    assert request.controls.adjustments.repetition == 1.0
+    assert request.controls.logits_params.repetition == 1.0
     assert request.controls.temperature == 0.0
     plain = resolve(Spec("x"), [5], LIMITS, defaults, minted_seed=1)
-    assert plain.controls.adjustments.repetition == 1.3
+    assert plain.controls.logits_params.repetition == 1.3
 
 
 @pytest.mark.parametrize(("top", "drawn"), [(0, 8), (3, 8), (8, 8), (20, 20)])
@@ -411,25 +436,25 @@ def test_priority_is_bounded_by_the_server_and_kept():
 def test_each_penalty_is_its_own():
     adjustments = resolved(
         Spec("x", sampling=Sampling(frequency_penalty=0.5, presence_penalty=-0.25))
-    ).controls.adjustments
+    ).controls.logits_params
     assert (adjustments.frequency, adjustments.presence) == (0.5, -0.25)
 
 
 def test_bad_words_without_tokens_ban_nothing():
     adjustments = resolve(
         Spec("x"), [5], LIMITS, DEFAULTS, minted_seed=1, bad_words=[[7], [], [8, 9], [7]]
-    ).controls.adjustments
+    ).controls.logits_params
     assert adjustments.banned == ((7,), (8, 9))
 
 
 @pytest.mark.parametrize(("prefix_lm", "whole"), [(True, 3), (False, 0)])
 def test_a_prompt_that_is_read_in_both_directions_is_shared_whole(prefix_lm, whole):
     request = resolve(Spec("x"), [5, 6, 7], LIMITS, DEFAULTS, minted_seed=1, prefix_lm=prefix_lm)
-    assert request.scope.whole == whole
+    assert request.scope.bidirectional == whole
 
 
 def test_an_image_spans_its_first_placeholder_to_its_last():
-    image = PromptImage(np.zeros((1, 3, 2, 2), np.uint8), b"digest", np.array([3, 4, 6], np.int32))
+    image = PromptImage(np.zeros((1, 3, 2, 2), np.uint8), b"digest", np.array([3, 4, 6], np.int32), (1, 3))
     assert image.span == ImageSpan(3, 7, b"digest")
 
 

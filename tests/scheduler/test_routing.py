@@ -1,4 +1,4 @@
-"""Where requests go: to whom has the least to compute."""
+"""Requests go to the engine with the least to compute."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ def spread(pick: Callable[[Sequence[ReplicaView]], int], frontends: int = 4, rep
 
 
 def test_frontends_that_do_not_hear_of_each_other_do_not_run_to_the_same_replica() -> None:
-    """What two random choices are for: with the least loaded of all, the queues of the chosen ones are longer."""
+    """Two random choices make shorter queues than the least loaded of all."""
     draw = draws(1)
     by_two = spread(lambda views: choose(views, 100, draw))
     by_least = spread(lambda views: min(range(len(views)), key=lambda i: views[i].cost(100)))

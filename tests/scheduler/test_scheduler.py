@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cache_manager.block_hash import BlockHasher
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageNamer
-from scheduler.events import EndReason, Event, Finish, Logprobs, StepOutputs, Submit
+from scheduler.events import Abort, EndReason, Event, Logprobs, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
-from tests.scheduler.drive import Drive
+from tests.scheduler.driver import SchedulerDriver
 from tests.scheduler.executor import alone, logprobs_of
 from tests.scheduler.workloads import PATIENT, SECRET, Arrival, Workload, make_layout, make_request
 
@@ -29,8 +29,8 @@ def engine(
 ) -> Scheduler:
     settings = SchedulerSettings(budget, rows, chunk, depth)
     cache = CacheManager(make_layout(page_size), pages, rows, ahead=settings.ahead)
-    namer = PageNamer(SECRET, b"model", page_size) if prefix_cache else None
-    return Scheduler(settings, queue, cache, namer)
+    hasher = BlockHasher(SECRET, b"model", page_size) if prefix_cache else None
+    return Scheduler(settings, queue, cache, hasher)
 
 
 def result_of(plan: StepPlan, tokens: list[int], *faults: tuple[int, str]) -> StepResult:
@@ -90,10 +90,10 @@ def test_a_stop_token_at_the_last_position_is_a_stop():
 def test_every_running_sequence_gets_a_token_beside_a_long_prompt():
     come = [Arrival(1, 0, make_request(1, 2, 30)), Arrival(2, 0, make_request(2, 3, 30))]
     come.append(Arrival(3, 4, make_request(3, 60, 2)))
-    drive = Drive(Workload(tuple(come), make_layout(4), 64, SchedulerSettings(6, 3)))
+    drive = SchedulerDriver(Workload(tuple(come), make_layout(4), 64, SchedulerSettings(6, 3)))
     chunks = 0
-    for turn in range(20):
-        outputs = drive.take_turn(drive.events_of(turn))
+    for _ in range(20):
+        outputs = drive.next_turn()
         assert {1, 2} <= set(outputs.attempts.tolist())
         chunks += 3 in drive.scheduler.rows.attempts() and not drive.told[3].tokens
     assert chunks >= 14, "the prompt was to take 4 tokens a step beside two decodes"
@@ -118,9 +118,9 @@ def test_the_latest_is_preempted_and_comes_back_in_front():
         Arrival(2, 0, make_request(2, 4, 12)),
         Arrival(3, 1, make_request(3, 1, 2)),
     )
-    drive = Drive(Workload(come, make_layout(2), 9, SchedulerSettings(16, 2)))
+    drive = SchedulerDriver(Workload(come, make_layout(2), 9, SchedulerSettings(16, 2)))
     while not drive.stats.preemptions:
-        drive.take_turn(drive.events_of(drive.turn))
+        drive.next_turn()
     assert drive.scheduler.rows.attempts() == [1]
     assert drive.scheduler.queue.attempts() == [2, 3]
     kept = len(drive.told[2].tokens)
@@ -136,9 +136,9 @@ def test_a_step_in_flight_is_waited_for_before_another_victim_is_taken():
         Arrival(2, 0, make_request(2, 4, 12)),
         Arrival(3, 0, make_request(3, 20, 2)),
     )
-    drive = Drive(Workload(come, make_layout(4), 9, SchedulerSettings(16, 3, 1, 2)))
+    drive = SchedulerDriver(Workload(come, make_layout(4), 9, SchedulerSettings(16, 3, 1, 2)))
     while not drive.scheduler.stats().preemptions:
-        drive.take_turn(drive.events_of(drive.turn))
+        drive.next_turn()
     assert drive.scheduler.rows.attempts() == [1, 2]
     assert drive.scheduler.cache.pool.returning == 0, "what the victim held has come back"
     drive.run()
@@ -199,7 +199,7 @@ def test_a_fault_in_a_chunk_that_draws_nothing_ends_the_attempt():
 def test_alternatives_stay_with_their_tokens_when_a_row_is_dropped():
     scheduler = engine(depth=2)
     plan = scheduler.schedule(0.0, [Submit(i, make_request(i)) for i in (1, 2, 3)])
-    scheduler.schedule(0.0, [Finish(2)])
+    scheduler.schedule(0.0, [Abort(2)])
     logprobs = Logprobs(
         np.array([-1, -2, -3], np.float32),
         np.array([1, 2, 3], np.int32),
@@ -230,16 +230,16 @@ def test_only_who_would_have_to_wait_is_refused_for_a_predicted_wait(rows, refus
     scheduler = engine(rows=rows)
     plan = scheduler.schedule(0.0, [Submit(9, make_request(9, 4, 1))])
     scheduler.commit(result_of(plan, [1]), 100.0)
-    outputs = step(scheduler, 100.0, [Submit(i, make_request(i, patience=1.0)) for i in (1, 2, 3, 4)])
-    late = step(scheduler, 100.0, [Submit(5, make_request(5, patience=1.0))])
+    outputs = step(scheduler, 100.0, [Submit(i, make_request(i, queue_timeout=1.0)) for i in (1, 2, 3, 4)])
+    late = step(scheduler, 100.0, [Submit(5, make_request(5, queue_timeout=1.0))])
     assert reasons(outputs) + reasons(late) == [(i, EndReason.QUEUE_FULL) for i in refused]
 
 
-@pytest.mark.parametrize(("patience", "limit", "ends_at"), [(None, 5.0, 5.0), (2.0, 5.0, 2.0), (9.0, 5.0, 5.0)])
-def test_a_request_waits_no_longer_than_it_and_the_queue_allow(patience, limit, ends_at):
+@pytest.mark.parametrize(("queue_timeout", "limit", "ends_at"), [(None, 5.0, 5.0), (2.0, 5.0, 2.0), (9.0, 5.0, 5.0)])
+def test_a_request_waits_no_longer_than_it_and_the_queue_allow(queue_timeout, limit, ends_at):
     scheduler = engine(rows=1, queue=QueueLimits(wait=limit))
     step(scheduler, 100.0, [Submit(1, make_request(1, max_tokens=9))])
-    step(scheduler, 100.0, [Submit(2, make_request(2, patience=patience))])
+    step(scheduler, 100.0, [Submit(2, make_request(2, queue_timeout=queue_timeout))])
     assert reasons(step(scheduler, 100.0 + ends_at - 0.001)) == []
     (end,) = step(scheduler, 100.0 + ends_at).ends
     assert (end.attempt, end.reason) == (2, EndReason.QUEUE_TIMEOUT)
@@ -248,8 +248,8 @@ def test_a_request_waits_no_longer_than_it_and_the_queue_allow(patience, limit, 
 
 
 def test_a_preempted_sequence_is_not_timed_out():
-    come = (Arrival(1, 0, make_request(1, 4, 12)), Arrival(2, 0, make_request(2, 4, 12, patience=2.0)))
-    told = Drive(Workload(come, make_layout(2), 9, SchedulerSettings(16, 2))).run()
+    come = (Arrival(1, 0, make_request(1, 4, 12)), Arrival(2, 0, make_request(2, 4, 12, queue_timeout=2.0)))
+    told = SchedulerDriver(Workload(come, make_layout(2), 9, SchedulerSettings(16, 2))).run()
     assert told.stats.preemptions > 0
     assert told.told[2].end.reason is EndReason.LENGTH
 
@@ -264,14 +264,14 @@ def test_nobody_overtakes_a_request_that_waits_for_pages():
 
 def test_finish_of_an_unknown_attempt_is_ignored():
     scheduler = engine()
-    plan = scheduler.schedule(0.0, [Submit(1, make_request(1)), Finish(2)])
+    plan = scheduler.schedule(0.0, [Submit(1, make_request(1)), Abort(2)])
     assert reasons(scheduler.commit(result_of(plan, [3]), 0.0)) == []
     assert scheduler.rows.attempts() == [1]
 
 
 def test_finish_before_the_start_ends_without_a_start():
     scheduler = engine()
-    assert scheduler.schedule(0.0, [Submit(1, make_request(1)), Finish(1), Finish(1)]) is None
+    assert scheduler.schedule(0.0, [Submit(1, make_request(1)), Abort(1), Abort(1)]) is None
     outputs = scheduler.commit(None, 0.0)
     assert (reasons(outputs), outputs.starts) == ([(1, EndReason.FINISHED)], ())
     assert not scheduler.has_work
@@ -312,7 +312,7 @@ def test_a_step_behind_another_begins_when_that_one_ends():
 def test_what_swapping_took_is_no_cost_of_tokens():
     """Else each page that goes to the host would make waits longer that have nothing to do with it."""
     scheduler, seen = engine(), list[tuple[int, float]]()
-    scheduler.admission.observe_step = lambda tokens, seconds: seen.append((tokens, seconds))
+    scheduler.backpressure.observe_step = lambda tokens, seconds: seen.append((tokens, seconds))
     plan = scheduler.schedule(10.0, [Submit(1, make_request(1, 3, 5))])
     scheduler.commit(replace(result_of(plan, [7]), swap_seconds=0.75), 11.0)
     assert seen == [(3, 0.25)]
@@ -330,11 +330,11 @@ def test_live_attempts_are_those_that_run_or_wait():
     scheduler = engine(rows=2)
     step(scheduler, 0.0, [Submit(i, make_request(i)) for i in (1, 2, 3, 4)])
     assert sorted(scheduler.live_attempts()) == [1, 2, 3, 4]
-    step(scheduler, 0.0, [Finish(1), Finish(4)])
+    step(scheduler, 0.0, [Abort(1), Abort(4)])
     assert sorted(scheduler.live_attempts()) == [2, 3]
 
 
 def test_pages_of_two_groups_come_and_go_together():
     come = tuple(Arrival(i, i, make_request(i, 3, 6)) for i in (1, 2, 3))
-    drive = Drive(Workload(come, make_layout(2, groups=2), 10, SchedulerSettings(8, 3, None, 2))).run()
+    drive = SchedulerDriver(Workload(come, make_layout(2, groups=2), 10, SchedulerSettings(8, 3, None, 2))).run()
     assert drive.stats.preemptions > 0

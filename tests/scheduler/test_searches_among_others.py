@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from cache_manager.block_hash import Scope
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import Scope
 from scheduler.events import EndReason, Event, Submit
-from scheduler.request import Beam
+from scheduler.parameters import Beam
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
 from tests.scheduler.executor import FakeExecutor
@@ -55,9 +55,9 @@ KINDS = {
     "of the same tenant": lambda prompt: Submit(2, make_request(2, prompt, 8, scope=Scope("a"))),
     "more urgent": lambda prompt: Submit(2, replace(make_request(2, prompt, 8, scope=Scope("a")), priority=-1)),
     "less urgent": lambda prompt: Submit(2, replace(make_request(2, prompt, 8, scope=Scope("a")), priority=1)),
-    "a suspect": lambda prompt: Submit(2, make_request(2, prompt, 8, scope=Scope("a")), again=True, alone=4),
+    "a suspect": lambda prompt: Submit(2, make_request(2, prompt, 8, scope=Scope("a")), again=True, isolated_steps=4),
     "a suspect of another tenant": lambda prompt: Submit(
-        2, make_request(2, prompt, 8, scope=Scope("b")), again=True, alone=4
+        2, make_request(2, prompt, 8, scope=Scope("b")), again=True, isolated_steps=4
     ),
 }
 

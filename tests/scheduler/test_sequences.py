@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cache_manager.tier import HostTier
-from scheduler.events import EndReason, Event, Finish, StepOutputs, Submit
+from scheduler.events import Abort, EndReason, Event, StepOutputs, Submit
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits
@@ -15,8 +15,8 @@ from tests.scheduler.workloads import make_request
 LONG = tuple(range(12))
 
 
-def request(attempt: int = 1, count: int = 3, max_tokens: int = 2, patience: float | None = None) -> Request:
-    return replace(make_request(attempt, LONG, max_tokens, patience=patience), count=count)
+def request(attempt: int = 1, count: int = 3, max_tokens: int = 2, queue_timeout: float | None = None) -> Request:
+    return replace(make_request(attempt, LONG, max_tokens, queue_timeout=queue_timeout), count=count)
 
 
 def play(scheduler: Scheduler, *events: list[Event], now: float = 0.0) -> list[StepOutputs]:
@@ -31,7 +31,7 @@ def play(scheduler: Scheduler, *events: list[Event], now: float = 0.0) -> list[S
 
 
 def tokens_of(outputs: list[StepOutputs]) -> dict[int, int]:
-    """How many each sequence has."""
+    """Counts the tokens of each sequence."""
     indices = [index for one in outputs for index in one.indices.tolist()]
     return {index: indices.count(index) for index in sorted(set(indices))}
 
@@ -43,7 +43,7 @@ def test_one_is_finished_before_its_prompt_is_computed(index: int, turn: int) ->
     scheduler = engine(chunk=4, prefix_cache=True)
     turns: list[list[Event]] = [[] for _ in range(5)]
     turns[0].append(Submit(1, request()))
-    turns[turn].append(Finish(1, index))
+    turns[turn].append(Abort(1, index))
     outputs = play(scheduler, *turns)
     ends = [(end.index, end.reason, end.more) for one in outputs for end in one.ends]
     assert (index, EndReason.FINISHED, True) in ends
@@ -60,14 +60,14 @@ def test_who_takes_the_place_of_a_finished_one_has_computed_nothing_before() -> 
     (page,) = scheduler.cache.tables.row(0)[:1].tolist()
     scheduler.commit(replace(result_of(plan, []), lost_pages=(page,)), 0.0)
     assert [sequence.lost for sequence in scheduler.queue.in_order()] == [4]
-    outputs = play(scheduler, [Finish(1, 0)])
+    outputs = play(scheduler, [Abort(1, 0)])
     assert tokens_of(outputs) == {1: 2, 2: 2}
     assert outputs[-1].stats.recomputed_tokens == 0
 
 
 def test_all_are_finished_one_by_one_before_their_prompt_is_computed() -> None:
     scheduler = engine(chunk=4)
-    outputs = play(scheduler, [Submit(1, request())], [Finish(1, 0)], [Finish(1, 2), Finish(1, 1)])
+    outputs = play(scheduler, [Submit(1, request())], [Abort(1, 0)], [Abort(1, 2), Abort(1, 1)])
     assert tokens_of(outputs) == {}
     assert [end.more for one in outputs for end in one.ends] == [True, True, False]
 
@@ -75,8 +75,8 @@ def test_all_are_finished_one_by_one_before_their_prompt_is_computed() -> None:
 def test_who_takes_over_a_prompt_waits_no_longer() -> None:
     """The first of three has left the queue: the others' time is up when it was up for all."""
     scheduler = engine(rows=2)
-    step(scheduler, 0.0, [Submit(1, make_request(1, 3, 30)), Submit(2, request(2, patience=5.0))])
-    step(scheduler, 1.0, [Finish(2, 0)])
+    step(scheduler, 0.0, [Submit(1, make_request(1, 3, 30)), Submit(2, request(2, queue_timeout=5.0))])
+    step(scheduler, 1.0, [Abort(2, 0)])
     assert scheduler.queue.attempts() == [2]
     assert reasons(step(scheduler, 4.9)) == []
     assert reasons(step(scheduler, 5.0)) == [(2, EndReason.QUEUE_TIMEOUT)]

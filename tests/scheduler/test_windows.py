@@ -9,7 +9,7 @@ import pytest
 from scheduler.events import EndReason, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
-from tests.scheduler.drive import Drive
+from tests.scheduler.driver import SchedulerDriver
 from tests.scheduler.executor import alone
 from tests.scheduler.test_prefix import LONG, PAGE, arrival, cached, depths, run_until
 from tests.scheduler.test_scheduler import reasons, result_of, step
@@ -29,12 +29,12 @@ def drive(
     chunk: int | None = None,
     depth: int = 1,
     cache: bool = True,
-) -> Drive:
+) -> SchedulerDriver:
     layout, settings = make_layout(PAGE, windows=windows), SchedulerSettings(budget, rows, chunk, depth)
-    return Drive(Workload(tuple(arrivals), layout, pages, settings, prefix_cache=cache))
+    return SchedulerDriver(Workload(tuple(arrivals), layout, pages, settings, prefix_cache=cache))
 
 
-def tokens(run: Drive) -> dict[int, list[int]]:
+def tokens(run: SchedulerDriver) -> dict[int, list[int]]:
     return {attempt: told.tokens for attempt, told in run.told.items()}
 
 
@@ -42,9 +42,9 @@ def due(arrivals: Sequence[Arrival]) -> dict[int, list[int]]:
     return {one.attempt: alone(one.request) for one in arrivals}
 
 
-def held(run: Drive, group: int, row: int = 0) -> int:
+def held(run: SchedulerDriver, group: int, row: int = 0) -> int:
     """Pages of a row in a group."""
-    return len(run.scheduler.cache.tables.of(group, row))
+    return len(run.scheduler.cache.tables.pages_of(group, row))
 
 
 # What a pool is good for
@@ -87,7 +87,7 @@ def test_a_hybrid_model_runs_more_at_once_than_one_without_windows():
         run = drive(come, windows, pages=60, rows=8, budget=16, chunk=8)
         running = []
         while run.turn < run.workload.most_turns and (run.turn == 0 or run.scheduler.has_work):
-            run.take_turn(run.events_of(run.turn))
+            run.next_turn()
             running.append(run.scheduler.rows.used)
         assert tokens(run) == due(come)
         return max(running)
@@ -100,7 +100,7 @@ def test_a_prompt_gets_slots_of_a_window_as_it_is_computed():
     run = drive([arrival(1, LONG)], (None, 6), budget=8)
     reach = []
     while run.turn < 5:
-        run.take_turn(run.events_of(run.turn))
+        run.next_turn()
         first, end = run.scheduler.cache.tables.first[:, 0], run.scheduler.cache.tables.held[:, 0]
         reach.append([(int(a), int(b)) for a, b in zip(first, end, strict=True)])
     # 8 tokens a step are two pages; the sixth token before the next one lies two pages back.
@@ -118,7 +118,7 @@ def test_a_long_prefill_in_windows_delays_no_decode(windows, depth):
     run = drive(come, windows, pages=80, rows=3, budget=6, depth=depth)
     layout, most, chunks = run.workload.layout, 0, 0
     while not (3 in run.told and run.told[3].tokens):
-        outputs = run.take_turn(run.events_of(run.turn))
+        outputs = run.next_turn()
         if run.turn > 4:
             assert outputs is not None
             assert {1, 2} <= set(outputs.attempts.tolist())
@@ -210,8 +210,8 @@ def test_who_goes_on_from_a_prefix_holds_what_its_window_sees(window, pages):
 
 @pytest.mark.parametrize(("again", "tight"), [(LONG[:24], 0), ((*LONG, 1, 2), 40)])
 def test_a_prefix_is_found_only_as_far_as_no_window_has_lost_it(again, tight):
-    """Of the first one's prompt the window's early pages are gone when another needs room, the other group's stay, and
-    so does the end of it.
+    """The window's early pages of the first prompt are gone when another needs room; the other group's stay, and so
+    does the end of it.
     """
     come = [arrival(1, LONG, max_tokens=1), arrival(2, LONGER[:20], turn=20, max_tokens=1)]
     come.append(arrival(3, again, turn=30, max_tokens=1))
@@ -239,7 +239,7 @@ def test_pages_that_left_the_window_of_one_that_faulted_are_hit_by_nobody(depth)
 
 def test_a_reset_forgets_what_left_a_window_too():
     come = [arrival(1, LONG, max_tokens=40), arrival(2, LONG[:20], turn=20), arrival(3, LONG, turn=80)]
-    run = Drive(replace(drive(come, (5,)).workload, resets=frozenset({15}))).run()
+    run = SchedulerDriver(replace(drive(come, (5,)).workload, resets=frozenset({15}))).run()
     assert cached(run) == [0, 0, 20], "2's, not 1's: who runs at a reset publishes no more"
 
 
@@ -264,7 +264,7 @@ def test_small_engines_with_windows_of_every_size_serve_three_requests():
         engine, layout = SchedulerSettings(budget, rows, chunk, depth), make_layout(2, windows=windows)
         least = max(layout.pages_for(one.longest, engine.ahead) for one in come)
         for pages in (least, least + 1, least + 3):
-            run = Drive(Workload(come, layout, pages, engine)).run()
+            run = SchedulerDriver(Workload(come, layout, pages, engine)).run()
             preempted += run.stats.preemptions
             left += run.executor.out_of_sight
     assert preempted > 50
@@ -283,7 +283,7 @@ def test_one_that_leaves_early_ranks_only_pages_that_it_had(policy):
     come = [arrival(1, prompt, max_tokens=1), arrival(2, (9,) * 8, turn=5, max_tokens=1)]
     come += [arrival(3, prompt, turn=12, cancel=14), arrival(4, (8,) * 14, turn=20)]
     workload = drive(come, (3,), pages=3, rows=2, budget=4, chunk=2).workload
-    Drive(replace(workload, policy=policy)).run()
+    SchedulerDriver(replace(workload, policy=policy)).run()
 
 
 def test_a_fault_takes_no_names_from_pages_that_the_row_had_not_come_to():
@@ -310,5 +310,5 @@ def test_who_can_start_at_once_is_not_refused_for_a_predicted_wait():
     scheduler = Scheduler(settings, PATIENT, Workload((), layout, 40, settings).cache)
     plan = scheduler.schedule(0.0, [Submit(9, make_request(9, 4, 1))])
     scheduler.commit(result_of(plan, [1]), 100.0)
-    outputs = step(scheduler, 100.0, [Submit(i, make_request(i, 100, patience=1.0)) for i in (1, 2, 3, 4)])
+    outputs = step(scheduler, 100.0, [Submit(i, make_request(i, 100, queue_timeout=1.0)) for i in (1, 2, 3, 4)])
     assert reasons(outputs) == []

@@ -1,19 +1,22 @@
 """Workloads for the scheduler: who comes when and wants what, and what the engine has to serve them with."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
+from cache_manager.block_hash import BlockHash, BlockHasher, Scope
 from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageNamer, Scope
 from cache_manager.policies import POLICIES
-from scheduler.controls import Adjustments, Controls
-from scheduler.events import Submit
-from scheduler.request import Beam, Request
+from scheduler.controls import Controls, LogitsParams
+from scheduler.events import Abort, AdminQuery, AdminQuestion, Event, Submit
+from scheduler.parameters import Beam
+from scheduler.request import Request
 from scheduler.settings import QueueLimits, SchedulerSettings
+from scheduler.step import StepPlan
 from tests.scheduler.executor import VOCABULARY, alone, next_token
 
 GREEDY = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0)
@@ -42,7 +45,7 @@ STEMS = (
 def make_layout(page_size: int, groups: int = 1, windows: tuple[int | None, ...] = ()) -> KVLayout:
     """windows: by group, of which there are as many; () for groups without."""
     numbers = tuple((g,) for g in range(len(windows) or groups))
-    return KVLayout(numbers, kv_heads=1, head_dim=8, element_bytes=2, page_size=page_size, windows=windows)
+    return KVLayout.uniform(numbers, kv_heads=1, head_dim=8, element_bytes=2, page_size=page_size, windows=windows)
 
 
 def make_request(
@@ -50,14 +53,14 @@ def make_request(
     prompt: int | tuple[int, ...] = 4,
     max_tokens: int = 4,
     stop_ids: tuple[int, ...] = (),
-    patience: float | None = None,
+    queue_timeout: float | None = None,
     scope: Scope = EVERYBODY,
 ) -> Request:
     """prompt: token ids, or how many (they are made up from the attempt)."""
     if isinstance(prompt, int):
         prompt = tuple((7 * attempt + 3 * i) % VOCABULARY for i in range(prompt))
     controls = replace(GREEDY, seed=attempt)
-    return Request(np.array(prompt, np.int32), max_tokens, stop_ids, controls, patience, scope)
+    return Request(np.array(prompt, np.int32), max_tokens, stop_ids, controls, queue_timeout, scope)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Arrival:
     dropped: turns in which it wants no more of one of the sequences, by index.
 
     emitted: by sequence, how much of its output an earlier attempt delivered, None for one that has ended; () for none
-    of any. fault: the position whose computation fails, in whatever sequence.
+    of any. fault: the position whose computation fails, in whatever sequence. transferred: pages that come with it.
     """
 
     attempt: int
@@ -77,10 +80,11 @@ class Arrival:
     emitted: tuple[int | None, ...] = ()
     fault: int | None = None
     dropped: tuple[tuple[int, int], ...] = ()
+    transferred: Mapping[BlockHash, np.ndarray] = field(default_factory=dict)
 
     @property
     def output(self) -> list[int]:
-        """Of its first sequence."""
+        """Output of its first sequence."""
         return alone(self.request)
 
     @property
@@ -97,7 +101,7 @@ class Arrival:
     @property
     def submit(self) -> Submit:
         known = tuple(None if n is None else tuple(self.known(index)) for index, n in enumerate(self.emitted))
-        return Submit(self.attempt, self.request, known)
+        return Submit(self.attempt, self.request, known, transferred=self.transferred)
 
     @property
     def heads(self) -> list[int]:
@@ -107,7 +111,7 @@ class Arrival:
 
     @property
     def rows(self) -> int:
-        """That it can have at once."""
+        """Rows that it can have at once."""
         return self.request.count if self.request.beam is None else self.request.beam.width
 
     @property
@@ -146,8 +150,8 @@ class Workload:
     policy: str = "lru"
 
     @property
-    def namer(self) -> PageNamer | None:
-        return PageNamer(SECRET, b"model", self.layout.page_size) if self.prefix_cache else None
+    def hasher(self) -> BlockHasher | None:
+        return BlockHasher(SECRET, b"model", self.layout.page_size) if self.prefix_cache else None
 
     @property
     def cache(self) -> CacheManager:
@@ -161,6 +165,18 @@ class Workload:
     @property
     def depth(self) -> int:
         return self.settings.depth
+
+    def events(self, turn: int) -> list[Event]:
+        """Returns what comes from outside in a turn."""
+        come = self.arrivals
+        events: list[Event] = [a.submit for a in come if a.turn == turn]
+        events += [Abort(a.attempt, index) for a in come for when, index in a.dropped if when == turn]
+        events += [Abort(a.attempt) for a in come if a.cancel == turn]
+        return events + ([AdminQuery(turn, AdminQuestion.RESET_PREFIX_CACHE)] if turn in self.resets else [])
+
+    def collects(self, turn: int, plan: StepPlan | None, in_flight: int) -> bool:
+        """Returns whether the oldest step is collected in a turn: no plan came, the engine is full, or it is eager."""
+        return bool(in_flight) and (plan is None or in_flight >= self.depth or turn in self.eager)
 
     @property
     def most_turns(self) -> int:
@@ -187,7 +203,7 @@ def arrivals(
     draw,
     attempt: int,
     cancels: bool,
-    patience: bool,
+    queue_timeout: bool,
     resumed: bool,
     faults: bool,
     last_turn: int,
@@ -196,7 +212,7 @@ def arrivals(
 ):
     prompt = draw(prompts(alike))
     stop_ids = tuple(draw(st.just([]) | st.lists(st.integers(0, VOCABULARY - 1), max_size=2, unique=True)))
-    waits = draw(st.none() | st.integers(0, 12).map(float)) if patience else None
+    waits = draw(st.none() | st.integers(0, 12).map(float)) if queue_timeout else None
     scope = Scope(salt=draw(st.sampled_from(("", "", "pepper"))))
     request = make_request(attempt, prompt, draw(st.integers(1, 24)), stop_ids, waits, scope)
     turn = draw(st.integers(0, last_turn))
@@ -206,8 +222,8 @@ def arrivals(
     request = arrival.request
     if faults and not resumed and request.beam is None:
         stuck = draw(st.just([]) | st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=2))
-        adjustments = Adjustments(not_yet=tuple(stuck))
-        request = replace(request, controls=replace(request.controls, adjustments=adjustments))
+        adjustments = LogitsParams(not_yet=tuple(stuck))
+        request = replace(request, controls=replace(request.controls, logits_params=adjustments))
         arrival = replace(arrival, request=request)
     if cancels:
         arrival = replace(arrival, cancel=draw(st.none() | st.none() | st.integers(turn, turn + 25)))
@@ -268,7 +284,7 @@ def layouts(draw, kinds: tuple[str, ...] = ANY) -> KVLayout:
 def workloads(
     draw,
     cancels: bool = False,
-    patience: bool = False,
+    queue_timeout: bool = False,
     resumed: bool = False,
     faults: bool = False,
     resets: bool = False,
@@ -283,7 +299,7 @@ def workloads(
     as one sequence. kinds: of layer groups. alike: all prompts start alike. several: some have several sequences, or
     are searches.
     """
-    drawn = arrivals(0, cancels, patience, resumed, faults, last_turn, alike, several)
+    drawn = arrivals(0, cancels, queue_timeout, resumed, faults, last_turn, alike, several)
     those = st.lists(drawn, min_size=1, max_size=3 if several else 4)
     come = draw(those if several else those | st.lists(drawn, min_size=4, max_size=8))
     come.sort(key=lambda arrival: arrival.turn)
@@ -307,7 +323,7 @@ def workloads(
     everything = sum(a.rows * (need + len(layout.groups)) for a, need in zip(named, needs, strict=True))
     pages = everything + rows * len(layout.groups) if roomy else max(needs) + draw(st.integers(0, 8))
     queue = PATIENT
-    if patience:
+    if queue_timeout:
         queue = QueueLimits(draw(st.sampled_from((2, 1024))), math.inf, draw(st.sampled_from((6.0, 1e9))))
     eager = frozenset(draw(st.sets(st.integers(0, 40), max_size=6)))
     forgotten = frozenset(draw(st.sets(st.integers(0, 40), max_size=3))) if resets else frozenset()

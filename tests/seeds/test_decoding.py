@@ -11,12 +11,14 @@ import torch
 from transformers import GPT2Config
 
 from model.forward import ForwardBatch, ForwardOutput
-from model.kv_pool import KVPool
+from model.reference.row_pool import RowPool
 from scheduler.events import EndReason, Submit
-from scheduler.request import InvalidRequest, Request
+from scheduler.invalid import InvalidRequest
+from scheduler.request import Request
 from scheduler.settings import SchedulerSettings
 from tests.support.checkpoints import greedy_ids, write, write_llama
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.pages import exported
 
 CONTEXT = 1024
 HEADS, KV_HEADS, LAYERS = 8, 2, 2
@@ -75,7 +77,7 @@ def test_pages_in_use_are_those_of_the_tokens_held(llama: Path, page_size: int, 
     looked_at, beside_a_step = 0, 0
     while (outputs := rig.turn(events)) is not None:
         events = []
-        in_flight = len(rig.scheduler._in_flight)
+        in_flight = rig.in_flight
         assert in_flight < depth
         running = [i for i, result in rig.results.items() if result.end is None]
         held = [lengths[i][0] + len(rig.results[i].tokens) - 1 for i in running]
@@ -104,33 +106,34 @@ def test_a_short_sequence_does_not_hold_the_context(llama: Path) -> None:
     assert outputs.stats.slots_unused == 0
 
 
-def elements(rig: Rig) -> list[torch.Tensor]:
-    pool: KVPool = rig.loaded.runner._attention.pool  # type: ignore[attr-defined]
-    return [part for pair in pool._elements for part in pair]
+def memory(rig: Rig) -> torch.Tensor:
+    """The pool's bytes, [pages, bytes of a page]."""
+    pool: RowPool = rig.loaded.runner.attention.pool  # type: ignore[attr-defined]
+    return pool.pages
 
 
 def test_a_decode_writes_one_slot_a_layer_into_a_pool_that_stays(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """K and V of the KV heads and nothing else; no tensor of the pool is made anew, however long a sequence gets."""
     rig, (prompt, new) = rig_of(llama, page_size=7), (50, 100)
     written: list[int] = []
-    store = KVPool.write
+    store = RowPool.write
 
-    def counted(self: KVPool, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        assert keys.shape == values.shape == (len(slots), KV_HEADS, 64 // HEADS)
-        written.append(len(slots))
-        store(self, layer, slots, keys, values)
+    def counted(self: RowPool, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        assert keys.shape == values.shape == (len(places), KV_HEADS, 64 // HEADS)
+        written.append(len(places))
+        store(self, layer, places, keys, values)
 
-    def never(self: KVPool, pages: object) -> None:
+    def never(self: RowPool, pages: object) -> None:
         raise AssertionError("pages were copied")
 
-    monkeypatch.setattr(KVPool, "write", counted)
-    monkeypatch.setattr(KVPool, "copy", never)
-    before = [part.data_ptr() for part in elements(rig)]
+    monkeypatch.setattr(RowPool, "write", counted)
+    monkeypatch.setattr(RowPool, "copy", never)
+    before = memory(rig).data_ptr()
     rig.run({0: make_request(rig, prompt_of(prompt), new)})
     assert written == [prompt] * LAYERS + [1] * (LAYERS * (new - 1))
-    assert [part.data_ptr() for part in elements(rig)] == before
-    slots = (rig.loaded.pages + 1) * 7  # one page is the runner's own
-    assert [part.shape for part in elements(rig)] == [(KV_HEADS, slots, 64 // HEADS)] * 2 * LAYERS
+    assert memory(rig).data_ptr() == before
+    pages = rig.loaded.pages + 1  # one page is the runner's own
+    assert memory(rig).shape == (pages, 7 * LAYERS * 2 * KV_HEADS * (64 // HEADS) * 4)
 
 
 @pytest.fixture(scope="module")
@@ -142,25 +145,25 @@ def for_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("page_size", [7, 16])
 def test_a_decode_by_kernels_writes_one_slot_a_layer(for_kernels: Path, page_size: int) -> None:
     rig = make_rig(for_kernels, page_size, 2 * CONTEXT, backend="cpu", poison=False)
-    attention, layout = rig.loaded.runner._attention, rig.loaded.layout
+    attention, layers = rig.loaded.runner.attention, rig.loaded.config.layers
     rig.turn([Submit(1, make_request(rig, prompt_of(50), 100))])
 
     def content() -> torch.Tensor:
         """[layers x 2, tokens, elements of a token]."""
-        pages = attention.export(np.arange(rig.loaded.pages, dtype=np.int32)).view(torch.float32)
-        shape = (rig.loaded.pages, 2 * len(layout.groups[0]), page_size, layout.kv_heads * layout.head_dim)
+        pages = exported(attention, range(rig.loaded.pages)).view(torch.float32)
+        shape = (rig.loaded.pages, 2 * layers, page_size, -1)
         return pages.view(shape).transpose(0, 1).flatten(1, 2)
 
     for _ in range(20):
         before = content()
         rig.turn()
         changed = (content() != before).any(-1)
-        assert changed.sum(1).tolist() == [1] * 2 * len(layout.groups[0])
+        assert changed.sum(1).tolist() == [1] * 2 * layers
         assert (changed == changed[0]).all()
 
 
 def test_reading_a_long_past_takes_no_memory(for_kernels: Path) -> None:
-    """What torch allocates in a decode is as much after 900 tokens as after 20; the reference needs a copy of them."""
+    """Torch allocates as much in a decode after 900 tokens as after 20; the reference needs a copy of them."""
 
     def allocated(backend: str, length: int) -> int:
         rig = make_rig(for_kernels, 16, 2 * CONTEXT, SchedulerSettings(1024, 8), backend=backend, poison=False)
@@ -199,7 +202,7 @@ def greedy(llama: Path, prompt: list[int], new: int) -> list[int]:
 
 
 def an_end(tokens: list[int]) -> int:
-    """Where a token comes for the first time, as far back as there is one."""
+    """Returns the last place at which a token comes for the first time."""
     return max(i for i, token in enumerate(tokens) if token not in tokens[:i])
 
 
@@ -295,4 +298,4 @@ def test_nothing_is_kept_for_gradients(llama: Path) -> None:
     rig.wrap_model(Watched)
     rig.run({0: make_request(rig, prompt_of(5), 3)})
     assert modes == [(True, False)] * 3
-    assert not any(part.requires_grad for part in elements(rig))
+    assert not memory(rig).requires_grad

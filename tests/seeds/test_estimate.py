@@ -31,7 +31,7 @@ WINDOWS = {  # a layer in six sees everything
 def estimated(
     directory: Path, capsys: pytest.CaptureFixture[str], page_size: int, changes: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the command prints with --json."""
+    """Returns what the command prints with --json."""
     (directory / "config.json").write_text(json.dumps(LARGE | changes))
     show(directory, ModelSettings(page_size=page_size, kv_cache_memory=2**36), LENGTH, as_json=True)
     values: dict[str, Any] = json.loads(capsys.readouterr().out)

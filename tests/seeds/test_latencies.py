@@ -2,7 +2,7 @@
 
 from model.inputs.tokenizer import Tokenizer
 from scheduler.events import EndReason
-from scheduler.request import Spec
+from scheduler.spec import Spec
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.frontends import make_frontend, outputs
 

@@ -17,7 +17,7 @@ STATES = ("shown", "partly", "open")
 
 @cache
 def functions(path: Path) -> set[str]:
-    """What pytest would collect of a file of tests without classes."""
+    """Returns what pytest would collect of a file of tests without classes."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -28,7 +28,7 @@ def names(text: str) -> list[tuple[str, str]]:
 
 
 def missing(text: str) -> list[str]:
-    """Of the files and tests that the text names, those that there are not."""
+    """Returns the files and tests that the text names and that do not exist."""
     lacking = []
     for file, test in names(text):
         path = ROOT / file

@@ -29,7 +29,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def text(self, query: str) -> str:
-        """Of the element, as the page has it; "" where there is none."""
+        """Returns the element's text, as the document has it; "" where there is none."""
         return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", query))
 
     def shown(self, query: str) -> bool:
@@ -52,7 +52,7 @@ class Browser:
             time.sleep(0.02)
 
     def complaints(self) -> list[str]:
-        """What the browser's console has got since the last call."""
+        """Returns the lines of the browser's console since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
 

@@ -68,7 +68,7 @@ def write(
 
 
 def greedy_ids(directory: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-    """What transformers generates for each prompt, alone, in float32; end tokens do not end it."""
+    """Returns what transformers generates for each prompt, alone, in float32; end tokens do not end it."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     outputs = []

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from cache_manager.block_hash import BlockHasher
 from cache_manager.ledger import verify
 from cache_manager.manager import CacheManager
-from cache_manager.page_names import PageNamer
 from cache_manager.policies import POLICIES
 from cache_manager.settings import CacheSettings
 from cache_manager.tier import HostTier
@@ -19,10 +19,15 @@ from model.loading import LoadedModel, load
 from model.parallel.shard import Shard
 from model.sampling.logits_processors import LogitsProcessorFactory
 from model.settings import ModelSettings
-from scheduler.events import End, Event, Finish, StepOutputs, Submit
-from scheduler.request import Output, Request, Sampling, Spec, Stopping, resolve
+from scheduler.drafts import Drafter
+from scheduler.events import Abort, End, Event, StepOutputs, Submit
+from scheduler.parameters import Output, Sampling, Stopping
+from scheduler.readiness import with_ready
+from scheduler.request import Request
+from scheduler.resolve import resolve
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, RequestLimits, SchedulerSettings
+from scheduler.spec import Spec
 from tests.support.late import start_late
 from tests.support.ranks import ThreadGroup
 
@@ -42,7 +47,7 @@ Key = int | tuple[int, int]
 
 
 def key_of(attempt: int, index: int) -> Key:
-    """What a sequence is called in a test: by its attempt, and those after an attempt's first by their index too."""
+    """Returns a sequence's key in tests: its attempt, and for those after an attempt's first their index too."""
     return (attempt, index) if index else attempt
 
 
@@ -50,7 +55,7 @@ def key_of(attempt: int, index: int) -> Key:
 class Rig:
     """One engine without its thread. logits: for (sequence, output position), the raw logits drawn from. changed: those
     that came out with other bits when they were computed again (after a preemption, or in a half of a step). started:
-    cached tokens by attempt.
+    cached tokens by attempt. in_flight: steps that were launched and not collected.
     """
 
     loaded: LoadedModel
@@ -60,6 +65,7 @@ class Rig:
     changed: list[tuple[Key, int]] = field(default_factory=list)
     started: dict[int, int] = field(default_factory=dict)
     now: float = 0.0
+    in_flight: int = 0
 
     def turn(self, events: Sequence[Event] = ()) -> StepOutputs | None:
         """Launches up to the depth of the pipeline, then collects one step. None when there is nothing to do."""
@@ -68,13 +74,17 @@ class Rig:
             for index, known in enumerate(event.emitted if isinstance(event, Submit) else ()):
                 if known:
                     self.results[key_of(event.attempt, index)] = Result(list(known), [float("nan")] * len(known))
-        in_flight = self.scheduler._in_flight
-        plan = self.scheduler.schedule(self.now, events)
+        readiness = self.loaded.readiness
+        asked = events if readiness is None else with_ready(events, self.scheduler.held, readiness)
+        plan = self.scheduler.schedule(self.now, asked)
         if plan is not None:
             self.loaded.runner.launch(plan)
-        if in_flight and (plan is None or len(in_flight) >= self.scheduler.settings.depth):
+            self.in_flight += 1
+        if self.in_flight and (plan is None or self.in_flight >= self.scheduler.settings.depth):
+            self.in_flight -= 1
             outputs = self.scheduler.commit(self.loaded.runner.collect(), self.now)
         elif plan is None and not self.scheduler.has_news:
+            assert not self.scheduler.has_work or self.scheduler.is_held
             return None
         else:
             outputs = self.scheduler.commit(None, self.now)
@@ -122,14 +132,14 @@ class Rig:
     def wrap_model(self, wrap: Callable[[Model], Model]) -> None:
         """Puts something between the runner and its model."""
         runner = self.loaded.runner
-        runner._model = wrap(runner._model)
+        runner.model = wrap(runner.model)
 
     def logits_of(self, sequence: Key) -> dict[int, bytes]:
         """Bits of the recorded logits of a sequence by output position."""
         return {position: logits.tobytes() for (who, position), logits in self.logits.items() if who == sequence}
 
     def cancel(self, attempt: int) -> None:
-        self.turn([Finish(attempt)])
+        self.turn([Abort(attempt)])
 
 
 def make_rig(
@@ -151,6 +161,7 @@ def make_rig(
     ranks: int = 1,
     apart: bool = False,
     factories: Sequence[LogitsProcessorFactory] = (),
+    drafter: Drafter | None = None,
 ) -> Rig:
     """ranks, apart: see `ThreadGroup`; who asks for several ends them, see GROUPS."""
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
@@ -174,10 +185,11 @@ def make_rig(
     tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None
     policy = POLICIES[CacheSettings().eviction]
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
-    namer = PageNamer(bytes(32), loaded.numerics, page_size) if prefix_cache and not recompute else None
-    rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), cache, namer))
+    hasher = BlockHasher(bytes(32), loaded.numerics, page_size) if prefix_cache and not recompute else None
+    holds = loaded.readiness is not None
+    rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), cache, hasher, drafter, holds=holds))
     if ahead:
-        loaded.runner._starter = start_late
+        loaded.runner.starter = start_late
     if record_logits:
         _record_logits(rig)
     return rig
@@ -185,9 +197,9 @@ def make_rig(
 
 def _record_logits(rig: Rig) -> None:
     """Wraps the model, so that each row's logits are kept under its attempt and output position."""
-    runner, model = rig.loaded.runner, rig.loaded.runner._model
+    runner, model = rig.loaded.runner, rig.loaded.runner.model
     packs: list = [None]
-    pack = runner._mirror.pack
+    pack = runner.batch.pack
 
     def remember(work):  # type: ignore[no-untyped-def]
         packs[0] = pack(work)
@@ -199,16 +211,18 @@ def _record_logits(rig: Rig) -> None:
             logits, packed, packs[0] = output.logits, packs[0], None
             if packed is None:  # the runner's probe
                 return output
+            rows, drafting = rig.scheduler.rows, rig.scheduler.draws_are_checked
             for i, (row, position) in enumerate(zip(packed.rows.tolist(), packed.positions.tolist(), strict=True)):
-                rows = rig.scheduler.rows
                 key = (key_of(int(rows.attempt[row]), int(rows.index[row])), position)
                 now = logits[i].numpy().copy()
-                if rig.logits.setdefault(key, now).tobytes() != now.tobytes():
+                if drafting:
+                    rig.logits[key] = now  # what was computed behind a wrong draft is computed again
+                elif rig.logits.setdefault(key, now).tobytes() != now.tobytes():
                     rig.changed.append(key)  # not raised here: the runner would take it for a fault of the row
             return output
 
-    runner._mirror.pack = remember  # type: ignore[method-assign]
-    runner._model = Recording()
+    runner.batch.pack = remember  # type: ignore[method-assign]
+    runner.model = Recording()
 
 
 def make_request(rig: Rig, prompt: list[int], max_tokens: int | None = 16, **sampling: Any) -> Request:

@@ -10,7 +10,7 @@ from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
 from scheduler.events import EndReason, Submit
 from scheduler.limits import ModelDefaults
-from scheduler.request import Spec
+from scheduler.spec import Spec
 from tests.support.frontends import outputs
 from tests.support.links import MortalEngine
 
@@ -22,14 +22,13 @@ class Fleet:
         self.metrics = Metrics("m")
         preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
         self.frontend = Frontend(preparer, FrontendSettings(**settings), self.metrics)
-        self.dispatch = self.frontend._dispatch
+        self.dispatch = self.frontend.dispatch
         self.engines: dict[int, MortalEngine] = {}
         for number in range(engines):
             self.bring(number)
 
     def bring(self, number: int) -> MortalEngine:
-        replica = self.frontend.replicas.new(number)
-        self.frontend._coming[number] = replica
+        replica = self.frontend.new_replica(number)
         engine = self.engines[number] = MortalEngine(lambda step: self.dispatch.deliver(step, replica))
         self.frontend.attach(engine, number)
         return engine
@@ -50,7 +49,7 @@ class Fleet:
         return number
 
     def submit_of(self, live: Live) -> Submit:
-        """What its engine was told of it."""
+        """Returns the Submit that its engine got."""
         sent = self.engines[self.place_of(live)].sent
         (submit,) = [e for e in sent if isinstance(e, Submit) and e.attempt == live.attempt]
         return submit

@@ -1,4 +1,4 @@
-"""What a fork server of a test forks: tells what it finds itself to be, and waits for the end of its input."""
+"""The program that a test's fork server forks: it reports what it is, and waits for the end of its input."""
 
 import json
 import os

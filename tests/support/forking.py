@@ -5,6 +5,7 @@ signals. What it does not show is how the command is installed and what it impor
 """
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,11 +16,20 @@ import pytest
 
 from rpc.engines.forks import ForkOrder, ForkServer
 from rpc.engines.launchers import PRELOADED
+from tests.support.quire_command import Child
 
 QUIRE = str(Path(sys.executable).parent / "quire")
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.support.quire_command"
-IMPORTED = (*PRELOADED, "rpc.cli.main", "rpc.server", "rpc.engines.joined", "rpc.gateway.process", MODULE)
+IMPORTED = (
+    *PRELOADED,
+    "rpc.engines.follower",
+    "rpc.cli.main",
+    "rpc.server",
+    "rpc.engines.joined",
+    "rpc.gateway.process",
+    MODULE,
+)
 
 
 class Forks:
@@ -49,11 +59,27 @@ class Forks:
 FORKS = Forks()
 
 
-class Quire(subprocess.Popen):
-    """A `quire` command, as `subprocess.Popen` of `[QUIRE, *arguments]`, but forked where there are fork servers."""
+class ForkedForkServer(ForkServer):
+    """A fork server for engines of this process's hosts, which `FORKS` forks: it need not import torch."""
 
-    def __init__(self, *arguments: str, **options: Any) -> None:
-        super().__init__([QUIRE, *arguments], **options)
+    def _start(self, command: list[str], orders: socket.socket) -> subprocess.Popen[bytes]:
+        order = ForkOrder(command[3], command[3:], command, dict(os.environ), str(Path.cwd()))
+        return Child(FORKS.running().fork(order, orders.fileno(), 2, 2))  # type: ignore[return-value]
+
+
+class Forked(subprocess.Popen):
+    """A command, as `subprocess.Popen` of it, but forked where there are fork servers.
+
+    Args:
+        module: Module whose `main` the command runs.
+        command: Command line.
+        title: Command line that `ps` shows.
+        options: Of `subprocess.Popen`.
+    """
+
+    def __init__(self, module: str, command: list[str], title: list[str], **options: Any) -> None:
+        self._module, self._title = module, title
+        super().__init__(command, **options)
 
     def _execute_child(  # type: ignore[no-untyped-def]  # the one step of Popen that starts a process
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
@@ -68,14 +94,22 @@ class Quire(subprocess.Popen):
             )  # fmt: skip
             return
         environment: Mapping[str, str] = os.environ if env is None else env
-        title = [sys.executable, *args]  # as the console script's first line has it
-        order = ForkOrder(MODULE, args, title, dict(environment), str(cwd or Path.cwd()), start_new_session)
+        place = str(cwd or Path.cwd())
+        order = ForkOrder(self._module, args, self._title, dict(environment), place, start_new_session)
         standard = [own if theirs == -1 else theirs for own, theirs in enumerate((p2cread, c2pwrite, errwrite))]
         try:
             self.pid = FORKS.running().fork(order, *standard)
             self._child_created = True
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+
+class Quire(Forked):
+    """A `quire` command, as `subprocess.Popen` of `[QUIRE, *arguments]`."""
+
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        command = [QUIRE, *arguments]
+        super().__init__(MODULE, command, [sys.executable, *command], **options)  # as the script's first line has it
 
 
 def run_quire(*arguments: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from rpc.frontend.frontend import Frontend
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
-from scheduler.events import End, EndReason, EngineStats, Event, Finish, Logprobs, Start, StepOutputs, Submit
+from scheduler.events import Abort, End, EndReason, EngineStats, Event, Logprobs, Start, StepOutputs, Submit
 from scheduler.limits import Limits, ModelDefaults
 
 
@@ -41,7 +41,7 @@ class PuppetEngine:
         return [event.attempt for event in self.sent if isinstance(event, Submit)]
 
     def finished(self) -> list[int]:
-        return [event.attempt for event in self.sent if isinstance(event, Finish)]
+        return [event.attempt for event in self.sent if isinstance(event, Abort)]
 
 
 def make_frontend(tokenizer: Tokenizer, **settings: float) -> tuple[Frontend, PuppetEngine, Metrics]:
@@ -50,7 +50,7 @@ def make_frontend(tokenizer: Tokenizer, **settings: float) -> tuple[Frontend, Pu
     preparer = Preparer("m", tokenizer, ModelDefaults(eos_token_ids=(0,)))
     frontend = Frontend(preparer, FrontendSettings(**settings), metrics)
     frontend.attach(engine)
-    engine.deliver = lambda outputs: frontend._dispatch.deliver(outputs, frontend.replicas.get(0))
+    engine.deliver = lambda outputs: frontend.dispatch.deliver(outputs, frontend.replicas.get(0))
     return frontend, engine, metrics
 
 

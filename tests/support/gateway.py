@@ -71,7 +71,7 @@ class RunningGateway:
 
 
 def read_answer(data: bytes) -> tuple[int, dict[str, str], Any]:
-    """Of a whole answer that has a length."""
+    """Reads a whole answer that has a length."""
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}

@@ -1,6 +1,7 @@
 """Both ends of an engine link in a test: services on a socket, clients that keep what they hear, what they carry."""
 
 import asyncio
+import math
 import struct
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,21 +17,21 @@ from numpy.typing import NDArray
 from quire.engine.v1 import engine_service_pb2 as pb
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
+from cache_manager.block_hash import Scope
 from cache_manager.ledger import Holder, PageMap
-from cache_manager.page_names import Scope
 from rpc.frontend.engine_client import Reach
 from rpc.link import CHANNEL_OPTIONS
 from rpc.link.client import LinkClient
 from rpc.link.coalesce import LOCAL_BITS
 from rpc.link.server import LinkService
-from scheduler.controls import NO_ADJUSTMENTS, Adjustments, Controls
+from scheduler.controls import NO_LOGITS_PARAMS, Controls, LogitsParams
 from scheduler.events import (
-    Answer,
+    Abort,
+    AdminAnswer,
     End,
     EndReason,
     EngineStats,
     Event,
-    Finish,
     Logprobs,
     PromptPart,
     Start,
@@ -38,7 +39,8 @@ from scheduler.events import (
     Submit,
     nothing,
 )
-from scheduler.request import Beam, PromptImage, Request
+from scheduler.parameters import Beam
+from scheduler.request import PromptImage, Request
 from scheduler.settings import RequestLimits
 from tests.support.frontends import PuppetEngine
 
@@ -187,7 +189,7 @@ def submit(attempt: int, **values: object) -> Submit:
 
 
 def unlike(a: object, b: object, path: str = "it") -> list[str]:
-    """Where two values differ, to the last bit; whatever holds the fields, the first one's must be in the second."""
+    """Finds where two values differ, to the last bit; the second is to have all fields of the first."""
     if is_dataclass(a):
         return [
             found
@@ -212,7 +214,7 @@ ATTEMPT = st.integers(0, 2**63 - 1)
 
 
 def arrays(dtype: type, *shape: int) -> st.SearchStrategy[NDArray]:
-    """Of every bit pattern: NaNs with their payload too."""
+    """Draws arrays of every bit pattern: NaNs with their payload too."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return st.binary(min_size=size, max_size=size).map(lambda data: np.frombuffer(data, dtype).reshape(shape))
 
@@ -234,12 +236,12 @@ def stats(draw: st.DrawFn) -> EngineStats:
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> Answer:
+def answers(draw: st.DrawFn) -> AdminAnswer:
     n = draw(st.integers(0, 5))
     holder = st.builds(Holder, st.booleans(), st.integers(-(2**63), 2**63 - 1), arrays(np.int32, 2))
     holders = tuple(draw(st.lists(holder, max_size=2)))
     pages = PageMap(draw(st.integers(1, 99)), draw(arrays(np.uint8, n)), draw(arrays(np.int32, n)), holders)
-    return Answer(draw(COUNT), draw(st.integers(0, 2**32 - 1)), draw(st.none() | st.just(pages)))
+    return AdminAnswer(draw(COUNT), draw(st.integers(0, 2**32 - 1)), draw(st.none() | st.just(pages)))
 
 
 def logprobs(n: int, k: int) -> st.SearchStrategy[Logprobs]:
@@ -276,7 +278,7 @@ def step_outputs(draw: st.DrawFn, attempts: st.SearchStrategy[int] = ATTEMPT, mo
 UINT32 = st.integers(0, 2**32 - 1)
 IDS = st.lists(UINT32, max_size=3).map(tuple)
 ADJUSTMENTS = st.builds(
-    Adjustments,
+    LogitsParams,
     allowed=IDS,
     banned=st.lists(st.lists(UINT32, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     not_yet=IDS,
@@ -291,7 +293,11 @@ ADJUSTMENTS = st.builds(
 @st.composite
 def prompt_images(draw: st.DrawFn) -> PromptImage:
     pixels = draw(arrays(np.uint8, draw(st.integers(1, 2)), 3, draw(st.integers(1, 3)), draw(st.integers(1, 3))))
-    return PromptImage(pixels, draw(st.binary(max_size=32)), draw(arrays(np.int32, draw(st.integers(1, 4)))))
+    grid = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    features = math.prod(grid)
+    places, digest = draw(arrays(np.int32, features)), draw(st.binary(max_size=32))
+    positions = arrays(np.int32, draw(st.integers(1, 3)), features).map(lambda drawn: drawn % features)
+    return PromptImage(pixels, digest, places, grid, draw(st.none() | positions))
 
 
 @st.composite
@@ -303,7 +309,7 @@ def submits(draw: st.DrawFn) -> Submit:
         draw(FLOAT64),
         draw(st.integers(0, 2**64 - 1)),
         draw(st.integers(-1, 2**31 - 1)),
-        draw(st.just(NO_ADJUSTMENTS) | ADJUSTMENTS),
+        draw(st.just(NO_LOGITS_PARAMS) | ADJUSTMENTS),
         draw(st.booleans()),
     )
     prompt = np.array(draw(st.lists(INT32, min_size=1, max_size=8)), np.int32)
@@ -312,11 +318,11 @@ def submits(draw: st.DrawFn) -> Submit:
     request = Request(prompt, draw(st.integers(0, 2**32 - 1)), stop_ids, controls, draw(st.none() | FLOAT64), scope)
     beam = draw(st.none() | st.builds(Beam, st.integers(1, 2**32 - 1), st.floats(-10, 10)))
     images = tuple(draw(st.lists(prompt_images(), max_size=2)))
-    scope = replace(scope, images=tuple(image.span for image in images), whole=draw(st.integers(0, 2**32 - 1)))
+    scope = replace(scope, images=tuple(image.span for image in images), bidirectional=draw(st.integers(0, 2**32 - 1)))
     request = replace(request, count=draw(st.integers(1, 4)), beam=beam, images=images, scope=scope)
     output = st.none() | st.lists(INT32, max_size=5).map(tuple)
     emitted = draw(st.just(()) | st.lists(output, min_size=request.count, max_size=request.count).map(tuple))
     return Submit(draw(ATTEMPT), request, emitted)
 
 
-finishes = st.builds(Finish, ATTEMPT, st.none() | UINT32)
+finishes = st.builds(Abort, ATTEMPT, st.none() | UINT32)

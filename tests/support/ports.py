@@ -7,7 +7,7 @@ from socket import SocketKind
 
 import psutil
 
-from tests.support.processes import tree
+from tests.support.processes import tree, wait_until
 from tests.support.server import RunningServer
 
 PAGE = Path(__file__).parents[2] / "docs/reference/ports.md"
@@ -24,7 +24,7 @@ class Row:
 
 
 def rows(section: str) -> list[Row]:
-    """Of the table under the heading that begins so."""
+    """Returns the rows of the table under the heading that begins so."""
     (text,) = (part for part in PAGE.read_text().split("\n## ")[1:] if part.startswith(section))
     table = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
     return [Row(tuple(_code(cells[0])), cells[1].strip(), cells[3].strip(), tuple(_code(cells[5]))) for cells in table]
@@ -45,20 +45,28 @@ def listening(server: RunningServer) -> list[tuple[str, str, int]]:
 
 
 def addresses(server: RunningServer) -> tuple[str, str, str]:
-    """That it says itself."""
+    """Returns the addresses that it says itself."""
     return server.address, server.metrics_url, server.admin
 
 
 def check_those_of_ray(server: RunningServer) -> None:
     """Each is in its table, and each row of that is there."""
     own = {int(address.removesuffix("/metrics").rpartition(":")[2]) for address in addresses(server)}
-    found = [socket for socket in listening(server) if socket[2] not in own]
     # Another cluster of this machine may have 44217: then Ray takes the next port that is free.
     table = [Row(row.processes, "any", row.bound, row.flags) for row in rows("`--ray`")]
-    assert [socket for socket in found if not any(_fits(row, *socket) for row in table)] == []
-    for row in table:
-        wanted = sum(other.processes == row.processes for other in table)
-        assert sum(_fits(row, *socket) for socket in found) == wanted, row
+
+    def found() -> list[tuple[str, str, int]]:
+        return [socket for socket in listening(server) if socket[2] not in own]
+
+    def lacking() -> list[Row]:
+        """Rows whose processes have another number of sockets than the table has rows for them."""
+        sockets = found()
+        wanted = [sum(other.processes == row.processes for other in table) for row in table]
+        return [r for r, n in zip(table, wanted, strict=True) if sum(_fits(r, *one) for one in sockets) != n]
+
+    # Ray's monitor listens a while after the cluster serves.
+    wait_until(lambda: not lacking(), "each row of the table has its sockets")
+    assert [socket for socket in found() if not any(_fits(row, *socket) for row in table)] == []
 
 
 def _fits(row: Row, command: str, address: str, port: int) -> bool:

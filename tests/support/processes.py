@@ -87,7 +87,7 @@ def has_loaded(pid: int, library: str) -> bool:
 
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
-    """Where this process and servers started meanwhile have their files; afterwards nothing may be left in it.
+    """Makes the directory of this process's and its servers' files; afterwards nothing may be left in it.
 
     Its name is short: a server whose TMPDIR is long uses /tmp, since the paths of sockets have a limit.
     """
@@ -119,7 +119,7 @@ def started_server(*flags: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def when_ready(process: subprocess.Popen[str]) -> RunningServer:
-    """Of `started_server`'s process."""
+    """Waits until `started_server`'s process is ready."""
     assert process.stdout is not None
     found = READY.search(line := process.stdout.readline())
     assert found, f"the server said {line!r}"
@@ -132,7 +132,7 @@ STREAMED, UNARY, BATCHED = 32, 4, 6
 REQUESTS = STREAMED + UNARY + BATCHED
 
 
-def request_of(tokens: int = 350, seed: int = 0) -> pb.GenerateRequest:
+def request_of(tokens: int = 250, seed: int = 0) -> pb.GenerateRequest:
     return pb.GenerateRequest(spec=stream_request("A", tokens, temperature=1, seed=seed).spec)
 
 

@@ -49,7 +49,7 @@ class Prometheus:
         return [exemplar["labels"] for series in found for exemplar in series["exemplars"]]
 
     def names(self) -> set[str]:
-        """Of all metrics that it knows."""
+        """Returns the names of all metrics that it knows."""
         return set(self.get("label/__name__/values"))
 
     def up(self) -> dict[tuple[str, str], float]:

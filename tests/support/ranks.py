@@ -12,10 +12,10 @@ from model.errors import RankLost
 from model.identity import checkpoint_identity
 from model.loading import Computer, load_computer
 from model.parallel.follow import follow
-from model.parallel.members import Led
+from model.parallel.members import RankGroup
 from model.parallel.shard import Shard
 from model.parallel.sockets import address_of, listen, new_local
-from model.rank_group import Means, join, lead
+from model.rank_group import GroupSettings, join, lead
 from model.settings import ModelSettings
 
 
@@ -46,7 +46,7 @@ class ThreadGroup:
     ) -> None:
         """apart: as if they ran on several machines."""
         token, runs = os.urandom(32), {"checkpoint": checkpoint_identity(directory).hex()}
-        means = Means(False, settings.kernel_directory, settings.tensor_parallel_timeout)
+        means = GroupSettings(False, settings.kernel_directory, settings.tensor_parallel_timeout)
         self.failed: list[BaseException] = []
         self.computers: dict[int, Computer] = {}
         listener = listen("127.0.0.1:0" if apart else new_local())
@@ -70,7 +70,7 @@ class ThreadGroup:
         self.threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, size)]
         for thread in self.threads:
             thread.start()
-        self.led: Led = lead(listener, size, token, runs, means)
+        self.led: RankGroup = lead(listener, size, token, runs, means)
 
     def close(self) -> None:
         self.led.close()

@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from tests.support.forking import QUIRE, Quire
+from tests.support.forking import QUIRE, Quire, run_quire
 
 READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+), admin ([^\s,]+)(?:, page (\S+))?")
 START_SECONDS = 120
@@ -122,6 +122,11 @@ def _running(
 
 def clean_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
+
+
+def quire(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a `quire` command to its end; variables: of its environment."""
+    return run_quire(*arguments, env=clean_environment() | variables)
 
 
 def stream_request(prompt: str | list[int], max_tokens: int, **sampling: float) -> pb.StreamGenerateRequest:

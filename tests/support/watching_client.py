@@ -22,7 +22,7 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 @dataclass
 class History:
-    """Of one stream. tokens: of each sequence. gap: the longest wait for a message, in seconds."""
+    """Messages of one stream. tokens: those of each sequence. gap: the longest wait for a message, in seconds."""
 
     tokens: list[list[int]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)

@@ -1,15 +1,17 @@
 """Attention of new tokens over the pages of their sequences.
 
-A piece of work is a few tokens of one sequence, some of its KV heads, some of its keys; or a token each of sequences
-whose keys lie on the same pages, and a chunk of these. Keys pass in blocks of 16, all
-heads of a block before the next one, so that a page is read in the order in which it lies in memory, and each key is
-read once for all queries that share it. Some blocks go together where all of their keys are seen and no score is
-far above the others: the same sums in the same order, with less to load and store in between.
+A piece of work is a few tokens of one sequence, some of its KV heads and some of its keys. Or it is a token each of
+several sequences whose keys lie on the same pages, and a chunk of these.
+
+Keys pass in blocks of 16, all heads of a block before the next one. So a page is read in the order in which it lies in
+memory. Each key is read once for all queries that share it. Some blocks go together where all of their keys are seen
+and no score is far above the others. That gives the same sums in the same order, with fewer loads and stores.
 
 Softmax is the online form (Milakov and Gimelshein, 2018) in base 2. The number that weights are relative to changes
-only when a score is more than 2^8 times above it, which is rare (FlashAttention 4 does likewise); it, and so every bit
-of a result, depends on the query's own sequence alone. Results of CHUNK blocks at a time, at fixed places of the
-sequence, are put together in their order (Flash-Decoding, 2023), whether one thread has computed them all or several.
+only when a score is more than 2^8 times above it. That is rare (FlashAttention 4 does likewise).
+
+Invariant: every bit of a result depends on the query's own sequence alone. Results of CHUNK blocks, at fixed places of
+the sequence, are joined in their order (Flash-Decoding, 2023), whether one thread computed them all or several.
 """
 
 from dataclasses import dataclass
@@ -36,28 +38,52 @@ from model.cpu.kernels.values import FLOATS, INT32, INT64, LANES, Value
 
 CHUNK = 32  # blocks
 
-PIECE = ("table", "token", "tokens", "head", "heads", "block", "blocks", "partial")
-"""Of a piece, int64 each: where its page ids stand (int32), its token in the step, or, where it may have several, where
-LISTED of each stand; how many; its first KV head, how many, its first block of keys, how many, and where its part of
-the result goes: -1 if it has all keys, and where it has several tokens, 0 if it has not.
-"""
+PIECE = (
+    "table",  # address of the sequence's page ids, int32
+    "token",  # place in the step; if the piece may have several tokens, address of their lists (LISTED)
+    "tokens",  # the number of tokens
+    "head",  # first KV head
+    "heads",  # the number of KV heads
+    "block",  # first block of keys
+    "blocks",  # the number of blocks
+    "partial",  # index of the partial result, -1 if the piece has all keys; with several tokens 0, see LISTED
+)
+"""Columns of a piece, int64 each."""
+
 LISTED = 2
-"""Of one of several tokens, int64 each: its place in the step, and where its part of the result goes."""
+"""Columns of a piece's list of tokens, int64 each: place in the step, index of the partial result."""
 
 
 def write_attention(shape: Shape) -> Writer:
-    """Arguments: pieces (see PIECE), how many, the first key that each token sees and the one after the last (int32),
-    each as the cell that holds it; a counter that is 0, queries (of the element), out (likewise), its stride, KV pool
-    of the layer, partial results (float32, as the cell that holds it), tokens in a page, the scale
-    of scores, what they are held within.
+    """Writes the kernel that computes pieces.
+
+    Kernel arguments:
+        pieces: Cell. Pieces, see PIECE.
+        count: Cell. The number of pieces.
+        first: Cell. First key that each token sees, int32.
+        last: Cell. Key after the last, int32.
+        counter: Counter that is 0 at first; threads claim pieces by it.
+        queries: Queries, of the element.
+        out: Result, of the element.
+        stride: Bytes of a row of `out`.
+        pool: KV pool of the layer.
+        partial: Cell. Partial results, float32.
+        page_size: Tokens in a page.
+        between: Rows, as the tokens of this layer take, from a page to the next in the pool.
+        scale: Factor of scores, a float.
+        cap: Soft cap of scores, a float.
     """
     s, h = shape, shape.heads
     rows = s.rows if s.listed else h.heads
 
     def write(code: Code) -> None:
-        pieces, count, first, last, counter, queries, out, stride, pool, partial, page_size = code.arguments(11)
+        pieces, count, first, last, counter, queries, out, stride, pool, partial, page_size, between = code.arguments(
+            12
+        )
         pieces, count, first, last = map(code.held, (pieces, count, first, last))
-        keys = _Keys(pool, page_size, code.splat(code.real(11)), code.splat(code.real(12)), code.room(2 * h.part_bytes))
+        keys = _KeySource(
+            pool, page_size, between, code.splat(code.real(12)), code.splat(code.real(13)), code.room(2 * h.part_bytes)
+        )
         state, whole = State.of(code, rows, h.dim), State.of(code, rows, h.dim)
         scores = code.room(s.group * s.rows * LANES * 4)
         weights = code.room(s.group * s.rows * LANES * h.element.size)
@@ -90,20 +116,28 @@ def write_attention(shape: Shape) -> Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
-    """Where they are, and how scores with them are scaled and held within a cap, in all lanes. tile: room for a block
-    of one head.
+class _KeySource:
+    """Places of keys, and the scaling of scores with them.
+
+    Attributes:
+        pool: KV pool of the layer.
+        page_size: Tokens in a page.
+        between: Rows from a page to the next.
+        scale: Factor of scores, in all lanes.
+        cap: Soft cap of scores, in all lanes.
+        tile: Room for a block of one head.
     """
 
     pool: Value
     page_size: Value
+    between: Value
     scale: Value
     cap: Value
     tile: Value
 
 
 class _Piece:
-    """A piece's fields, and where its queries stand."""
+    """Fields of a piece, and the places of its queries."""
 
     def __init__(self, code: Code, s: Shape, place: Value, queries: Value, first: Value, last: Value) -> None:
         fields = [code.load(place, INT64, 8 * i) for i in range(len(PIECE))]
@@ -113,11 +147,11 @@ class _Piece:
         self._code, self._queries, self._shape = code, queries, s
 
     def token_of(self, number: Value | int) -> Value:
-        """In the step; the last one again where there are not so many."""
+        """Returns a token's place in the step; past the end, the last token's."""
         return self._code.load(self._listed(number), INT64) if self._shape.listed else self.token
 
     def partial_of(self, number: Value | int) -> Value:
-        """Where this token's part of the result goes."""
+        """Returns the index of a token's partial result."""
         return self._code.load(self._listed(number), INT64, 8) if self._shape.listed else self.partial
 
     def _listed(self, number: Value | int) -> Value:
@@ -125,21 +159,21 @@ class _Piece:
         return self.token + self._code.smaller(number, self.tokens - 1) * (8 * LISTED)
 
     def query(self, row: int, head: Value) -> Value:
-        """Where the query of this row is; head: of the pool, from the first of the piece."""
+        """Returns the address of a row's query; `head` is counted from the piece's first KV head."""
         s = self._shape
         at = self.token_of(row // s.shared) * s.heads.heads + (self.head + head) * s.shared + row % s.shared
         return self._queries + at * (s.heads.dim * s.heads.element.size)
 
     def first_of(self, token: Value | int) -> Value:
-        """The first key that it sees, in 32 bits."""
+        """Returns the first key that a token sees, in 32 bits."""
         return self._code.load(self.first + self.token_of(token) * 4, INT32)
 
     def last_of(self, token: Value | int) -> Value:
-        """The key after the last that it sees, in 32 bits."""
+        """Returns the key after the last that a token sees, in 32 bits."""
         return self._code.load(self.last + self.token_of(token) * 4, INT32)
 
     def sees(self, token: Value, keys: Value) -> Value:
-        """Which of the keys, 16 positions of 32 bits."""
+        """Returns which of 16 keys, positions of 32 bits, a token sees."""
         return (keys >= self._code.splat(self.first_of(token))) & (keys < self._code.splat(self.last_of(token)))
 
 
@@ -156,17 +190,17 @@ def _block(
     code: Code,
     s: Shape,
     piece: _Piece,
-    keys: _Keys,
+    keys: _KeySource,
     block: Value,
     state: State,
     scores: Value,
     weights: Value,
     tail: Value,
 ) -> None:
-    """All heads of the piece see one block of keys."""
+    """Computes one block of keys for all heads of the piece."""
     h = s.heads
     if h.rows:
-        here = after = keys.tile  # of one head
+        here = after = keys.tile  # tile of one head
     else:
         here, after = (_place(code, s, piece, keys, b) for b in (block, code.smaller(block + 1, piece.end - 1)))
     with code.loop(0, piece.heads) as head:
@@ -182,14 +216,14 @@ def _group(
     code: Code,
     s: Shape,
     piece: _Piece,
-    keys: _Keys,
+    keys: _KeySource,
     block: Value,
     state: State,
     scores: Value,
     weights: Value,
     tail: Value,
 ) -> None:
-    """All heads of the piece see a group of blocks: what `_block` does for one after the other."""
+    """Computes a group of blocks for all heads of the piece, with the results of `_block` on one after the other."""
     h = s.heads
     here = [_place(code, s, piece, keys, block + i) for i in range(s.group)]
     after = [_place(code, s, piece, keys, code.smaller(block + s.group + i, piece.end - 1)) for i in range(s.group)]
@@ -213,9 +247,9 @@ def _group(
                 _weigh(code, s, piece, block + i, mine, here[i] + part, after[i] + part, score, weights, tail)
 
 
-def _place(code: Code, s: Shape, piece: "_Piece", keys: _Keys, block: Value) -> Value:
-    """Where a block of all heads is."""
-    return keys.pool + (_slot(code, piece, keys, block * BLOCK) >> 4) * s.heads.block_bytes
+def _place(code: Code, s: Shape, piece: "_Piece", keys: _KeySource, block: Value) -> Value:
+    """Returns the address of a block of all heads."""
+    return keys.pool + (_row(code, piece, keys, block * BLOCK) >> 4) * s.heads.block_bytes
 
 
 def _weigh(
@@ -230,26 +264,27 @@ def _weigh(
     weights: Value,
     tail: Value,
 ) -> None:
-    """Adds the values of a block of one head by what the scores say."""
+    """Turns scores with a block of one head into weights, and adds its values by them."""
     h = s.heads
     end = code.widened(piece.last_of(s.tokens - 1), INT64)  # keys past this may not have been written
     values = code.variable(here + h.part_bytes)
     softmax(code, s, piece.sees, block, state, scores, weights, values.value + h.number_bytes)
-    if not h.eight_bit:  # whose numbers are finite, and whose scales only count where a query sees them
+    # 8-bit numbers are always finite, and their scales count only where a query sees the key.
+    if not h.eight_bit:
         with code.when((block + 1) * BLOCK > end):
             zero_after(code, h, values.value, tail, end - block * BLOCK)
             values.set(tail)
     mix(code, s, state, [values.value], [after + h.part_bytes], weights)
 
 
-def _slot(code: Code, piece: "_Piece", keys: _Keys, position: Value) -> Value:
-    """Where the token at this position is."""
+def _row(code: Code, piece: "_Piece", keys: _KeySource, position: Value) -> Value:
+    """Returns the row of a position in the pool."""
     page = code.widened(code.load(piece.table + position // keys.page_size * 4, INT32), INT64)
-    return page * keys.page_size + position % keys.page_size
+    return page * keys.between + position % keys.page_size
 
 
-def _gather(code: Code, s: Shape, piece: "_Piece", keys: _Keys, block: Value, head: Value) -> None:
-    """Puts a block of one head together in the tile; zeros stand for tokens that no query of the piece sees."""
+def _gather(code: Code, s: Shape, piece: "_Piece", keys: _KeySource, block: Value, head: Value) -> None:
+    """Assembles a block of one head in the tile, with zeros for tokens that no query of the piece sees."""
     h = s.heads
     with code.loop(0, 2 * h.part_bytes, LANES * 4) as offset:
         code.store(code.floats(0.0), keys.tile + offset)
@@ -257,15 +292,15 @@ def _gather(code: Code, s: Shape, piece: "_Piece", keys: _Keys, block: Value, he
     last = code.widened(piece.last_of(s.tokens - 1), INT64)
     start = block * BLOCK
     with code.loop(code.larger(start, first), code.smaller(start + BLOCK, last)) as position:
-        row = keys.pool + _slot(code, piece, keys, position) * h.row_bytes
+        row = keys.pool + _row(code, piece, keys, position) * h.row_bytes
         row = row + (piece.head + head) * (h.row_bytes // h.kv_heads)
         gather_row(code, h, row, keys.tile, position - start)
 
 
 def _scores(
-    code: Code, s: Shape, piece: _Piece, head: Value, keys: _Keys, here: Value, after: Value, scores: Value
+    code: Code, s: Shape, piece: _Piece, head: Value, keys: _KeySource, here: Value, after: Value, scores: Value
 ) -> None:
-    """Of all rows with 16 keys, in base 2."""
+    """Computes the scores of all rows with 16 keys, in base 2."""
     h = s.heads
     queries = [piece.query(row, head) for row in range(s.rows)]
     zero = code.floats(0.0)

@@ -11,7 +11,11 @@ from model.cpu.kernels.panels import PANEL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """tensor: [rows, width], wide enough for products of whole panels."""
+    """Activations between kernels.
+
+    Attributes:
+        tensor: [rows, width], wide enough for products of whole panels.
+    """
 
     tensor: Tensor
     element: Element
@@ -24,7 +28,7 @@ class Buffer:
 
     @staticmethod
     def copy_of(x: Tensor, element: Element) -> "Buffer":
-        """x: [rows, width]."""
+        """Copies x [rows, width]."""
         made = Buffer.of(len(x), x.shape[1], element)
         made.tensor[: len(x), : x.shape[1]] = x
         return made

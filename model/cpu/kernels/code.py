@@ -1,10 +1,10 @@
 """A small language for CPU kernels: Python that runs once and leaves LLVM IR behind.
 
-What is a number in Python while a kernel is written (a shape, a loop that Python unrolls) is fixed in it; a `Value` is
-known when it runs. A kernel is a function of three: where its arguments stand, which thread it is, how many there are.
-Addresses and integers are 64 bits.
+A Python number, as a shape or the count of a loop that Python unrolls, is a constant of the kernel. A `Value` is known
+when the kernel runs. A kernel is a function of three: the address of its arguments, its thread's number, the number of
+threads. Addresses and integers have 64 bits.
 
-Floating-point operations are done as they are written, in their order: LLVM gets no leave to change them.
+Invariant: floating-point operations are done as they are written, in their order. LLVM gets no leave to change them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,11 @@ from model.cpu.kernels.values import (
 
 
 class Code:
-    """One kernel while it is written. has_pairs: the CPU has a product of bfloat16 pairs."""
+    """A kernel while it is written.
+
+    Attributes:
+        has_pairs: Whether the CPU has a product of bfloat16 pairs (AVX512-BF16).
+    """
 
     def __init__(self, name: str, has_pairs: bool) -> None:
         self.name, self.has_pairs = name, has_pairs
@@ -40,7 +44,7 @@ class Code:
         self._arguments, self.thread, self.threads = (Value(self, value) for value in function.args)
 
     def finished(self) -> str:
-        """The IR of the module."""
+        """Returns the IR of the module."""
         self.builder.ret_void()
         return str(self.module)
 
@@ -53,15 +57,15 @@ class Code:
         return Value(self, ir.Constant(FLOAT32, number))
 
     def floats(self, number: float) -> Value:
-        """The same in all lanes."""
+        """Returns a number in all lanes."""
         return self.splat(self.number(number))
 
     def lane_numbers(self) -> Value:
-        """0, 1, 2 ... in 32 bits."""
+        """Returns 0, 1, 2 ... in 32 bits."""
         return Value(self, ir.Constant(INTS, list(range(LANES))))
 
     def like(self, value: Value, other: Operand) -> Value:
-        """The operand as a value of the other's type."""
+        """Returns the operand as a value of the other's type."""
         if isinstance(other, Value):
             return other
         kind = value.ir.type
@@ -74,7 +78,7 @@ class Code:
 
     @contextmanager
     def loop(self, start: Operand, stop: Operand, step: Operand = 1) -> Iterator[Value]:
-        """For each number from `start` to `stop`, which is not one of them."""
+        """Loops over numbers from `start` to before `stop`."""
         zero = self.integer(0)
         number, stop = self.variable(self.like(zero, start)), self.like(zero, stop)
         head, body, end = (self.builder.append_basic_block(part) for part in ("head", "body", "end"))
@@ -94,7 +98,7 @@ class Code:
 
     @contextmanager
     def repeat(self, condition: Callable[[], Value]) -> Iterator[None]:
-        """While it holds, asked before each turn."""
+        """Loops while the condition holds, which is computed before each turn."""
         head, body, end = (self.builder.append_basic_block(part) for part in ("head", "body", "end"))
         self.builder.branch(head)
         self.builder.position_at_end(head)
@@ -106,7 +110,7 @@ class Code:
 
     @contextmanager
     def until(self, address: Value, least: Value) -> Iterator[None]:
-        """Again and again, while the number there, which other threads may change, is smaller."""
+        """Loops while the number at an address, which other threads may change, is smaller than `least`."""
         head, body, end = (self.builder.append_basic_block(part) for part in ("head", "body", "end"))
         self.builder.branch(head)
         self.builder.position_at_end(head)
@@ -117,65 +121,68 @@ class Code:
         self.builder.position_at_end(end)
 
     def call(self, address: Value, *values: Value) -> None:
-        """A kernel or another function of integers that returns nothing."""
+        """Calls a kernel or another function of integers that returns nothing."""
         kind = ir.FunctionType(ir.VoidType(), [value.ir.type for value in values])
         function = self.builder.inttoptr(address.ir, kind.as_pointer())
         self.builder.call(function, [value.ir for value in values])
 
     def external(self, name: str) -> Value:
-        """What this function of the process, which takes nothing, returns, in 32 bits."""
+        """Calls a function of the process without arguments, and returns its result in 32 bits."""
         return Value(self, self.builder.call(self._external(name, INT32, []), []))
 
     def pause(self) -> None:
-        """Tells the CPU that this thread waits."""
+        """Hints to the CPU that this thread waits."""
         self.builder.asm(ir.FunctionType(ir.VoidType(), []), "pause", "~{memory}", [], side_effect=True)
 
     def seen(self, address: Value) -> Value:
-        """The number there, which other threads and processes may change; then all that they had written before."""
+        """Loads a number that other threads and processes may change.
+
+        Acquires: everything that they wrote before can be read then.
+        """
         return Value(self, self.builder.load_atomic(self._pointer(address, 0), "acquire", 8, typ=INT64))
 
     def add_atomic(self, address: Value, number: int) -> None:
-        """So that other threads see all that this one has written before."""
+        """Adds to a number, so that other threads see everything that this one wrote before."""
         self.builder.atomic_rmw("add", self._pointer(address, 0), INT64(number), "seq_cst")
 
     def claimed(self, counter: Value) -> Value:
-        """How many threads have claimed before: the number of the next thing that is this thread's."""
+        """Increments a counter, and returns its earlier value: the index of the next item of work for this thread."""
         number = self.builder.atomic_rmw("add", self._pointer(counter, 0), INT64(1), "monotonic")
         return Value(self, number)
 
     def larger(self, a: Value, b: Value) -> Value:
-        """Of two integers."""
+        """Returns the larger of two integers."""
         return self.select(a > b, a, b)
 
     def smaller(self, a: Value, b: Value) -> Value:
-        """Of two integers."""
+        """Returns the smaller of two integers."""
         return self.select(a < b, a, b)
 
     def share(self, count: Operand) -> tuple[Value, Value]:
-        """From which to which of `count` things are this thread's."""
+        """Returns this thread's share of `count` items: the first, and the one after the last."""
         count = self.like(self.thread, count)
         return count * self.thread // self.threads, count * (self.thread + 1) // self.threads
 
     # Memory
 
     def arguments(self, count: int) -> list[Value]:
-        """The first ones of this kernel."""
+        """Returns the first `count` arguments of the kernel."""
         return [self.load(self._arguments, INT64, 8 * i) for i in range(count)]
 
     def argument_place(self, number: int) -> Value:
-        """Where an argument stands."""
+        """Returns the address of an argument."""
         return self._arguments + 8 * number
 
     def load(self, address: Value, kind: ir.Type, offset: int = 0) -> Value:
-        """offset: in bytes."""
+        """Loads from an address, `offset` bytes on."""
         return Value(self, self.builder.load(self._pointer(address, offset), typ=kind, align=_alignment(kind)))
 
     def real(self, number: int) -> Value:
-        """An argument that is a float."""
+        """Returns an argument that is a float."""
         return self.load(self._arguments, FLOAT32, 8 * number)
 
     def held(self, cell: Value) -> Value:
-        """The integer that stands there."""
+        """Loads the integer in a cell."""
         return self.load(cell, INT64)
 
     def store(self, value: Value, address: Value, offset: int = 0) -> None:
@@ -185,14 +192,17 @@ class Code:
         return self.builder.inttoptr((address + offset if offset else address).ir, POINTER)
 
     def room(self, size: int) -> Value:
-        """The address of bytes of this thread alone, for as long as the kernel runs; on the stack."""
+        """Allocates bytes for this thread on the stack, until the kernel ends, and returns their address."""
         with self.builder.goto_entry_block():
             place = self.builder.alloca(ir.ArrayType(INT8, size))
             place.align = 64
             return Value(self, self.builder.ptrtoint(place, INT64))
 
     def prefetch(self, address: Value, offset: int = 0) -> None:
-        """LLVM moves its own prefetches to the front of a block, all at once, where they do no good."""
+        """Prefetches a cache line.
+
+        By inline assembly: LLVM moves its own prefetches to the front of a block, all at once, where they are useless.
+        """
         assembly = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [POINTER]), "prefetcht0 ($0)", "r", side_effect=True)
         self.builder.call(assembly, [self._pointer(address, offset)])
 
@@ -207,7 +217,7 @@ class Code:
         return Value(self, self.builder.extract_element(vector.ir, ir.Constant(INT32, number)))
 
     def shuffled(self, vector: Value, lanes: Sequence[int], other: Value | None = None) -> Value:
-        """lanes: numbers of what comes where; those of `other` follow those of `vector`."""
+        """Chooses lanes by number; those of `other` follow those of `vector`."""
         mask = ir.Constant(ir.VectorType(INT32, len(lanes)), list(lanes))
         return Value(self, self.builder.shuffle_vector(vector.ir, (other or vector).ir, mask))
 
@@ -215,15 +225,15 @@ class Code:
         return Value(self, self.builder.select(condition.ir, yes.ir, no.ir))
 
     def cast(self, value: Value, kind: ir.Type) -> Value:
-        """The same bits."""
+        """Returns the same bits as another type."""
         return Value(self, self.builder.bitcast(value.ir, kind))
 
     def widened(self, value: Value, kind: ir.Type) -> Value:
-        """An integer in more bits, with its sign."""
+        """Extends an integer to more bits, with its sign."""
         return Value(self, self.builder.sext(value.ir, kind))
 
     def narrowed(self, value: Value, kind: ir.Type) -> Value:
-        """An integer in fewer bits."""
+        """Truncates an integer to fewer bits."""
         return Value(self, self.builder.trunc(value.ir, kind))
 
     def to_float(self, value: Value) -> Value:
@@ -234,22 +244,22 @@ class Code:
         return Value(self, self.builder.uitofp(value.ir, FLOATS))
 
     def to_int(self, value: Value) -> Value:
-        """Of whole numbers in float32, in 32 bits."""
+        """Converts whole numbers in float32 to 32-bit integers."""
         vector = isinstance(value.ir.type, ir.VectorType)
         return Value(self, self.builder.fptosi(value.ir, INTS if vector else INT32))
 
     def any(self, condition: Value) -> Value:
-        """Whether it holds in a lane."""
+        """Returns whether the condition holds in a lane."""
         bits = ir.IntType(LANES)
         return Value(self, self.builder.icmp_unsigned("!=", self.builder.bitcast(condition.ir, bits), bits(0)))
 
     def count(self, condition: Value) -> Value:
-        """In how many lanes it holds."""
+        """Returns the number of lanes in which the condition holds."""
         bits = self.builder.zext(self.builder.bitcast(condition.ir, ir.IntType(LANES)), INT64)
         return Value(self, self.builder.ctpop(bits))
 
     def store_some(self, vector: Value, condition: Value, address: Value) -> None:
-        """The lanes in which it holds, one after the other."""
+        """Stores the lanes in which the condition holds, one after the other."""
         kind = vector.ir.type
         suffix = "f32" if vector.is_float else "i32"
         mask = ir.VectorType(ir.IntType(1), LANES)
@@ -259,7 +269,7 @@ class Code:
     # Arithmetic
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """a b + c, rounded once."""
+        """Returns a b + c, rounded once."""
         return self._intrinsic("fma", a, b, c)
 
     def maximum(self, a: Value, b: Operand) -> Value:
@@ -275,7 +285,7 @@ class Code:
         return self._intrinsic("sqrt", a)
 
     def rounded(self, a: Value) -> Value:
-        """To the next whole number, of two to the even one."""
+        """Rounds to a whole number, half to even."""
         return self._intrinsic("rint", a)
 
     def _intrinsic(self, name: str, *values: Value) -> Value:
@@ -289,11 +299,11 @@ class Code:
         return found or ir.Function(self.module, ir.FunctionType(result, arguments), name)
 
     def summed(self, vector: Value) -> Value:
-        """Of all lanes: halves, then halves of that, so that the order is the same on every CPU."""
+        """Returns the sum of all lanes: halves, then halves of these, so that the order is the same on every CPU."""
         return self._folded(vector, lambda a, b: a + b)
 
     def largest(self, vector: Value) -> Value:
-        """Of all lanes."""
+        """Returns the largest of all lanes."""
         return self._folded(vector, self.maximum)
 
     def _folded(self, vector: Value, fold) -> Value:  # type: ignore[no-untyped-def]
@@ -304,7 +314,7 @@ class Code:
         return self.lane(vector, 0)
 
     def dot_pairs(self, total: Value, a: Value, b: Value) -> Value:
-        """total + a0 b0 + a1 b1 of the bfloat16 pairs in each lane; total in float32."""
+        """Returns total + a0 b0 + a1 b1 of the bfloat16 pairs in each lane, in float32."""
         if self.has_pairs:
             function = self._external("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [FLOATS, PAIRS, PAIRS])
             arguments = [total.ir, self.cast(a, PAIRS).ir, self.cast(b, PAIRS).ir]
@@ -317,7 +327,7 @@ class Code:
 
 
 def _alignment(kind: ir.Type) -> int:
-    """What may be assumed of any address: that of an element."""
+    """Returns the alignment that any address has: that of an element."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     if isinstance(element, ir.IntType):
         return max(1, element.width // 8)

@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits, see `model.kv_pool`: what is written, and what products read."""
+"""Keys and values in 8 bits (see `model.kv_pool`): encoded when written, decoded for products."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,25 @@ from model.cpu.kernels.values import FLOATS, INT8, INTS, LANES, Value
 
 BYTES = ir.VectorType(INT8, LANES)
 
-FIRST_NORMAL = 2.0**-6  # of e4m3
-STEP = 2.0**-9  # between the smaller ones
-BIAS = 127 - 7  # of float32's exponents over those of e4m3
+FIRST_NORMAL = 2.0**-6  # smallest normal number of e4m3
+STEP = 2.0**-9  # distance of the smaller numbers
+BIAS = 127 - 7  # excess of float32's exponents over those of e4m3
 
 
 @dataclass(frozen=True, slots=True)
 class EightBit:
-    """name: int8, or fp8 (e4m3). largest: what the largest number of a token and head becomes."""
+    """An 8-bit format of keys and values.
+
+    Attributes:
+        name: int8, or fp8 (e4m3).
+        largest: Value that the largest number of a token and head is scaled to.
+    """
 
     name: str
     largest: float
 
     def scale(self, code: Code, source: Value, dim: Value) -> Value:
-        """Of so many float32, one for all; 1 for zeros, NaN where one is not finite."""
+        """Returns the scale of `dim` float32 numbers: 1 for zeros, NaN where one is not finite."""
         top, wrong = code.variable(code.floats(0.0)), code.variable(code.floats(0.0))
         with code.loop(0, dim, LANES) as i:
             x = FLOAT.load(code, source + i * 4)
@@ -33,7 +38,10 @@ class EightBit:
         return code.select(scale.equals(0.0), code.number(1.0), scale) + code.summed(wrong.value)
 
     def encoded(self, code: Code, floats: Value, scale: Value) -> Value:
-        """16 float32 as bytes, rounded half to even. scale: in all lanes; any bytes where it is NaN."""
+        """Encodes 16 float32 as bytes, rounded half to even.
+
+        `scale` is in all lanes; where it is NaN, the bytes are arbitrary.
+        """
         held = code.minimum(code.maximum(floats / scale, -self.largest), self.largest)
         if self.name == "int8":
             return code.narrowed(code.to_int(code.rounded(held)), BYTES)
@@ -44,7 +52,7 @@ class EightBit:
         return code.narrowed(code.select(size < FIRST_NORMAL, small, normal) | sign, BYTES)
 
     def decoded(self, code: Code, address: Value, offset: int = 0) -> Value:
-        """16 bytes as float32, which they are exactly; its lower 16 bits are 0."""
+        """Decodes 16 bytes to float32, exactly; the lower 16 bits are 0."""
         numbers = code.widened(code.load(address, BYTES, offset), INTS)
         if self.name == "int8":
             return code.to_float(numbers)
@@ -52,7 +60,10 @@ class EightBit:
         return code.cast(bits, FLOATS) * 2.0**BIAS
 
     def words(self, code: Code, element: Element, address: Value, step: int, offset: int = 0) -> Value:
-        """The 32 bits of the element that products read: from as many vectors of bytes as fill them, `step` apart."""
+        """Decodes bytes to 32-bit words of the element, which products read.
+
+        A word takes a lane of each of `element.packed` vectors of bytes, `step` bytes apart.
+        """
         parts = [code.cast(self.decoded(code, address, offset + i * step), INTS) for i in range(element.packed)]
         return parts[0] if element.packed == 1 else parts[0] >> 16 | parts[1]
 

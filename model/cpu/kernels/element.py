@@ -1,4 +1,4 @@
-"""What activations and weights are made of, as kernels read and write them."""
+"""Elements of activations and weights, as kernels read and write them."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,12 @@ SHORT = ir.VectorType(BFLOAT16, LANES)
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """size: bytes. packed: so many of them fill 32 bits, and are multiplied at once."""
+    """A floating-point type of activations and weights.
+
+    Attributes:
+        size: Bytes.
+        packed: Elements in 32 bits, which are multiplied at once.
+    """
 
     name: str
     size: int
@@ -25,36 +30,36 @@ class Element:
         return 4 // self.size
 
     def load(self, code: Code, address: Value, offset: int = 0) -> Value:
-        """16 of them, as float32."""
+        """Loads 16 elements as float32."""
         if self.size == 4:
             return code.load(address, FLOATS, offset)
         bits = Value(code, code.builder.zext(code.load(address, HALVES, offset).ir, INTS))
         return code.cast(bits << 16, FLOATS)
 
     def short(self, code: Code, floats: Value) -> Value:
-        """16 float32, rounded to these, half to even: a vector of what is stored."""
+        """Rounds 16 float32 to this element, half to even: a vector of the stored type."""
         if self.size == 4:
             return floats
         if code.has_pairs:
             return code.cast(Value(code, code.builder.fptrunc(floats.ir, SHORT)), HALVES)
-        # LLVM would call a function for each number, from a library that is not here.
+        # Without the instruction, LLVM would call a function for each number, from a library that is not linked.
         bits = code.cast(floats, INTS)
         rounded = (bits + ((bits >> 16 & 1) + 0x7FFF)) >> 16
         quiet = bits >> 16 | 0x40  # rounding could make an infinity of a NaN
         return code.narrowed(code.select(floats >= floats, rounded, quiet), HALVES)
 
     def store(self, code: Code, floats: Value, address: Value, offset: int = 0) -> None:
-        """16 float32, rounded to these."""
+        """Rounds 16 float32 and stores them."""
         code.store(self.short(code, floats), address, offset)
 
     def dot(self, code: Code, total: Value, a: Value, b: Value) -> Value:
-        """total + a b, where a lane of a and of b is 32 bits of these."""
+        """Returns total + a b, where a lane of a and of b is 32 bits of elements."""
         if self.size == 4:
             return code.fma(code.cast(a, FLOATS), code.cast(b, FLOATS), total)
         return code.dot_pairs(total, a, b)
 
     def everywhere(self, code: Code, address: Value, offset: int = 0) -> Value:
-        """The 32 bits that stand there, in all lanes."""
+        """Loads 32 bits into all lanes."""
         return code.splat(code.load(address, INT32, offset))
 
 

@@ -1,8 +1,8 @@
-"""What processes that share memory do together inside a program: wait for all of them, add up what each has made, put
-side by side what each has made.
+"""Exchanges of processes that share memory, inside a program: meeting, sum, gathering.
 
-Every rank counts what it has begun, in a cell that all can read. Once all cells have reached the number of an exchange,
-what the ranks had written before it can be read; and whoever begins the next one has read all of the one before.
+Every rank counts the exchanges that it has begun, in a cell that all can read. Once all cells have reached the number
+of an exchange, everything that ranks wrote before it can be read. A rank that begins the next exchange has read all of
+the one before.
 """
 
 from collections.abc import Callable
@@ -12,30 +12,44 @@ from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.rows import shared_rows
 from model.cpu.kernels.values import FLOAT32, LANES, Value
 
-LINE = 64  # bytes from a rank's cell to the next one's: no two in a line of the cache
-SPINS = 100  # as between kernels, see `model.cpu.kernels.program`
+LINE = 64  # bytes from a rank's cell to the next one's: no two share a cache line
+SPINS = 100  # turns between two yields, as between kernels, see `model.cpu.kernels.program`
 
 Writer = Callable[[Code], None]
 
 
 def write_meeting(ranks: int) -> Writer:
-    """Arguments: cells of all ranks, which rank this is, the cell of how many exchanges there were before the program,
-    the number of this one in it, the cell that is not 0 once the others are not to be waited for.
+    """Writes the kernel that waits for all ranks.
+
+    Kernel arguments:
+        cells: Counts of exchanges of all ranks, LINE bytes apart.
+        rank: This rank.
+        before: Cell. Exchanges before the program.
+        number: Index of this exchange in the program.
+        left: Cell. Not 0 once waits must end.
     """
 
     def write(code: Code) -> None:
-        _meet(code, ranks)
+        meet(code, ranks)
 
     return write
 
 
 def write_sum(ranks: int, add: bool) -> Writer:
-    """Arguments: as for a meeting, then rows, as the cell that holds it, where the first rank's part (float32) stands,
-    bytes to the next one's, bytes of a row, y (float32), its stride, the width, a multiple of 16. add: y is added to.
+    """Writes the kernel that meets, then sums all ranks' parts. With `add`, the sum is added to y.
+
+    Kernel arguments, after those of a meeting:
+        rows: Cell. The number of rows.
+        parts: First rank's part, float32.
+        part_bytes: Bytes from a rank's part to the next rank's.
+        row_bytes: Bytes of a row of a part.
+        y: Result, float32.
+        y_stride: Bytes of a row of y.
+        width: Columns, a multiple of 16.
     """
 
     def write(code: Code) -> None:
-        _meet(code, ranks)
+        meet(code, ranks)
         rows, parts, part_bytes, row_bytes, y, y_stride, width = code.arguments(12)[5:]
         with shared_rows(code, rows) as row:
             source, to = parts + row * row_bytes, y + row * y_stride
@@ -50,13 +64,20 @@ def write_sum(ranks: int, add: bool) -> Writer:
 
 
 def write_gathering(ranks: int, here: bool) -> Writer:
-    """Arguments: as for a meeting, then rows, as the cell that holds it, where the first rank's part (float32) stands,
-    bytes to the next one's, bytes of a row, y (float32), its stride, the width of each rank's part. here: this rank is
-    the one that wants all.
+    """Writes the kernel that meets, then puts all ranks' parts side by side; `here` only on the rank that wants them.
+
+    Kernel arguments, after those of a meeting:
+        rows: Cell. The number of rows.
+        parts: First rank's part, float32.
+        part_bytes: Bytes from a rank's part to the next rank's.
+        row_bytes: Bytes of a row of a part.
+        y: Result, float32.
+        y_stride: Bytes of a row of y.
+        widths: Width of each rank's part, one argument a rank.
     """
 
     def write(code: Code) -> None:
-        _meet(code, ranks)
+        meet(code, ranks)
         if not here:
             return
         rows, parts, part_bytes, row_bytes, y, y_stride, *widths = code.arguments(11 + ranks)[5:]
@@ -77,8 +98,8 @@ def _copy(code: Code, source: Value, to: Value, width: Value) -> None:
         code.store(code.load(source + i * 4, FLOAT32), to + i * 4)
 
 
-def _meet(code: Code, ranks: int) -> None:
-    """Says that this rank is here, and waits for all."""
+def meet(code: Code, ranks: int) -> None:
+    """Counts this rank's exchange, and waits for all ranks."""
     cells, rank, before, number, left = code.arguments(5)
     due = code.held(before) + number + 1
     with code.when(code.thread.equals(0)):

@@ -1,8 +1,8 @@
-"""A mixture of experts: which ones a row goes to, the products of each expert with the rows that go to it, their sum.
+"""Mixture of experts: chooses a row's experts, multiplies each expert with its rows, and adds up the results.
 
-Rows are put in order of their experts, and each expert's are cut into jobs of a few at most. What is made of a row for
-one of its experts is kept by itself; those of a row are added up in order of their weights, so that its bits depend on
-no other row.
+Rows are put in order of their experts, and each expert's are cut into jobs of a few at most. A row's result for one of
+its experts is kept by itself. The results of a row are added in order of their weights, so its bits depend on no other
+row.
 """
 
 from dataclasses import dataclass
@@ -14,22 +14,34 @@ from torch import Tensor
 from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT
-from model.cpu.kernels.linear import MOST_ROWS, Ending, Panel, Sides, multiply
+from model.cpu.kernels.linear import MOST_ROWS, Epilogue, Sides, WeightPanel, multiply
 from model.cpu.kernels.logits import first_largest
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.rows import Writer, shared_rows
 from model.cpu.kernels.values import FLOAT32, INT64, LANES, Value
 
 MOST_EXPERTS = 1024
-JOB = ("expert", "first", "count")
-"""Of a job, int64 each: its expert, its first row among those in order, how many."""
+JOB = (
+    "expert",
+    "first",  # first row of the job, in the order of experts
+    "count",  # rows of the job
+)
+"""Columns of a job, int64 each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routes:
-    """Of the rows of a step. A place is row x used + i, for the i-th of the experts that a row goes to. chosen: int64
-    [places] experts, weights: float32 [places], order: int64 [places] places by expert, jobs: int64 [n, fields of JOB],
-    count: int64 [1], how many there are.
+    """Rows and experts of a step.
+
+    A place is row x used + i, for the i-th of the experts that a row goes to.
+
+    Attributes:
+        used: Experts of a row.
+        chosen: [places] int64. Expert of each place.
+        weights: [places] float32.
+        order: [places] int64. Places by expert.
+        jobs: [n, fields of JOB] int64.
+        count: [1] int64. The number of jobs.
     """
 
     experts: int
@@ -50,10 +62,18 @@ class Routes:
 
 
 def write_choice(normalised: bool) -> Writer:
-    """The experts with the largest logits, of equal ones the first; their weights are softmax over all of them.
-    normalised: those of a row are made to add up to 1.
+    """Writes the kernel that chooses the experts with the largest logits, of equal ones the first.
 
-    Arguments: rows, as the cell that holds it; logits (float32), their stride, experts, used, chosen, weights.
+    Weights are softmax over all experts; with `normalised`, those of a row are scaled to a sum of 1.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        logits: Logits of experts, float32.
+        stride: Bytes of a row of logits.
+        experts: The number of experts.
+        used: Experts of a row.
+        chosen: Result, see `Routes`.
+        weights: Result, see `Routes`.
     """
 
     def write(code: Code) -> None:
@@ -84,16 +104,26 @@ def write_choice(normalised: bool) -> Writer:
 
 
 def _power(code: Code, x: Value) -> Value:
-    """e^x of one number."""
+    """Returns e^x of one number."""
     return code.lane(math.exp(code, code.splat(x)), 0)
 
 
 def write_jobs(code: Code) -> None:
-    """Done by one thread: a row is a few instructions. Arguments: rows, as the cell that holds it; used, experts,
-    chosen, order, jobs, the cell for how many.
+    """Writes the kernel that puts places in order of their experts and cuts them into jobs.
+
+    One thread does it: a row takes a few instructions.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        used: Experts of a row.
+        experts: The number of experts.
+        chosen: Experts of places, see `Routes`.
+        order: Result, see `Routes`.
+        jobs: Result, see `Routes`.
+        made: Cell. Result: the number of jobs.
     """
     count, used, experts, chosen, order, jobs, made = code.arguments(7)
-    next_of = code.room(MOST_EXPERTS * 8)  # of each expert how many rows, then where its next one goes
+    next_of = code.room(MOST_EXPERTS * 8)  # rows of each expert, then the place of its next one
     with code.when(code.thread.equals(0)):
         places = code.held(count) * used
         with code.loop(0, experts) as expert:
@@ -121,8 +151,12 @@ def write_jobs(code: Code) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Ordered(Sides):
-    """Sides of which one has a row for each place in order of the experts. order: the rows in this order, of all jobs.
-    used: of the other side, None where it has a row for each place: it is what is written.
+    """Sides of which one has a row for each place, in order of the experts.
+
+    Attributes:
+        order: Places by expert, of all jobs.
+        used: Experts of a row, where rows are read. None where the input has a row for each place: then rows are
+            written.
     """
 
     code: Code
@@ -140,12 +174,25 @@ class _Ordered(Sides):
         return self.y + place * self.y_stride
 
 
-def write_experts(weights: Panels, ending: Ending, gather: bool) -> Writer:
-    """The product of each expert with its rows. gather: they are read where they stand, and what is made of them is
-    written in order of the experts; otherwise the other way round, to a row for each place.
+def write_experts(weights: Panels, ending: Epilogue, gather: bool) -> Writer:
+    """Writes the product of each expert with its rows.
 
-    Arguments: jobs, the cell that holds how many, order, used, x, its stride, panels of each expert's weights
-    (addresses), how many, steps, y, its stride, scales of each expert (addresses).
+    With `gather`, rows are read in their places, and results are written in order of the experts. Without, rows are
+    read in order of the experts, and each result is written to its place.
+
+    Kernel arguments:
+        jobs: Jobs, see JOB.
+        count: Cell. The number of jobs.
+        order: Places by expert.
+        used: Experts of a row.
+        x: Input.
+        x_stride: Bytes of a row of x.
+        places: Addresses of each expert's panels, int64.
+        panels: The number of panels of an expert.
+        steps: Steps of a panel.
+        y: Result.
+        y_stride: Bytes of a row of y.
+        scales: Addresses of each expert's scales, int64.
     """
 
     def write(code: Code) -> None:
@@ -159,14 +206,25 @@ def write_experts(weights: Panels, ending: Ending, gather: bool) -> Writer:
             expert, start, rows = (code.load(job, INT64, 8 * i) for i in range(len(JOB)))
             own = code.load(places + expert * 8, INT64) + number * steps * weights.step
             factors = code.load(scales + expert * 8, INT64) + number * (PANEL * 4) if ending.scaled else own
-            multiply(code, weights, ending, start, rows, sides, Panel(number, own, steps, own, factors))
+            multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, own, factors))
 
     return write
 
 
 def write_mixed(add: bool) -> Writer:
-    """Adds up what a row's experts have made of it, by their weights. Arguments: rows, as the cell that holds it; used,
-    weights, parts (float32, a row for each place), their stride, y (float32), its stride, the width. add: to y.
+    """Writes the kernel that adds up the results of a row's experts, by their weights.
+
+    With `add`, the sum is added to y.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        used: Experts of a row.
+        weights: Weights of places, float32.
+        parts: Results of experts, float32, a row for each place.
+        stride: Bytes of a row of parts.
+        y: Result, float32.
+        y_stride: Bytes of a row of y.
+        width: Columns.
     """
 
     def write(code: Code) -> None:

@@ -1,4 +1,4 @@
-"""Queries, keys and values of new tokens: normalised, turned by their positions, and put where attention reads them."""
+"""Queries, keys and values of new tokens: normalised, rotated by position, and written where attention reads them."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,17 @@ from model.cpu.kernels.kv import BLOCK, SCALE_BYTES, copy_rounded, put_bytes, pu
 from model.cpu.kernels.rows import Norm, Normed, Writer, shared_rows
 from model.cpu.kernels.values import INT64, LANES, Value
 
-MOST_DIM = 1024  # of a head
-EPS = 13  # the argument
+MOST_DIM = 1024  # elements of a head
+EPS = 13  # index of the kernel's argument
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Of queries and of keys. together: of all heads of a token as one row, where it is not of each."""
+    """Norm of queries and of keys.
+
+    Attributes:
+        together: Whether all heads of a token are normalised as one row. If not, each head is.
+    """
 
     norm: Norm
     together: bool = False
@@ -26,19 +30,40 @@ class HeadNorm:
 
 
 def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: EightBit | None = None) -> Writer:
-    """norm: None where there is none. rows, eight_bit: as in `Heads`.
+    """Writes the kernel that makes queries and KV of new tokens.
 
-    Arguments: rows, slots (int64), positions (int64), each as the cell that holds it; qkv (float32), its stride,
-    queries (of the element), KV pool of the layer, heads, KV heads, elements of a head, how many pairs of them are
-    turned (element i with element i + that), cosines and sines (float32 [context, pairs]), epsilon of the norms, then
-    the weights of that of queries and of that of keys, and their biases (float32).
+    Args:
+        element: Type of queries and products.
+        norm: Norm of queries and keys. None without one.
+        rows: See `Heads`.
+        eight_bit: See `Heads`.
+
+    Kernel arguments:
+        count: Cell. The number of tokens.
+        slots: Cell. Slots, int64.
+        places: Cell. Positions, int64.
+        qkv: Queries, keys and values, float32.
+        stride: Bytes of a row of qkv.
+        queries: Result, of the element.
+        pool: KV pool of the layer.
+        heads: Query heads.
+        kv_heads: KV heads.
+        dim: Elements of a head.
+        pairs: Rotated pairs: element i with element i + pairs.
+        cosines: [context, pairs] float32.
+        sines: [context, pairs] float32.
+        eps: Epsilon of the norms, a float.
+        query_weights: Weights of the norm of queries, float32.
+        key_weights: Weights of the norm of keys, float32.
+        query_bias: Bias of the norm of queries, float32.
+        key_bias: Bias of the norm of keys, float32.
     """
 
     def write(code: Code) -> None:
         count, slots, places, qkv, stride, queries, pool, heads, kv_heads, dim, pairs, *tables = code.arguments(18)
         cosines, sines, _, query_weights, key_weights, query_bias, key_bias = tables
         slots, places = code.held(slots), code.held(places)
-        token_bytes = dim + SCALE_BYTES if eight_bit else dim * element.size  # of a head's key, or of its value
+        token_bytes = dim + SCALE_BYTES if eight_bit else dim * element.size  # bytes of a head's key, or of its value
         part_bytes = token_bytes * BLOCK
         room = code.room((MOST_DIM + LANES) * 4)
         with shared_rows(code, count) as row:
@@ -49,7 +74,7 @@ def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: 
             own = pool + slot * kv_heads * token_bytes * 2
 
             def turned(source: Value) -> None:
-                """Into the room."""
+                """Rotates a head into the room."""
                 _turn(code, source, room, dim, pairs, cosines + angle, sines + angle)
 
             own_queries = _Normed(code, norm, source, heads, dim, query_weights, query_bias)
@@ -77,8 +102,9 @@ def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: 
 
 
 class _Normed:
-    """Heads of one token, normalised if there is a norm. weights, bias: of one head, or of all where that is how they
-    are normalised.
+    """Heads of one token, normalised if they have a norm.
+
+    Weights and bias are of one head, or of all heads where these are normalised together.
     """
 
     def __init__(
@@ -93,7 +119,7 @@ class _Normed:
         return Normed.of(self._code, norm, source, width, self._eps, self._weights, self._bias)
 
     def of(self, head: Value) -> Value:
-        """Where this one stands then."""
+        """Returns the address of a head after its norm."""
         first = head * self._dim
         source = self._source + first * 4
         if self._norm is None:
@@ -106,8 +132,9 @@ class _Normed:
 
 
 def _turn(code: Code, source: Value, room: Value, dim: Value, pairs: Value, cosines: Value, sines: Value) -> None:
-    """The first halves of all pairs, the second ones, what is not turned. What a vector has beyond the end of its part
-    the next part overwrites.
+    """Rotates a head: the first halves of all pairs, the second halves, then the elements that are not rotated.
+
+    Whole vectors are written. The next part overwrites what a vector has beyond the end of its own.
     """
     for half, sign in ((0, -1.0), (1, 1.0)):
         with code.loop(0, pairs, LANES) as i:

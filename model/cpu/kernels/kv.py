@@ -1,4 +1,4 @@
-"""How keys and values lie in pages, and what puts them there."""
+"""Layout of keys and values in pages, and code that writes them there."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,25 @@ from model.cpu.kernels.eight_bit import BYTES, EightBit
 from model.cpu.kernels.element import FLOAT, Element
 from model.cpu.kernels.values import FLOAT32, INT16, INT32, INTS, LANES, Value
 
-BLOCK = LANES  # tokens that attention looks at together
-SCALE_BYTES = 4  # of a key or a value in 8 bits
+BLOCK = LANES  # tokens that attention reads together
+SCALE_BYTES = 4  # scale of a key or a value in 8 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of one attention layer. A page of whole blocks holds, block by block, for each KV head, keys [dim / packed, 16
-    tokens, packed] and values [16 / packed, dim, packed]. rows: a page of any other size holds, token by token, for
-    each KV head, its key and its value; attention then puts blocks together as it goes.
+    """Heads of an attention layer, and the layout of their keys and values.
 
-    eight_bit: what keys and values are in, if not in the element. Keys are then bytes [dim, 16] and 16 scales
-    (float32), values bytes [16, dim] and 16 scales; a row is a key, a value, their scales.
+    A page of whole blocks holds, block by block, for each KV head: keys [dim / packed, 16 tokens, packed], values [16 /
+    packed, dim, packed]. In 8 bits these are bytes [dim, 16] and 16 scales (float32), then bytes [16, dim] and 16
+    scales.
+
+    A page of any other size (`rows`) holds, token by token, for each KV head: its key, its value and, in 8 bits, their
+    scales. Attention then assembles blocks as it goes.
+
+    Attributes:
+        element: Type of queries and products.
+        rows: Whether pages hold rows instead of blocks.
+        eight_bit: Format of keys and values. None: the element.
     """
 
     heads: int
@@ -32,7 +39,7 @@ class Heads:
 
     @property
     def stored(self) -> str:
-        """A name for how KV lies."""
+        """Name of the layout of keys and values."""
         return f"{self.element.name}{f'_{self.eight_bit.name}' if self.eight_bit else ''}{'_rows' if self.rows else ''}"
 
     @property
@@ -42,28 +49,28 @@ class Heads:
 
     @property
     def number_bytes(self) -> int:
-        """Keys of a head, or values, in a block, without their scales."""
+        """Bytes of a head's keys, or values, in a block, without their scales."""
         return BLOCK * self.dim * (1 if self.eight_bit else self.element.size)
 
     @property
     def part_bytes(self) -> int:
-        """The same with them."""
+        """Bytes of a head's keys, or values, in a block, with their scales."""
         return self.number_bytes + (BLOCK * SCALE_BYTES if self.eight_bit else 0)
 
     @property
     def word_bytes(self) -> int:
-        """Of 16 lanes of 32 bits of the element, as they are stored."""
+        """Bytes that hold 16 lanes of 32 bits of the element, as they are stored."""
         return LANES * (self.element.packed if self.eight_bit else 4)
 
     def key_words(self, code: Code, keys: Value, i: Value) -> Value:
-        """The i-th 32 bits of 16 keys. keys: where a head's begin."""
+        """Loads the i-th 32 bits of 16 keys; `keys` is the address of a head's."""
         place = keys + i * self.word_bytes
         if self.eight_bit:
             return self.eight_bit.words(code, self.element, place, BLOCK)
         return code.load(place, INTS)
 
     def value_words(self, code: Code, row: Value, i: int) -> Value:
-        """32 bits from each of the dimensions i .. i + 15. row: of as many tokens as fill them."""
+        """Loads 32 bits from each of the dimensions i to i + 15; `row` holds as many tokens as fill them."""
         if self.eight_bit:
             return self.eight_bit.words(code, self.element, row, self.dim, i)
         return code.load(row, INTS, i * 4)
@@ -74,18 +81,18 @@ class Heads:
 
     @property
     def row_bytes(self) -> int:
-        """Of one token."""
+        """Bytes of one token."""
         return self.block_bytes // BLOCK
 
 
 def copy_rounded(code: Code, element: Element, source: Value, place: Value, dim: Value | int) -> None:
-    """float32 to elements."""
+    """Copies float32 to elements."""
     with code.loop(0, dim, LANES) as i:
         element.store(code, FLOAT.load(code, source + i * 4), place + i * element.size)
 
 
 def put_key(code: Code, element: Element, source: Value, place: Value, token: Value, dim: Value | int) -> None:
-    """[dim / packed, 16, packed]: 32 bits of this token, then those of 15 others."""
+    """Writes a key into [dim / packed, 16, packed]: 32 bits of this token, then those of 15 others."""
     words = LANES // element.packed
     with code.loop(0, dim, LANES) as i:
         packed = code.cast(element.short(code, FLOAT.load(code, source + i * 4)), ir.VectorType(INT32, words))
@@ -95,7 +102,7 @@ def put_key(code: Code, element: Element, source: Value, place: Value, token: Va
 
 
 def put_value(code: Code, element: Element, source: Value, place: Value, token: Value, dim: Value | int) -> None:
-    """[16 / packed, dim, packed]: with two in 32 bits, two tokens share a row."""
+    """Writes a value into [16 / packed, dim, packed]: with two elements in 32 bits, two tokens share a row."""
     packed = element.packed
     row = place + token // packed * dim * 4 + token % packed * element.size
     with code.loop(0, dim, LANES) as i:
@@ -111,7 +118,7 @@ def put_value(code: Code, element: Element, source: Value, place: Value, token: 
 def put_bytes(
     code: Code, kind: EightBit, key: Value, value: Value, place: Value, token: Value | None, dim: Value
 ) -> None:
-    """A key and a value of 8 bits with their scales. token: of the block that begins there; None: they are a row."""
+    """Writes a key and a value in 8 bits, with their scales; `token` is the place in the block, None for a row."""
     scales = [kind.scale(code, source, dim) for source in (key, value)]
     key_scale, value_scale = (code.splat(scale) for scale in scales)
     if token is None:
@@ -132,13 +139,13 @@ def put_bytes(
 
 
 def put_key_bytes(code: Code, numbers: Value, place: Value, token: Value) -> None:
-    """[16, 16]: 16 bytes of this token, each among those of 15 others."""
+    """Writes 16 bytes of a token into [16, 16], each beside those of 15 others."""
     for i in range(LANES):
         code.store(code.lane(numbers, i), place + token, i * BLOCK)
 
 
 def gather_row(code: Code, h: Heads, row: Value, tile: Value, token: Value) -> None:
-    """A row of one head becomes one token of a block."""
+    """Copies a row of one head to a token of a block."""
     values = tile + h.part_bytes
     if h.eight_bit is None:
         room = code.room(h.dim * 4)

@@ -1,11 +1,12 @@
 """The product with a weight matrix, for any number of rows.
 
-Weights lie in panels of 32 outputs, each a run of memory in the order in which it is read, so that the CPU can fetch
-ahead; one pass over a panel serves up to TILE rows. An output is one sum in order of the inputs, whatever rows stand
-beside it, so its bits depend on its own row alone.
+Weights lie in panels of 32 outputs. Each is a run of memory in the order in which it is read, so that the CPU can
+prefetch. One pass over a panel serves up to TILE rows. Many rows go through a panel part by part, each part from the
+cache. Weights of 8 bits become the element's in registers or, for many rows, once for all of them, in a room of a
+part's size.
 
-Many rows go through a panel part by part, each part from the cache. Weights of 8 bits become the element's in
-registers or, for many rows, once for all of them, in a room of a part's size.
+Invariant: an output is one sum in order of the inputs, whatever rows are beside it. So its bits depend on its own row
+alone.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,12 @@ from torch import Tensor
 from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import Element
-from model.cpu.kernels.panels import PANEL, Panels, Plain
+from model.cpu.kernels.panels import PANEL, Panels, PlainPanels
 from model.cpu.kernels.values import FLOATS, LANES, Operand, Value
 
 TILE = 8  # rows; 16 sums, which the registers of AVX-512 hold twice
-BLOCK_BYTES = 2**18  # of rows that stay in the cache of a core while all panels pass
-MOST_ROWS = 64  # of which sums stay in the cache
+BLOCK_BYTES = 2**18  # bytes of rows that stay in the cache of a core while all panels pass
+MOST_ROWS = 64  # rows whose sums stay in the cache
 PART = 128  # steps of a panel that all rows of a block go through before the next ones, 16 KiB of the element
 LINE = 64  # bytes that a CPU fetches at once
 AHEAD = (
@@ -39,10 +40,16 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """What becomes of the sums. add: they are added to what stands there. gated: the first half of a panel is
-    activated and multiplies the second, so that half as many come out. out: what is written. scaled: each output has
-    a factor, before anything else.
+class Epilogue:
+    """Steps that turn a product's sums into its outputs.
+
+    Attributes:
+        out: Type of the outputs.
+        add: Whether the result is added to y.
+        gated: Whether the first half of a panel is activated and multiplies the second, so that half as many outputs
+            remain.
+        activation: Name of the activation. None for none.
+        scaled: Whether each output has a factor, which is applied first.
     """
 
     out: Element
@@ -60,13 +67,20 @@ class Ending:
 
     @property
     def panel(self) -> int:
-        """Outputs that a panel makes."""
+        """Outputs of a panel."""
         return LANES if self.gated else PANEL
 
 
 def pack(weight: Tensor, panels: Panels, gated: bool = False) -> Tensor:
-    """weight: [out, in] of any dtype; with `gated` its first half are the gates. Returns [panels, steps, weights of a
-    step], with zeros for outputs that there are not.
+    """Packs weights into panels.
+
+    Args:
+        weight: [out, in] of any dtype. With `gated` its first half are the gates.
+        panels: Layout.
+        gated: Whether 16 gates and the 16 outputs that they multiply share a panel.
+
+    Returns:
+        [panels, steps, weights of a step], with zeros for outputs past the last.
     """
     out, width = weight.shape
     if gated:
@@ -81,9 +95,20 @@ def pack(weight: Tensor, panels: Panels, gated: bool = False) -> Tensor:
     return panels.laid(rows.to(panels.dtype)).contiguous()
 
 
-def write_linear(weights: Panels, ending: Ending) -> Callable[[Code], None]:
-    """Arguments: rows, as the cell that holds it, x, its stride, panels of weights, how many, steps, y, its stride,
-    bias, scales (float32 [panels, 32] both). Strides are in bytes.
+def write_linear(weights: Panels, ending: Epilogue) -> Callable[[Code], None]:
+    """Writes the kernel of a product.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        x: Input, of the element.
+        x_stride: Bytes of a row of x.
+        places: Panels of weights.
+        panels: The number of panels.
+        steps: Steps of a panel.
+        y: Result.
+        y_stride: Bytes of a row of y.
+        bias: [panels, 32] float32.
+        scales: [panels, 32] float32.
     """
 
     def write(code: Code) -> None:
@@ -96,16 +121,16 @@ def write_linear(weights: Panels, ending: Ending) -> Callable[[Code], None]:
         with code.loop(first, last) as item:
             number, start = item % panels, item // panels * block
             here, outputs = code.smaller(rows - start, block), number * (PANEL * 4)
-            panel = Panel(number, places + number * steps * weights.step, steps, bias + outputs, scales + outputs)
+            panel = WeightPanel(number, places + number * steps * weights.step, steps, bias + outputs, scales + outputs)
             multiply(code, weights, ending, start, here, sides, panel)
 
     return write
 
 
 def multiply(
-    code: Code, weights: Panels, ending: Ending, start: Value, count: Value, sides: "Sides", panel: "Panel"
+    code: Code, weights: Panels, ending: Epilogue, start: Value, count: Value, sides: "Sides", panel: "WeightPanel"
 ) -> None:
-    """So many rows from `start` on, MOST_ROWS at most, with one panel."""
+    """Multiplies `count` rows from `start` on, at most MOST_ROWS, with one panel."""
     for size in range(1, TILE + 1):
         with code.when(count.equals(size)):
             part = _Part(weights, panel.weights, panel.steps, panel.weights + AHEAD, weights.step)
@@ -117,7 +142,11 @@ def multiply(
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Where rows come from and go to. sums: room for those of a panel, float32 [MOST_ROWS, 32]."""
+    """Places of a product's inputs and outputs.
+
+    Attributes:
+        sums: Room for the sums of a panel, [MOST_ROWS, 32] float32.
+    """
 
     x: Value
     x_stride: Value
@@ -126,17 +155,25 @@ class Sides:
     sums: Value
 
     def inputs(self, row: Value, size: int) -> list[Value]:
-        """Where so many rows begin."""
+        """Returns the addresses of `size` rows of the input."""
         return [self.x + (row + r) * self.x_stride for r in range(size)]
 
     def output(self, row: Value) -> Value:
-        """Where what is made of a row begins."""
+        """Returns the address of a row of the output."""
         return self.y + row * self.y_stride
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """number: of the panel. bias, scales: where its own are."""
+class WeightPanel:
+    """A panel of weights.
+
+    Attributes:
+        number: Index of the panel.
+        weights: Address of its first step.
+        steps: The number of steps.
+        bias: Address of its biases.
+        scales: Address of its scales.
+    """
 
     number: Value
     weights: Value
@@ -146,7 +183,7 @@ class Panel:
 
 
 def _each_tile(code: Code, start: Value, count: Value, tile: Callable[[Value, int], None]) -> None:
-    """Rows from `start` on, TILE at a time, then what is left."""
+    """Calls `tile` with rows from `start` on, TILE at a time, then with the rest."""
     row = code.variable(start)
     with code.loop(0, count // TILE):
         tile(row.value, TILE)
@@ -158,7 +195,12 @@ def _each_tile(code: Code, start: Value, count: Value, tile: Callable[[Value, in
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Steps of a panel. ahead: what is needed later, so many bytes for each step."""
+    """Steps of a panel.
+
+    Attributes:
+        ahead: Address to prefetch from.
+        ahead_step: Bytes to prefetch for each step.
+    """
 
     panels: Panels
     weights: Value
@@ -168,7 +210,7 @@ class _Part:
 
 
 def _add(code: Code, part: _Part, size: int, inputs: list[Value], sums: Value, fresh: bool) -> None:
-    """So many rows through a part: to the sums that stand in their room, or to nothing."""
+    """Adds the products of `size` rows with a part to the sums in their room, or with `fresh` to zeros."""
     places = [[(r * PANEL + half * LANES) * 4 for half in range(2)] for r in range(size)]
     totals = [
         [code.variable(code.floats(0.0) if fresh else code.load(sums, FLOATS, place)) for place in row]
@@ -188,11 +230,11 @@ def _add(code: Code, part: _Part, size: int, inputs: list[Value], sums: Value, f
             code.store(total.value, sums, place)
 
 
-def _by_parts(code: Code, weights: Panels, start: Value, count: Value, sides: Sides, panel: Panel) -> None:
-    """The sums of many rows. While they go through a part of the panel, the next one is fetched."""
+def _by_parts(code: Code, weights: Panels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
+    """Computes the sums of many rows. While they go through a part of the panel, the next part is prefetched."""
     with code.loop(0, count * 2) as vector:
         code.store(code.floats(0.0), sides.sums + vector * (LANES * 4))
-    plain = Plain(weights.element)
+    plain = PlainPanels(weights.element)
     room = code.room(PART * plain.step)
     with code.loop(0, panel.steps, PART) as first:
         steps, here = code.smaller(panel.steps - first, code.integer(PART)), panel.weights + first * weights.step
@@ -209,8 +251,8 @@ def _by_parts(code: Code, weights: Panels, start: Value, count: Value, sides: Si
         _each_tile(code, start, count, tile)
 
 
-def _end_rows(code: Code, ending: Ending, row: Value, count: Operand, sides: Sides, panel: Panel) -> None:
-    """Of so many rows from `row` on, whose sums are in the room."""
+def _end_rows(code: Code, ending: Epilogue, row: Value, count: Operand, sides: Sides, panel: WeightPanel) -> None:
+    """Writes the outputs of `count` rows from `row` on, whose sums are in the room."""
     column = panel.number * ending.panel * ending.out.size
     with code.loop(0, count) as number:
         made = [code.load(sides.sums + number * (PANEL * 4), FLOATS, LANES * 4 * half) for half in range(2)]
@@ -221,7 +263,7 @@ def _end_rows(code: Code, ending: Ending, row: Value, count: Operand, sides: Sid
         _end(code, ending, made, sides.output(row + number) + column)
 
 
-def _end(code: Code, ending: Ending, made: list[Value], place: Value) -> None:
+def _end(code: Code, ending: Epilogue, made: list[Value], place: Value) -> None:
     activation = ACTIVATIONS.get(ending.activation or "")
     if ending.gated:
         gate = activation(code, made[0]) if activation else made[0]

@@ -1,4 +1,4 @@
-"""What goes through whole rows of logits: the largest, the sum that probabilities are divided by, a draw."""
+"""Operations over whole rows of logits: the largest, the normaliser of probabilities, draws."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,14 +20,23 @@ from model.sampling.random import GOLDEN, MIXERS
 from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary, draw_among
 
 MOST = 1024  # candidates for a top_p or a top_k
-REACH, FURTHER, TRIES = 8.0, 1.5, 8  # how far below the largest scaled logit they may be at first, and then
+# Distance of candidates below the largest scaled logit at first, its factor after a try, tries.
+REACH, FURTHER, TRIES = 8.0, 1.5, 8
 
 LONGS = ir.VectorType(INT64, LANES)
 
 
 def write_summary(code: Code) -> None:
-    """Arguments: rows, logits (float32), their stride, how many there are in a row, the largest (float32), its token
-    id (int64), the log of the sum of e^logit (float32; NaN where a logit is), each as the cell that holds it.
+    """Writes the kernel that summarises rows.
+
+    Kernel arguments, all cells:
+        count: The number of rows.
+        logits: Logits, float32.
+        stride: Bytes of a row of logits.
+        vocabulary: Logits of a row.
+        best: Result: largest logit, float32.
+        token: Result: its token id, int64.
+        normal: Result: log of the sum of e^logit, float32; NaN where a logit is.
     """
     count, *cells = code.arguments(7)
     logits, stride, vocabulary, best, token, normal = map(code.held, cells)
@@ -47,9 +56,19 @@ def write_summary(code: Code) -> None:
 
 
 def write_draw(code: Code) -> None:
-    """Arguments: draws, which row of the logits each is of (int64), logits (float32), their stride, how many there are
-    in a row, the largest of each draw's row (float32), its temperature (float32), the log of its min_p (float32), its
-    key (int64), its token id (int32), each as the cell that holds it.
+    """Writes the kernel that draws without top_k and top_p.
+
+    Kernel arguments, all cells:
+        count: The number of draws.
+        rows: Row of logits of each draw, int64.
+        logits: Logits, float32.
+        stride: Bytes of a row of logits.
+        vocabulary: Logits of a row.
+        best: Largest logit of each draw's row, float32.
+        temperature: Temperature of each draw, float32.
+        least: Log of min_p of each draw, float32.
+        keys: Key of each draw, int64.
+        token: Result: drawn ids, int32.
     """
     count, *cells = code.arguments(10)
     rows, logits, stride, vocabulary, best, temperature, least, keys, token = map(code.held, cells)
@@ -70,10 +89,14 @@ def write_draw(code: Code) -> None:
 
 
 def write_candidates(code: Code) -> None:
-    """Arguments: those of `write_draw` but for the keys and token ids; then how far below the largest scaled logit a
-    candidate may be (float32), the sum of e^scaled of what min_p leaves (float32), how many candidates there are
-    (int64), their logits (float32 [draws, MOST + 16]) and token ids (int32, likewise), each as the cell that holds it.
-    Of more than MOST only some are told.
+    """Writes the kernel that collects the candidates near the largest logit. Of more than MOST only some are written.
+
+    Kernel arguments, all cells, after `count` to `least` of `write_draw`:
+        reach: Distance of candidates below the largest scaled logit, float32.
+        totals: Result: sum of e^scaled of all that min_p leaves, float32.
+        counts: Result: the number of candidates, int64.
+        found: Result: their logits, [draws, MOST + 16] float32.
+        ids_found: Result: their token ids, [draws, MOST + 16] int32.
     """
     count, *cells = code.arguments(13)
     rows, logits, stride, vocabulary, best, temperature, least, reach, totals, counts, found, ids_found = map(
@@ -104,9 +127,9 @@ def write_candidates(code: Code) -> None:
 
 
 def gumbel(code: Code, x: Value) -> Value:
-    """`model.sampling.random.gumbel` of 16 keys that have their token ids in them, within float32.
+    """Computes `model.sampling.random.gumbel` of 16 keys that include their token ids, within float32.
 
-    Where it is large, and decides, the uniform number is near 1: there its distance from 1 is what counts.
+    Large noise decides draws. There the uniform number is near 1, so its distance from 1 is computed precisely.
     """
     z = x + _signed(GOLDEN)
     for shift, factor in MIXERS:
@@ -127,7 +150,10 @@ def _signed(value: int) -> int:
 def first_largest(
     code: Code, source: Value, count: Value, score: Callable[[Value, Value], Value]
 ) -> tuple[Value, Value]:
-    """The largest of what `score` makes of each number and its place, and the first place that has it, in 32 bits."""
+    """Returns the largest score, and the first place that has it, in 32 bits.
+
+    `score` takes 16 numbers and their places.
+    """
     top, at = code.variable(code.floats(-np.inf)), code.variable(code.like(code.lane_numbers(), 0))
 
     def look(x: Value, ids: Value) -> None:
@@ -146,7 +172,7 @@ def first_largest(
 
 
 def _each(code: Code, source: Value, count: Value, visit: Callable[[Value, Value], None]) -> None:
-    """16 numbers at a time with their places; -inf where there are no more."""
+    """Visits 16 numbers at a time with their places; -inf past the end."""
     numbers, end = code.lane_numbers(), code.splat(code.narrowed(count, INT32))
     with code.loop(0, count, LANES) as i:
         ids = numbers + code.splat(code.narrowed(i, INT32))
@@ -182,8 +208,10 @@ class KernelOps:
         return tokens.astype(np.int64)
 
     def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
-        """Among candidates near the largest logit: more of them where they are too few, all where they are too many,
-        which takes a sort of all.
+        """Draws among candidates near the largest logit.
+
+        Rows with too few candidates are tried again with more. Rows with too many are sorted as a whole. Both give the
+        same token: `_Candidates.enough` says when no token that top_k and top_p leave is missing.
         """
         tokens = np.empty(len(draws.rows), np.int64)
         left, reach, sort = np.arange(len(tokens)), REACH, list[int]()
@@ -222,7 +250,12 @@ class KernelOps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Columns:
-    """What kernels are given of draws. best: largest logit of each row. least: log of min_p."""
+    """Columns of draws that kernels read.
+
+    Attributes:
+        best: [draws] float32. Largest logit of each draw's row.
+        least: [draws] float32. Log of min_p.
+    """
 
     logits: Tensor
     vocabulary: int
@@ -248,9 +281,14 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidates:
-    """scaled: float64 [draws, candidates], -inf where a row has no more. ids: int64, likewise. counts: [draws], of
-    which at most MOST are here. totals: [draws], sums of e^scaled of all that min_p leaves. complete: [draws], whether
-    it leaves nothing else.
+    """Candidates of draws.
+
+    Attributes:
+        scaled: [draws, candidates] float64. -inf where a row has no more.
+        ids: [draws, candidates] int64.
+        counts: [draws] int64. Candidates of each, of which at most MOST are here.
+        totals: [draws] float32. Sum of e^scaled of all that min_p leaves.
+        complete: [draws] bool. Whether min_p leaves no token beyond these.
     """
 
     scaled: Tensor
@@ -260,7 +298,7 @@ class _Candidates:
     complete: NDArray[np.bool_]
 
     def enough(self, draws: Draws, vocabulary: int) -> NDArray[np.bool_]:
-        """Whether all that top_k and top_p leave is among them."""
+        """Returns whether the candidates hold all that top_k and top_p leave, [draws] bool."""
         mass = torch.exp(self.scaled).cumsum(-1)[:, -1].numpy()
         by_p = mass > (draws.top_p + 1e-5) * self.totals.numpy()
         found = np.where(draws.top_k > 0, np.minimum(draws.top_k, vocabulary) <= self.counts, by_p)
@@ -272,7 +310,7 @@ class _Candidates:
 
 
 def _readable(logits: Tensor) -> Tensor:
-    """The same, where a vector that begins in the last row does not reach past the end of the memory."""
+    """Returns logits whose last row may be read in whole vectors, without reading past the end of the memory."""
     rows, vocabulary = logits.shape
     end = logits.storage_offset() + (rows - 1) * logits.stride(0) + -(-vocabulary // LANES) * LANES
     if logits.stride(1) == 1 and end * 4 <= logits.untyped_storage().nbytes():

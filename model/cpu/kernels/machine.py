@@ -1,4 +1,4 @@
-"""The machine that this process runs on, as kernels see it."""
+"""Opens the machine that this process runs on, for kernels."""
 
 from pathlib import Path
 
@@ -8,7 +8,14 @@ from model.cpu.kernels.team import Team
 
 
 def open_machine(cache: Path | None) -> Machine:
-    """cache: a directory for compiled kernels. Raises OSError, with the reason, where there can be none."""
+    """Opens the compiler and the threads.
+
+    Args:
+        cache: Directory for compiled kernels. None keeps none.
+
+    Raises:
+        OSError: Kernels cannot run here. Says why.
+    """
     if reason := why_not():
         raise OSError(reason)
     return Machine(Compiler(cache), Team())

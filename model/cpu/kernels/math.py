@@ -6,12 +6,13 @@ from model.cpu.kernels.code import Code
 from model.cpu.kernels.values import FLOATS, INTS, Value
 
 LOG2E = math.log2(math.e)
-LEAST = -126.0  # 2 to what is below is 0
+LEAST = -126.0  # 2^x of a smaller x is 0
 
 
 def exp2(code: Code, x: Value) -> Value:
-    """2^x for x up to 127; exactly 1 for 0, 0 for what is smaller than normal numbers, NaN for NaN. Taylor's series
-    around the next whole number.
+    """Returns 2^x for x up to 127, by Taylor's series around the next whole number.
+
+    Exactly 1 for 0, 0 where the result is below normal numbers, NaN for NaN.
     """
     held = code.maximum(x, LEAST - 1)
     whole = code.rounded(held)
@@ -25,12 +26,12 @@ def exp2(code: Code, x: Value) -> Value:
 
 
 def exp(code: Code, x: Value) -> Value:
-    """For x up to 88."""
+    """Returns e^x for x up to 88."""
     return exp2(code, x * LOG2E)
 
 
 def log(code: Code, x: Value) -> Value:
-    """Of normal numbers above 0. The series of Cephes' logf around 1."""
+    """Returns the logarithm of normal numbers above 0, by the series of Cephes' logf around 1."""
     bits = code.cast(x, INTS)
     half = (bits & 0x7FFFFF) | 0x3F000000  # in [0.5, 1)
     part, exponent = code.cast(half, FLOATS), code.to_float((bits >> 23) - 126)
@@ -59,7 +60,7 @@ def tanh(code: Code, x: Value) -> Value:
 
 
 def erf(code: Code, x: Value) -> Value:
-    """Within 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
+    """Returns the error function within 1.5e-7 (Abramowitz and Stegun, 7.1.26)."""
     size = code.absolute(x)
     t = 1.0 / code.fma(size, code.floats(0.3275911), code.floats(1.0))
     series = code.floats(1.061405429)
@@ -78,7 +79,7 @@ def gelu(code: Code, x: Value) -> Value:
 
 
 def gelu_tanh(code: Code, x: Value) -> Value:
-    """x sigmoid(2 u) is x (1 + tanh u) / 2."""
+    """Returns GELU's tanh approximation: x sigmoid(2 u) is x (1 + tanh u) / 2."""
     cubic = code.fma(x * x * x, code.floats(0.044715), x)
     return x * sigmoid(code, cubic * (2.0 * math.sqrt(2.0 / math.pi)))
 

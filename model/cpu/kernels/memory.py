@@ -1,4 +1,4 @@
-"""Memory in pages of 2 MiB, where the system has them: fewer entries for the CPU to look up when much is read."""
+"""Allocates memory in pages of 2 MiB, where the system has them: large reads need fewer address look-ups of the CPU."""
 
 import mmap
 
@@ -9,7 +9,7 @@ PAGE = 2**21
 
 
 def huge_zeros(size: int) -> Tensor:
-    """uint8 [size], zeros, from an address that is a multiple of PAGE. Memory is taken when it is first written to."""
+    """Returns zeros, [size] uint8, at a multiple of PAGE. The system allocates on the first write."""
     room = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         room.madvise(mmap.MADV_HUGEPAGE)

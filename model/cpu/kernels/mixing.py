@@ -1,5 +1,6 @@
-"""What attention does with scores: weights relative to the largest so far, sums of values by their weights, and how the
-results of parts of the keys are put together. See `model.cpu.kernels.attention`.
+"""Softmax and mixing of attention: weights relative to the largest score, sums of values, joining of partial results.
+
+See `model.cpu.kernels.attention`.
 """
 
 from collections.abc import Callable
@@ -12,15 +13,20 @@ from model.cpu.kernels.rows import Writer
 from model.cpu.kernels.values import FLOATS, INT32, INT64, INTS, LANES, Value
 
 SUMS = 24  # accumulators that are in registers at once
-LEAST = -1e30  # below any score, and still far above what a hidden key gets
+LEAST = -1e30  # below any score, and still far above the score of a hidden key
 HIDDEN = -3e38
-SLACK = 8.0
+SLACK = 8.0  # powers of two that a score may be above the number that weights are relative to
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """tokens: of a piece, at most. listed: whether pieces say where these are listed, and have one KV head; else they
-    have one token. capped: whether scores are.
+    """Shape of an attention kernel.
+
+    Attributes:
+        heads: Heads and their layout.
+        tokens: Most tokens of a piece.
+        listed: Whether pieces list their tokens, and have one KV head. If not, they have one token.
+        capped: Whether scores have a soft cap.
     """
 
     heads: Heads
@@ -40,7 +46,10 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Blocks that go together. For one token keys may come from memory, which likes them in their order."""
+        """Blocks that are computed together.
+
+        A piece of one token may read keys from memory, which is quickest in their order.
+        """
         return 4 if self.listed else 2
 
     @property
@@ -57,8 +66,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Of all rows of a piece, KV head by KV head: what weights are relative to and their sum, 16 lanes each, and the
-    weighted sum of values.
+    """Softmax state of all rows of a piece, KV head by KV head.
+
+    Attributes:
+        top: Number that weights are relative to, 16 lanes a row.
+        total: Sum of weights, 16 lanes a row.
+        mixed: Weighted sum of values, [rows, dim].
     """
 
     top: Value
@@ -70,13 +83,13 @@ class State:
         return State(code.room(rows * LANES * 4), code.room(rows * LANES * 4), code.room(rows * dim * 4))
 
     def row(self, number: Value, dim: int) -> "State":
-        """From this row on."""
+        """Returns the state from this row on."""
         lanes = number * (LANES * 4)
         return State(self.top + lanes, self.total + lanes, self.mixed + number * (dim * 4))
 
 
 Sees = Callable[[Value, Value], Value]
-"""Which of 16 positions of keys, int32, a token sees: its number in the piece, and these."""
+"""Takes a token's number in the piece and 16 positions of keys, int32. Returns which of them the token sees."""
 
 
 def softmax(
@@ -89,8 +102,10 @@ def softmax(
     weights: Value,
     scales: Value,
 ) -> None:
-    """Scores become weights; what was summed up is scaled where a score is far above what it is relative to. scales: of
-    values in 8 bits, which then go with the weights.
+    """Turns scores of a block into weights.
+
+    The sums so far are rescaled where a score is far above the number that weights are relative to. `scales` are those
+    of 8-bit values, which are multiplied into the weights.
     """
     h = s.heads
     keys = code.lane_numbers() + code.splat(code.narrowed(block * BLOCK, INT32))
@@ -116,7 +131,7 @@ def softmax(
 
 
 def far_above(code: Code, s: Shape, state: State, scores: Value) -> Value:
-    """Whether a score of a group of blocks changes what weights are relative to."""
+    """Returns whether a score in a group of blocks changes the number that weights are relative to."""
     above = code.variable(code.floats(0.0))
     with code.loop(0, s.rows) as row:
         top = code.load(state.row(row, s.heads.dim).top, FLOATS)
@@ -129,7 +144,10 @@ def far_above(code: Code, s: Shape, state: State, scores: Value) -> Value:
 
 
 def softmax_all(code: Code, s: Shape, state: State, scores: Value, weights: Value, scales: list[Value]) -> None:
-    """`softmax` of a group of blocks, all of which is seen, and none of which changes what weights are relative to."""
+    """Does `softmax` for a group of blocks.
+
+    Legal only where all keys are seen and no score is far above (`far_above`): then nothing is masked or rescaled.
+    """
     h = s.heads
     with code.loop(0, s.rows) as row:
         here = state.row(row, h.dim)
@@ -145,7 +163,7 @@ def softmax_all(code: Code, s: Shape, state: State, scores: Value, weights: Valu
 
 
 def zero_after(code: Code, h: Heads, values: Value, tail: Value, count: Value) -> None:
-    """A copy of a block's values, with zeros after so many tokens, where anything may stand, even NaN."""
+    """Copies a block's values, with zeros after `count` tokens: unwritten slots may hold anything, even NaN."""
     packed = h.element.packed
     zero = code.like(code.load(values, INTS), 0)
     for row in range(LANES // packed):
@@ -184,7 +202,7 @@ def mix(code: Code, s: Shape, state: State, values: list[Value], after: list[Val
 
 
 def fold(code: Code, s: Shape, new: State, whole: State) -> None:
-    """What a chunk has added for one row. The sum of weights is one number from here on, in all lanes."""
+    """Joins a chunk's state of one row into `whole`. From here on the sum of weights is one number in all lanes."""
     total = code.splat(code.summed(code.load(new.total, FLOATS)))
     join(code, s, code.load(new.top, FLOATS), total, new.mixed, whole)
 
@@ -207,14 +225,19 @@ def divide(code: Code, s: Shape, whole: State, place: Value) -> None:
 
 
 def part_bytes(s: Shape) -> int:
-    """Of one row in partial results: 16 lanes of its top and of its total, its mixed values."""
+    """Returns the bytes of a row's partial result: 16 lanes of its top, 16 of its total, its mixed values."""
     return (2 * LANES + s.heads.dim) * 4
 
 
 def write_join(shape: Shape) -> Writer:
-    """Puts together what pieces of one token have each of one chunk. Arguments: tokens whose keys were divided (int64
-    [n, 3]: its place in the step, its first part, how many), how many, each as the cell that holds it; out (of the
-    element), its stride, partial results (as the cell that holds it).
+    """Writes the kernel that joins the partial results of tokens whose keys were divided into chunks.
+
+    Kernel arguments:
+        divided: Cell. Tokens, int64 [n, 3]: place in the step, first partial result, number of them.
+        count: Cell. The number of tokens.
+        out: Result, of the element.
+        stride: Bytes of a row of `out`.
+        partial: Cell. Partial results.
     """
     s, h = shape, shape.heads
 

@@ -1,7 +1,7 @@
-"""Compiles kernels for the CPU that this runs on, and keeps what it has compiled for the next start.
+"""Compiles kernels for this CPU, and caches object code for the next start.
 
-Object code lies in a directory that only its owner may write to, under a name that says all that it was made from: the
-source of this package, the CPU with its features, the LLVM that compiled it.
+Object code lies in a directory that only its owner may write to. A file's name covers everything that the code was made
+from: the source of this package, the CPU with its features, the LLVM that compiled it.
 """
 
 import hashlib
@@ -22,18 +22,25 @@ from model.cpu.kernels.code import Code
 
 log = logging.getLogger("quire.kernels")
 
-DIGEST_BYTES = 32  # at the beginning of a file, of the rest
+DIGEST_BYTES = 32  # SHA-256 of the rest, at the beginning of a file
 
 Writer = Callable[[Code], None]
 
 
 class Compiler:
-    """Addresses of kernels by name. cache: where object code is kept; None keeps none.
+    """Compiles kernels, and finds their addresses by name.
 
-    compiled: how many were, rather than found. made_from: a name for all that object code and its results depend on.
+    Attributes:
+        made_from: Digest of everything that object code and its results depend on.
+        compiled: The number of kernels that were compiled, not loaded from the cache.
     """
 
     def __init__(self, cache: Path | None) -> None:
+        """Opens LLVM's compiler.
+
+        Args:
+            cache: Directory for object code. None keeps none.
+        """
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         llvm.initialize_native_asmparser()
@@ -50,7 +57,10 @@ class Compiler:
 
     @property
     def last_compiled(self) -> float:
-        """When, on the monotonic clock: now, while it compiles; 0 before it ever has. Read from any thread."""
+        """Time of the last compilation on the monotonic clock; read from any thread.
+
+        While a kernel is being compiled this is the current time. 0 before the first.
+        """
         return time.monotonic() if self._compiling else self._compiled_at
 
     @property
@@ -59,7 +69,7 @@ class Compiler:
         return bool(self._features.get("avx512bf16", False))
 
     def kernel(self, name: str, write: Writer) -> int:
-        """The address of the kernel of this name, which says all that `write` depends on."""
+        """Returns the address of a kernel, compiled or loaded. Its name covers everything that `write` depends on."""
         if name not in self._addresses:
             self._addresses[name] = self._load(name, write)
         return self._addresses[name]
@@ -72,7 +82,7 @@ class Compiler:
             self._compiling = True
             try:
                 write(code)
-                found = self._compile(code.finished())
+                found = self.compile(code.finished())
                 self._write(file, found)
             finally:
                 self._compiled_at, self._compiling = time.monotonic(), False
@@ -83,14 +93,14 @@ class Compiler:
             raise OSError(f"kernel {name} was compiled, but is not there")
         return address
 
-    def _compile(self, text: str) -> bytes:
+    def compile(self, text: str) -> bytes:
         if not self.compiled:
             kept = f", kept in {self._cache}" if self._cache is not None else ""
             log.info("compiling kernels for this CPU (%s)%s", self._cpu, kept)
         self.compiled += 1
         module = llvm.parse_assembly(text)
         module.verify()
-        # What a kernel unrolls and puts into vectors, it says itself.
+        # Kernels unroll and vectorise explicitly, so LLVM's own passes for that are off.
         tuning = llvm.create_pipeline_tuning_options(speed_level=3)
         tuning.loop_unrolling = tuning.loop_vectorization = tuning.slp_vectorization = False
         passes = llvm.create_pass_builder(self._machine, tuning)
@@ -98,7 +108,10 @@ class Compiler:
         return bytes(self._machine.emit_object(module))
 
     def _read(self, file: str) -> bytes | None:
-        """None too for what was cut off or has changed on the disk: LLVM would not survive it."""
+        """Reads object code.
+
+        None too for a file that was cut off or has changed on the disk: LLVM would crash on it.
+        """
         if self._cache is None:
             return None
         try:
@@ -109,7 +122,7 @@ class Compiler:
         return found if hashlib.sha256(found).digest() == said else None
 
     def _write(self, file: str, content: bytes) -> None:
-        """Whole or not at all, whoever else writes it."""
+        """Writes a file atomically, so that other processes may write it at the same time."""
         if self._cache is None:
             return
         try:
@@ -132,7 +145,10 @@ def _digest(*texts: str) -> str:
 
 
 def _private(directory: Path) -> Path | None:
-    """The directory, made if it is not there; None, with a warning, where others could put code into it."""
+    """Returns the directory, made if it does not exist.
+
+    None, with a warning, where other users could put code into it.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
@@ -146,7 +162,7 @@ def _private(directory: Path) -> Path | None:
 
 
 def why_not() -> str | None:
-    """What this machine lacks for kernels; None if nothing."""
+    """Returns why this machine cannot run kernels, None if it can."""
     if sys.platform != "linux":
         return f"there is no team of threads for {sys.platform}"
     if platform.machine() != "x86_64":

@@ -1,6 +1,6 @@
-"""How the weights of a product lie: in panels of 32 outputs, each a run of memory in the order in which it is read.
+"""Layout of a product's weights: panels of 32 outputs, each a run of memory in the order in which it is read.
 
-A step of a panel is what is multiplied at once: one input of all its outputs in float32, a pair of inputs in bfloat16.
+A step of a panel is multiplied at once: one input of all its outputs in float32, a pair of inputs in bfloat16.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,12 @@ BYTES = ir.VectorType(INT8, LANES)
 
 
 class Panels(Protocol):
-    """element: of what they are multiplied with. dtype: of a weight as it lies."""
+    """Layout of weights in panels.
+
+    Attributes:
+        element: Type that weights are multiplied in.
+        dtype: Type of a stored weight.
+    """
 
     @property
     def element(self) -> Element: ...
@@ -33,18 +38,25 @@ class Panels(Protocol):
 
     @property
     def step(self) -> int:
-        """Bytes of one."""
+        """Bytes of a step."""
 
     def halves(self, code: Code, address: Value) -> list[Value]:
-        """The step that stands there, as two vectors of 16 outputs, 32 bits of the element each."""
+        """Loads a step as two vectors of 16 outputs, with 32 bits of the element each."""
 
     def laid(self, rows: Tensor) -> Tensor:
-        """rows: [panels, 32, in] of the dtype. Returns [panels, in / packed, bytes or elements of a step]."""
+        """Lays weights out.
+
+        Args:
+            rows: [panels, 32, in] of the dtype.
+
+        Returns:
+            [panels, in / packed, bytes or elements of a step].
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """Weights of the element itself: [panels, in / packed, 32, packed]."""
+class PlainPanels:
+    """Panels of weights of the element itself: [panels, in / packed, 32, packed]."""
 
     element: Element
 
@@ -70,11 +82,11 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8:
-    """Integers of 8 bits, each -127 .. 127, which the element holds exactly: [panels, in, 32].
+class Int8Panels:
+    """Panels of integers -127 .. 127, which the element holds exactly: [panels, in, 32].
 
-    Two looks in tables of 128 bytes (AVX512-VBMI) make pairs of bfloat16 with half the instructions, but a product of
-    1 to 8 rows waits for memory in both cases, and of 64 it takes 1 % more time as it is here.
+    Two look-ups in tables of 128 bytes (AVX512-VBMI) make pairs of bfloat16 with half the instructions. But a product
+    of 1 to 8 rows waits for memory in both cases. One of 64 rows takes only 1 % more time this way.
     """
 
     element: Element
@@ -98,7 +110,7 @@ class Int8:
                 code.cast(code.to_float(code.widened(code.load(address, BYTES, i * PANEL + half * LANES), INTS)), INTS)
                 for i in range(self.element.packed)
             ]
-            # The lower half of so small a number in float32 is 0.
+            # The lower half of a float32 that holds such a small integer is 0.
             made.append(inputs[0] >> 16 | inputs[1] if self.element.packed == 2 else inputs[0])
         return made
 

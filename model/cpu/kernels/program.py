@@ -1,7 +1,7 @@
-"""A program: kernels with their arguments, run one after the other by all threads of the team in one call.
+"""Programs: kernels with their arguments, run one after the other by all threads of the team in one call.
 
-Between two kernels all threads wait for each other. Who waits spins, since the others are mostly about to come, and
-gives its processor away now and then, so that a machine with less processors than threads does not stand still.
+Between two kernels all threads wait for each other. A waiting thread spins, since the others are mostly about to come.
+Now and then it yields its processor, so that a machine with fewer processors than threads makes progress.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from model.cpu.kernels.values import INT64
 SPINS = 100  # a few microseconds; 2,000 took 15 ms for 300 kernels where two threads had one processor, 100 took 1
 
 Argument = int | float | Tensor | np.ndarray
-"""A number, or whose memory a kernel is given the address of. Floats become float32."""
+"""A number, or an array whose address a kernel gets. Floats become float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A kernel and what it is called with."""
+    """A kernel and its arguments."""
 
     name: str
     write: Writer
@@ -45,8 +45,9 @@ class Machine:
 
 
 class Program:
-    """`run` it as often as needed, one thread of Python at a time; what its arguments point to is read and written in
-    place, and kept alive.
+    """Kernels with their arguments, which can be run any number of times, by one Python thread at a time.
+
+    Kernels read and write the arguments' memory in place. The program keeps the arguments alive.
     """
 
     def __init__(self, machine: Machine, calls: Sequence[Call]) -> None:
@@ -56,7 +57,7 @@ class Program:
         for row, call in zip(self._table, calls, strict=True):
             row[0] = machine.compiler.kernel(call.name, call.write)
             row[1 : 1 + len(call.arguments)] = [_word(argument) for argument in call.arguments]
-        # calls, bytes between them, where they stand, threads that have arrived
+        # calls, bytes from one to the next, address of the first, threads that have arrived
         self._state = np.array([len(calls), 8 * (1 + most), self._table.ctypes.data, 0], np.int64)
 
     def run(self, threads: int | None = None) -> None:
@@ -66,8 +67,10 @@ class Program:
 
 
 def write_run(code: Code) -> None:
-    """All calls of a program, in one of the threads. Unlike a kernel it is not told which one it is, and of how many:
-    there can be fewer than were asked for.
+    """Writes the function that runs all calls of a program in one thread.
+
+    Unlike a kernel it is not passed its thread's number and the number of threads: OpenMP may start fewer than asked
+    for.
     """
     count, stride, table = code.arguments(3)
     arrived = code.argument_place(3)
@@ -87,6 +90,7 @@ def write_run(code: Code) -> None:
 
 
 def _word(argument: Argument) -> int:
+    """Returns an argument as 64 bits."""
     if isinstance(argument, Tensor):
         return argument.data_ptr()
     if isinstance(argument, float):

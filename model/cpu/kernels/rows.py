@@ -1,7 +1,7 @@
-"""What is done to each row of activations by itself: embedding, normalising, choosing rows, rounding them.
+"""Kernels on single rows of activations: embedding, norms, choosing and rounding rows.
 
-The stream of a forward pass is float32; what products read is of the model's element. Threads share the rows. Widths
-are whole vectors of 16.
+The residual stream of a forward pass is float32; inputs of products are of the model's element. Threads share the rows.
+Widths are multiples of 16.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,25 @@ Writer = Callable[[Code], None]
 
 @contextmanager
 def shared_rows(code: Code, count: Value) -> Iterator[Value]:
-    """This thread's share of the rows whose number is in the cell `count`."""
+    """Loops over this thread's share of the rows; their number is in the cell `count`."""
     first, last = code.share(code.held(count))
     with code.loop(first, last) as row:
         yield row
 
 
 def write_embedding(element: Element, positions: bool) -> Writer:
-    """Arguments: rows, token ids (int64), positions (int64), each as the cell that holds it; tables of tokens and, if
-    there is one, of positions, of the element; y (float32), its stride, the width, what the tokens' are multiplied by.
+    """Writes the kernel that looks up embeddings. With `positions`, those of positions are added.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        tokens: Cell. Token ids, int64.
+        places: Cell. Positions, int64.
+        table: Table of tokens, of the element.
+        learned: Table of positions, of the element.
+        y: Result, float32.
+        stride: Bytes of a row of y.
+        width: Columns.
+        scale: Factor of tokens' rows, a float.
     """
 
     def write(code: Code) -> None:
@@ -47,7 +57,11 @@ def write_embedding(element: Element, positions: bool) -> Writer:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """centred: the mean is taken off first (LayerNorm); otherwise it is RMSNorm."""
+    """Kind of a norm.
+
+    Attributes:
+        centred: Whether the mean is subtracted first (LayerNorm). If not, it is RMSNorm.
+    """
 
     centred: bool = False
     bias: bool = False
@@ -59,7 +73,14 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Normed:
-    """A norm at work on one row. weights, bias: float32. mean: None where it is not taken off."""
+    """A norm applied to one row.
+
+    Attributes:
+        weights: Address of float32.
+        bias: Address of float32.
+        mean: Mean of the row. None where it is not subtracted.
+        factor: Factor of the row, in all lanes.
+    """
 
     code: Code
     norm: Norm
@@ -85,15 +106,28 @@ class Normed:
         return Normed(code, norm, weights, bias, mean, code.splat(1.0 / code.root(variance + eps)))
 
     def __call__(self, value: Value, i: Value) -> Value:
-        """value: 16 elements from the i-th on."""
+        """Normalises 16 elements from the i-th on."""
         value = (value if self.mean is None else value - self.mean) * self.factor
         value = value * FLOAT.load(self.code, self.weights + i * 4)
         return value + FLOAT.load(self.code, self.bias + i * 4) if self.norm.bias else value
 
 
 def write_norm(norm: Norm, out: Element, add: bool = False, chosen: bool = False) -> Writer:
-    """Arguments: rows and, with `chosen`, which of x's (int64) become them, each as the cell that holds it; x
-    (float32), its stride, weights and bias (float32), y, its stride, the width, epsilon. add: y is added to.
+    """Writes the kernel that normalises rows.
+
+    With `chosen`, the rows of x are chosen by index. With `add`, the result is added to y.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        which: Cell. Indices into x, int64; not read without `chosen`.
+        x: Input, float32.
+        x_stride: Bytes of a row of x.
+        weights: Weights, float32.
+        bias: Biases, float32.
+        y: Result.
+        y_stride: Bytes of a row of y.
+        width: Columns.
+        eps: Epsilon, a float.
     """
 
     def write(code: Code) -> None:
@@ -111,8 +145,16 @@ def write_norm(norm: Norm, out: Element, add: bool = False, chosen: bool = False
 
 
 def write_rounded(out: Element, chosen: bool = False) -> Writer:
-    """Arguments: rows and, with `chosen`, which of x's (int64) become them, each as the cell that holds it; x
-    (float32), its stride, y, its stride, the width.
+    """Writes the kernel that rounds rows; with `chosen`, the rows of x are chosen by index.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        which: Cell. Indices into x, int64; not read without `chosen`.
+        x: Input, float32.
+        x_stride: Bytes of a row of x.
+        y: Result.
+        y_stride: Bytes of a row of y.
+        width: Columns.
     """
 
     def write(code: Code) -> None:

@@ -1,4 +1,4 @@
-"""The threads that run kernels: torch's own OpenMP team, so that the two never compete for the processors."""
+"""Threads that run kernels: torch's own OpenMP team, so that the two never compete for the processors."""
 
 import ctypes
 from pathlib import Path
@@ -7,12 +7,14 @@ import torch
 
 
 class Team:
-    """Runs a function of one address in `threads` threads at once; each asks OpenMP which one it is.
-
-    Raises OSError where torch has no OpenMP library of its own.
-    """
+    """Runs a function of one address in several threads at once. Each thread asks OpenMP for its number."""
 
     def __init__(self) -> None:
+        """Loads torch's OpenMP library.
+
+        Raises:
+            OSError: torch has no OpenMP library of its own.
+        """
         libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
         if not libraries:
             raise OSError("torch has no OpenMP library beside it")
@@ -26,12 +28,12 @@ class Team:
         return torch.get_num_threads()
 
     def symbol(self, name: str) -> int:
-        """The address of one of the library's functions."""
+        """Returns the address of a function of the library."""
         address = ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
         if address is None:
             raise OSError(f"OpenMP has no {name}")
         return address
 
     def run(self, function: int, argument: int, threads: int) -> None:
-        """Until it has returned in all threads. Python's interpreter lock is free meanwhile."""
+        """Runs a function in `threads` threads, and returns when all have. The interpreter lock is free meanwhile."""
         self._parallel(function, argument, threads, 0)

@@ -1,4 +1,4 @@
-"""What kernels compute with: types, values, variables, see `model.cpu.kernels.code`."""
+"""Types, values and variables of kernels, see `model.cpu.kernels.code`."""
 
 from typing import Protocol, Union
 
@@ -8,7 +8,7 @@ LANES = 16  # float32 in a register of 512 bits; where registers are smaller, LL
 
 
 class _BFloat(ir.Type):
-    """llvmlite has no class for it."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -28,8 +28,8 @@ INTS = ir.VectorType(INT32, LANES)
 PAIRS = ir.VectorType(BFLOAT16, 2 * LANES)  # two bfloat16 in each lane
 
 
-class Writer(Protocol):
-    """What values ask of the kernel that computes them, a `model.cpu.kernels.code.Code`."""
+class CodeContext(Protocol):
+    """The parts of a `model.cpu.kernels.code.Code` that values need."""
 
     builder: ir.IRBuilder
 
@@ -38,11 +38,14 @@ class Writer(Protocol):
 
 
 class Value:
-    """A number or a vector that a kernel computes. Operators take values of the same type, or a number of Python's."""
+    """A number or a vector that a kernel computes.
+
+    Operators take values of the same type, or a Python number.
+    """
 
     __slots__ = ("_code", "ir")
 
-    def __init__(self, code: Writer, value: ir.Value) -> None:
+    def __init__(self, code: CodeContext, value: ir.Value) -> None:
         self._code, self.ir = code, value
 
     @property
@@ -79,7 +82,7 @@ class Value:
         return self._binary(other, "fdiv", "fdiv", swapped=True)
 
     def __floordiv__(self, other: "Operand") -> "Value":
-        """Towards zero."""
+        """Divides integers, rounded towards zero."""
         return self._binary(other, "fdiv", "sdiv")
 
     def __mod__(self, other: "Operand") -> "Value":
@@ -98,7 +101,7 @@ class Value:
         return self._binary(other, "shl", "shl")
 
     def __rshift__(self, other: "Operand") -> "Value":
-        """Zeros come in from the left."""
+        """Shifts right logically: zeros enter from the left."""
         return self._binary(other, "lshr", "lshr")
 
     def _compared(self, other: "Operand", how: str) -> "Value":
@@ -126,11 +129,11 @@ Operand = Union[Value, int, float]  # noqa: UP007 - a Value's methods name it be
 
 
 class Variable:
-    """What changes while a kernel runs. LLVM keeps it in a register."""
+    """A value that changes while a kernel runs. LLVM keeps it in a register."""
 
     __slots__ = ("_code", "_place", "_type")
 
-    def __init__(self, code: Writer, first: Value) -> None:
+    def __init__(self, code: CodeContext, first: Value) -> None:
         self._code, self._type = code, first.ir.type
         with code.builder.goto_entry_block():
             self._place = code.builder.alloca(self._type)

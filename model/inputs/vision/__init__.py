@@ -1,1 +1,4 @@
-"""Images as models take them: tiles of pixels, and the place of each in the prompt. Imports no torch."""
+"""Images as models take them: pixels, the grid of features, and placeholders in the prompt. Imports no torch.
+
+Knows no encoder: `model.vision` makes features of the pixels.
+"""

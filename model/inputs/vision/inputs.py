@@ -1,41 +1,55 @@
-"""What a frontend does with the images of a prompt: cut them, write them into the text, check the placeholders."""
+"""Prepares the images of a prompt on a frontend: processes them, writes them into the text, checks placeholders."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from model.inputs.images import Pixels
 from model.inputs.tokenizer import Tokenizer
+from model.inputs.vision.processed import ProcessedImage
 from model.inputs.vision.prompts import Prompt
-from model.inputs.vision.tiles import Tiles
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInputs:
-    """Of one model. cut: makes tiles of an image [height, width, 3]. token_id: the placeholder, which stands in a
-    prompt once for each feature of an image. tile_tokens: features of a tile.
+    """Image inputs of one model.
+
+    Attributes:
+        process: Makes an image [height, width, 3] what the encoder takes.
+        prompt: Writes images into a prompt.
+        token_id: Id of the placeholder, which stands in a prompt once for each feature of an image.
     """
 
-    cut: Callable[[Pixels], Tiles]
+    process: Callable[[Pixels], ProcessedImage]
     prompt: Prompt
     token_id: int
-    tile_tokens: int
 
     @property
     def marker(self) -> str:
-        """What names an image in a text; the first one names the first image."""
+        """Text that stands for an image in a prompt; the first one stands for the first image."""
         return self.prompt.marker
 
-    def expand(self, text: str, images: Sequence[Tiles]) -> str:
-        """The text with the model's own string for each image. Raises InvalidRequest for too many or few markers."""
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
+        """Returns the text with the model's own string for each image.
+
+        Raises:
+            InvalidRequest: The text has too many or too few markers.
+        """
         return self.prompt.expand(text, images)
 
     def encode(
-        self, text: str, images: Sequence[Tiles], tokenizer: Tokenizer, add_special_tokens: bool = True
+        self, text: str, images: Sequence[ProcessedImage], tokenizer: Tokenizer, add_special_tokens: bool = True
     ) -> list[int]:
-        """Ids of a prompt with at least one image (a text without is encoded as any other), checked.
+        """Encodes a prompt with at least one image, and checks it. Prompts without images are encoded as any text.
 
-        Raises InvalidRequest.
+        Args:
+            text: The prompt, with a marker for each image.
+            images: The images.
+            tokenizer: The model's tokenizer.
+            add_special_tokens: Whether the request asks for special tokens.
+
+        Raises:
+            InvalidRequest: Markers or placeholders do not fit the images.
         """
         ids = tokenizer.encode(self.expand(text, images), add_special_tokens and self.prompt.special_tokens)
         if self.prompt.leads:
@@ -43,10 +57,11 @@ class ImageInputs:
         self.check(ids, images)
         return ids
 
-    def check(self, ids: Sequence[int], images: Sequence[Tiles]) -> None:
-        """For ids that a client has made: as many placeholders as its images have features, in order of the images.
+    def check(self, ids: Sequence[int], images: Sequence[ProcessedImage]) -> None:
+        """Checks ids of a client's own: there must be one placeholder for each feature of the images, in their order.
 
-        Raises InvalidRequest.
+        Raises:
+            InvalidRequest: There are more or fewer.
         """
         found, needed = ids.count(self.token_id), [image.tokens for image in images]
         if found != sum(needed):

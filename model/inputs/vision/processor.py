@@ -1,5 +1,6 @@
-"""The image processor's part of a model directory: 'image_processor' in processor_config.json (transformers 5), or
-preprocessor_config.json.
+"""Reads the settings of a model's image processor.
+
+They are 'image_processor' in processor_config.json (transformers 5), or preprocessor_config.json.
 """
 
 from pathlib import Path
@@ -8,7 +9,7 @@ from PIL import Image
 
 from model.errors import CheckpointError
 from model.fields import LEAST_FLOAT, MOST_FLOAT, Fields, read_json
-from model.inputs.vision.tiles import Normalisation
+from model.inputs.vision.processed import Normalisation
 
 NESTED, CLASSIC = "processor_config.json", "preprocessor_config.json"
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -16,7 +17,11 @@ HALF = [0.5, 0.5, 0.5]
 
 
 def read_processor(directory: Path) -> Fields:
-    """Raises CheckpointError where neither file has it."""
+    """Reads the settings.
+
+    Raises:
+        CheckpointError: Neither file has them.
+    """
     nested, classic = directory / NESTED, directory / CLASSIC
     if nested.exists():
         section = Fields(nested, read_json(nested)).section("image_processor")
@@ -28,7 +33,16 @@ def read_processor(directory: Path) -> Fields:
 
 
 def read_normalisation(fields: Fields, mean: list[float], std: list[float]) -> Normalisation:
-    """mean, std: where nothing is said. Raises CheckpointError."""
+    """Reads the normalisation of pixels.
+
+    Args:
+        fields: Settings of the processor.
+        mean: Mean of each channel where the settings have none.
+        std: Standard deviation, likewise.
+
+    Raises:
+        CheckpointError: A field is wrong.
+    """
     factor = fields.positive_float("rescale_factor", 1 / 255) if fields.flag("do_rescale", True) else 1.0
     if not fields.flag("do_normalize", True):
         return Normalisation(factor, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -40,7 +54,11 @@ def read_normalisation(fields: Fields, mean: list[float], std: list[float]) -> N
 def read_colour(
     fields: Fields, key: str, default: list[float], least: float = -MOST_FLOAT
 ) -> tuple[float, float, float]:
-    """A number for each channel, none below `least`. Raises CheckpointError."""
+    """Reads a number for each of three channels, none below `least`.
+
+    Raises:
+        CheckpointError: The field is wrong.
+    """
     values = fields.numbers(key, least, MOST_FLOAT, default)
     if len(values) != 3:
         raise fields.refuse(key, "must be a number for each of 3 channels")
@@ -48,7 +66,11 @@ def read_colour(
 
 
 def read_filter(fields: Fields, default: Image.Resampling) -> Image.Resampling:
-    """Raises CheckpointError."""
+    """Reads the filter for resizing.
+
+    Raises:
+        CheckpointError: The field names none of Pillow's filters.
+    """
     try:
         return Image.Resampling(fields.get("resample", int, int(default)))
     except ValueError:
@@ -56,7 +78,7 @@ def read_filter(fields: Fields, default: Image.Resampling) -> Image.Resampling:
 
 
 def read_sides(fields: Fields, key: str) -> tuple[int, int] | None:
-    """Height and width that this key holds, as one number or as an object of both; None where it holds neither."""
+    """Returns the height and width under a key, one number or an object of both. None where it holds neither."""
     value = fields.values.get(key)
     if isinstance(value, int) and not isinstance(value, bool):
         side = fields.positive(key)
@@ -68,6 +90,6 @@ def read_sides(fields: Fields, key: str) -> tuple[int, int] | None:
 
 
 def read_edge(fields: Fields, key: str, name: str) -> int | None:
-    """The edge ('shortest_edge', 'longest_edge') that the object under this key names, None where it does not."""
+    """Returns the edge ('shortest_edge', 'longest_edge') in the object under a key. None where it has none."""
     section = fields.section(key)
     return section.positive(name) if name in section else None

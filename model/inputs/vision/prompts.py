@@ -1,18 +1,24 @@
-"""How each model writes its images into a prompt. A prompt names each image by its marker, the text of the placeholder
-token; the model's own string for that image takes its place.
+"""Writes images into prompts, as each model wants them.
+
+A prompt names each image by its marker, the text of the placeholder token. The model's own string for the image takes
+the marker's place.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from model.inputs.vision.tiles import Tiles
-from scheduler.request import InvalidRequest
+from model.inputs.vision.processed import ProcessedImage
+from scheduler.invalid import InvalidRequest
 
 
 class Prompt(Protocol):
-    """marker: what stands for an image in a prompt. special_tokens: whether the tokenizer's own may be put around the
-    expanded text. leads: the placeholders are no part of that text, but stand before it.
+    """Writes images into prompts.
+
+    Attributes:
+        marker: Text that stands for an image in a prompt.
+        special_tokens: Whether the tokenizer's special tokens may be put around the expanded text.
+        leads: Whether the placeholders stand before the text instead of in it.
     """
 
     @property
@@ -24,12 +30,20 @@ class Prompt(Protocol):
     @property
     def leads(self) -> bool: ...
 
-    def expand(self, text: str, images: Sequence[Tiles]) -> str:
-        """The text with each marker replaced. Raises InvalidRequest for another number of markers than of images."""
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
+        """Returns the text with each marker replaced.
+
+        Raises:
+            InvalidRequest: The number of markers is not that of the images.
+        """
 
 
 def pieces(text: str, marker: str, images: int) -> list[str]:
-    """What stands around the markers, one piece more than images. Raises InvalidRequest."""
+    """Returns the text around the markers, one piece more than images.
+
+    Raises:
+        InvalidRequest: The number of markers is not that of the images.
+    """
     parts = text.split(marker)
     if len(parts) != images + 1:
         raise InvalidRequest(
@@ -44,20 +58,21 @@ def interleaved(parts: Sequence[str], strings: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """LLaVA: the placeholder, as often as the image has features."""
+    """LLaVA: repeats the placeholder for each feature of the image."""
 
     marker: str
     special_tokens: bool = True
     leads: bool = False
 
-    def expand(self, text: str, images: Sequence[Tiles]) -> str:
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
         return interleaved(pieces(text, self.marker, len(images)), [self.marker * image.tokens for image in images])
 
 
 @dataclass(frozen=True, slots=True)
 class ImagesFirst:
-    """PaliGemma: images, the token that begins a text, the text, a new line. A text without markers has its images
-    before it.
+    """PaliGemma: images, the token that begins a text, the text, a new line.
+
+    A text without markers has its images before it.
     """
 
     marker: str
@@ -65,7 +80,7 @@ class ImagesFirst:
     special_tokens: bool = False
     leads: bool = False
 
-    def expand(self, text: str, images: Sequence[Tiles]) -> str:
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
         if self.marker not in text:
             text = self.marker * len(images) + text
         *before, last = pieces(text, self.marker, len(images))
@@ -83,11 +98,11 @@ class TiledStrings:
     special_tokens: bool = True
     leads: bool = False
 
-    def expand(self, text: str, images: Sequence[Tiles]) -> str:
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
         return interleaved(pieces(text, self.marker, len(images)), [self._string(image) for image in images])
 
-    def _string(self, image: Tiles) -> str:
-        one = self.marker * (image.tokens // len(image.pixels))
+    def _string(self, image: ProcessedImage) -> str:
+        one = self.marker * image.grid[-1]
         rows = [
             "".join(f"{self.border}<row_{row + 1}_col_{column + 1}>{one}" for column in range(image.columns))
             for row in range(image.rows)
@@ -98,10 +113,12 @@ class TiledStrings:
 
 @dataclass(frozen=True, slots=True)
 class NanoStrings:
-    """nanoVLM: the whole image, then its tiles, each named, all in one line; with several images each has its number.
+    """NanoVLM: the whole image, then its tiles, each named, all in one line. Each of several images has its number.
 
-    overview: the token before the whole image, None for a model that has none and is given tiles alone. names: of
-    tiles, by row and column from 1. split False: the model knows no tiles, and an image is its placeholders alone.
+    Attributes:
+        split: Whether the model knows tiles. If not, an image is its placeholders alone.
+        overview: Token before the whole image. None for a model without one, which is given tiles alone.
+        names: Names of tiles, by row and column from 1.
     """
 
     marker: str
@@ -111,15 +128,15 @@ class NanoStrings:
     special_tokens: bool = True
     leads: bool = False
 
-    def expand(self, text: str, images: Sequence[Tiles]) -> str:
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
         parts = pieces(text, self.marker, len(images))
         strings = [self._string(image) for image in images]
         if self.split and len(images) > 1:
             strings = [f"<image: {number}>{string}" for number, string in enumerate(strings)]
         return interleaved(parts, strings)
 
-    def _string(self, image: Tiles) -> str:
-        one = self.marker * (image.tokens // len(image.pixels))
+    def _string(self, image: ProcessedImage) -> str:
+        one = self.marker * image.grid[-1]
         if not self.split:
             return one
         whole = "" if self.overview is None else self.overview + one
@@ -131,21 +148,22 @@ class NanoStrings:
     def _name(self, row: int, column: int) -> str:
         name = self.names.get((row, column))
         if name is None:
-            raise InvalidRequest("images", f"an image of {row} x {column} tiles", "the model has no names for so many")
+            raise InvalidRequest("images", f"an image of {row} x {column} tiles", "the model has names for fewer")
         return name
 
 
 @dataclass(frozen=True, slots=True)
 class Leading:
-    """The first nanoVLM: its vocabulary has no placeholder, the one image stands before the text. A marker there counts
-    as nothing, wherever it is.
+    """The first nanoVLM: its vocabulary has no placeholder, and the one image stands before the text.
+
+    The first marker in the text is removed.
     """
 
     marker: str = "<image>"
     special_tokens: bool = True
     leads: bool = True
 
-    def expand(self, text: str, images: Sequence[Tiles]) -> str:
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
         if len(images) > 1:
             raise InvalidRequest("images", f"{len(images)} images", "the model takes one image")
         return text.replace(self.marker, "", 1)

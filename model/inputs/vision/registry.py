@@ -1,6 +1,7 @@
-"""Which images and prompts which model takes."""
+"""Reads the image inputs of each architecture."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,24 +10,29 @@ from model.errors import CheckpointError
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.vision.inputs import ImageInputs
 from model.inputs.vision.nano import NanoTiles
+from model.inputs.vision.processed import UNIT, Normalisation
 from model.inputs.vision.processor import CLIP_MEAN, CLIP_STD, HALF, read_normalisation, read_processor
 from model.inputs.vision.prompts import ImagesFirst, Leading, NanoStrings, Prompt, Repeated, TiledStrings
 from model.inputs.vision.single import is_siglip, read_single_tile
 from model.inputs.vision.split import read_split_tiles, tile_side
-from model.inputs.vision.tiles import UNIT, Normalisation
-from model.multimodal import LLAVA, NANO, PALIGEMMA, Vision
+from model.multimodal import IDEFICS3, LLAVA, NANO, PALIGEMMA, SMOLVLM, Vision
 
 NAME = re.compile(r"r(\d+)c(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    """What is read of a model that sees."""
+class VisionCheckpoint:
+    """A vision-language model, as far as its image inputs depend on it."""
 
     directory: Path
     tokenizer: Tokenizer
     config: ModelConfig
     vision: Vision
+
+    @property
+    def marker(self) -> str:
+        """The placeholder's text."""
+        return self.token(self.vision.image_token_id)
 
     def token(self, token: int) -> str:
         text = self.tokenizer.text_of(token)
@@ -36,28 +42,22 @@ class _Checkpoint:
 
 
 def read_image_inputs(directory: Path, config: ModelConfig, tokenizer: Tokenizer) -> ImageInputs | None:
-    """None for a model of text alone. Raises CheckpointError."""
+    """Reads a model's image inputs. None for a model of text alone.
+
+    Raises:
+        CheckpointError: Its files do not say how it takes images, or contradict one another.
+    """
     if config.vision is None:
         return None
-    checkpoint = _Checkpoint(directory, tokenizer, config, config.vision)
-    if config.architecture == NANO:
-        return _nano(checkpoint)
-    if config.architecture == PALIGEMMA:
-        beginning = config.vision.fields.get("bos_token_id", int, config.fields.get("bos_token_id", int, 2))
-        return _single(
-            checkpoint, config.vision.tower.patches, ImagesFirst(_marker(checkpoint), checkpoint.token(beginning))
-        )
-    if config.architecture == LLAVA:
-        return _single(checkpoint, llava_features(config.vision), Repeated(_marker(checkpoint)))
-    processor = read_processor(directory)
-    tokens = split_features(config.vision, tile_side(processor))
-    return ImageInputs(
-        read_split_tiles(processor, tokens), TiledStrings(_marker(checkpoint)), config.vision.image_token_id, tokens
-    )
+    return READERS[config.architecture](VisionCheckpoint(directory, tokenizer, config, config.vision))
 
 
 def read_image_normalisation(directory: Path, config: ModelConfig) -> Normalisation:
-    """Of a model that sees. Raises CheckpointError."""
+    """Reads the normalisation of a vision-language model's pixels.
+
+    Raises:
+        CheckpointError: The processor's settings are missing or wrong.
+    """
     if config.architecture == NANO:
         return UNIT
     fields = read_processor(directory)
@@ -67,7 +67,11 @@ def read_image_normalisation(directory: Path, config: ModelConfig) -> Normalisat
 
 
 def llava_features(vision: Vision) -> int:
-    """Of one image. Raises CheckpointError."""
+    """Returns LLaVA's number of features of an image.
+
+    Raises:
+        CheckpointError: 'vision_feature_select_strategy' is not supported.
+    """
     strategy = vision.fields.get("vision_feature_select_strategy", str, "default")
     if strategy not in ("default", "full"):
         raise vision.fields.refuse("vision_feature_select_strategy", "must be 'default' or 'full'")
@@ -76,9 +80,14 @@ def llava_features(vision: Vision) -> int:
 
 
 def split_features(vision: Vision, side: int) -> int:
-    """Of a tile of so many pixels squared, for a connector that takes squares of patches together.
+    """Returns the number of features of a tile, for a connector that joins squares of patches.
 
-    Raises CheckpointError.
+    Args:
+        vision: The vision part of the model.
+        side: Side of the tile in pixels.
+
+    Raises:
+        CheckpointError: Squares do not divide the tile.
     """
     factor, across = vision.fields.positive("scale_factor", 2), side // vision.tower.patch
     return shuffled_features(vision.fields.path, across, factor)
@@ -90,17 +99,30 @@ def shuffled_features(path: Path, across: int, factor: int) -> int:
     return (across // factor) ** 2
 
 
-def _marker(checkpoint: _Checkpoint) -> str:
-    return checkpoint.token(checkpoint.vision.image_token_id)
+def _paligemma(checkpoint: VisionCheckpoint) -> ImageInputs:
+    config, vision = checkpoint.config, checkpoint.vision
+    beginning = vision.fields.get("bos_token_id", int, config.fields.get("bos_token_id", int, 2))
+    prompt = ImagesFirst(checkpoint.marker, checkpoint.token(beginning))
+    return _single(checkpoint, vision.tower.patches, prompt)
 
 
-def _single(checkpoint: _Checkpoint, tokens: int, prompt: Prompt) -> ImageInputs:
+def _llava(checkpoint: VisionCheckpoint) -> ImageInputs:
+    return _single(checkpoint, llava_features(checkpoint.vision), Repeated(checkpoint.marker))
+
+
+def _idefics3(checkpoint: VisionCheckpoint) -> ImageInputs:
+    processor, vision = read_processor(checkpoint.directory), checkpoint.vision
+    tiles = read_split_tiles(processor, split_features(vision, tile_side(processor)))
+    return ImageInputs(tiles, TiledStrings(checkpoint.marker), vision.image_token_id)
+
+
+def _single(checkpoint: VisionCheckpoint, tokens: int, prompt: Prompt) -> ImageInputs:
     vision = checkpoint.vision
     tile = read_single_tile(read_processor(checkpoint.directory), vision.tower.image, tokens)
-    return ImageInputs(tile, prompt, vision.image_token_id, tokens)
+    return ImageInputs(tile, prompt, vision.image_token_id)
 
 
-def _nano(checkpoint: _Checkpoint) -> ImageInputs:
+def _nano(checkpoint: VisionCheckpoint) -> ImageInputs:
     vision, fields = checkpoint.vision, checkpoint.vision.fields
     factor, across = fields.positive("mp_pixel_shuffle_factor"), vision.tower.image // vision.tower.patch
     tokens = shuffled_features(fields.path, across, factor)
@@ -108,9 +130,9 @@ def _nano(checkpoint: _Checkpoint) -> ImageInputs:
         raise fields.refuse("mp_image_token_length", f"but a tile has {tokens} features")
     extra = fields.section("vlm_extra_tokens")
     if "image_token" not in extra:
-        return ImageInputs(NanoTiles(tokens, vision.tower.image), Leading(), vision.image_token_id, tokens)
+        return ImageInputs(NanoTiles(tokens, vision.tower.image), Leading(), vision.image_token_id)
     marker = extra.get("image_token", str)
-    if _marker(checkpoint) != marker:
+    if checkpoint.marker != marker:
         raise extra.refuse("image_token", "but tokenizer.json has no such token")
     longest = fields.positive("max_img_size") if "max_img_size" in fields else None
     if longest is not None and longest % vision.tower.image:
@@ -120,4 +142,13 @@ def _nano(checkpoint: _Checkpoint) -> ImageInputs:
     tiles = NanoTiles(
         tokens, vision.tower.image, longest, fields.flag("resize_to_max_side_len"), overview=overview is not None
     )
-    return ImageInputs(tiles, NanoStrings(marker, longest is not None, overview, names), vision.image_token_id, tokens)
+    return ImageInputs(tiles, NanoStrings(marker, longest is not None, overview, names), vision.image_token_id)
+
+
+READERS: dict[str, Callable[[VisionCheckpoint], ImageInputs]] = {
+    PALIGEMMA: _paligemma,
+    LLAVA: _llava,
+    IDEFICS3: _idefics3,
+    SMOLVLM: _idefics3,
+    NANO: _nano,
+}

@@ -1,5 +1,7 @@
-"""Pillow's resampling and what is around it, rounded to whole pixel values after each step as transformers' processors
-do that use Pillow, so that pixels are equal to theirs. (Those that use torchvision differ a little from them.)
+"""Resizes and cuts images with Pillow, rounded to whole pixel values after each step.
+
+transformers' processors that use Pillow do the same, so pixels are equal to theirs. Those that use torchvision differ a
+little.
 """
 
 from collections.abc import Sequence
@@ -9,26 +11,34 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from model.inputs.images import Pixels
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
-MOST_PIXELS = 100_000_000  # of an image on its way to its tiles: a long one that is squared has many more than before
+MOST_PIXELS = 100_000_000  # pixels of an image between its steps: padding a long one to a square multiplies them
 
 
 def check_size(pixels: Pixels, height: int, width: int) -> None:
-    """Raises InvalidRequest for a size that an image cannot be given."""
+    """Checks the size that an image is about to get.
+
+    Raises:
+        InvalidRequest: It has more than MOST_PIXELS pixels.
+    """
     if height * width > MOST_PIXELS:
         old = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
         raise InvalidRequest("images", old, f"would become {width} x {height} for the model, at most {MOST_PIXELS}")
 
 
 def resized(pixels: Pixels, height: int, width: int, filter_: Image.Resampling) -> Pixels:
-    """Raises InvalidRequest for too large a size."""
+    """Resizes an image.
+
+    Raises:
+        InvalidRequest: The size is too large.
+    """
     check_size(pixels, height, width)
     return np.asarray(Image.fromarray(pixels).resize((width, height), filter_))
 
 
 def smoothly_resized(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Bilinear, in float32 and rounded once at the end, as torch resizes tensors."""
+    """Resizes bilinearly in float32 with one rounding at the end, as torch resizes tensors."""
     channels = [
         np.asarray(Image.fromarray(channel.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR))
         for channel in np.moveaxis(pixels, -1, 0)
@@ -37,14 +47,18 @@ def smoothly_resized(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def shortest_edge(pixels: Pixels, edge: int) -> tuple[int, int]:
-    """Height and width with the shorter of them scaled to `edge`."""
+    """Returns height and width with the shorter of them scaled to `edge`."""
     height, width = pixels.shape[:2]
     long = int(edge * max(height, width) / min(height, width))
     return (long, edge) if width <= height else (edge, long)
 
 
 def squared(pixels: Pixels, colour: Sequence[int]) -> Pixels:
-    """In the middle of a square of this colour. Raises InvalidRequest for too large a one."""
+    """Centres an image in a square of this colour.
+
+    Raises:
+        InvalidRequest: The square is too large.
+    """
     height, width = pixels.shape[:2]
     side = max(height, width)
     check_size(pixels, side, side)
@@ -56,9 +70,9 @@ def squared(pixels: Pixels, colour: Sequence[int]) -> Pixels:
 
 
 def centred(pixels: Pixels, height: int, width: int) -> Pixels:
-    """The middle, with black around it where there is not enough."""
+    """Returns the middle of an image, with black around it where it is too small."""
     here, there = pixels.shape[:2], (height, width)
-    # What does not divide evenly is missing at the upper left of a crop, and is black at the upper left of a frame.
+    # An odd pixel is cut off at the lower right of a crop, and is black at the upper left of a frame.
     cut = [(old - new) // 2 if old > new else 0 for old, new in zip(here, there, strict=True)]
     put = [-((old - new) // 2) if old < new else 0 for old, new in zip(here, there, strict=True)]
     part = pixels[cut[0] : cut[0] + height, cut[1] : cut[1] + width]
@@ -68,7 +82,7 @@ def centred(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def grid(pixels: Pixels, side: int) -> list[Pixels]:
-    """Squares, row by row, of an image whose sides are multiples of theirs."""
+    """Cuts an image into squares, row by row; its sides are multiples of theirs."""
     height, width = pixels.shape[:2]
     return [
         pixels[top : top + side, left : left + side] for top in range(0, height, side) for left in range(0, width, side)
@@ -76,5 +90,5 @@ def grid(pixels: Pixels, side: int) -> list[Pixels]:
 
 
 def stacked(tiles: Sequence[Pixels]) -> NDArray[np.uint8]:
-    """[tiles, 3, height, width] of tiles [height, width, 3]."""
+    """Returns [tiles, 3, height, width] of tiles [height, width, 3]."""
     return np.ascontiguousarray(np.stack([tile.transpose(2, 0, 1) for tile in tiles]))

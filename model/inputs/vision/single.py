@@ -1,4 +1,4 @@
-"""One tile an image, as PaliGemma, LLaVA and the first nanoVLM take it."""
+"""Makes one tile of an image, as PaliGemma, LLaVA and the first nanoVLM take it."""
 
 from dataclasses import dataclass
 
@@ -6,18 +6,24 @@ from PIL import Image
 
 from model.fields import Fields
 from model.inputs.images import Pixels
+from model.inputs.vision.processed import ProcessedImage
 from model.inputs.vision.processor import CLIP_MEAN, read_colour, read_edge, read_filter, read_sides
 from model.inputs.vision.resize import centred, resized, shortest_edge, squared, stacked
-from model.inputs.vision.tiles import Tiles
 
 Sides = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SingleTile:
-    """tokens: placeholders of an image. background: an image is first put into a square of this colour; None leaves it
-    as it is. sides: height and width that it is resized to; or edge: what its shorter side is resized to, the other in
-    proportion; neither leaves its size. crop: height and width that are then cut from its middle.
+    """Makes one tile of an image: pads, resizes, crops.
+
+    Attributes:
+        tokens: Placeholders of an image.
+        filter: Filter for resizing.
+        sides: Height and width to resize to.
+        edge: Length to resize the shorter side to, the other in proportion. Without `sides` and `edge` the size stays.
+        crop: Height and width to cut from the middle. None for no crop.
+        background: Colour of the square that the image is first centred in. None for no square.
     """
 
     tokens: int
@@ -27,15 +33,15 @@ class SingleTile:
     crop: Sides | None = None
     background: tuple[int, int, int] | None = None
 
-    def __call__(self, pixels: Pixels) -> Tiles:
-        """pixels: uint8 [height, width, 3]."""
+    def __call__(self, pixels: Pixels) -> ProcessedImage:
+        """Makes the tile of an image [height, width, 3] uint8."""
         if self.background is not None:
             pixels = squared(pixels, self.background)
         height, width = self.sides or (shortest_edge(pixels, self.edge) if self.edge else pixels.shape[:2])
         pixels = resized(pixels, height, width, self.filter)
         if self.crop is not None:
             pixels = centred(pixels, *self.crop)
-        return Tiles(stacked([pixels]), 0, 0, self.tokens)
+        return ProcessedImage(stacked([pixels]), (1, self.tokens))
 
 
 def _kind(fields: Fields) -> str:
@@ -43,14 +49,20 @@ def _kind(fields: Fields) -> str:
 
 
 def is_siglip(fields: Fields) -> bool:
-    """Else the defaults are CLIP's."""
+    """Returns whether the processor is SigLIP's. If not, the defaults are CLIP's."""
     return _kind(fields).startswith("Siglip")
 
 
 def read_single_tile(fields: Fields, image_size: int, tokens: int) -> SingleTile:
-    """Of CLIP's, SigLIP's and LLaVA's image processors. fields: of the processor. image_size: what the encoder takes.
+    """Reads the settings of CLIP's, SigLIP's and LLaVA's image processors.
 
-    Raises CheckpointError where tiles would not have that size.
+    Args:
+        fields: Settings of the processor.
+        image_size: Side of the encoder's tiles in pixels.
+        tokens: Placeholders of an image.
+
+    Raises:
+        CheckpointError: A field is wrong, or tiles would not have the encoder's size.
     """
     sides, edge = _size(fields) if fields.flag("do_resize", True) else (None, None)
     crops = fields.flag("do_center_crop", not is_siglip(fields))
@@ -71,7 +83,11 @@ def read_single_tile(fields: Fields, image_size: int, tokens: int) -> SingleTile
 
 
 def _size(fields: Fields) -> tuple[Sides | None, int | None]:
-    """Sides or shorter edge after resizing, one of them None. A number alone is the edge. Raises CheckpointError."""
+    """Returns the sides or the shorter edge after resizing, one of them None. A number alone is the edge.
+
+    Raises:
+        CheckpointError: The field is wrong.
+    """
     if "size" not in fields:
         return ((224, 224), None) if is_siglip(fields) else (None, 224)
     if isinstance(fields.values["size"], int):

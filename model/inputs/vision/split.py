@@ -1,4 +1,4 @@
-"""Tiles and the whole image beside them, as Idefics3 and SmolVLM take it (Laurencon et al., 2024)."""
+"""Cuts images into tiles beside the whole image, as Idefics3 and SmolVLM take them (Laurencon et al., 2024)."""
 
 import math
 from dataclasses import dataclass
@@ -7,17 +7,23 @@ from PIL import Image
 
 from model.fields import Fields
 from model.inputs.images import Pixels
+from model.inputs.vision.processed import ProcessedImage
 from model.inputs.vision.processor import read_edge, read_filter
 from model.inputs.vision.resize import grid, resized, stacked
-from model.inputs.vision.tiles import Tiles
 
 LARGEST = 4096  # side of an image, whatever its processor says
 
 
 @dataclass(frozen=True, slots=True)
 class SplitTiles:
-    """tokens: placeholders of a tile. side: of a tile. longest: edge that an image's longer side is first resized to.
-    split: whether what is larger than a tile is cut into several, with the whole image in one more, the last.
+    """Cuts images for Idefics3 and SmolVLM.
+
+    Attributes:
+        tokens: Placeholders of a tile.
+        filter: Filter for resizing.
+        side: Side of a tile in pixels.
+        longest: Length that an image's longer side is first resized to.
+        split: Whether an image larger than a tile is cut into several. The whole image is one more tile, the last.
     """
 
     tokens: int
@@ -26,22 +32,24 @@ class SplitTiles:
     longest: int
     split: bool = True
 
-    def __call__(self, pixels: Pixels) -> Tiles:
-        """pixels: uint8 [height, width, 3]."""
+    def __call__(self, pixels: Pixels) -> ProcessedImage:
+        """Cuts an image [height, width, 3] uint8."""
         height, width = bounded(*scaled(pixels.shape[0], pixels.shape[1], self.longest), LARGEST)
         pixels = resized(pixels, height, width, self.filter)
         if not self.split:
-            return Tiles(stacked([resized(pixels, self.side, self.side, self.filter)]), 0, 0, self.tokens)
+            whole_image = stacked([resized(pixels, self.side, self.side, self.filter)])
+            return ProcessedImage(whole_image, (1, self.tokens))
         height, width = whole(height, width, self.side)
         pixels = resized(pixels, height, width, self.filter)
         if height <= self.side and width <= self.side:
-            return Tiles(stacked([pixels]), 0, 0, self.tokens)
+            return ProcessedImage(stacked([pixels]), (1, self.tokens))
         tiles = [*grid(pixels, self.side), resized(pixels, self.side, self.side, self.filter)]
-        return Tiles(stacked(tiles), height // self.side, width // self.side, len(tiles) * self.tokens)
+        rows, columns = height // self.side, width // self.side
+        return ProcessedImage(stacked(tiles), (len(tiles), self.tokens), rows, columns)
 
 
 def scaled(height: int, width: int, longest: int) -> tuple[int, int]:
-    """The longer side becomes `longest`, the other follows in proportion, to an even number."""
+    """Scales the longer side to `longest`; the other follows in proportion, to an even number."""
     ratio = width / height
     if width >= height:
         short = int(longest / ratio)
@@ -51,7 +59,7 @@ def scaled(height: int, width: int, longest: int) -> tuple[int, int]:
 
 
 def bounded(height: int, width: int, most: int) -> tuple[int, int]:
-    """No side is longer than this, in proportion."""
+    """Scales height and width in proportion, so that no side is longer than `most`."""
     ratio = width / height
     if width >= height and width > most:
         return max(int(most / ratio), 1), most
@@ -61,7 +69,7 @@ def bounded(height: int, width: int, most: int) -> tuple[int, int]:
 
 
 def whole(height: int, width: int, side: int) -> tuple[int, int]:
-    """Both sides are rounded up to whole tiles, the shorter one after it has followed the longer."""
+    """Rounds both sides up to whole tiles, the shorter one after it has followed the longer."""
     ratio = width / height
     if width >= height:
         width = _up(width, side)
@@ -75,7 +83,11 @@ def _up(length: int, side: int) -> int:
 
 
 def read_split_tiles(fields: Fields, tokens: int) -> SplitTiles:
-    """Of Idefics3's and SmolVLM's image processors. fields: of the processor. Raises CheckpointError."""
+    """Reads the settings of Idefics3's and SmolVLM's image processors.
+
+    Raises:
+        CheckpointError: A field is wrong or not supported.
+    """
     if not fields.flag("do_resize", True):
         raise fields.refuse("do_resize", "but tiles of any size are not supported")
     return SplitTiles(
@@ -88,7 +100,11 @@ def read_split_tiles(fields: Fields, tokens: int) -> SplitTiles:
 
 
 def tile_side(fields: Fields) -> int:
-    """Raises CheckpointError."""
+    """Reads the side of a tile in pixels.
+
+    Raises:
+        CheckpointError: The field is wrong.
+    """
     return _edge(fields, "max_image_size", 364)
 
 

@@ -38,10 +38,10 @@ END_REASON_ENGINE_FAILED: EndReason
 END_REASON_STUCK: EndReason
 
 class PagesRequest(_message.Message):
-    __slots__ = ("names",)
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    names: bytes
-    def __init__(self, names: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("hashes",)
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    hashes: bytes
+    def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
 
 class PagesResponse(_message.Message):
     __slots__ = ("pages",)
@@ -86,23 +86,23 @@ class Ask(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., question: _Optional[_Union[Question, str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "patience", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "whole", "again", "alone", "source", "priority")
+    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "queue_timeout", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "bidirectional", "again", "isolated_steps", "source", "priority")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     CONTROLS_FIELD_NUMBER: _ClassVar[int]
-    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BEAM_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    BIDIRECTIONAL_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
-    ALONE_FIELD_NUMBER: _ClassVar[int]
+    ISOLATED_STEPS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     attempt: int
@@ -111,19 +111,19 @@ class Submit(_message.Message):
     max_tokens: int
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     controls: Controls
-    patience: float
+    queue_timeout: float
     tenant: str
     cache_salt: str
     public_tokens: int
     count: int
     beam: Beam
     images: _containers.RepeatedCompositeFieldContainer[Image]
-    whole: int
+    bidirectional: int
     again: bool
-    alone: int
+    isolated_steps: int
     source: Source
     priority: int
-    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., patience: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., whole: _Optional[int] = ..., again: _Optional[bool] = ..., alone: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., queue_timeout: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., bidirectional: _Optional[int] = ..., again: _Optional[bool] = ..., isolated_steps: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("address", "token")
@@ -134,16 +134,20 @@ class Source(_message.Message):
     def __init__(self, address: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Image(_message.Message):
-    __slots__ = ("pixels", "shape", "digest", "places")
+    __slots__ = ("pixels", "shape", "digest", "places", "grid", "positions")
     PIXELS_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     pixels: bytes
     shape: _containers.RepeatedScalarFieldContainer[int]
     digest: bytes
     places: bytes
-    def __init__(self, pixels: _Optional[bytes] = ..., shape: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ..., places: _Optional[bytes] = ...) -> None: ...
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    positions: bytes
+    def __init__(self, pixels: _Optional[bytes] = ..., shape: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ..., places: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., positions: _Optional[bytes] = ...) -> None: ...
 
 class Beam(_message.Message):
     __slots__ = ("width", "length_penalty")
@@ -162,14 +166,14 @@ class Emitted(_message.Message):
     def __init__(self, tokens: _Optional[bytes] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class Controls(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs", "adjustments", "prompt_logprobs")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs", "logits_params", "prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    ADJUSTMENTS_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_PARAMS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
@@ -177,12 +181,12 @@ class Controls(_message.Message):
     min_p: float
     seed: int
     top_logprobs: int
-    adjustments: Adjustments
+    logits_params: LogitsParams
     prompt_logprobs: bool
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., adjustments: _Optional[_Union[Adjustments, _Mapping]] = ..., prompt_logprobs: _Optional[bool] = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., logits_params: _Optional[_Union[LogitsParams, _Mapping]] = ..., prompt_logprobs: _Optional[bool] = ...) -> None: ...
 
-class Adjustments(_message.Message):
-    __slots__ = ("allowed", "banned", "not_yet", "min_tokens", "biased", "biases", "repetition", "frequency", "presence")
+class LogitsParams(_message.Message):
+    __slots__ = ("allowed", "banned", "not_yet", "min_tokens", "biased", "biases", "repetition", "frequency", "presence", "processors_args")
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     BANNED_FIELD_NUMBER: _ClassVar[int]
     NOT_YET_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +196,7 @@ class Adjustments(_message.Message):
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_FIELD_NUMBER: _ClassVar[int]
+    PROCESSORS_ARGS_FIELD_NUMBER: _ClassVar[int]
     allowed: _containers.RepeatedScalarFieldContainer[int]
     banned: _containers.RepeatedCompositeFieldContainer[Tokens]
     not_yet: _containers.RepeatedScalarFieldContainer[int]
@@ -201,7 +206,16 @@ class Adjustments(_message.Message):
     repetition: float
     frequency: float
     presence: float
-    def __init__(self, allowed: _Optional[_Iterable[int]] = ..., banned: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., not_yet: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., biased: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., repetition: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ...) -> None: ...
+    processors_args: _containers.RepeatedCompositeFieldContainer[ProcessorArgs]
+    def __init__(self, allowed: _Optional[_Iterable[int]] = ..., banned: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., not_yet: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., biased: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., repetition: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ..., processors_args: _Optional[_Iterable[_Union[ProcessorArgs, _Mapping]]] = ...) -> None: ...
+
+class ProcessorArgs(_message.Message):
+    __slots__ = ("name", "args")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    args: str
+    def __init__(self, name: _Optional[str] = ..., args: _Optional[str] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("ids",)
@@ -244,11 +258,11 @@ class EngineInfo(_message.Message):
     page_size: int
     numerics: bytes
     metrics: str
-    logits_processors: bool
-    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ..., metrics: _Optional[str] = ..., logits_processors: _Optional[bool] = ...) -> None: ...
+    logits_processors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ..., metrics: _Optional[str] = ..., logits_processors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Outputs(_message.Message):
-    __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers", "prompt_parts", "indices", "overheads", "names")
+    __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers", "prompt_parts", "indices", "overheads", "kv_events")
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -265,7 +279,7 @@ class Outputs(_message.Message):
     PROMPT_PARTS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     OVERHEADS_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     attempts: bytes
     positions: bytes
     tokens: bytes
@@ -282,10 +296,10 @@ class Outputs(_message.Message):
     prompt_parts: _containers.RepeatedCompositeFieldContainer[PromptPart]
     indices: bytes
     overheads: _containers.RepeatedScalarFieldContainer[float]
-    names: _containers.RepeatedCompositeFieldContainer[NameChanges]
-    def __init__(self, attempts: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., step_seconds: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., prompt_parts: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ..., indices: _Optional[bytes] = ..., overheads: _Optional[_Iterable[float]] = ..., names: _Optional[_Iterable[_Union[NameChanges, _Mapping]]] = ...) -> None: ...
+    kv_events: _containers.RepeatedCompositeFieldContainer[KVEvents]
+    def __init__(self, attempts: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., step_seconds: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., prompt_parts: _Optional[_Iterable[_Union[PromptPart, _Mapping]]] = ..., indices: _Optional[bytes] = ..., overheads: _Optional[_Iterable[float]] = ..., kv_events: _Optional[_Iterable[_Union[KVEvents, _Mapping]]] = ...) -> None: ...
 
-class NameChanges(_message.Message):
+class KVEvents(_message.Message):
     __slots__ = ("removed", "added")
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +386,7 @@ class End(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., stop_token_id: _Optional[int] = ..., message: _Optional[str] = ..., retry_after: _Optional[float] = ..., index: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances", "host_slots", "host_slots_used", "swapped_out", "swapped_in", "swap_lost", "pages_peak", "page_bytes", "pages_if_copied", "images_encoded", "isolated", "waiting_seconds", "pages_brought")
+    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances", "host_slots", "host_slots_used", "swapped_out", "swapped_in", "swap_lost", "pages_peak", "page_bytes", "pages_if_copied", "images_encoded", "isolated", "waiting_seconds", "pages_transferred", "draft_tokens", "accepted_tokens")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -404,7 +418,9 @@ class Stats(_message.Message):
     IMAGES_ENCODED_FIELD_NUMBER: _ClassVar[int]
     ISOLATED_FIELD_NUMBER: _ClassVar[int]
     WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    PAGES_BROUGHT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_TRANSFERRED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -436,5 +452,7 @@ class Stats(_message.Message):
     images_encoded: int
     isolated: int
     waiting_seconds: float
-    pages_brought: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_slots_used: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ..., swap_lost: _Optional[int] = ..., pages_peak: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pages_if_copied: _Optional[int] = ..., images_encoded: _Optional[int] = ..., isolated: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., pages_brought: _Optional[int] = ...) -> None: ...
+    pages_transferred: int
+    draft_tokens: int
+    accepted_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_slots_used: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ..., swap_lost: _Optional[int] = ..., pages_peak: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pages_if_copied: _Optional[int] = ..., images_encoded: _Optional[int] = ..., isolated: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., pages_transferred: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...

@@ -54,16 +54,16 @@ class EngineServiceServicer:
     """
 
     def Connect(self, request_iterator, context):
-        """One stream for each frontend. The engine answers first with what it is, then with one message a step, fewer where
-        the frontend lags. When the stream ends, the engine drops all of the frontend's attempts.
+        """One stream for each frontend. The engine answers first with its properties, then with one message a step, or fewer
+        where the frontend lags. When the stream ends, the engine drops all of the frontend's attempts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pages(self, request_iterator, context):
-        """KV pages of a sequence, for another engine like this one: as many of those asked for, from the first one on, as this
-        engine still has. One request: it is a stream since nothing is read of who shows no token.
+        """Copies KV pages of a sequence to another engine with the same numerics: from the first one asked for to the last
+        one before a page that this engine lacks. One request, yet a stream: nothing is read of a caller without the token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

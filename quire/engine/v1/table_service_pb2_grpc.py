@@ -47,7 +47,7 @@ class TableServiceServicer:
     """
 
     def Watch(self, request_iterator, context):
-        """One stream for each frontend. Answered at once with what there is, then whenever that changes.
+        """One stream for each frontend. Answered at once with the current table, then at each change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""From a `RequestStream` to the tensors that its client asked for."""
+"""Turns a `RequestStream` into the tensors that its client asked for."""
 
 import json
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from rpc.frontend.output import Delta, FinishReason, SequenceOutput, TokenLogpro
 from rpc.frontend.pacing import Work
 from rpc.frontend.stream import RequestStream
 from rpc.services.inference import pb
-from rpc.services.inference.asking import VERSION, Asked
-from rpc.services.inference.tensors import Values, add_outputs
+from rpc.services.inference.asking import VERSION, InferRequest
+from rpc.services.inference.tensors import Elements, add_outputs
 from rpc.status import LONGEST
 
 FINAL = "triton_final_response"
@@ -19,33 +19,42 @@ REASONS = {
     FinishReason.ABORTED: b"abort",
     FinishReason.DEADLINE: b"deadline",
 }
-RUNNING = b"None"  # a reason that there is not yet, as Python writes it
+RUNNING = b"None"  # finish reason of a sequence that goes on, Python's None as text
 
 
 class Answers:
-    """Of one request, in their order: each has what came since the one before. token_text: of an id."""
+    """Makes the answers to one request; each has the output since the one before.
 
-    def __init__(self, asked: Asked, stream: RequestStream, model: str, token_text: Callable[[int], str]) -> None:
-        self._asked, self._stream, self._model, self._token_text = asked, stream, model, token_text
+    Args:
+        request: The request.
+        stream: Its output.
+        model: Name of the model.
+        token_text: Returns the text of a token id.
+    """
+
+    def __init__(
+        self, request: InferRequest, stream: RequestStream, model: str, token_text: Callable[[int], str]
+    ) -> None:
+        self._request, self._stream, self._model, self._token_text = request, stream, model, token_text
         self._first = True
 
     def next(self, final: bool) -> Work[pb.ModelInferResponse]:
-        """Work that makes the next answer. final: the stream has ended."""
+        """Returns work that makes the next answer. final: the stream has ended."""
         deltas = [sequence.take() for sequence in self._stream.sequences]
-        answer = answer_to(self._asked.id, self._model, final)
-        outputs = dict[str, Values]()
-        for name in self._asked.outputs:
+        answer = answer_to(self._request.id, self._model, final)
+        outputs = dict[str, Elements]()
+        for name in self._request.outputs:
             outputs[name] = yield from self._output(name, deltas)
-        add_outputs(answer, outputs, self._asked.raw)
+        add_outputs(answer, outputs, self._request.raw)
         self._first = False
         return answer
 
-    def _output(self, name: str, deltas: list[Delta]) -> Work[Values]:
-        """One element for each sequence, unless it is of the prompt."""
+    def _output(self, name: str, deltas: list[Delta]) -> Work[Elements]:
+        """Makes an output, with one element for each sequence, or one in all for an output of the prompt."""
         sequences = self._stream.sequences
         match name:
             case "text_output":
-                before = self._asked.before if self._first else ""
+                before = self._request.before if self._first else ""
                 return [(before + delta.text).encode() for delta in deltas]
             case "finish_reason":
                 return [_reason(sequence) for sequence in sequences]
@@ -54,20 +63,20 @@ class Answers:
             case "logprobs":
                 shown = list[bytes]()
                 for delta in deltas:
-                    shown.append((yield from self._logprobs(delta.logprobs, self._asked.logprobs)))
+                    shown.append((yield from self._logprobs(delta.logprobs, self._request.logprobs)))
                 return shown
             case "prompt_logprobs":
                 known = self._stream.prompt_logprobs if self._first else []
-                return [(yield from self._logprobs(known, self._asked.prompt_logprobs))]
+                return [(yield from self._logprobs(known, self._request.prompt_logprobs))]
             case "num_input_tokens":
                 return [len(self._stream.request.prompt)]
             case "num_output_tokens":
                 return [len(delta.token_ids) for delta in deltas]
             case _:
-                raise RequestFailed("INTERNAL", "NO_OUTPUT", f"nobody makes the output {name}")
+                raise RequestFailed("INTERNAL", "NO_OUTPUT", f"no code makes the output {name}")
 
     def _logprobs(self, positions: list[list[TokenLogprob]], most: int | None) -> Work[bytes]:
-        """JSON: null, or for each position an object of the token and the `most` likeliest, by token id."""
+        """Makes JSON: null, or for each position an object by token id, of the token and the `most` likeliest."""
         if most is None:
             return b"null"
         shown = list[str]()
@@ -93,14 +102,14 @@ def _reason(sequence: SequenceOutput) -> bytes:
 
 
 def answer_to(request_id: str, model: str, final: bool) -> pb.ModelInferResponse:
-    """Without tensors."""
+    """Returns an answer without tensors. final: it is the last one of its request."""
     answer = pb.ModelInferResponse(model_name=model, model_version=VERSION, id=request_id)
     answer.parameters[FINAL].bool_param = final
     return answer
 
 
 def failed_answer(request_id: str, model: str, failure: RequestFailed) -> pb.ModelStreamInferResponse:
-    """For a request of a stream that lives on; what a status would say of it is in the parameters."""
+    """Returns the answer to a failed request of a stream that goes on; parameters have the details of its status."""
     answer = answer_to(request_id, model, final=True)
     said = {"code": failure.code, "reason": failure.reason, "field": failure.field}
     for name, value in said.items():

@@ -1,4 +1,4 @@
-"""From a request's tensors and parameters to a `Spec`, and to what is to come back."""
+"""Turns a request's tensors and parameters into a `Spec`, and into the outputs that its client asks for."""
 
 import binascii
 from collections.abc import Mapping
@@ -20,9 +20,11 @@ from rpc.services.inference.tensors import (
     read_output_names,
 )
 from rpc.services.inference.values import MOST_VALUES, Values, read_json, value_of
-from scheduler.request import InvalidRequest, Output, Spec
+from scheduler.invalid import InvalidRequest
+from scheduler.parameters import Output
+from scheduler.spec import Spec
 
-VERSION = "1"  # of the model: it has one
+VERSION = "1"  # the model's only version
 EMPTY_FINAL = "triton_enable_empty_final_response"
 OWN = (
     "sequence_id",
@@ -35,7 +37,7 @@ OWN = (
     EMPTY_FINAL,
 )
 """Parameters of a request that are the protocol's own, and never those of sampling."""
-FILES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # how PNG and JPEG begin, and base64 cannot
+FILES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # beginnings of PNG and JPEG, which base64 cannot have
 NAMES = {
     "text": TEXT.name,
     "images": IMAGE.name,
@@ -45,13 +47,22 @@ NAMES = {
     "output.top_logprobs": "logprobs",
     "max_queue_time": "timeout",
 }
-"""Of Spec's fields, where a client calls them otherwise."""
+"""This protocol's names of Spec's fields, where the two differ."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """spec: to be served. before: what the text of each sequence starts with. outputs: names, in the order in which
-    they come back. raw: their elements too. logprobs, prompt_logprobs: as in `Parameters`.
+class InferRequest:
+    """A request as its client states it.
+
+    Attributes:
+        id: The client's id, which comes back in the answers.
+        spec: The request for the frontend.
+        stream: Answers come as output does; else one answer comes at the end.
+        before: Text that each sequence's output begins with.
+        outputs: Names of the outputs, in the order of an answer.
+        raw: Elements of the outputs go into raw_output_contents.
+        logprobs: See `Parameters`.
+        prompt_logprobs: See `Parameters`.
     """
 
     id: str
@@ -64,8 +75,16 @@ class Asked:
     prompt_logprobs: int | None
 
 
-def read_request(message: pb.ModelInferRequest, most_id_bytes: int) -> Asked:
-    """Raises RequestFailed."""
+def read_request(message: pb.ModelInferRequest, most_id_bytes: int) -> InferRequest:
+    """Reads a request.
+
+    Args:
+        message: The request.
+        most_id_bytes: Characters that its id may have.
+
+    Raises:
+        RequestFailed: The request cannot be served.
+    """
     try:
         if len(message.id) > most_id_bytes:
             raise InvalidRequest("id", f"{len(message.id)} characters", f"at most {most_id_bytes}")
@@ -76,13 +95,13 @@ def read_request(message: pb.ModelInferRequest, most_id_bytes: int) -> Asked:
 
 
 def check_version(version: str) -> None:
-    """Raises RequestFailed."""
+    """Raises RequestFailed NOT_FOUND unless the version is the model's only one, or empty."""
     if version not in ("", VERSION):
         message = f"there is no version {version[:SHOWN]!r} of a model, only {VERSION!r}"
         raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=version[:SHOWN])
 
 
-def _asked(message: pb.ModelInferRequest) -> Asked:
+def _asked(message: pb.ModelInferRequest) -> InferRequest:
     inputs, named = read_inputs(message), read_output_names(message)
     if TEXT.name not in inputs.elements:
         raise InvalidRequest(TEXT.name, None, "every request needs it")
@@ -90,7 +109,7 @@ def _asked(message: pb.ModelInferRequest) -> Asked:
     given = inputs.elements.get(PARAMETERS.name)
     parameters = read_parameters(beside if given is None else _object(PARAMETERS.name, given[0]))
     text, stream = _text(inputs.elements[TEXT.name][0]), inputs.flags.get(STREAM.name, False)
-    return Asked(
+    return InferRequest(
         id=message.id,
         spec=_spec(message.model_name, text, inputs, parameters, own),
         stream=stream,
@@ -122,7 +141,7 @@ def _spec(model: str, text: str, inputs: Inputs, parameters: Parameters, own: Va
 
 
 def _beside(given: Mapping[str, pb.InferParameter]) -> tuple[Values, dict[str, object]]:
-    """The parameters of a request that are the protocol's own, and the others, which may be those of sampling."""
+    """Splits a request's parameters into the protocol's own and the others, which are read as sampling parameters."""
     if len(given) > MOST_VALUES:
         raise InvalidRequest("parameters", f"{len(given)} of them", f"at most {MOST_VALUES}")
     values = {name: value_of(parameter) for name, parameter in given.items()}
@@ -149,7 +168,7 @@ def _text(data: bytes) -> str:
 
 
 def _file(name: str, data: bytes) -> bytes:
-    """An image as it is, or of the base64 that it is sent as."""
+    """Returns the file of an image, which is sent as it is or as base64."""
     if data.startswith(FILES):
         return data
     try:
@@ -159,7 +178,7 @@ def _file(name: str, data: bytes) -> bytes:
 
 
 def _excludes(inputs: Inputs, stream: bool) -> bool:
-    """Whether the prompt stays out of the output."""
+    """Returns whether the prompt stays out of the output."""
     excludes = inputs.flags.get(EXCLUDE.name, stream)
     if stream and not excludes:
         raise InvalidRequest(EXCLUDE.name, False, "a stream does not repeat the prompt")
@@ -172,7 +191,7 @@ def _outputs(inputs: Inputs, parameters: Parameters) -> tuple[str, ...]:
 
 
 def renamed(failure: RequestFailed) -> RequestFailed:
-    """The same with the field under the name that this protocol's clients know it by."""
+    """Returns the failure with its field under this protocol's name."""
     base, bracket, rest = failure.field.partition("[")
     name = NAMES.get(base, base.removeprefix("sampling.").removeprefix("stopping.").removeprefix("output."))
     if failure.code != "INVALID_ARGUMENT" or name == base:

@@ -1,4 +1,4 @@
-"""What a client can learn of the server and its model."""
+"""Descriptions of the server and its model."""
 
 from rpc.distribution import own_version
 from rpc.services.inference import pb
@@ -14,31 +14,31 @@ def server_metadata() -> pb.ServerMetadataResponse:
     return pb.ServerMetadataResponse(name=NAME, version=own_version(), extensions=EXTENSIONS)
 
 
-def model_metadata(model: str, sees: bool) -> pb.ModelMetadataResponse:
-    """sees: it takes images."""
+def model_metadata(model: str, vision: bool) -> pb.ModelMetadataResponse:
+    """Returns the model's inputs and outputs. vision: it takes images."""
     metadata = pb.ModelMetadataResponse.TensorMetadata
     return pb.ModelMetadataResponse(
         name=model,
         versions=[VERSION],
         platform=NAME,
-        inputs=[metadata(name=t.name, datatype=t.datatype, shape=[t.size]) for t in _inputs(sees)],
+        inputs=[metadata(name=t.name, datatype=t.datatype, shape=[t.size]) for t in _inputs(vision)],
         outputs=[metadata(name=t.name, datatype=t.datatype, shape=[t.size]) for t in OUTPUTS],
     )
 
 
-def model_config(model: str, sees: bool) -> pb.ModelConfig:
-    """sees: it takes images."""
+def model_config(model: str, vision: bool) -> pb.ModelConfig:
+    """Returns the model's configuration in Triton's form. vision: it takes images."""
     return pb.ModelConfig(
         name=model,
         backend=NAME,
         input=[
             pb.ModelInput(name=t.name, data_type=TYPES[t.datatype], dims=[t.size], optional=t is not TEXT)
-            for t in _inputs(sees)
+            for t in _inputs(vision)
         ],
         output=[pb.ModelOutput(name=t.name, data_type=TYPES[t.datatype], dims=[t.size]) for t in OUTPUTS],
         model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
     )
 
 
-def _inputs(sees: bool) -> list[Tensor]:
-    return [tensor for tensor in INPUTS if sees or tensor is not IMAGE]
+def _inputs(vision: bool) -> list[Tensor]:
+    return [tensor for tensor in INPUTS if vision or tensor is not IMAGE]

@@ -1,5 +1,6 @@
-"""The service's methods as gRPC calls them, made from its descriptor: messages of a pool of their own have no generated
-code.
+"""The gRPC handlers of the service's methods.
+
+They are made from the descriptor, since messages in a descriptor pool of their own have no generated code.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
 
 def handlers(service: object) -> grpc.GenericRpcHandler:
-    """For `add_generic_rpc_handlers`. A method that `service` has not is unimplemented."""
+    """Returns handlers for `add_generic_rpc_handlers`. A method that `service` lacks is UNIMPLEMENTED."""
     made = {method.name: _handler(method, getattr(service, method.name, None)) for method in SERVICE.methods}
     return grpc.method_handlers_generic_handler(SERVICE.full_name, made)
 

@@ -1,17 +1,24 @@
 """Sampling parameters as vLLM names them.
 
-What is not given is vLLM's default and not the model's own: so Triton's vLLM back end has it.
+A missing parameter has vLLM's default rather than the model's, as in Triton's vLLM back end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rpc.frontend.errors import RequestFailed
 from rpc.services.inference.tensors import SHOWN
 from rpc.services.inference.values import Values
-from scheduler.request import InvalidRequest, Sampling, Stopping
+from scheduler.invalid import InvalidRequest
+from scheduler.limits import ModelDefaults
+from scheduler.parameter import Parameter, parameters_of
+from scheduler.parameters import Sampling, Stopping
+
+T = TypeVar("T")
 
 MAX_TOKENS = 16
+SILENT = ModelDefaults()  # vLLM's defaults where a model has none
 NEUTRAL: dict[str, object] = {
     "best_of": 1,
     "early_stopping": False,
@@ -20,12 +27,18 @@ NEUTRAL: dict[str, object] = {
     "spaces_between_special_tokens": True,
     "use_beam_search": False,
 }
-"""Parameters that are not here, and what they may be: it changes nothing."""
+"""Parameters that are not supported, and the neutral values that are accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """logprobs, prompt_logprobs: how many alternatives, None: not asked for. text: it is made at all."""
+    """Parameters of one request.
+
+    Attributes:
+        logprobs: Alternatives at each output token; None without logprobs.
+        prompt_logprobs: Alternatives at each prompt token; None without logprobs.
+        text: Text is made of the tokens.
+    """
 
     sampling: Sampling
     stopping: Stopping
@@ -36,14 +49,17 @@ class Parameters:
 
     @property
     def top_logprobs(self) -> int:
-        """Enough for both; below 0 where one is."""
+        """Alternatives that are enough for output and prompt; below 0 where one of them is."""
         asked = [count for count in (self.logprobs, self.prompt_logprobs) if count is not None]
         return min((count for count in asked if count < 0), default=max(asked, default=0))
 
 
 def read_parameters(given: Mapping[str, object]) -> Parameters:
-    """Raises InvalidRequest, under the names of Spec's fields for what these check, and RequestFailed for a parameter
-    that there is not.
+    """Reads the parameters of an inference request.
+
+    Raises:
+        InvalidRequest: A value is wrong, under the name of its field in `Spec`.
+        RequestFailed: There is no such parameter.
     """
     values = Values(given)
     made = Parameters(
@@ -62,33 +78,34 @@ def read_parameters(given: Mapping[str, object]) -> Parameters:
     return made
 
 
+def _read(values: Values, group: Callable[..., T], **own: object) -> T:
+    """Returns a group of parameters. own: values that are read otherwise."""
+    entries = (entry for entry in parameters_of(group) if entry.vllm and entry.name not in own)
+    return group(**{entry.name: _value(values, entry) for entry in entries}, **own)
+
+
+def _value(values: Values, entry: Parameter) -> object:
+    if entry.item is not None:
+        return values.texts(entry.vllm) if entry.item is str else values.integers(entry.vllm) or ()
+    default = getattr(SILENT, entry.name, entry.default)
+    if entry.kind is bool:
+        return values.truth(entry.vllm, default)
+    read = values.integer if entry.kind is int else values.number
+    return entry.read(read(entry.vllm, default))
+
+
 def _sampling(values: Values) -> Sampling:
-    top_k, seed = values.integer("top_k", 0), values.integer("seed", None)
-    allowed = values.integers("allowed_token_ids")
+    seed, allowed = values.integer("seed", None), values.integers("allowed_token_ids")
     if allowed == ():
         raise InvalidRequest("allowed_token_ids", [], "leaves no token to draw")
-    return Sampling(
-        temperature=values.number("temperature", 1.0),
-        top_p=values.number("top_p", 1.0),
-        top_k=0 if top_k == -1 else top_k,
-        min_p=values.number("min_p", 0.0),
+    return _read(
+        values,
+        Sampling,
         seed=None if seed == -1 else seed,
-        repetition_penalty=values.number("repetition_penalty", 1.0),
-        frequency_penalty=values.number("frequency_penalty", None),
-        presence_penalty=values.number("presence_penalty", None),
         logit_bias=values.pairs("logit_bias"),
         allowed_token_ids=allowed or (),
-        bad_words=values.texts("bad_words"),
-        sequence_count=values.integer("n", 1),
     )
 
 
 def _stopping(values: Values) -> Stopping:
-    return Stopping(
-        max_tokens=values.integer("max_tokens", MAX_TOKENS),
-        min_tokens=values.integer("min_tokens", 0),
-        stop=values.texts("stop"),
-        stop_token_ids=values.integers("stop_token_ids") or (),
-        include_stop=values.truth("include_stop_str_in_output", False),
-        ignore_eos=values.truth("ignore_eos", False),
-    )
+    return _read(values, Stopping, max_tokens=values.integer("max_tokens", MAX_TOKENS))

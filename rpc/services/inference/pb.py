@@ -1,8 +1,8 @@
 """Messages of proto/inference/grpc_service.proto, in a descriptor pool of their own.
 
-Clients of the protocol (tritonclient, kserve) define `inference.*` in protobuf's default pool, and a second definition
-there fails the import of whichever comes second. So what `make proto` writes is no module but the descriptors
-(pb.binpb) and these names' types (pb.pyi).
+Clients of the protocol (tritonclient, kserve) define `inference.*` in protobuf's default pool. A second definition
+there would fail the second import. So `make proto` writes no module, but the descriptors (pb.binpb) and the types of
+these names (pb.pyi).
 """
 
 from pathlib import Path

@@ -1,12 +1,17 @@
-"""What one stream may have in a server: so many requests, and so many bytes of them."""
+"""Bounds the requests of one stream that a server holds: their count, and their bytes."""
 
 import asyncio
 
-MOST_BYTES = 2**26  # of a stream's requests that are not answered; a larger one is alone
+MOST_BYTES = 2**26  # bytes of a stream's unanswered requests; a larger request runs without others
 
 
 class Room:
-    """Of one stream, whose requests enter one after another. requests: that may be in it at once."""
+    """The room of one stream, whose requests enter one after another.
+
+    Args:
+        requests: Count of requests that may be inside at once.
+        most_bytes: Bytes of requests that may be inside at once.
+    """
 
     def __init__(self, requests: int, most_bytes: int = MOST_BYTES) -> None:
         self._requests, self._most_bytes = requests, most_bytes
@@ -22,7 +27,7 @@ class Room:
         self._bytes += size
 
     def leave(self, size: int, _task: object = None) -> None:
-        """It is over."""
+        """Gives back the room of a request that is over."""
         self._inside -= 1
         self._bytes -= size
         self._left.set()

@@ -1,4 +1,4 @@
-"""What a model has done through this protocol."""
+"""Statistics of the requests that came by this protocol."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from rpc.services.inference.asking import VERSION
 
 @dataclass(slots=True)
 class Duration:
-    """A count, and the nanoseconds that all of it took."""
+    """A count of events, and the sum of their nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -26,13 +26,13 @@ class Duration:
 
 @dataclass(slots=True)
 class Passage:
-    """A request on its way, in nanoseconds of the monotonic clock.
+    """Times of a request, in nanoseconds of the monotonic clock.
 
     Attributes:
-        came: When it came.
-        opened: When it was tokenized.
-        served: When an engine gave it its first batch row; None where none did.
-        ended: When it ended in the engine.
+        came: Its arrival.
+        opened: End of its tokenization.
+        served: Its admission, when an engine gave it its first row; None where none did.
+        ended: Its end in the engine.
     """
 
     came: int = field(default_factory=time.monotonic_ns)
@@ -44,14 +44,22 @@ class Passage:
         self.opened = time.monotonic_ns()
 
     def end(self, served: float | None) -> None:
-        """served: seconds of the monotonic clock."""
+        """Notes the request's end in the engine, and its admission, in seconds of the monotonic clock."""
         self.ended, self.served = time.monotonic_ns(), None if served is None else round(served * 1e9)
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Requests by how they ended, and where the time of those that succeeded went, in Triton's words: compute_input is
-    tokenizing, compute_output what followed the end. last: when the newest of these came, in milliseconds since 1970.
+    """Counts and times of requests, under Triton's names.
+
+    Attributes:
+        success: Requests that succeeded.
+        fail: Requests that failed, cancelled ones included.
+        queue: Waits of successful requests for their first row.
+        compute_input: Their tokenization.
+        compute_infer: Their time from the first row to the end in the engine.
+        compute_output: Their time from the end in the engine to the end of the answer.
+        last: Arrival of the newest successful request, in milliseconds since the Unix epoch.
     """
 
     success: Duration = field(default_factory=Duration)
@@ -64,7 +72,7 @@ class Statistics:
 
     @contextmanager
     def counted(self) -> Iterator[Passage]:
-        """A request, which fails with what is raised; cancelled ones fail too."""
+        """Counts a request by the end of the block: any exception is a failure, a cancellation too."""
         came, passage = time.time_ns() // 10**6, Passage()
         try:
             yield passage

@@ -1,6 +1,7 @@
-"""Tensors of the protocol, to values and back, checked as a stranger's bytes are.
+"""Tensors of the protocol, to values and back, with all checks that untrusted bytes need.
 
-Those of a model are the ones that Triton's vLLM back end gives a model of text.
+The model has the tensors that Triton's vLLM back end gives a text model, see
+https://github.com/triton-inference-server/vllm_backend.
 """
 
 import struct
@@ -9,26 +10,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rpc.services.inference import pb
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
-MOST_ELEMENTS = 2**12  # of a tensor
-SHOWN = 64  # characters of a stranger's name, in errors
+MOST_ELEMENTS = 2**12  # elements of a tensor
+SHOWN = 64  # characters of a client's name that an error quotes
 CONTENTS = {
     "BYTES": "bytes_contents",
     "BOOL": "bool_contents",
     "FP32": "fp32_contents",
     "UINT32": "uint_contents",
 }
-"""The field of `InferTensorContents` that has a datatype's elements."""
+"""Field of `InferTensorContents` that has a datatype's elements."""
 NUMBERS = {"FP32": "f", "UINT32": "I"}
-"""Letters of `struct`."""
+"""Format of a datatype's elements in `struct`."""
 ELSEWHERE = ("shared_memory_region", "classification")
-"""Parameters of a tensor that change where its elements are, or what they are."""
+"""Parameters of a tensor that change the place or the meaning of its elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """size: how many elements it has, -1 any number."""
+    """An input or output of the model.
+
+    Attributes:
+        name: Name of the tensor.
+        datatype: Datatype of its elements, by the protocol's name.
+        size: Count of its elements; -1 for any count.
+    """
 
     name: str
     datatype: str
@@ -41,7 +48,7 @@ FLAGS = {
     f"return_{name}": name
     for name in ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
 }
-"""Inputs that ask for an output, by what they ask for."""
+"""Inputs that ask for an output: name of the output by name of the input."""
 INPUTS = (TEXT, IMAGE, STREAM, PARAMETERS, EXCLUDE, *(Tensor(flag, "BOOL") for flag in FLAGS))
 OUTPUTS = (
     Tensor("text_output", "BYTES", -1),
@@ -54,20 +61,29 @@ OUTPUTS = (
 )
 _INPUTS, _OUTPUTS = ({tensor.name: tensor for tensor in tensors} for tensors in (INPUTS, OUTPUTS))
 
-Values = Sequence[Any]
+Elements = Sequence[Any]
 """Elements of one datatype: bytes, float or int."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Of a request, those that it has: of BYTES, and of BOOL."""
+    """Inputs that a request has.
+
+    Attributes:
+        elements: Elements of its BYTES tensors, by name.
+        flags: Values of its BOOL tensors, by name.
+    """
 
     elements: dict[str, list[bytes]] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=dict)
 
 
 def read_inputs(message: pb.ModelInferRequest) -> Inputs:
-    """Raises InvalidRequest for what is no tensor of the model's, or is not as its datatype and shape say."""
+    """Reads the inputs of a request.
+
+    Raises:
+        InvalidRequest: A tensor is none of the model's, or its bytes are not as its datatype and shape say.
+    """
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         reason = f"there must be one for each of the {len(message.inputs)} inputs, or none"
@@ -92,7 +108,11 @@ def read_inputs(message: pb.ModelInferRequest) -> Inputs:
 
 
 def read_output_names(message: pb.ModelInferRequest) -> tuple[str, ...]:
-    """Those of the outputs that are asked for by name. Raises InvalidRequest."""
+    """Returns the outputs that a request asks for by name, in its order.
+
+    Raises:
+        InvalidRequest: An output is none of the model's, or is asked for twice.
+    """
     names = dict[str, None]()
     for i, wanted in enumerate(message.outputs):
         if wanted.name not in _OUTPUTS:
@@ -105,8 +125,14 @@ def read_output_names(message: pb.ModelInferRequest) -> tuple[str, ...]:
     return tuple(names)
 
 
-def add_outputs(message: pb.ModelInferResponse, outputs: Mapping[str, Values], raw: bool) -> None:
-    """Each a row of elements. raw: in raw_output_contents."""
+def add_outputs(message: pb.ModelInferResponse, outputs: Mapping[str, Elements], raw: bool) -> None:
+    """Adds outputs to a response, each a row of elements.
+
+    Args:
+        message: The response.
+        outputs: Elements by output.
+        raw: The elements go into raw_output_contents.
+    """
     for name, values in outputs.items():
         datatype = _OUTPUTS[name].datatype
         tensor = message.outputs.add(name=name, datatype=datatype, shape=(len(values),))
@@ -117,7 +143,18 @@ def add_outputs(message: pb.ModelInferResponse, outputs: Mapping[str, Values], r
 
 
 def split(name: str, raw: bytes, count: int) -> list[bytes]:
-    """The BYTES elements of the raw contents of the tensor that has this name. Raises InvalidRequest."""
+    """Splits the raw contents of a BYTES tensor into its elements.
+
+    Each element is its length, 4 bytes little-endian, and its bytes.
+
+    Args:
+        name: Name of the tensor, for errors.
+        raw: The raw contents.
+        count: Count of elements that there have to be.
+
+    Raises:
+        InvalidRequest: The contents do not have this count of elements.
+    """
     elements, at = list[bytes](), 0
     for i in range(count):
         end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
@@ -130,8 +167,8 @@ def split(name: str, raw: bytes, count: int) -> list[bytes]:
     return elements
 
 
-def join(datatype: str, values: Values) -> bytes:
-    """Raw contents of a tensor that has these elements."""
+def join(datatype: str, values: Elements) -> bytes:
+    """Returns the raw contents of a tensor with these elements."""
     if datatype == "BYTES":
         return b"".join(len(value).to_bytes(4, "little") + value for value in values)
     return struct.pack(f"<{len(values)}{NUMBERS[datatype]}", *values)
@@ -150,7 +187,7 @@ def _refuse_elsewhere(parameters: Iterable[str], name: str) -> None:
 
 
 def _element_count(given: pb.ModelInferRequest.InferInputTensor, tensor: Tensor) -> int:
-    """By its shape, which is a row, or a batch of one row. Raises InvalidRequest."""
+    """Returns the count of elements by the tensor's shape, [n] or [1, n]. Raises InvalidRequest for another shape."""
     shape = tuple(given.shape[:3])
     most = MOST_ELEMENTS if tensor.size < 0 else tensor.size
     least = 0 if tensor.size < 0 else tensor.size

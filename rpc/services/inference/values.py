@@ -1,6 +1,6 @@
-"""Values that a client names and sends as JSON, as text or as parameters of a request, each read as what it is to be.
+"""Reads values that a client sends as JSON, as text or as parameters of a request, each as its type.
 
-Ranges are checked by what is made of the values.
+The classes that hold the values check their ranges.
 """
 
 import json
@@ -10,19 +10,19 @@ from contextlib import suppress
 from typing import TypeGuard, TypeVar
 
 from rpc.services.inference import pb
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 
 T = TypeVar("T")
 
-MOST_BYTES = 2**18  # of JSON: 2**20 of small lists took 80 ms of the event loop
-MOST_VALUES = 256  # of a request's parameters
+MOST_BYTES = 2**18  # bytes of JSON: 2**20 of small lists took 80 ms of the event loop
+MOST_VALUES = 256  # parameters of a request
 LONGEST = 40  # characters of a number
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 def read_json(name: str, data: bytes) -> object:
-    """Raises InvalidRequest. name: of what has it, for errors."""
+    """Parses JSON. Raises InvalidRequest of the field `name`."""
     if len(data) > MOST_BYTES:
         raise InvalidRequest(name, f"{len(data)} bytes", f"at most {MOST_BYTES} bytes of JSON")
     try:
@@ -37,15 +37,20 @@ def _no_json(constant: str) -> object:
 
 
 def value_of(parameter: pb.InferParameter) -> object:
-    """None where nothing is set."""
+    """Returns the value of a parameter's message; None where none is set."""
     which = parameter.WhichOneof("parameter_choice")
     value: object = getattr(parameter, which) if which is not None else None
     return value
 
 
 class Values:
-    """Of a request. Each is taken once, by its name; where it is not there or null, it is the default. `left` are those
-    that nobody has taken. Raises InvalidRequest for what a taken value cannot be.
+    """Parameters of one request.
+
+    Each is taken once, by its name; one that is absent or null gives the default. A taken value that is wrong raises
+    InvalidRequest.
+
+    Attributes:
+        left: Parameters that were not taken.
     """
 
     def __init__(self, given: Mapping[str, object]) -> None:
@@ -69,7 +74,7 @@ class Values:
         return found
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """None is none; a string alone is one text, or a list of them as JSON."""
+        """Takes a list of texts: a string alone is one text, or a list of them as JSON. None is an empty list."""
         value = self.left.pop(name, [])
         if isinstance(value, str) and value.startswith("["):
             with suppress(InvalidRequest):
@@ -81,7 +86,7 @@ class Values:
         return tuple(texts)
 
     def integers(self, name: str) -> tuple[int, ...] | None:
-        """A string is a list as JSON."""
+        """Takes a list of integers. A string is a list as JSON."""
         value = self._nested(name)
         if value is None:
             return None
@@ -92,7 +97,7 @@ class Values:
         return tuple(_integer(f"{name}[{i}]", one) for i, one in enumerate(value))
 
     def pairs(self, name: str) -> tuple[tuple[int, float], ...]:
-        """Of an object whose keys are whole numbers, sorted by these. A string is an object as JSON."""
+        """Takes the pairs of an object whose keys are whole numbers, sorted by key. A string is an object as JSON."""
         value = self._nested(name)
         if value is None:
             return ()

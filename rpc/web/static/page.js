@@ -18,9 +18,9 @@ async function ask(path, options = {}) {
   const headers = { ...options.headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
   const answer = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
   if (answer.ok) return answer;
-  const told = await answer.json().then((body) => body.error.message, () => answer.statusText);
+  const message = await answer.json().then((body) => body.error.message, () => answer.statusText);
   if (answer.status === 401) throw new Refused("that is no token of this server");
-  throw answer.status === 403 ? new Refused(told) : new Error(told);
+  throw answer.status === 403 ? new Refused(message) : new Error(message);
 }
 
 // Looking
@@ -60,7 +60,7 @@ async function look() {
 
 function open_(inside) {
   at("main").hidden = !inside;
-  at("door").hidden = inside;
+  at("login").hidden = inside;
 }
 
 function refuse(message) {
@@ -71,7 +71,7 @@ function refuse(message) {
   at("token").focus();
 }
 
-at("door").addEventListener("submit", (event) => {
+at("login").addEventListener("submit", (event) => {
   event.preventDefault();
   token = at("token").value.trim();
   at("token").value = "";

@@ -11,7 +11,7 @@ from torch import Tensor
 from bench.on_gpu import check_attention, check_parts
 from bench.on_gpu.bench import Bench
 from bench.on_gpu.budget import Budget
-from bench.on_gpu.check_attention import Case, Verdict, check
+from bench.on_gpu.check_attention import AttentionCase, Verdict, check
 from bench.on_gpu.correctness import correctness
 from bench.on_gpu.report import Report
 from bench.on_gpu.sizes import HOST
@@ -19,13 +19,14 @@ from bench.on_gpu.timing import HostTimer
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.parts import KernelNorm
 from tests.model.gpu.kernels.device import DEVICE
+from tests.support.pages import exported, imported
 
 LENGTHS = ((70, 1), (16, 1), (0, 17), (33, 5))
 CASES = [
-    Case("float32", 3, 64, 7),
-    Case("float32", 4, 32, kv="int8"),
-    Case("float32", 1, 80, 7, kv="fp8", window=20),
-    Case("float16", 8, 32, window=20, cap=5.0),
+    AttentionCase("float32", 3, 64, 7),
+    AttentionCase("float32", 4, 32, kv="int8"),
+    AttentionCase("float32", 1, 80, 7, kv="fp8", window=20),
+    AttentionCase("float16", 8, 32, window=20, cap=5.0),
 ]
 
 
@@ -34,7 +35,7 @@ def bench_of(seconds: float) -> Bench:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_attention_is_right(case: Case) -> None:
+def test_attention_is_right(case: AttentionCase) -> None:
     found = check(case, LENGTHS, DEVICE)
     assert found.problems == ()
     assert set(found.parts) == {"decode", "prefill"}
@@ -42,7 +43,7 @@ def test_attention_is_right(case: Case) -> None:
 
 
 def test_sequences_may_share_pages() -> None:
-    case = Case("float32", 2, 32, shared=32)
+    case = AttentionCase("float32", 2, 32, shared=32)
     lengths = (*LENGTHS, (40, 1))
     pool = check_attention.Pool(case, lengths, DEVICE)
     first, second = (pool.book.table[pool.book.rows[i]] for i in (0, 3))
@@ -54,7 +55,7 @@ def test_sequences_may_share_pages() -> None:
 
 def test_many_may_share_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the shortest chunk, so that it is read once for them all."""
-    case = Case("float32", 2, 32, shared=320, lengths=tuple((330 + i, 1) for i in range(8)))
+    case = AttentionCase("float32", 2, 32, shared=320, lengths=tuple((330 + i, 1) for i in range(8)))
     pool = check_attention.Pool(case, case.lengths, DEVICE)
     assert pool.attention.plan(pool.book.shape([(i, before, 1) for i, (before, _) in enumerate(case.lengths)])).shares
     assert check(case, case.lengths, DEVICE).problems == ()
@@ -116,9 +117,9 @@ def one_more_page_is_written(patch: pytest.MonkeyPatch) -> None:
     def changed(self: TritonAttention, layer: int, keys: Tensor, values: Tensor, plan: object) -> None:
         write(self, layer, keys, values, plan)  # type: ignore[arg-type]
         every = np.arange(self.pool.elements(0)[0].shape[1] // 16, dtype=np.int32)
-        content = self.export(every)
+        content = exported(self, every)
         content[:, :4] = 0
-        self.import_pages(every, content)
+        imported(self, every, content)
 
     patch.setattr(TritonAttention, "write", changed)
 
@@ -135,14 +136,14 @@ def the_window_is_one_token_too_long(patch: pytest.MonkeyPatch) -> None:
         (another_page_is_read, "too far from float64"),
         (bits_depend_on_the_batch, "has other bits in a batch"),
         (one_more_page_is_written, "pages hold other numbers"),
-        (one_more_page_is_written, "something was written where nobody's tokens are"),
+        (one_more_page_is_written, "something was written outside the sequences' slots"),
         (the_window_is_one_token_too_long, "too far from float64"),
     ],
     ids=lambda value: getattr(value, "__name__", "found"),
 )
 def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, fault: Fault, told: str) -> None:
     fault(monkeypatch)
-    found: Verdict = check(Case("float32", 2, 32, window=20), LENGTHS, DEVICE)
+    found: Verdict = check(AttentionCase("float32", 2, 32, window=20), LENGTHS, DEVICE)
     assert any(told in problem for problem in found.problems), found.problems
 
 

@@ -59,15 +59,16 @@ def ask(
 def compare(answer: Answer, reference: Reference) -> None:
     """Raises Mismatch, with the first place where they part."""
     for i, place in enumerate(answer.places):
-        ours, theirs = answer.rig.results[i].tokens, reference.ids[place]
+        at = reference.places.index(place)
+        ours, theirs = answer.rig.results[i].tokens, reference.ids[at]
         if ours != theirs:
             step = next((n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours))
             raise Mismatch(
                 f"prompt of {len(PROMPTS[place])} tokens, output token {step}: {ours[step : step + 4]}, transformers "
                 f"has {theirs[step : step + 4]}"
             )
-        likeliest = np.sort(reference.first[place])[::-1][:TOP]
-        for said in (likeliest, reference.first[place][answer.top_ids[i]]):
+        likeliest = np.sort(reference.first[at])[::-1][:TOP]
+        for said in (likeliest, reference.first[at][answer.top_ids[i]]):
             off = float(np.abs(answer.top[i] - said).max())
             if not off <= NEAR:  # NaN is no match
                 raise Mismatch(f"prompt of {len(PROMPTS[place])} tokens: first log-probabilities are off by {off}")

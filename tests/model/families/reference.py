@@ -17,9 +17,10 @@ TOP = 5
 @dataclass(frozen=True, eq=False)
 class Reference:
     """ids: [prompt][NEW]. first: log-probabilities [prompts, vocabulary] of each first step. margins: [prompts, NEW],
-    logit of the likeliest id less that of the next.
+    logit of the likeliest id less that of the next. places: of the prompts, among all that there are.
     """
 
+    places: Sequence[int]
     ids: list[list[int]]
     first: NDArray[np.float32]
     margins: NDArray[np.float32]
@@ -31,14 +32,17 @@ def load(directory: Path) -> nn.Module:
     return model
 
 
-def read(directory: Path, prompts: Sequence[Sequence[int]]) -> Reference:
-    """One forward pass over prompts and outputs, without cache, padding mask or window cache, vouches for every id."""
-    model = load(directory)
+def read(directory: Path, prompts: Sequence[Sequence[int]], places: Sequence[int] | None = None) -> Reference:
+    """Asks the prompts at these places, None for all. One forward pass over prompts and outputs, without cache, padding
+    mask or window cache, vouches for every id.
+    """
+    model, places = load(directory), range(len(prompts)) if places is None else places
+    prompts = [prompts[place] for place in places]
     ids = _generate(model, prompts)
     logits = logits_after(model, prompts, ids)
     top = logits.topk(2).values
     assert logits.argmax(-1).tolist() == ids, "transformers with a cache and without disagree"
-    return Reference(ids, logits[:, 0].log_softmax(-1).numpy(), (top[..., 0] - top[..., 1]).numpy())
+    return Reference(places, ids, logits[:, 0].log_softmax(-1).numpy(), (top[..., 0] - top[..., 1]).numpy())
 
 
 @torch.inference_mode()

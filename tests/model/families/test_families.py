@@ -15,6 +15,13 @@ from tests.model.test_parity import BOTH, CHUNKED, PIPELINED, Schedule, bits_of,
 from tests.support.engines import Rig, make_request, make_rig
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
+FIRST = {case.family: case for case in reversed(CASES)}  # of each family
+each_family = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if FIRST[case.family] is case else [pytest.mark.slow]) for case in CASES],
+    ids=str,
+)
+"""The others are slow: each of them is compared with transformers, and preempted, in any run."""
 SOME = 24  # tokens of an output that schedules go on to
 LONGEST = max(map(len, PROMPTS)) + SOME
 FEW_PROMPTS = [PROMPTS[i] for i in FEW]
@@ -34,7 +41,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(case: Case, shelf: Shelf)
     compare(shelf.answer(case), shelf.reference(case))
 
 
-@each_case
+@each_family
 def test_alone_is_as_in_a_batch(case: Case, shelf: Shelf) -> None:
     rig = make_rig(shelf.checkpoint(case), record_logits=True, prefix_cache=False)
     places = (FEW[0], FEW[2], FEW[-2], FEW[-1])
@@ -50,13 +57,13 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
-@each_case
+@each_family
 def test_no_schedule_changes_a_bit(case: Case, shelf: Shelf, schedule: Schedule) -> None:
     rig = schedule.run(shelf.checkpoint(case), FEW_PROMPTS, SOME)
     same(rig, dict(enumerate(FEW)), shelf.answer(case))
 
 
-@each_case
+@each_family
 def test_each_prompt_twice_at_once(case: Case, shelf: Shelf) -> None:
     rig = Schedule("doubled", scheduling=BOTH).run(shelf.checkpoint(case), FEW_PROMPTS * 2, SOME)
     same(rig, dict(enumerate(FEW * 2)), shelf.answer(case))
@@ -77,7 +84,7 @@ def test_preemptions_change_no_bit(case: Case, shelf: Shelf) -> None:
     same(rig, dict(enumerate(FEW)), shelf.answer(case))
 
 
-@each_case
+@each_family
 def test_a_shared_beginning_is_not_computed_again(case: Case, shelf: Shelf) -> None:
     """Prompts that start alike: one, and when it is done some more at once."""
     rig = make_rig(shelf.checkpoint(case), 4, 2048, NARROW, record_logits=True)
@@ -88,7 +95,7 @@ def test_a_shared_beginning_is_not_computed_again(case: Case, shelf: Shelf) -> N
     same(rig, {place: place for place in (first, *others)}, shelf.answer(case))
 
 
-@each_case
+@each_family
 def test_half_precision_has_the_same_bits_under_any_schedule(case: Case, shelf: Shelf) -> None:
     prompts, directory = FEW_PROMPTS[::2] + FEW_PROMPTS[-1:], shelf.checkpoint(case)
     one = Schedule("together").run(directory, prompts, 8, "bfloat16")

@@ -24,6 +24,7 @@ def test_tokens_are_the_same(case: Case, style: Style, shelf: Shelf, tmp_path: P
     compare(ask(directory, PLACES), shelf.reference(case))
 
 
+@pytest.mark.slow
 @each_style
 def test_transformers_reads_it_too(case: Case, style: Style, shelf: Shelf, tmp_path: Path) -> None:
     """Else it would be no style, but a mistake of this suite."""

@@ -46,4 +46,4 @@ def test_defaults_are_those_of_transformers(case: Case, shelf: Shelf, tmp_path: 
     shutil.copytree(shelf.checkpoint(case), tmp_path, dirs_exist_ok=True)
     edit_config(tmp_path, silent)
     edit_tensors(tmp_path, faint)
-    compare(ask(tmp_path, PLACES), reference.read(tmp_path, PROMPTS))
+    compare(ask(tmp_path, PLACES), reference.read(tmp_path, PROMPTS, PLACES))

@@ -1,5 +1,6 @@
 """For which steps there are graphs, and of which models."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.blocks import Experts, GatedMLP
+from model.blocks import Experts, GatedMLP, SelfAttention
 from model.forward import ForwardBatch, ForwardOutput
 from model.gpu.graphs import GraphDecoder, sizes_of_graphs, why_not
 from model.layers import silu
+from model.rope import Rope
+from tests.support.sectioned import Sectioned
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 16, 100, 256, 1000])
@@ -27,6 +30,14 @@ def test_a_model_with_experts_is_not_recorded() -> None:
     mlp = GatedMLP(abs, abs, silu)
     assert why_not([mlp, (mlp,)]) is None
     assert "experts" in (why_not([mlp, (Experts(abs, [mlp], 1, True),)]) or "")
+
+
+def test_a_model_that_turns_by_several_axes_is_not_recorded() -> None:
+    rope = Rope(torch.ones(4), 8, torch.float32, torch.device("cpu"))
+    attention = SelfAttention(0, 1, 1, 8, abs, abs, rope)
+    assert why_not([attention]) is None
+    several = Sectioned(torch.ones(4), 8, torch.float32, torch.device("cpu"))
+    assert "several axes" in (why_not([replace(attention, rope=several)]) or "")
 
 
 class Attention:

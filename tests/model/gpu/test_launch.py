@@ -1,5 +1,5 @@
-"""What a launch hands to Triton, up to the point where a GPU would have to be there: kernels compile for what they are
-really given, and are not compiled again because a batch has another shape.
+"""Launches, up to the point where a GPU would have to be there: kernels compile for what they are really given, and
+are not compiled again because a batch has another shape.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ DTYPE = "bfloat16"
 
 
 class Driver:
-    """Of a GPU that does nothing."""
+    """The driver of a GPU that does nothing."""
 
     def get_current_device(self) -> int:
         return 0
@@ -47,7 +47,7 @@ class Driver:
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
-    """How many variants of a kernel there are. Launches compile, and launch nothing."""
+    """Counts the variants of a kernel. Launches compile, and launch nothing."""
     run = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -108,7 +108,7 @@ def test_parts_and_sampler_are_compiled_once(compiled: Callable[[Any], int]) -> 
         norm.of_sum(x, x)
         KernelGatedMLP(lambda x, *_: x, lambda x, *_: x, silu)(x)
         step = type("Step", (), {"positions": torch.arange(rows)})()
-        attention._rotate(x.view(rows, 8, 64)[:, :6], step)
+        attention.rotate(x.view(rows, 8, 64)[:, :6], step)
         logits = torch.randn(rows, 9000)
         ops.summary(logits)
         ops.draw(logits, draws_of(list(range(rows)), 1.0))

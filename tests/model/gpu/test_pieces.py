@@ -1,4 +1,4 @@
-"""How a step's attention is divided: every key that a token sees is in one piece of it, whatever is shared."""
+"""A step's attention is divided: each key that a token sees is in one piece of it, whatever is shared."""
 
 from collections import Counter
 
@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from model.attention import sharing
 from model.attention.backend import StepShape
-from model.attention.seen import Seen
+from model.attention.visible_keys import VisibleKeys
 from model.gpu.pieces import Division, divide
-from model.gpu.tuning import Sizes, Tuning
+from model.gpu.tuning import TileSizes, Tuning
+from tests.support.examples import examples
 
-TUNING = Tuning(few=Sizes(16, 16, 32, 4, 2), many=Sizes(32, 16, 64, 4, 2), shared=Sizes(64, 16, 32, 4, 2))
+TUNING = Tuning(few=TileSizes(16, 16, 32, 4, 2), many=TileSizes(32, 16, 64, 4, 2), shared=TileSizes(64, 16, 32, 4, 2))
 ROOM = 8
 
 
@@ -26,14 +27,14 @@ def shape_of(slices: list[tuple[int, int]], tables: np.ndarray, page: int) -> St
 
 def division(
     slices: list[tuple[int, int]], tables: np.ndarray, page: int, window: int | None = None, most: int = 10**6
-) -> tuple[Division, Seen]:
-    seen = Seen.of(shape_of(slices, tables, page), window)
+) -> tuple[Division, VisibleKeys]:
+    seen = VisibleKeys.of(shape_of(slices, tables, page), window)
     count = np.array([now for _, now in slices])
     rows = np.stack((np.arange(len(count)), np.cumsum(count) - count, count), axis=1)
     return divide(rows, seen, tables, page, TUNING, ROOM, most), seen
 
 
-def check(made: Division, seen: Seen, tables: np.ndarray, page: int, row_of: np.ndarray) -> None:
+def check(made: Division, seen: VisibleKeys, tables: np.ndarray, page: int, row_of: np.ndarray) -> None:
     """Raises AssertionError unless each token has each of its keys once, from its own pages."""
     seen_keys, parts = Counter[tuple[int, int]](), set[tuple[int, int]]()
     told = set[tuple[int, int]]()
@@ -62,7 +63,7 @@ def check(made: Division, seen: Seen, tables: np.ndarray, page: int, row_of: np.
 lengths = st.tuples(st.integers(0, 200), st.sampled_from([1, 1, 1, 2, 5, 70, 300]))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(lengths, min_size=1, max_size=6), st.sampled_from([1, 7, 16]), st.sampled_from([None, 9, 90]))
 def test_every_key_is_seen_once(slices: list[tuple[int, int]], page: int, window: int | None) -> None:
     width = max(before + now for before, now in slices) // page + 2
@@ -71,7 +72,7 @@ def test_every_key_is_seen_once(slices: list[tuple[int, int]], page: int, window
     check(made, seen, tables, page, np.repeat(np.arange(len(slices)), [now for _, now in slices]))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.data(), st.sampled_from([7, 16, 32]))
 def test_what_is_shared_is_read_from_pages_that_all_have(data: st.DataObject, page: int) -> None:
     """Sequences that begin as an earlier one does, up to any page; decodes all of them, but for one prompt."""

@@ -1,17 +1,17 @@
-"""Which row of the table holds, and what a row may say."""
+"""The row of the table that holds, and what a row may say."""
 
 from dataclasses import replace
 
 import pytest
 
-from model.gpu.tuning import ELEMENTS, Row, Sizes, Tuning, table, tuning_for
+from model.gpu.tuning import ELEMENTS, TileSizes, Tuning, TuningRow, table, tuning_for
 
-SIZES = Sizes(16, 64, 512, 4, 3)
+SIZES = TileSizes(16, 64, 512, 4, 3)
 
 
-def row(name: int, device: str | None, capability: tuple[int, int], head_dim: int) -> Row:
+def row(name: int, device: str | None, capability: tuple[int, int], head_dim: int) -> TuningRow:
     """name: its warps, by which it is known again."""
-    return Row(device, capability, head_dim, "half", Tuning(replace(SIZES, warps=name), SIZES, SIZES))
+    return TuningRow(device, capability, head_dim, "half", Tuning(replace(SIZES, warps=name), SIZES, SIZES))
 
 
 ROWS = [

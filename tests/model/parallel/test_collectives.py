@@ -1,4 +1,4 @@
-"""What ranks do together: sums in the order of ranks, in memory that nobody writes too early; and no wait for ever."""
+"""Collectives of ranks: sums in the order of ranks, in memory that no rank writes too early, and no endless wait."""
 
 import os
 import threading
@@ -58,7 +58,7 @@ def together(members: list[Collective], do: Callable[[int, Collective], T]) -> l
 
 
 def part_of(rank: int, number: int, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What a rank has for an exchange of this number."""
+    """Returns a rank's part of an exchange of this number."""
     generator = torch.Generator().manual_seed(1000 * number + rank)
     return (torch.randn(rows, width, generator=generator) * 10**rank).to(dtype)
 
@@ -74,7 +74,7 @@ def sum_of(size: int, number: int, rows: int, width: int, dtype: torch.dtype = t
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_in_the_order_of_ranks(kind: str, size: int, dtype: torch.dtype) -> None:
-    """Of shapes that grow and shrink, one after the other."""
+    """Shapes grow and shrink, one after the other."""
     shapes = [(1, 64), (3, 48), (70, 96), (1, 16), (300, 100), (2, 7)]
     with group(kind, size) as members:
         made = together(

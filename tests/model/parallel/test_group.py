@@ -15,9 +15,9 @@ import pytest
 from model.errors import RankLost
 from model.parallel import gathering
 from model.parallel.gathering import gather
-from model.parallel.group import Follower, Leader, Refused, Watch
+from model.parallel.group import Follower, FollowerRefused, Leader, RankWatch
 from model.parallel.sockets import LOCAL, address_of, connect, listen, new_local
-from model.parallel.wire import FRAME, Kind, pack_words, receive, send
+from model.parallel.wire import FRAME, FrameKind, pack_words, receive, send
 from tests.support.ranks import needs_ipv6
 
 TOKEN, OTHER = b"a" * 32, b"b" * 32
@@ -82,7 +82,7 @@ def test_who_has_another_token_is_sent_away_and_the_others_meet(
     with caplog.at_level(logging.WARNING):
         wrong = meeting.join(1, OTHER)
         with pytest.raises((RankLost, ConnectionError)):
-            wrong.answer(Kind.WELCOME)
+            wrong.answer(FrameKind.WELCOME)
         silent = connect(meeting.address, 1.0)
         silent.sendall(b"GET / HTTP/1.1\r\n\r\n")
         silent.close()
@@ -118,7 +118,7 @@ def test_who_says_little_by_little_has_one_deadline(meeting: Meeting, monkeypatc
     """Though it has the token."""
     monkeypatch.setattr(gathering, "HELLO_SECONDS", 0.4)
     slow = connect(meeting.address, 1.0)
-    hello = FRAME.pack(len(TOKEN) + 1000, Kind.HELLO) + TOKEN + b" " * 1000
+    hello = FRAME.pack(len(TOKEN) + 1000, FrameKind.HELLO) + TOKEN + b" " * 1000
     with pytest.raises(OSError):  # noqa: PT011 - whichever it is of a connection that is closed
         send_slowly(slow, hello[:1000])
     slow.close()
@@ -136,10 +136,10 @@ def send_slowly(to: socket.socket, content: bytes) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        FRAME.pack(2**31, Kind.HELLO) + OTHER,
-        FRAME.pack(2**31, Kind.HELLO) + TOKEN,
-        FRAME.pack(len(TOKEN), Kind.HELLO) + TOKEN,
-        FRAME.pack(100, Kind.STEP) + TOKEN,
+        FRAME.pack(2**31, FrameKind.HELLO) + OTHER,
+        FRAME.pack(2**31, FrameKind.HELLO) + TOKEN,
+        FRAME.pack(len(TOKEN), FrameKind.HELLO) + TOKEN,
+        FRAME.pack(100, FrameKind.STEP) + TOKEN,
     ],
 )
 def test_of_who_has_no_token_no_more_is_read_or_held(meeting: Meeting, said: bytes) -> None:
@@ -168,9 +168,9 @@ def test_who_runs_something_else_is_refused_on_both_sides(
     meeting: Meeting, rank: int, runs: Mapping[str, Any], why: str
 ) -> None:
     follower = meeting.join(rank, runs={**RUNS, **runs})
-    with pytest.raises(Refused, match=why):
-        follower.answer(Kind.WELCOME)
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(FollowerRefused, match=why):
+        follower.answer(FrameKind.WELCOME)
+    with pytest.raises(FollowerRefused, match=why):
         meeting.leader.result(5)
 
 
@@ -198,39 +198,39 @@ def both(meeting: Meeting) -> tuple[Leader, Follower, Follower]:
 
 def test_last_words_are_heard(meeting: Meeting) -> None:
     leader, one, two = both(meeting)
-    two.reply(Kind.LOST, b"")
+    two.reply(FrameKind.LOST, b"")
     one.failed("RuntimeError: out of something")
     with pytest.raises(RankLost, match="rank 1 has failed: RuntimeError: out of something"):
-        leader.answers(Kind.LOST)
+        leader.answers(FrameKind.LOST)
 
 
 def test_who_says_nothing_is_named(meeting: Meeting) -> None:
     leader, one, _ = both(meeting)
-    one.reply(Kind.LOST, b"")
+    one.reply(FrameKind.LOST, b"")
     with pytest.raises(RankLost, match=r"rank 2 has said nothing for 0.3 s"):
-        leader.answers(Kind.LOST)
+        leader.answers(FrameKind.LOST)
 
 
 def test_who_reads_nothing_is_named(meeting: Meeting) -> None:
     leader, _, _ = both(meeting)
     with pytest.raises(RankLost, match=r"rank 1 has read nothing for 0.3 s"):
-        leader.tell(Kind.STEP, bytes(2**24))
+        leader.broadcast(FrameKind.STEP, bytes(2**24))
 
 
 def test_the_end_of_rank_0_is_the_end_of_the_work(meeting: Meeting) -> None:
     leader, one, _ = both(meeting)
-    leader.tell(Kind.COPY, b"1")
+    leader.broadcast(FrameKind.COPY, b"1")
     leader.close()
-    assert one.next() == (Kind.COPY, bytearray(b"1"))
+    assert one.next() == (FrameKind.COPY, bytearray(b"1"))
     assert one.next() is None
 
 
 def lost_by(
     sockets: Mapping[int, socket.socket], lives: Callable[[], list[int]], seconds: float
-) -> tuple[Watch, Future[str]]:
+) -> tuple[RankWatch, Future[str]]:
     lost: Future[str] = Future()
     leader = Leader(list(sockets.values()), 1.0)
-    return Watch(sockets, lost.set_result, seconds, lives, leader.last_words), lost
+    return RankWatch(sockets, lost.set_result, seconds, lives, leader.last_words), lost
 
 
 @pytest.mark.parametrize("words", ["", "a reason"])
@@ -238,7 +238,7 @@ def test_a_closed_connection_is_seen_at_once(words: str) -> None:
     mine, other = socket.socketpair()
     watch, lost = lost_by({1: mine}, list, 3600.0)
     if words:
-        send(other, Kind.FAILED, words.encode())
+        send(other, FrameKind.FAILED, words.encode())
     other.close()
     assert lost.result(60) == (f"rank 1 has failed: {words}" if words else "rank 1 has ended")
     watch.close()
@@ -249,10 +249,10 @@ def test_words_that_one_thread_has_read_are_told_by_both() -> None:
     for _ in range(30):
         mine, other = socket.socketpair()
         leader, lost = Leader([mine], 1.0), Future[str]()
-        watch = Watch({1: mine}, lost.set_result, 10.0, list, leader.last_words)
+        watch = RankWatch({1: mine}, lost.set_result, 10.0, list, leader.last_words)
         with ThreadPoolExecutor(1) as pool:
-            answers = pool.submit(leader.answers, Kind.LOST)
-            send(other, Kind.FAILED, b"a reason")
+            answers = pool.submit(leader.answers, FrameKind.LOST)
+            send(other, FrameKind.FAILED, b"a reason")
             other.close()
             with pytest.raises(RankLost, match="rank 1 has failed: a reason"):
                 answers.result(5)
@@ -261,8 +261,8 @@ def test_words_that_one_thread_has_read_are_told_by_both() -> None:
 
 
 def test_silence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a rank that has been heard, and not of one that has not begun; and not before all have loaded."""
-    monkeypatch.setattr(Watch, "TURN", 0.02)
+    """A rank's silence counts once it has been heard and all have loaded, not while it has not begun."""
+    monkeypatch.setattr(RankWatch, "TURN", 0.02)
     signs = [1, 1, 0]
     stop = threading.Event()
 
@@ -284,7 +284,7 @@ def test_silence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sign_is_given_before_the_first_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a rank that is stopped right after it came would never be missed."""
-    monkeypatch.setattr(Watch, "TURN", 1000.0)
+    monkeypatch.setattr(RankWatch, "TURN", 1000.0)
     given: list[int] = []
     watch, _ = lost_by({}, lambda: given.append(1) or [], 0.3)  # type: ignore[func-returns-value]
     assert given
@@ -302,7 +302,7 @@ def test_a_rank_that_this_one_ends_is_not_missed() -> None:
 
 def test_what_a_follower_says_must_be_words(meeting: Meeting) -> None:
     one = connect(meeting.address, 1.0)
-    send(one, Kind.HELLO, TOKEN + pack_words([{"rank": 1}]))
+    send(one, FrameKind.HELLO, TOKEN + pack_words([{"rank": 1}]))
     assert receive(one) is None
     one.close()
     meeting.join(1)

@@ -8,7 +8,7 @@ import pytest
 
 from model.cpu.decoder import CompiledDecoder
 from model.cpu.kernels.native import Compiler, Writer
-from model.parallel.lead import LedModel
+from model.parallel.lead import RankGroupModel
 from scheduler.settings import SchedulerSettings
 from tests.model.families.cases import BY_NAME, CASES, Case
 from tests.model.families.conftest import Shelf
@@ -124,9 +124,9 @@ def test_images_reach_all_ranks(name: str, seeing: SeeingShelf) -> None:
 
 def test_the_kernels_are_what_ranks_run_too(shelf: Shelf) -> None:
     rig = make_rig(shelf.checkpoint(BY_NAME["llama"]), dtype="float32", ranks=2)
-    model = rig.loaded.runner._model
-    assert isinstance(model, LedModel)
-    assert isinstance(model._own, CompiledDecoder)
+    model = rig.loaded.runner.model
+    assert isinstance(model, RankGroupModel)
+    assert isinstance(model.own, CompiledDecoder)
 
 
 def test_norms_over_all_heads_are_refused(shelf: Shelf) -> None:

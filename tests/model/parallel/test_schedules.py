@@ -10,18 +10,18 @@ from torch import Tensor
 from model.cpu import shared_memory
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT
-from model.cpu.kernels.exchange import _meet
+from model.cpu.kernels.exchange import meet
 from model.cpu.kernels.rows import shared_rows
 from model.cpu.kernels.values import LANES
 from model.cpu.shared_memory import SharedMemory
-from scheduler.request import Beam
-from scheduler.scheduler import Scheduler
+from scheduler.parameters import Beam
 from scheduler.settings import SchedulerSettings
 from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
 from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.checkpoints import write_llama
 from tests.support.engines import GROUPS, Key, Rig, make_request, make_rig
+from tests.support.swaps import always_swap
 
 NEW = 8
 PROMPTS = random_prompts([1, 2, 3, 5, 7, 9, 16, 17, 31, 33, 48, 70, 90])
@@ -88,7 +88,7 @@ def test_other_layers(kind: str, shelf: Shelf) -> None:
 
 def swapped(directory: Path, monkeypatch: pytest.MonkeyPatch, record: bool = True) -> Rig:
     """All prompts once, in a pool that holds the longest of them and little else."""
-    monkeypatch.setattr(Scheduler, "_swapping_pays", lambda self: True)  # whether it does differs between machines
+    always_swap(monkeypatch)
     return run(directory, 3, settings=NARROW, pool_tokens=168, page_size=4, host_pages=300, record_logits=record)
 
 
@@ -110,7 +110,7 @@ def test_what_one_rank_has_lost_is_computed_anew_by_all(sixes: Path, monkeypatch
     rig = swapped(sixes, monkeypatch, record=False)  # what was drawn from a lost page is thrown away
     store = GROUPS[-1].computers[1].store
     assert store is not None
-    store._content[:, 5] ^= 1
+    store.content[:, 5] ^= 1
     again(rig)
     assert rig.scheduler.stats().swap_lost
     assert tokens_of(rig) == tokens_of(run(sixes, 3))
@@ -152,7 +152,7 @@ def test_a_sum_whose_order_depends_on_the_place_is_seen(sixes: Path, monkeypatch
 def test_such_a_kernel_is_seen(sixes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_ring(ranks: int, add: bool) -> shared_memory.Writer:
         def write(code: Code) -> None:
-            _meet(code, ranks)
+            meet(code, ranks)
             rows, parts, part_bytes, row_bytes, y, y_stride, width = code.arguments(12)[5:]
             with shared_rows(code, rows) as row, code.loop(0, width, LANES) as i:
                 place = y + row * y_stride + i * 4

@@ -1,4 +1,4 @@
-"""What each rank has of a model: together everything, and keys with the queries that read them."""
+"""Shards of a model: together they are all of it, and keys are with the queries that read them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from model.architectures.registry import build_model
 from model.config import ModelConfig, read_config
-from model.footprint import _Shapes
+from model.footprint import Shapes
 from model.parallel.collective import Ranks
 from model.parallel.shard import Shard
 from model.tensors import Tensors
+from model.weight_formats.registry import open_weight_format
 
 
 def heads_of(config: ModelConfig, run: slice) -> list[int]:
@@ -67,20 +68,21 @@ def test_parts_are_all_columns_in_order(count: int, size: int) -> None:
         assert all(part.start % 32 == 0 for part in parts)
 
 
-def held(config: ModelConfig, shard: Shard, quantized: bool) -> int:
+def held(config: ModelConfig, shard: Shard, quantization: str | None) -> int:
     """Bytes of the weights that a rank keeps."""
-    tensors = Tensors(_Shapes(), torch.float32, torch.device("meta"), quantized, ranks=Ranks(shard))
+    weights = open_weight_format(config, quantization)
+    tensors = Tensors(Shapes(), torch.float32, torch.device("meta"), weights, ranks=Ranks(shard))
     with torch.inference_mode():
         build_model(config, tensors)
     return tensors.held.bytes
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_a_rank_holds_no_more_than_its_part(tiny: Path, quantized: bool) -> None:
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_rank_holds_no_more_than_its_part(tiny: Path, quantization: str | None) -> None:
     """All but the embedding, the norms and scales of sums is divided."""
     config = read_config(tiny)
     everywhere = 4 * config.hidden * (config.vocabulary + 2 * config.layers + 1)
-    everywhere += 4 * config.hidden * 2 * config.layers * quantized
-    parts = [held(config, Shard(rank, 2), quantized) - everywhere for rank in range(2)]
-    assert sum(parts) == held(config, Shard(), quantized) - everywhere
+    everywhere += 4 * config.hidden * 2 * config.layers * (quantization is not None)
+    parts = [held(config, Shard(rank, 2), quantization) - everywhere for rank in range(2)]
+    assert sum(parts) == held(config, Shard(), quantization) - everywhere
     assert 0.6 < parts[0] / parts[1] <= 1.0

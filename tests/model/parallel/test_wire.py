@@ -1,4 +1,4 @@
-"""What ranks send each other comes back as it was; bytes that are something else are told so, and nothing worse."""
+"""Messages of ranks come back as they were; other bytes are refused with an error, and nothing worse."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ from model.parallel.steps import pack_step, unpack_moves, unpack_step
 from model.parallel.wire import (
     DTYPES,
     FRAME,
-    Kind,
+    FrameKind,
     WireError,
     pack_arrays,
     receive,
@@ -72,10 +72,12 @@ def test_any_bytes_are_a_step_or_none(content: bytes) -> None:
 def test_frames_come_back_and_the_end_is_seen() -> None:
     one, other = socket.socketpair()
     content = bytes(range(256)) * 4096
-    thread = threading.Thread(target=lambda: (send(one, Kind.STEP, content), send(one, Kind.COPY), one.close()))
+    thread = threading.Thread(
+        target=lambda: (send(one, FrameKind.STEP, content), send(one, FrameKind.COPY), one.close())
+    )
     thread.start()
-    assert receive(other) == (Kind.STEP, bytearray(content))
-    assert receive(other) == (Kind.COPY, bytearray())
+    assert receive(other) == (FrameKind.STEP, bytearray(content))
+    assert receive(other) == (FrameKind.COPY, bytearray())
     assert receive(other) is None
     thread.join()
     other.close()
@@ -84,10 +86,10 @@ def test_frames_come_back_and_the_end_is_seen() -> None:
 @pytest.mark.parametrize(
     ("sent", "says"),
     [
-        (FRAME.pack(1001, Kind.SAID), "has 1001 bytes, at most 1000"),
+        (FRAME.pack(1001, FrameKind.SAID), "has 1001 bytes, at most 1000"),
         (FRAME.pack(0, 99), "of kind 99"),
-        (FRAME.pack(5, Kind.SAID) + b"abc", "cut off after 3 of 5"),
-        (FRAME.pack(5, Kind.SAID), "was cut off"),
+        (FRAME.pack(5, FrameKind.SAID) + b"abc", "cut off after 3 of 5"),
+        (FRAME.pack(5, FrameKind.SAID), "was cut off"),
         (b"\0\0", "cut off after 2 of 5"),
     ],
 )
@@ -122,7 +124,7 @@ def a_step(images: ImageFeatures | None = None) -> tuple[ForwardBatch, StepShape
 
 
 def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
-    images = ImageFeatures(torch.tensor([0, 2]), torch.randn(2, 6).to(torch.bfloat16))
+    images = ImageFeatures(torch.tensor([0, 2]), torch.randn(3, 2, 6).to(torch.bfloat16))
     batch, shape = a_step(images)
     step = unpack_step(bytearray(pack_step(batch, shape, 4)), torch.bfloat16, CPU)
     assert step.tokens.tolist() == batch.tokens.tolist()
@@ -146,7 +148,7 @@ def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
         (3, np.zeros((0, 4), np.int64), "positions"),
         (4, np.zeros((2, 3), np.int64), "positions"),
         (5, np.zeros((1, 2, 3), np.int32), "tables"),
-        (6, np.zeros(3, np.int64), "whole"),
+        (6, np.zeros(3, np.int64), "bidirectional"),
         (6, np.zeros(2, np.int32), "arrays of"),
     ],
 )

@@ -19,6 +19,7 @@ from model.inputs.vision.registry import read_image_inputs
 from model.weights import Checkpoint
 from tests.model.vision import checkpoints
 from tests.model.vision.cases import Case
+from tests.model.vision.pictures import picture
 
 T = TypeVar("T")
 
@@ -27,6 +28,10 @@ def load_inputs(directory: Path) -> ImageInputs:
     inputs = read_image_inputs(directory, read_config(directory), load_tokenizer(directory))
     assert inputs is not None
     return inputs
+
+
+def features_of_a_tile(inputs: ImageInputs) -> int:
+    return inputs.process(picture(32, 32)).grid[1]
 
 
 def load_decoder(directory: Path) -> Decoder:
@@ -59,7 +64,7 @@ class Shelf:
         return self._once("tokenizer", case, lambda: load_tokenizer(self.checkpoint(case)))
 
     def processor(self, case: Case) -> Any:
-        return self._once("processor", case, lambda: checkpoints.processor(case, self.inputs(case).tile_tokens))
+        return self._once("processor", case, lambda: checkpoints.processor(case, features_of_a_tile(self.inputs(case))))
 
     def decoder(self, case: Case) -> Decoder:
         return self._once("decoder", case, lambda: load_decoder(self.checkpoint(case)))

@@ -11,21 +11,29 @@ from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
 from model.config import ModelConfig
 from model.decoder import Decoder
-from model.forward import ForwardBatch, ImageFeatures
-from model.inputs.vision.tiles import Tiles
+from model.forward import EncoderInput, ForwardBatch, ImageEncoder, ImageFeatures
+from model.inputs.vision.processed import ProcessedImage
 from model.reference.attention_backend import ReferenceAttention
 
 PAGE = 16
 
 
-def features_of(decoder: Decoder, images: Sequence[Tiles]) -> Tensor:
-    """[all features, hidden], one image at a time."""
+def features_of(decoder: Decoder, images: Sequence[ProcessedImage]) -> Tensor:
+    """[depths, all features, hidden], one image at a time."""
     assert decoder.vision is not None
     with torch.inference_mode():
-        return torch.cat([decoder.vision(torch.from_numpy(image.pixels)) for image in images])
+        return torch.cat([encode(decoder.vision, image) for image in images], 1)
 
 
-def placed(decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[Tiles]) -> ImageFeatures | None:
+def encode(encoder: ImageEncoder, image: ProcessedImage) -> Tensor:
+    """[depths, features, hidden] of one image."""
+    (features,) = encoder([EncoderInput(torch.from_numpy(image.pixels), image.grid)])
+    return features
+
+
+def placed(
+    decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[ProcessedImage]
+) -> ImageFeatures | None:
     if not images:
         return None
     assert config.vision is not None
@@ -34,7 +42,7 @@ def placed(decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Se
 
 
 def logits(
-    decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[Tiles] = (), chunk: int = 10**9
+    decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[ProcessedImage] = (), chunk: int = 10**9
 ) -> Tensor:
     """[ids, vocabulary], with the reference back end and causal attention. chunk: most tokens of a step."""
     layout: KVLayout = config.kv_layout(PAGE, "float32")
@@ -66,7 +74,7 @@ def logits(
 def part(images: ImageFeatures, start: int, end: int) -> ImageFeatures | None:
     """What of them stands between these offsets."""
     inside = (images.places >= start) & (images.places < end)
-    return ImageFeatures(images.places[inside] - start, images.features[inside]) if inside.any() else None
+    return ImageFeatures(images.places[inside] - start, images.features[:, inside]) if inside.any() else None
 
 
 @dataclass
@@ -93,7 +101,9 @@ class BothWays:
         return (scores.softmax(-1) @ values).transpose(0, 1)
 
 
-def logits_both_ways(decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[Tiles]) -> Tensor:
+def logits_both_ways(
+    decoder: Decoder, config: ModelConfig, ids: Sequence[int], images: Sequence[ProcessedImage]
+) -> Tensor:
     everything = torch.arange(len(ids))
     with torch.inference_mode():
         return decoder.forward(

@@ -9,7 +9,9 @@ from torch import nn
 from model.settings import ModelSettings
 from rpc.frontend.prepare import Preparer, load_preparer
 from scheduler.limits import Limits
-from scheduler.request import Request, Sampling, Spec, Stopping
+from scheduler.parameters import Sampling, Stopping
+from scheduler.request import Request
+from scheduler.spec import Spec
 from tests.model.vision import reference
 from tests.model.vision.cases import BY_NAME, Case
 from tests.model.vision.conftest import Shelf

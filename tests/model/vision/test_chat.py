@@ -19,8 +19,10 @@ from model.inputs.chat_renderer import ChatRenderer
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.prepare import Preparer, load_preparer
+from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits
-from scheduler.request import Chat, ChatMessage, ImageHere, InvalidRequest, Spec
+from scheduler.prompts import Chat, ChatMessage, ImageHere
+from scheduler.spec import Spec
 from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded, picture

@@ -39,7 +39,7 @@ def test_the_defaults_are_those_of_transformers(architecture: str, text: str, tm
     t = theirs.text_config
     assert (config.vocabulary, config.hidden, config.layers) == (t.vocab_size, t.hidden_size, t.num_hidden_layers)
     assert (config.heads, config.kv_heads) == (t.num_attention_heads, t.num_key_value_heads)
-    assert config.head_dim == getattr(t, "head_dim", None) or t.hidden_size // t.num_attention_heads
+    assert config.head_dim == (getattr(t, "head_dim", None) or t.hidden_size // t.num_attention_heads)
     assert config.context == t.max_position_embeddings
     assert config.fields.positive("intermediate_size") == t.intermediate_size
     assert config.eos_token_ids == (() if t.eos_token_id is None else (t.eos_token_id,))

@@ -10,7 +10,7 @@ from model.architectures.registry import load_model
 from model.attention.backend import AttentionBackend
 from model.blocks import PreNorm
 from model.config import read_config
-from model.forward import ForwardBatch
+from model.forward import EncoderInput, ForwardBatch
 from model.rope import Rope
 from model.weights import Checkpoint
 from tests.model.vision import forward, reference
@@ -32,7 +32,7 @@ def near(ours: torch.Tensor, theirs: torch.Tensor, off: float = NEAR) -> bool:
 def test_features_are_those_of_transformers(case: Case, shelf: Shelf) -> None:
     for seed, size in enumerate(SIZES):
         image = picture(*size, seed)
-        ours = forward.features_of(shelf.decoder(case), [shelf.inputs(case).cut(image)])
+        ours = forward.features_of(shelf.decoder(case), [shelf.inputs(case).process(image)])[0]
         values = reference.inputs(shelf.processor(case), "<image>", [image])
         assert near(ours, reference.features(shelf.reference(case), values))
 
@@ -46,7 +46,7 @@ def test_logits_of_causal_models_are_those_of_transformers(case: Case, shelf: Sh
     config = read_config(shelf.checkpoint(case))
     for prompt in PROMPTS:
         images = [picture(*SIZES[i], i) for i in range(prompt.count("<image>"))]
-        tiles = [shelf.inputs(case).cut(image) for image in images]
+        tiles = [shelf.inputs(case).process(image) for image in images]
         ids = shelf.inputs(case).encode(prompt, tiles, shelf.tokenizer(case))
         theirs = reference.logits(shelf.reference(case), case, reference.inputs(shelf.processor(case), prompt, images))
         ours = forward.logits(shelf.decoder(case), config, ids, tiles)
@@ -63,7 +63,7 @@ def test_logits_of_paligemma_are_those_of_transformers(name: str, shelf: Shelf) 
     assert (config.vision.prefix_lm, config.first_position) == (True, 1)
     for prompt in PROMPTS:
         images = [picture(*SIZES[i], i) for i in range(prompt.count("<image>"))]
-        tiles = [shelf.inputs(case).cut(image) for image in images]
+        tiles = [shelf.inputs(case).process(image) for image in images]
         ids = shelf.inputs(case).encode(prompt, tiles, shelf.tokenizer(case))
         values = reference.inputs(shelf.processor(case), prompt, images)
         theirs = reference.logits(shelf.reference(case), case, values)
@@ -76,7 +76,7 @@ def test_logits_of_paligemma_are_those_of_transformers(name: str, shelf: Shelf) 
 def test_chunks_change_no_bit(case: Case, shelf: Shelf) -> None:
     """Wherever they end, in an image too."""
     config, decoder = read_config(shelf.checkpoint(case)), shelf.decoder(case)
-    tiles = [shelf.inputs(case).cut(picture(*size)) for size in SIZES[:2]]
+    tiles = [shelf.inputs(case).process(picture(*size)) for size in SIZES[:2]]
     ids = shelf.inputs(case).encode(PROMPTS[0] + "<image>", tiles, shelf.tokenizer(case))
     whole = forward.logits(decoder, config, ids, tiles)
     for chunk in (7, 16, 33):
@@ -100,9 +100,10 @@ def test_text_alone_is_that_of_transformers(case: Case, shelf: Shelf) -> None:
 def test_features_do_not_depend_on_other_images(case: Case, shelf: Shelf) -> None:
     vision = shelf.decoder(case).vision
     assert vision is not None
-    tiles = [shelf.inputs(case).cut(picture(*size, seed)) for seed, size in enumerate(SIZES)]
-    first = [vision(torch.from_numpy(t.pixels)) for t in tiles]
-    again = [vision(torch.from_numpy(t.pixels)) for t in reversed(tiles)][::-1]
+    tiles = [shelf.inputs(case).process(picture(*size, seed)) for seed, size in enumerate(SIZES)]
+    first = [forward.encode(vision, t) for t in tiles]
+    inputs = [EncoderInput(torch.from_numpy(t.pixels), t.grid) for t in reversed(tiles)]
+    again = vision(inputs)[::-1]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -111,19 +112,19 @@ def test_features_do_not_depend_on_other_images(case: Case, shelf: Shelf) -> Non
 def test_features_have_the_dtype_of_the_model(case: Case, dtype: torch.dtype, shelf: Shelf) -> None:
     directory = shelf.checkpoint(case)
     model = load_model(read_config(directory), Checkpoint(directory), dtype, torch.device("cpu"))
-    tiles = torch.from_numpy(shelf.inputs(case).cut(picture(50, 70)).pixels)
+    tiles = shelf.inputs(case).process(picture(50, 70))
     assert model.vision is not None
-    features, exact = model.vision(tiles), shelf.decoder(case).vision
+    features, exact = forward.encode(model.vision, tiles), shelf.decoder(case).vision
     assert exact is not None
     assert features.dtype == dtype
-    assert near(features.float(), exact(tiles), 0.05)
+    assert near(features.float(), forward.encode(exact, tiles), 0.05)
 
 
 def test_placeholders_may_be_past_the_vocabulary(shelf: Shelf) -> None:
     """As of checkpoints whose placeholder has no row in the embedding."""
     case = BY_NAME["llava-clip"]
     config, decoder = read_config(shelf.checkpoint(case)), shelf.decoder(case)
-    tiles = [shelf.inputs(case).cut(picture(40, 40))]
+    tiles = [shelf.inputs(case).process(picture(40, 40))]
     ids = shelf.inputs(case).encode("the <image> cat", tiles, shelf.tokenizer(case))
     images = forward.placed(decoder, config, ids, tiles)
     assert images is not None
@@ -132,7 +133,7 @@ def test_placeholders_may_be_past_the_vocabulary(shelf: Shelf) -> None:
     there = decoder.embedding(batch)
     past = tokens.masked_fill(tokens == config.vision.image_token_id, 2**40)  # type: ignore[union-attr]
     assert torch.equal(decoder.embedding(replace(batch, tokens=past)), there)
-    assert torch.equal(there[images.places], images.features)
+    assert torch.equal(there[images.places], images.features[0])
 
 
 def test_positions_of_paligemma_begin_at_one(shelf: Shelf) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rpc.engines.assembly import check_indivisible
 from scheduler.events import EndReason, Submit
-from scheduler.request import Beam, Output, Sampling
+from scheduler.parameters import Beam, Output, Sampling
 from scheduler.settings import SchedulerSettings
 from tests.model.vision.cases import BY_NAME, CAUSAL, Case
 from tests.model.vision.conftest import Shelf

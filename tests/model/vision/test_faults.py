@@ -12,7 +12,7 @@ from torch import Tensor
 from model.config import read_config
 from model.decoder import Decoder, Embedding
 from model.forward import ForwardBatch
-from model.inputs.vision.tiles import Tiles
+from model.inputs.vision.processed import ProcessedImage
 from model.layers import gelu, quick_gelu
 from model.vision.encoder import MLPProjector, ShuffledProjector, VisionEncoder
 from model.vision.tower import Tower
@@ -30,15 +30,17 @@ class Fault:
     name: str
     case: str
     decoder: Callable[[Decoder], Decoder] = lambda decoder: decoder
-    tiles: Callable[[Tiles], Tiles] = lambda tiles: tiles
+    tiles: Callable[[ProcessedImage], ProcessedImage] = lambda tiles: tiles
 
     def __str__(self) -> str:
         return f"{self.case}: {self.name}"
 
 
-def agrees(shelf: Shelf, case: Case, decoder: Decoder, change: Callable[[Tiles], Tiles] = lambda tiles: tiles) -> bool:
+def agrees(
+    shelf: Shelf, case: Case, decoder: Decoder, change: Callable[[ProcessedImage], ProcessedImage] = lambda tiles: tiles
+) -> bool:
     config, inputs = read_config(shelf.checkpoint(case)), shelf.inputs(case)
-    tiles = [inputs.cut(IMAGE)]
+    tiles = [inputs.process(IMAGE)]
     ids = inputs.encode(PROMPT, tiles, shelf.tokenizer(case))
     values = reference.inputs(shelf.processor(case), PROMPT, [IMAGE])
     logits = forward.logits_both_ways if case.name.startswith("paligemma") else forward.logits
@@ -113,7 +115,7 @@ def scaled_after(decoder: Decoder) -> Decoder:
     return replace(decoder, embedding=ScaledAfter(decoder.embedding))  # type: ignore[arg-type]
 
 
-def reordered(order: Callable[[int, int], list[int]]) -> Callable[[Tiles], Tiles]:
+def reordered(order: Callable[[int, int], list[int]]) -> Callable[[ProcessedImage], ProcessedImage]:
     return lambda tiles: replace(tiles, pixels=tiles.pixels[order(tiles.rows, tiles.columns)].copy())
 
 
@@ -125,7 +127,7 @@ def whole_first(rows: int, columns: int) -> list[int]:
     return [rows * columns, *range(rows * columns)]
 
 
-def flipped(pixels: Callable[[Any], Any]) -> Callable[[Tiles], Tiles]:
+def flipped(pixels: Callable[[Any], Any]) -> Callable[[ProcessedImage], ProcessedImage]:
     return lambda tiles: replace(tiles, pixels=pixels(tiles.pixels).copy())
 
 

@@ -17,11 +17,13 @@ from model.config import read_config, read_defaults
 from model.inputs.vision.registry import read_image_normalisation
 from model.settings import ModelSettings
 from rpc.frontend.prepare import load_preparer
-from scheduler.request import Chat, Sampling, Spec, Stopping
+from scheduler.parameters import Sampling, Stopping
+from scheduler.prompts import Chat
 from scheduler.settings import SchedulerSettings
+from scheduler.spec import Spec
 from tests.model.families.styles import edit_tensors
 from tests.model.vision import checkpoints, reference
-from tests.model.vision.conftest import load_inputs
+from tests.model.vision.conftest import features_of_a_tile, load_inputs
 from tests.model.vision.hub import PUBLISHED, Published
 from tests.model.vision.pictures import encoded, picture
 from tests.model.vision.seen import NEW, greedy
@@ -89,7 +91,7 @@ def processor(published: Published, directory: Path) -> Any:
 
 
 def features(directory: Path) -> int:
-    return load_inputs(directory).tile_tokens
+    return features_of_a_tile(load_inputs(directory))
 
 
 @each
@@ -126,7 +128,7 @@ def test_pixels_are_those_of_transformers(published: Published, whole: Made) -> 
     for seed, size in enumerate(((300, 420), (420, 300), (20, 31))):
         image = picture(*size, seed)
         expected = theirs([Image.fromarray(image)], return_tensors="pt")["pixel_values"].flatten(0, -4)
-        ours = inputs.cut(image).pixels
+        ours = inputs.process(image).pixels
         assert ours.shape == expected.shape
         assert (normalised(ours, by) - expected).abs().max() < 1e-6
 

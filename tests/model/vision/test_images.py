@@ -13,7 +13,7 @@ from PIL import Image
 from transformers.image_utils import load_image
 
 from model.inputs.images import decode_image, decode_images, image_digest
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 from scheduler.settings import ImageLimits
 from tests.model.vision.pictures import encoded, picture
 
@@ -206,4 +206,17 @@ def test_digest_is_of_pixels_and_shape() -> None:
     changed[5, 5, 1] ^= 1
     assert image_digest(pixels) != other(changed)
     assert len(image_digest(pixels)) == 32
-    assert len({image_digest(pixels, salt) for salt in ("", "a", "b", "x" * 64, "x" * 200)}) == 5
+    assert len({image_digest(pixels, salt=salt) for salt in ("", "a", "b", "x" * 64, "x" * 200)}) == 5
+
+
+def test_digest_is_of_grid_and_positions() -> None:
+    """Equal pixels may be other features, or stand at other positions."""
+    pixels = picture(12, 18)
+    flat, rows = np.arange(6, dtype=np.int32).reshape(1, 6), np.arange(6, dtype=np.int32).reshape(3, 2)
+    digests = [
+        image_digest(pixels, grid, positions)
+        for grid in ((6,), (1, 2, 3), (1, 3, 2))
+        for positions in (None, flat, flat[:, ::-1], rows)
+    ]
+    assert len(set(digests)) == len(digests)
+    assert image_digest(pixels, (6,), rows.astype(np.int64)) == image_digest(pixels, (6,), rows)  # type: ignore[arg-type]

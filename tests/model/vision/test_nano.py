@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from model.inputs.vision.inputs import ImageInputs
 from model.settings import ModelSettings
 from model.weights import Checkpoint
 from rpc.frontend.prepare import load_preparer
-from scheduler.request import Chat, ChatMessage, ImageHere, InvalidRequest, Spec
+from scheduler.invalid import InvalidRequest
+from scheduler.prompts import Chat, ChatMessage, ImageHere
+from scheduler.spec import Spec
 from tests.model.vision import forward, nano
-from tests.model.vision.conftest import load_decoder, load_inputs
+from tests.model.vision.conftest import features_of_a_tile, load_decoder, load_inputs
 from tests.model.vision.pictures import encoded, picture
 from tests.model.vision.test_chat import LIMITS
 from tests.model.vision.test_encoders import near
@@ -52,7 +55,7 @@ def test_tiles_are_those_of_its_processor(version: str, made: Callable[[str], Ma
     inputs = made(version)[3]
     for seed, size in enumerate(SIZES):
         image = picture(*size, seed)
-        tiles, (theirs, grid) = inputs.cut(image), nano.tiles(nano.VERSIONS[version], image)
+        tiles, (theirs, grid) = inputs.process(image), nano.tiles(nano.VERSIONS[version], image)
         off = (torch.from_numpy(tiles.pixels) / 255 - theirs).abs().amax((1, 2, 3))
         whole = version in ("overview", "stretched") and len(theirs) > 1
         assert off[whole:].max() < 1e-6
@@ -65,9 +68,9 @@ def test_tiles_are_those_of_its_processor(version: str, made: Callable[[str], Ma
 def test_features_are_those_of_its_source(version: str, made: Callable[[str], Made]) -> None:
     _, reference, decoder, inputs = made(version)
     for seed, size in enumerate(SIZES[:4]):
-        tiles = inputs.cut(picture(*size, seed))
+        tiles = inputs.process(picture(*size, seed))
         theirs = reference.features(torch.from_numpy(tiles.pixels) / 255)
-        assert near(forward.features_of(decoder, [tiles]), theirs)
+        assert near(forward.features_of(decoder, [tiles])[0], theirs)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -76,7 +79,7 @@ def test_logits_are_those_of_its_source(version: str, count: int, made: Callable
     directory, reference, decoder, inputs = made(version)
     config, tokenizer = read_config(directory), load_tokenizer(directory)
     images = [picture(*SIZES[i], i) for i in range(count)]
-    tiles = [inputs.cut(image) for image in images]
+    tiles = [inputs.process(image) for image in images]
     ids = inputs.encode("<|image|>" * count + "the cat", tiles, tokenizer)
     if version in TILED:
         grids = [nano.tiles(nano.VERSIONS[version], image)[1] for image in images]
@@ -92,7 +95,7 @@ def test_logits_are_those_of_its_source(version: str, count: int, made: Callable
 
 def test_the_first_version_has_its_image_before_the_text(made: Callable[[str], Made]) -> None:
     directory, reference, decoder, inputs = made("plain")
-    config, tokenizer, tiles = read_config(directory), load_tokenizer(directory), [inputs.cut(picture(50, 70))]
+    config, tokenizer, tiles = read_config(directory), load_tokenizer(directory), [inputs.process(picture(50, 70))]
     text = "Question: the cat? Answer:"
     ids = inputs.encode(text, tiles, tokenizer)
     assert ids == inputs.encode(f"<image>{text}", tiles, tokenizer)
@@ -126,7 +129,7 @@ def test_conversations_are_those_of_its_source(version: str, count: int, tmp_pat
 def test_chunks_change_no_bit(version: str, made: Callable[[str], Made]) -> None:
     """Each token has its own position, wherever a chunk begins."""
     directory, _, decoder, inputs = made(version)
-    config, tiles = read_config(directory), [inputs.cut(picture(50, 90))]
+    config, tiles = read_config(directory), [inputs.process(picture(50, 90))]
     ids = inputs.encode("<|image|>" * (version != "plain") + "the cat sat", tiles, load_tokenizer(directory))
     whole = forward.logits(decoder, config, ids, tiles)
     for chunk in (1, 7, 16):
@@ -154,10 +157,10 @@ def test_published_configs_are_read(name: str, features: int, eos: tuple[int, ..
     assert (config.vocabulary, config.layers, config.head_dim) == (
         published["lm_vocab_size"], published["lm_n_blocks"], 64,
     )  # fmt: skip
-    assert (config.context, config.eos_token_ids, inputs.tile_tokens) == (8192, eos, features)
+    assert (config.context, config.eos_token_ids, features_of_a_tile(inputs)) == (8192, eos, features)
     for size in ((300, 420), (700, 520)):
         image = picture(*size)
-        tiles, (theirs, _) = inputs.cut(image), nano.tiles(published, image)
+        tiles, (theirs, _) = inputs.process(image), nano.tiles(published, image)
         assert (torch.from_numpy(tiles.pixels) / 255 - theirs).abs().max() <= 0.5 / 255 + 1e-5
 
 
@@ -211,7 +214,7 @@ def test_what_does_not_fit_is_refused(changes: nano.Config, message: str, tmp_pa
 
 def test_more_tiles_than_names_are_refused(made: Callable[[str], Made]) -> None:
     inputs = made("overview")[3]
-    tiles = inputs.cut(picture(32, 32))
-    wide = type(tiles)(tiles.pixels.repeat(10, 0), 1, 9, 160)
+    tiles = inputs.process(picture(32, 32))
+    wide = replace(tiles, pixels=tiles.pixels.repeat(10, 0), grid=(10, 16), rows=1, columns=9)
     with pytest.raises(InvalidRequest, match="1 x 9 tiles"):
         inputs.expand("<|image|>", [wide])

@@ -51,7 +51,7 @@ def watched(rig: Rig) -> list[tuple[int, int, int]]:
     runner, launch = rig.loaded.runner, rig.loaded.runner.launch
 
     def remember(plan: StepPlan) -> None:
-        whole.update({join.row: join.whole for join in plan.joins})
+        whole.update({join.row: join.bidirectional for join in plan.joins})
         slices.extend((start, count, whole[row]) for row, start, count in plan.slices.tolist())
         launch(plan)
 
@@ -85,6 +85,6 @@ def test_an_output_that_is_seen_from_before_would_show(seen: Seen) -> None:
     """Computed again, as after a preemption, with its output among the tokens that see each other."""
     rig = make_rig(seen.directory, settings=replace(STEPS, recompute=True))
     request = seen.request(rig.loaded.limits, 0)
-    longer = replace(request, scope=replace(request.scope, whole=len(request.prompt) + 8))
+    longer = replace(request, scope=replace(request.scope, bidirectional=len(request.prompt) + 8))
     assert rig.run({1: request, 2: longer})[1].tokens == seen.expected[0]
     assert rig.results[2].tokens != seen.expected[0]

@@ -75,7 +75,7 @@ def copied(shelf: Shelf, case: Case, to: Path) -> Path:
 
 
 def one_prompt(shelf: Shelf, case: Case, directory: Path) -> Tensor:
-    tiles = [shelf.inputs(case).cut(picture(40, 70))]
+    tiles = [shelf.inputs(case).process(picture(40, 70))]
     ids = shelf.inputs(case).encode("the <image> cat", tiles, shelf.tokenizer(case))
     return forward.logits(load_decoder(directory), read_config(directory), ids, tiles)
 

@@ -14,12 +14,13 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import (
 
 from model.config import read_config
 from model.errors import CheckpointError
+from model.inputs.vision.processed import Normalisation
 from model.inputs.vision.registry import read_image_normalisation
 from model.inputs.vision.split import LARGEST, bounded, scaled, whole
-from model.inputs.vision.tiles import Normalisation
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 from tests.model.vision.cases import BY_NAME, CASES, IMAGE, Case
 from tests.model.vision.conftest import Shelf, load_inputs
+from tests.model.vision.forward import encode
 from tests.model.vision.pictures import picture
 
 SIZES = ((32, 32), (31, 33), (70, 110), (110, 70), (20, 150), (150, 20), (200, 200), (5, 7), (1, 1), (64, 32), (33, 97))
@@ -40,7 +41,7 @@ def test_pixels_are_those_of_transformers(case: Case, classic: bool, shelf: Shel
     by = read_image_normalisation(directory, read_config(directory))
     for seed, size in enumerate(SIZES):
         image = picture(*size, seed)
-        tiles = shelf.inputs(case, classic).cut(image)
+        tiles = shelf.inputs(case, classic).process(image)
         theirs = processor([Image.fromarray(image)], return_tensors="pt")["pixel_values"].flatten(0, -4)
         assert tiles.pixels.dtype == np.uint8
         assert theirs.shape == tiles.pixels.shape
@@ -68,8 +69,8 @@ def test_an_image_that_would_become_huge_is_refused(shelf: Shelf) -> None:
     """20,000 x 200 pixels are 4 million, and 400 million once they are squared."""
     line = np.zeros((200, 20_000, 3), np.uint8)
     with pytest.raises(InvalidRequest, match="20000 x 20000"):
-        shelf.inputs(BY_NAME["llava-pad"]).cut(line)
-    shelf.inputs(BY_NAME["llava-clip"]).cut(line)
+        shelf.inputs(BY_NAME["llava-pad"]).process(line)
+    shelf.inputs(BY_NAME["llava-clip"]).process(line)
 
 
 PROMPTS = ("<image>the cat", "that <image>sat<image>\non <image>", "the rat <image>", "<image><image><image>")
@@ -80,7 +81,7 @@ def test_ids_are_those_of_transformers(case: Case, shelf: Shelf) -> None:
     inputs, processor, tokenizer = shelf.inputs(case), shelf.processor(case), shelf.tokenizer(case)
     for seed, prompt in enumerate(PROMPTS):
         images = [picture(*SIZES[seed + 2 * i], seed) for i in range(prompt.count("<image>"))]
-        tiles = [inputs.cut(image) for image in images]
+        tiles = [inputs.process(image) for image in images]
         theirs = processor(images=[[Image.fromarray(image) for image in images]], text=[prompt])["input_ids"][0]
         assert inputs.encode(prompt, tiles, tokenizer) == list(theirs)
         assert theirs.count(IMAGE) == sum(t.tokens for t in tiles)
@@ -90,7 +91,7 @@ def test_paligemma_puts_images_before_a_text_that_names_none(shelf: Shelf) -> No
     case = BY_NAME["paligemma"]
     inputs, image = shelf.inputs(case), picture(40, 40)
     theirs = shelf.processor(case)(images=[[image]], text=["the cat"])["input_ids"][0]
-    assert inputs.encode("the cat", [inputs.cut(image)], shelf.tokenizer(case)) == list(theirs)
+    assert inputs.encode("the cat", [inputs.process(image)], shelf.tokenizer(case)) == list(theirs)
 
 
 def test_smolvlm_writes_the_strings_of_idefics3(shelf: Shelf) -> None:
@@ -99,9 +100,9 @@ def test_smolvlm_writes_the_strings_of_idefics3(shelf: Shelf) -> None:
 
     inputs = shelf.inputs(BY_NAME["smolvlm"])
     for size in SIZES:
-        tiles = inputs.cut(picture(*size))
+        tiles = inputs.process(picture(*size))
         theirs = get_image_prompt_string(
-            tiles.rows, tiles.columns, inputs.tile_tokens, "<fake_token_around_image>", "<image>", "<global-img>"
+            tiles.rows, tiles.columns, tiles.grid[1], "<fake_token_around_image>", "<image>", "<global-img>"
         )
         assert inputs.expand("a<image>b", [tiles]) == f"a{theirs}b"
 
@@ -111,8 +112,8 @@ def test_placeholders_count_the_features(case: Case, shelf: Shelf) -> None:
     vision = shelf.decoder(case).vision
     assert vision is not None
     for size in SIZES[:4]:
-        tiles = shelf.inputs(case).cut(picture(*size))
-        assert len(vision(torch.from_numpy(tiles.pixels))) == tiles.tokens
+        tiles = shelf.inputs(case).process(picture(*size))
+        assert encode(vision, tiles).shape[1] == tiles.tokens
 
 
 @each_case
@@ -122,12 +123,12 @@ def test_every_image_has_its_marker(case: Case, shelf: Shelf) -> None:
     wrong = [("<image><image>", 1), ("<image>", 2)] + ([] if case.name.startswith("paligemma") else [("the cat", 1)])
     for prompt, count in wrong:
         with pytest.raises(InvalidRequest, match=rf"with {prompt.count('<image>')} <image>.* needs {count},"):
-            inputs.expand(prompt, [inputs.cut(picture(40, 40))] * count)
+            inputs.expand(prompt, [inputs.process(picture(40, 40))] * count)
 
 
 def test_ids_must_have_as_many_placeholders_as_features(shelf: Shelf) -> None:
     inputs = shelf.inputs(BY_NAME["llava-clip"])
-    tiles = [inputs.cut(picture(40, 40))] * 2
+    tiles = [inputs.process(picture(40, 40))] * 2
     inputs.check([5, *[IMAGE] * 16, 6, *[IMAGE] * 16], tiles)
     inputs.check([5, 6], [])
     for found, images, needed in (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpc.access import reloaded
 from rpc.access.reloaded import Reloaded
-from rpc.access.tokens import Caller, Tokens
+from rpc.access.tokens import AccessTokens, Principal
 
 ANN, BOB, OPS = "ann-" + "a" * 20, "bob-" + "b" * 20, "ops-" + "o" * 20
 
@@ -21,18 +21,20 @@ def write(path: Path, *lines: str, mode: int = 0o600) -> Path:
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> Tokens:
-    return Tokens(write(tmp_path / "tokens", "# ours", "", f"ann {ANN}", f" bob\t{BOB} # his", f"ops {OPS} operator"))
+def tokens(tmp_path: Path) -> AccessTokens:
+    return AccessTokens(
+        write(tmp_path / "tokens", "# ours", "", f"ann {ANN}", f" bob\t{BOB} # his", f"ops {OPS} operator")
+    )
 
 
 def bearer(token: str) -> dict[str, object]:
     return {"authorization": f"Bearer {token}"}
 
 
-def test_a_token_says_who_calls(tokens: Tokens) -> None:
-    assert tokens.caller(bearer(ANN)) == Caller("ann")
-    assert tokens.caller({"authorization": f"bearer  {BOB} "}) == Caller("bob")
-    assert tokens.caller(bearer(OPS)) == Caller("ops", operator=True)
+def test_a_token_says_who_calls(tokens: AccessTokens) -> None:
+    assert tokens.principal_of(bearer(ANN)) == Principal("ann")
+    assert tokens.principal_of({"authorization": f"bearer  {BOB} "}) == Principal("bob")
+    assert tokens.principal_of(bearer(OPS)) == Principal("ops", operator=True)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +53,14 @@ def test_a_token_says_who_calls(tokens: Tokens) -> None:
         bearer("\u00e4" * 20),
     ],
 )
-def test_what_shows_no_token_is_nobody(tokens: Tokens, metadata: dict[str, object]) -> None:
-    assert tokens.caller(metadata) is None
+def test_what_shows_no_token_is_nobody(tokens: AccessTokens, metadata: dict[str, object]) -> None:
+    assert tokens.principal_of(metadata) is None
 
 
 @given(st.text())
 def test_no_other_text_is_a_token(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    tokens = Tokens(write(tmp_path_factory.getbasetemp() / "tokens", f"ann {ANN}"))
-    assert (tokens.caller(bearer(text)) is None) == (text.strip() != ANN)
+    tokens = AccessTokens(write(tmp_path_factory.getbasetemp() / "tokens", f"ann {ANN}"))
+    assert (tokens.principal_of(bearer(text)) is None) == (text.strip() != ANN)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_no_other_text_is_a_token(tmp_path_factory: pytest.TempPathFactory, text
         ([], "has no token"),
         (["# nothing"], "has no token"),
         (["ann"], "line 1: must be TENANT TOKEN"),
-        (["default " + "a" * 20], "nobody's name"),
+        (["default " + "a" * 20], "cannot be a tenant's name"),
         (["x y z w"], "must be TENANT TOKEN"),
         ([f"ann {ANN} admin"], "must be TENANT TOKEN"),
         ([f"an/n {ANN}"], "the tenant must be"),
@@ -80,31 +82,31 @@ def test_no_other_text_is_a_token(tmp_path_factory: pytest.TempPathFactory, text
 )
 def test_what_is_no_token_file_is_refused_and_says_no_token(tmp_path: Path, lines: list[str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as raised:
-        Tokens(write(tmp_path / "tokens", *lines))
+        AccessTokens(write(tmp_path / "tokens", *lines))
     assert ANN not in str(raised.value)
     assert "--token-file" in str(raised.value)
 
 
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="chmod 600"):
-        Tokens(write(tmp_path / "tokens", f"ann {ANN}", mode=0o640))
+        AccessTokens(write(tmp_path / "tokens", f"ann {ANN}", mode=0o640))
 
 
 def test_tokens_change_while_a_server_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloaded, "PERIOD", 0.0)
     path = write(tmp_path / "tokens", f"ann {ANN}")
-    tokens = Tokens(path)
-    assert tokens.caller(bearer(BOB)) is None
+    tokens = AccessTokens(path)
+    assert tokens.principal_of(bearer(BOB)) is None
     new = write(tmp_path / "new", f"bob {BOB}")
     os.replace(new, path)
-    assert tokens.caller(bearer(BOB)) == Caller("bob")
-    assert tokens.caller(bearer(ANN)) is None, "it was taken out"
+    assert tokens.principal_of(bearer(BOB)) == Principal("bob")
+    assert tokens.principal_of(bearer(ANN)) is None, "it was taken out"
     write(path, "nonsense")
-    assert tokens.caller(bearer(BOB)) == Caller("bob"), "what was right before stays in force"
+    assert tokens.principal_of(bearer(BOB)) == Principal("bob"), "what was right before stays in force"
     path.unlink()
-    assert tokens.caller(bearer(BOB)) == Caller("bob")
+    assert tokens.principal_of(bearer(BOB)) == Principal("bob")
     write(path, f"ann {ANN}")
-    assert tokens.caller(bearer(ANN)) == Caller("ann")
+    assert tokens.principal_of(bearer(ANN)) == Principal("ann")
 
 
 def test_files_are_looked_at_once_a_second(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_files_are_looked_at_once_a_second(tmp_path: Path) -> None:
 
 def test_a_token_may_have_a_hash_in_it(tmp_path: Path) -> None:
     whole = "0123456789abcdefgh#rest"
-    tokens = Tokens(write(tmp_path / "tokens", f"ann {whole} # hers", f"#bob {BOB}"))
-    assert tokens.caller(bearer(whole)) == Caller("ann")
-    assert tokens.caller(bearer(whole.partition("#")[0])) is None
-    assert tokens.caller(bearer(BOB)) is None
+    tokens = AccessTokens(write(tmp_path / "tokens", f"ann {whole} # hers", f"#bob {BOB}"))
+    assert tokens.principal_of(bearer(whole)) == Principal("ann")
+    assert tokens.principal_of(bearer(whole.partition("#")[0])) is None
+    assert tokens.principal_of(bearer(BOB)) is None

@@ -1,5 +1,6 @@
-"""What a client that goes on with another server makes of ends, gaps and several sequences; a test makes the calls."""
+"""A client that goes on with another server: ends, gaps and several sequences; a test makes the calls."""
 
+import threading
 from collections.abc import Iterator
 
 import grpc
@@ -130,7 +131,7 @@ def test_time_that_one_server_took_the_next_one_has_not(
 
 
 def test_times_that_are_none_stay_so(calls: list, asked: list[pb.GenerationSpec]) -> None:
-    """What a server would refuse, the next one refuses too."""
+    """A request that one server would refuse is refused by the next one too."""
     calls[0][1].extend([[None], [message(2, end=True)]])
     request = pb.StreamGenerateRequest()
     request.spec.max_time.FromSeconds(-1)
@@ -140,10 +141,14 @@ def test_times_that_are_none_stay_so(calls: list, asked: list[pb.GenerationSpec]
 
 
 def test_who_cancels_while_it_waits_does_not_wait(monkeypatch: pytest.MonkeyPatch, calls: list) -> None:
-    monkeypatch.setattr(tries, "PAUSE", 3600.0)
     calls[0][1].extend([[None], [None]])
     stream = stream_of(pb.StreamGenerateRequest())
-    stream._cancelled.wait = lambda seconds: stream._cancelled.set()  # it comes while it waits
+
+    def pause(*_: object, **__: object) -> float:
+        threading.Thread(target=stream.cancel).start()
+        return 3600.0
+
+    monkeypatch.setattr(Tries, "pause", pause)
     assert list(stream.messages()) == []
     assert len(calls) == 2, "one call, and none after it"
 

@@ -18,6 +18,7 @@ def test_a_token_does_not_travel_in_the_clear(server: str) -> None:
 
 @pytest.mark.parametrize("server", ["127.0.0.1:1", "localhost:1", "[::1]:1"])
 def test_on_this_machine_it_may(server: str) -> None:
+    """`channel` raises where the token could be read on its way."""
     Security(TOKEN).channel(server, ()).close()
 
 
@@ -29,7 +30,7 @@ def test_what_is_no_token_is_refused(token: str) -> None:
 
 def test_a_client_that_is_closed_opens_nothing() -> None:
     channels = SyncChannels()
-    channels.to("127.0.0.1:1")
+    channels.channel_to("127.0.0.1:1")
     channels.close()
     with pytest.raises(RuntimeError, match="closed"):
-        channels.to("127.0.0.1:1")
+        channels.channel_to("127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""What a person writes becomes the API's message, or a TypeError that names what is wrong."""
+"""Arguments become the API's message, or a TypeError that names what is wrong."""
 
 import pytest
 from google.protobuf.message import Message
@@ -10,7 +10,7 @@ from rpc.client.specs import GROUPS, OWN, spec_of
 def test_prompts_are_text_ids_or_a_conversation() -> None:
     assert spec_of("Hello").text == "Hello"
     assert list(spec_of([1, 2, 3]).token_ids.ids) == [1, 2, 3]
-    assert spec_of(()).WhichOneof("prompt") is None or not spec_of(()).token_ids.ids
+    assert spec_of(()).WhichOneof("prompt") == "token_ids"
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [b"PNG", "What is this?"]}]
     messages = spec_of(turns).chat.messages
     assert [(m.role, [part.WhichOneof("part") for part in m.parts]) for m in messages] == [

@@ -1,4 +1,4 @@
-"""When a client asks again, whom, and for how long it waits first."""
+"""A client's further tries: which server it asks, and how long it waits first."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""What a request asks for, and the names that its failures have."""
+"""Requests of the protocol become specs, and failures have the names of its fields."""
 
 import base64
 import json
@@ -7,13 +7,13 @@ import pytest
 
 from rpc.frontend.errors import RequestFailed
 from rpc.services.inference import pb
-from rpc.services.inference.asking import Asked, read_request, renamed
+from rpc.services.inference.asking import InferRequest, read_request, renamed
 from tests.rpc.inference.messages import Elements, request
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 
 
-def asked(**inputs: Elements) -> Asked:
+def asked(**inputs: Elements) -> InferRequest:
     return read_request(request(**({"text_input": [b"cat"]} | inputs)), 128)
 
 

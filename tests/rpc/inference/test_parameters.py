@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rpc.frontend.errors import RequestFailed
 from rpc.services.inference.parameters import NEUTRAL, read_parameters
 from rpc.services.inference.values import Values, read_json
-from scheduler.request import InvalidRequest, Sampling, Stopping
+from scheduler.invalid import InvalidRequest
+from scheduler.parameters import Sampling, Stopping
 
 ALL = {
     "n": 2, "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "repetition_penalty": 1.5,

@@ -11,7 +11,7 @@ from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.frontend import Frontend
 from rpc.services.inference import pb
 from rpc.services.inference.service import InferenceService
-from scheduler.events import EndReason
+from scheduler.events import EndReason, Submit
 from tests.rpc.inference.messages import request
 from tests.support.frontends import PuppetEngine, make_frontend, outputs
 
@@ -19,11 +19,18 @@ ROWS = 8  # of a PuppetEngine
 
 
 class Client:
-    """Enough of grpc.aio's ServicerContext. `reads` is cleared where it takes no more messages."""
+    """Enough of grpc.aio's ServicerContext.
+
+    Attributes:
+        messages: Those that it has read.
+        writes: How many writes the service has begun.
+        asked: How many requests the service has taken.
+        reads: Cleared where it takes no more messages.
+    """
 
     def __init__(self) -> None:
         self.messages: list[pb.ModelStreamInferResponse] = []
-        self.asked = 0
+        self.writes = self.asked = 0
         self.reads = asyncio.Event()
         self.reads.set()
         self.code: grpc.StatusCode | None = None
@@ -41,6 +48,7 @@ class Client:
         return None
 
     async def write(self, message: pb.ModelStreamInferResponse) -> None:
+        self.writes += 1
         await self.reads.wait()
         self.messages.append(message)
 
@@ -55,6 +63,11 @@ def streamed(number: int, **parameters: int) -> pb.ModelInferRequest:
     for name, value in parameters.items():
         message.parameters[name].int64_param = value
     return message
+
+
+def attempts_by_max_tokens(engine: PuppetEngine) -> dict[int, int]:
+    """Returns the engine's attempts by their request. Threads prepare requests, so they are submitted in any order."""
+    return {event.request.max_tokens: event.attempt for event in engine.sent if isinstance(event, Submit)}
 
 
 async def until(what: Callable[[], object]) -> None:
@@ -74,7 +87,7 @@ def play(tokenizer: Tokenizer, scene: Callable[..., Awaitable[None]], **settings
 
 
 def statistics(service: InferenceService) -> tuple[int, int]:
-    stats = service._statistics.message("m").inference_stats
+    stats = service.statistics.message("m").inference_stats
     return stats.success.count, stats.fail.count
 
 
@@ -93,7 +106,7 @@ def test_a_stream_has_no_more_requests_in_the_engine_than_run_at_once(tokenizer:
         await call
         assert {message.infer_response.id for message in client.messages} == {str(i) for i in range(count)}
         assert statistics(service) == (count, 0)
-        assert service._statistics.queue.ns > 0
+        assert service.statistics.queue.ns > 0
 
     play(tokenizer, scene)
 
@@ -104,9 +117,11 @@ def test_tokens_that_come_during_a_write_go_into_one_answer(tokenizer: Tokenizer
         await until(engine.submitted)
         (attempt,) = engine.submitted()
         client.reads.clear()
-        for position in range(4):
+        engine.deliver(outputs([(attempt, 0, 70)]))
+        await until(lambda: client.writes)
+        for position in range(1, 4):
             engine.deliver(outputs([(attempt, position, 70 + position)]))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         engine.deliver(outputs([(attempt, 4, 74)], [(attempt, EndReason.LENGTH)]))
         client.reads.set()
         await call
@@ -141,10 +156,11 @@ def test_a_reader_who_stops_ends_the_call_and_all_that_it_has_in_the_engine(toke
 
 def test_a_backlog_fails_its_request_alone(tokenizer: Tokenizer) -> None:
     async def scene(service: InferenceService, _: Frontend, engine: PuppetEngine, client: Client) -> None:
-        messages = client.requests(streamed(1, max_tokens=100), streamed(2, max_tokens=100))
+        messages = client.requests(streamed(1, max_tokens=100), streamed(2, max_tokens=101))
         call = asyncio.create_task(service.ModelStreamInfer(messages, client))
         await until(lambda: len(engine.submitted()) == 2)
-        greedy, other = engine.submitted()
+        by_max_tokens = attempts_by_max_tokens(engine)
+        greedy, other = by_max_tokens[100], by_max_tokens[101]
         client.reads.clear()
         for position in range(9):
             engine.deliver(outputs([(greedy, position, 70)]))

@@ -1,4 +1,4 @@
-"""What requests took is divided without a rest, and the last one is told by when it came."""
+"""The time of requests is divided without a rest, and the last request is told by its arrival."""
 
 import time
 

@@ -14,7 +14,7 @@ from rpc.frontend.errors import RequestFailed
 from rpc.services.inference import pb, tensors
 from rpc.services.inference.asking import read_request
 from rpc.services.inference.tensors import MOST_ELEMENTS, add_outputs, join, read_inputs, read_output_names, split
-from scheduler.request import InvalidRequest
+from scheduler.invalid import InvalidRequest
 from tests.rpc.inference.messages import request, strange
 
 ELEMENTS = st.lists(st.binary(max_size=20), max_size=6)

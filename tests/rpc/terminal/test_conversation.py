@@ -1,4 +1,4 @@
-"""What `quire chat` asks of the server, by what was typed; without either."""
+"""Requests of `quire chat`, by what was typed; without server or terminal."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.cli.generate import SamplingOptions, StoppingOptions
+from rpc.cli.parameters import SamplingOptions, StoppingOptions
 from rpc.client.specs import spec_of
 from rpc.terminal.conversation import Conversation, NotThatWay
-from rpc.terminal.talk import HARMLESS, Answer
+from rpc.terminal.talk import HARMLESS, ChatAnswer
 
 KINDS = SamplingOptions, StoppingOptions
 
@@ -110,13 +110,13 @@ def test_options_that_no_request_can_have_are_refused_at_the_start() -> None:
 
 
 def test_an_answer_s_rate_is_that_of_the_tokens_after_the_first() -> None:
-    answer = Answer(began=10.0)
+    answer = ChatAnswer(began=10.0)
     first = pb.StreamGenerateResponse(prompt_info=pb.PromptInfo(seed=3))
     first.deltas.add(text="a", token_count=1)
     last = pb.StreamGenerateResponse(usage=pb.Usage(prompt_tokens=20, cached_prompt_tokens=16, completion_tokens=5))
     last.deltas.add(text="bc", token_count=4, finish_reason=pb.FINISH_REASON_LENGTH)
-    assert answer.take(first, 10.25) == "a"
-    assert answer.take(last, 12.25) == "bc"
+    assert answer.add_message(first, 10.25) == "a"
+    assert answer.add_message(last, 12.25) == "bc"
     assert answer.text == "abc"
     said = "20 prompt tokens (16 cached), 5 generated, 2.0 tokens/s, first after 250 ms, length, seed 3"
     assert answer.summary() == said

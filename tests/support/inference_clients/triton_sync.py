@@ -25,7 +25,7 @@ def prompt(text, sampling=SAMPLING, **flags):
 
 
 def shown(result):
-    """Of each output its elements."""
+    """Returns the elements of each output."""
     rows = {output.name: result.as_numpy(output.name).tolist() for output in result.get_response().outputs}
     return {name: [one.decode() if isinstance(one, bytes) else one for one in row] for name, row in rows.items()}
 

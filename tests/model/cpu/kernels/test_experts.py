@@ -12,6 +12,7 @@ from model.cpu.kernels.experts import JOB, Routes, write_choice, write_jobs, wri
 from model.cpu.kernels.linear import MOST_ROWS
 from model.cpu.kernels.product import KernelLinear, NotCompiled, experts_call
 from model.cpu.kernels.program import Call, Machine
+from tests.support.kernels import kernel_linear
 
 HIDDEN, INNER = 64, 40
 TOLERANCE = {FLOAT: 2e-5, BFLOAT: 3e-2}
@@ -98,7 +99,7 @@ class Mixture:
         self.down = [random(HIDDEN, INNER, seed=100 + i) / 6 for i in range(experts)]
 
         def products(weights: list[Tensor], gated: bool) -> list[KernelLinear]:
-            return [KernelLinear(machine, [w], None, element.dtype, gated, quantized) for w in weights]
+            return [kernel_linear(machine, [w], None, element, gated, quantized) for w in weights]
 
         self.products = products(self.gate_up, True), products(self.down, False)
 
@@ -187,8 +188,8 @@ def test_rows_that_are_not_finite_stay_alone(machine: Machine, sick: str) -> Non
 
 
 def test_experts_that_differ_are_refused(machine: Machine) -> None:
-    products = [KernelLinear(machine, [random(32, inputs)], None, torch.float32) for inputs in (32, 64)]
-    biased = KernelLinear(machine, [random(32, 32)], random(32), torch.float32)
+    products = [kernel_linear(machine, [random(32, inputs)], None, FLOAT) for inputs in (32, 64)]
+    biased = kernel_linear(machine, [random(32, 32)], random(32), FLOAT)
     x = Buffer.of(1, 64, FLOAT)
     for wrong in (products, [biased]):
         with pytest.raises(NotCompiled, match="its experts have biases or differ in shape"):

@@ -16,8 +16,9 @@ from model.cpu.kernels.native import Compiler
 from model.cpu.kernels.product import KernelLinear
 from model.cpu.kernels.program import Machine
 from model.cpu.kernels.team import Team
-from model.quantization import quantize
+from model.weight_formats.int8 import quantize
 from tests.model.cpu.kernels.test_rows import test_rounded_to_the_even_one
+from tests.support.kernels import kernel_linear
 
 ELEMENTS = (FLOAT, BFLOAT)
 TOLERANCE = {FLOAT: 2e-5, BFLOAT: 2e-2}
@@ -34,7 +35,7 @@ def run(machine: Machine, product: KernelLinear, x: Tensor, element: Element, y:
 
 
 def meant(weight: Tensor, element: Element, quantized: bool) -> Tensor:
-    """What a product with these weights multiplies with, in float64."""
+    """Returns the weights that a product stands for, in float64."""
     if not quantized:
         return weight.to(element.dtype).double()
     values, scales = quantize(weight)
@@ -53,7 +54,7 @@ def test_equals_the_product(
 ) -> None:
     weight, given = random(outputs, inputs) / inputs**0.5, random(outputs, seed=1) if bias else None
     parts = weight.split(max(1, outputs // 2))
-    product = KernelLinear(machine, parts, given, element.dtype, quantized=quantized)
+    product = kernel_linear(machine, parts, given, element, quantized=quantized)
     for rows in ROWS:
         x = random(rows, inputs, seed=rows)
         expected = x.to(element.dtype).double() @ meant(weight, element, quantized).T
@@ -71,10 +72,10 @@ def test_equals_the_product(
 def test_endings(
     machine: Machine, element: Element, activation: str | None, gated: bool, bias: bool, quantized: bool
 ) -> None:
-    """What is made of the sums, beside torch in float64."""
+    """Activations, gates and biases of the sums, beside torch in float64."""
     functions = {name: function for function, name in ACTIVATIONS.items()}
     weight, given = random(96, 64) / 4, random(96, seed=1) if bias else None
-    product = KernelLinear(machine, [weight], given, element.dtype, gated, quantized)
+    product = kernel_linear(machine, [weight], given, element, gated, quantized)
     x = random(11, 64, seed=2)
     y = Buffer.of(len(x), 96, element)
     run(machine, product, x, element, y, activation=activation)
@@ -88,7 +89,7 @@ def test_endings(
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: e.name)
 def test_what_stands_there_is_added_to(machine: Machine, element: Element) -> None:
-    product, x, before = KernelLinear(machine, [random(64, 32)], None, element.dtype), random(5, 32), random(5, 64)
+    product, x, before = kernel_linear(machine, [random(64, 32)], None, element), random(5, 32), random(5, 64)
     y = Buffer.copy_of(before, FLOAT)
     run(machine, product, x, element, y, add=True)
     np.testing.assert_allclose(y.tensor[:5], before + product(x), atol=1e-5)
@@ -100,7 +101,7 @@ def test_what_stands_there_is_added_to(machine: Machine, element: Element) -> No
 @pytest.mark.parametrize("inputs", [64, 4096])
 def test_bits_of_a_row_are_its_own(machine: Machine, element: Element, quantized: bool, inputs: int) -> None:
     """In any number of rows, at any place, with any number of threads, cut into blocks or not."""
-    product = KernelLinear(machine, [random(160, inputs)], None, element.dtype, quantized=quantized)
+    product = kernel_linear(machine, [random(160, inputs)], None, element, quantized=quantized)
     x = random(140, inputs, seed=3)
     whole = product(x)
     for start, end in ((0, 1), (139, 140), (7, 9), (60, 68), (60, 69), (20, 137)):
@@ -115,7 +116,7 @@ def test_bits_of_a_row_are_its_own(machine: Machine, element: Element, quantized
 
 
 def test_rows_that_are_not_finite_stay_alone(machine: Machine) -> None:
-    product, x = KernelLinear(machine, [random(64, 64)], None, torch.float32), random(20, 64)
+    product, x = kernel_linear(machine, [random(64, 64)], None, FLOAT), random(20, 64)
     whole, x[3] = product(x), torch.nan
     found = product(x)
     assert found[3].isnan().all()
@@ -129,7 +130,7 @@ def test_integers_of_8_bits_are_exact(machine: Machine, element: Element) -> Non
     values = torch.arange(-127, 128).float()
     weight = torch.stack((values, values * 0.3, torch.zeros(255), values))
     weight[3, 0] = torch.inf
-    product = KernelLinear(machine, [F.pad(weight, (0, 1))], None, element.dtype, quantized=True)
+    product = kernel_linear(machine, [F.pad(weight, (0, 1))], None, element, quantized=True)
     found = product(torch.eye(256))[:255].T
     assert torch.equal(found[0], values)
     assert torch.equal(found[1], values * (weight[1].abs().amax() / 127))
@@ -138,7 +139,7 @@ def test_integers_of_8_bits_are_exact(machine: Machine, element: Element) -> Non
 
 
 def test_weights_of_8_bits_take_a_half(machine: Machine) -> None:
-    plain, quantized = (KernelLinear(machine, [random(64, 512)], None, torch.bfloat16, quantized=q) for q in (0, 1))
+    plain, quantized = (kernel_linear(machine, [random(64, 512)], None, BFLOAT, quantized=q) for q in (False, True))
     assert (plain.nbytes, quantized.nbytes) == (64 * 512 * 2, 64 * 512 + 64 * 4)
 
 

@@ -1,4 +1,4 @@
-"""What functions make of numbers that are none."""
+"""Functions of infinities and NaNs."""
 
 from collections.abc import Callable
 

@@ -19,11 +19,11 @@ from model.cpu.kernels.element import BFLOAT
 from model.cpu.kernels.experts import write_choice, write_experts, write_jobs, write_mixed
 from model.cpu.kernels.heads import HeadNorm, write_heads
 from model.cpu.kernels.kv import Heads
-from model.cpu.kernels.linear import Ending, write_linear
+from model.cpu.kernels.linear import Epilogue, write_linear
 from model.cpu.kernels.logits import write_draw, write_summary
 from model.cpu.kernels.mixing import Shape, write_join
 from model.cpu.kernels.native import Compiler
-from model.cpu.kernels.panels import Int8, Plain
+from model.cpu.kernels.panels import Int8Panels, PlainPanels
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import Norm, write_norm
 from model.cpu.kernels.team import Team
@@ -138,9 +138,11 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
         "attention in 8 bits": write_attention(
             Shape(Heads(6, 2, 32, BFLOAT, True, EIGHT_BITS["fp8"]), 1, listed=False, capped=False)
         ),
-        "linear": write_linear(Plain(BFLOAT), Ending(BFLOAT, bias=True, gated=True, activation="gelu")),
-        "int8": write_linear(Int8(BFLOAT), Ending(BFLOAT, scaled=True)),
-        "experts": write_experts(Int8(BFLOAT), Ending(BFLOAT, gated=True, activation="silu", scaled=True), gather=True),
+        "linear": write_linear(PlainPanels(BFLOAT), Epilogue(BFLOAT, bias=True, gated=True, activation="gelu")),
+        "int8": write_linear(Int8Panels(BFLOAT), Epilogue(BFLOAT, scaled=True)),
+        "experts": write_experts(
+            Int8Panels(BFLOAT), Epilogue(BFLOAT, gated=True, activation="silu", scaled=True), gather=True
+        ),
         "choice": write_choice(normalised=True),
         "jobs": write_jobs,
         "mixed": write_mixed(add=True),
@@ -156,5 +158,5 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
     for name, write in kernels.items():
         code = Code(name, compiler.has_pairs)
         write(code)
-        needed = set(re.findall(rb"__\w+|fmaf?\b|rintf?\b", compiler._compile(code.finished())))
+        needed = set(re.findall(rb"__\w+|fmaf?\b|rintf?\b", compiler.compile(code.finished())))
         assert not {word for word in needed if word.startswith(b"__")}, (name, needed)

@@ -1,4 +1,4 @@
-"""What is done to rows beside torch: norms, embedding, rounding, heads."""
+"""Kernels over rows, beside torch: norms, embedding, rounding, heads."""
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from model.cpu.kernels.heads import HeadNorm, write_heads
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import Norm, write_embedding, write_norm, write_rounded
 from model.rope import Rope, frequencies, rotate
+from tests.support.pages import exported
 
 ROWS = 5
 TOLERANCE = {FLOAT: 1e-5, BFLOAT: 2e-2}
@@ -111,7 +112,7 @@ def normed(kind: HeadNorm, x: Tensor, weight: Tensor, bias: Tensor, eps: float) 
 def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_size: int, kind: HeadNorm | None) -> None:
     """Queries, and what the pool then has of keys and values, beside the functions of the torch models."""
     heads, kv_heads, eps = 4, 2, 1e-3
-    layout = KVLayout(((0,),), kv_heads, dim, element.size, page_size)
+    layout = KVLayout.uniform(((0,),), kv_heads, dim, element.size, page_size)
     dtype = str(element.dtype).removeprefix("torch.")
     attention = CpuAttention(machine, layout, 40, heads, dtype)
     qkv = random(ROWS, (heads + 2 * kv_heads) * dim)
@@ -129,7 +130,7 @@ def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_si
         cells[0], cells[1], cells[2], source.tensor, source.stride, queries, attention.pool_of(0), heads, kv_heads, dim,
         pairs, *tables, eps, *weights, *biases,
     )  # fmt: skip
-    write = write_heads(element, kind, attention.heads.rows)
+    write = write_heads(element, kind, attention.heads_of(0).rows)
     machine.program([Call(attention.heads_name(kind), write, arguments)]).run()
     q, k, v = qkv.view(ROWS, -1, dim).split((heads, kv_heads, kv_heads), 1)
     if kind is not None:
@@ -139,7 +140,7 @@ def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_si
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     near = {"atol": TOLERANCE[element], "rtol": TOLERANCE[element] / 2}
     np.testing.assert_allclose(queries.double(), q.double(), **near)
-    pages = attention.export(np.arange(40, dtype=np.int32)).view(element.dtype).view(40, 2, page_size, kv_heads, dim)
+    pages = exported(attention, range(40)).view(element.dtype).view(40, 2, page_size, kv_heads, dim)
     written = pages[slots // page_size, :, slots % page_size]
     np.testing.assert_allclose(written[:, 0].double(), k.double(), **near)
     assert torch.equal(written[:, 1], v.to(element.dtype))
@@ -147,7 +148,7 @@ def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_si
 
 
 def test_pages_that_kernels_refuse_are_named() -> None:
-    layout = KVLayout(((0,),), 2, 24, 4, 16)
+    layout = KVLayout.uniform(((0,),), 2, 24, 4, 16)
     assert why_not(layout, "float32") == "a head has 24 elements, no multiple of 16 up to 1024"
-    assert why_not(KVLayout(((0,),), 2, 32, 2, 16), "float16") == "there are none for float16"
-    assert why_not(KVLayout(((0,),), 2, 32, 2, 7), "bfloat16") is None
+    assert why_not(KVLayout.uniform(((0,),), 2, 32, 2, 16), "float16") == "there are none for float16"
+    assert why_not(KVLayout.uniform(((0,),), 2, 32, 2, 7), "bfloat16") is None

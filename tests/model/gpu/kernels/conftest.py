@@ -14,7 +14,7 @@ collect_ignore_glob = [] if CAN_RUN else ["test_*.py"]
 
 @pytest.fixture(autouse=True)
 def nothing_is_zero_by_chance() -> Iterator[None]:
-    """What torch.empty makes is NaN."""
+    """Fills with NaN what torch.empty makes."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""Where kernels run."""
+"""The device that kernels run on."""
 
 import os
 

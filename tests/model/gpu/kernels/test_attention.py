@@ -13,12 +13,13 @@ from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend, StepShape
 from model.gpu.attention import join_parts
 from model.gpu.attention_backend import TritonAttention
-from model.gpu.tuning import Sizes, Tuning
+from model.gpu.tuning import TileSizes, Tuning
 from model.reference.attention_backend import ReferenceAttention
 from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
 from tests.model.test_attention import LAYERS, TOLERANCE, Case, Pool, plain_attention
+from tests.support.pages import exported, imported
 
-SMALL = Tuning(few=Sizes(16, 16, 32, 4, 2), many=Sizes(32, 16, 64, 4, 2), shared=Sizes(32, 16, 32, 4, 2))
+SMALL = Tuning(few=TileSizes(16, 16, 32, 4, 2), many=TileSizes(32, 16, 64, 4, 2), shared=TileSizes(32, 16, 32, 4, 2))
 """Of which a short sequence has many parts."""
 
 Slices = list[tuple[int, int, int]]
@@ -144,7 +145,7 @@ def test_what_sequences_share_is_read_once_for_all(case: Case, kv: str | None, m
 @pytest.mark.parametrize("case", SHARING)
 @pytest.mark.parametrize("sharers", [2, 9])
 def test_plans_for_graphs_give_the_same_bits(case: Case, sharers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they lie, and how many programs share the work, changes none."""
+    """Neither their place nor the number of programs that share the work changes a bit."""
     monkeypatch.setattr("model.attention.sharing.SHARERS", sharers)
     pool = TritonPool(case)
     pool.share(64, 4)
@@ -193,14 +194,14 @@ def test_pages_in_another_dtype(kv: str, page_size: int) -> None:
     for output, other in zip(pool.step(now), pool.as_reference(now), strict=True):
         torch.testing.assert_close(output, other, atol=5e-5, rtol=0)
     every = np.arange(pool.tables.max() + 1, dtype=np.int32)
-    assert torch.equal(pool.attention.export(every), pool.reference.export(every)), "other bytes are stored"
+    assert torch.equal(exported(pool.attention, every), exported(pool.reference, every)), "other bytes are stored"
 
 
 @pytest.mark.parametrize("windows", [(), (None, 9)])
 def test_tokens_that_see_each_other_in_both_directions(windows: tuple[int | None, ...]) -> None:
     case = Case(((0, 30), (0, 25)), group=2, head_dim=16, windows=windows)
     pool, layer = TritonPool(case), LAYERS - 1
-    pool.whole[0] = 21
+    pool.bidirectional[0] = 21
     first, other = pool.step([(0, 0, 24), (1, 0, 25)], layer)
     (again,), (rest,) = pool.step([(0, 7, 17)], layer), pool.step([(0, 24, 6)], layer)
     (causal,) = pool.step([(1, 0, 25)], layer)
@@ -217,7 +218,7 @@ def test_tokens_that_see_each_other_in_both_directions(windows: tuple[int | None
 
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_bits_depend_on_the_sequence_alone(group: int) -> None:
-    """Of one kind of slices, see `model.gpu.tuning`: alone on pages of 16, then among others, on other pages."""
+    """Slices of one kind, see `model.gpu.tuning`, run alone on pages of 16, then among others, on other pages."""
     case = Case(((70, 3), (10, 1), (0, 18)), group, head_dim=32, page_size=7)
     together = TritonPool(case)
     alone = TritonPool(replace(case, lengths=case.lengths[:1], page_size=16, seed=1))
@@ -265,7 +266,7 @@ def test_any_number_of_parts_is_joined(count: int) -> None:
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
 def test_every_eight_bit_number_and_what_is_between_two_is_stored_as_the_reference_does(kv: str) -> None:
-    layout = KVLayout(((0,),), 2, 256, 1, 16, 4)
+    layout = KVLayout.uniform(((0,),), 2, 256, 1, 16, 4)
     if kv == "fp8":
         numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(448.0)
     else:
@@ -289,11 +290,11 @@ def test_every_eight_bit_number_and_what_is_between_two_is_stored_as_the_referen
     for attention in (one, other):
         attention.write(0, keys, keys.flip(0), attention.plan(shape))
     pages = np.arange(2, dtype=np.int32)
-    assert torch.equal(one.export(pages), other.export(pages))
+    assert torch.equal(exported(one, pages), exported(other, pages))
     for attention in (one, other):
         attention.write(0, keys, broken.to(DEVICE), attention.plan(shape))
     where = torch.from_numpy(slots[0]).to(DEVICE)
-    found, expected = one.pool.read(0, where)[1], other.pool.read(0, where)[1]
+    found, expected = one.pool.read(0, where)[1], other.pool.read(0, other.pool.places(0, slots[0]))[1]
     finite = expected.isfinite().all(-1)
     assert torch.equal(found.isfinite().all(-1), finite)
     assert torch.equal(found[finite], expected[finite])
@@ -301,7 +302,7 @@ def test_every_eight_bit_number_and_what_is_between_two_is_stored_as_the_referen
 
 
 def test_pages_move_between_back_ends() -> None:
-    layout = KVLayout(((0, 1),), 2, 16, 4, 7)
+    layout = KVLayout.uniform(((0, 1),), 2, 16, 4, 7)
     one = TritonAttention(layout, 5, 4, "float32", DEVICE, "float32")
     other = ReferenceAttention(layout, 5, 4, "float32", DEVICE)
     slots = np.random.default_rng(0).permutation(35)
@@ -312,10 +313,10 @@ def test_pages_move_between_back_ends() -> None:
     for layer in range(2):
         one.write(layer, *torch.randn((2, 35, 2, 16), device=DEVICE), plan)
     pages = np.array([3, 1], np.int32)
-    content = one.export(pages)
-    other.import_pages(np.array([0, 2], np.int32), content)
-    assert torch.equal(other.export(np.array([0, 2], np.int32)), content)
+    content = exported(one, pages)
+    imported(other, [0, 2], content)
+    assert torch.equal(exported(other, [0, 2]), content)
     one.copy(np.array([[3, 4]], np.int32))
     one.poison(pages)
-    assert one.export(pages).view(torch.float32).isnan().all()
-    assert torch.equal(one.export(np.array([4], np.int32)), content[:1])
+    assert exported(one, pages).view(torch.float32).isnan().all()
+    assert torch.equal(exported(one, [4]), content[:1])

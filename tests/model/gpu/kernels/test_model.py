@@ -13,7 +13,7 @@ from model.gpu.draws import start_draws
 from model.gpu.graphs import CudaRecorder, GraphDecoder, Recorder, Work
 from model.gpu.parts import with_kernels
 from model.gpu.sampler import GpuOps
-from model.gpu.tuning import Sizes, Tuning
+from model.gpu.tuning import TileSizes, Tuning
 from model.reference.backend import TorchBackend
 from scheduler.settings import SchedulerSettings
 from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
@@ -42,7 +42,9 @@ def on_kernels(backend: TorchBackend, config: ModelConfig, layout: KVLayout, pag
         layout, pages, config.heads, backend.kv_dtype, backend.device, compute_in(config.dtype), config.scale,
         config.soft_cap,
     )  # fmt: skip
-    made.tuning = Tuning(few=Sizes(16, 16, 16, 4, 2), many=Sizes(16, 16, 32, 4, 2), shared=Sizes(32, 16, 16, 4, 2))
+    made.tuning = Tuning(
+        few=TileSizes(16, 16, 16, 4, 2), many=TileSizes(16, 16, 32, 4, 2), shared=TileSizes(32, 16, 16, 4, 2)
+    )
     return made
 
 
@@ -71,7 +73,7 @@ def test_tokens_and_logits_are_those_of_the_reference(
     REPLAYED.clear()
     found = run(directory, page_size)
     assert len(REPLAYED) >= NEW
-    assert type(found.loaded.runner._attention) is TritonAttention
+    assert type(found.loaded.runner.attention) is TritonAttention
     assert {i: r.tokens for i, r in found.results.items()} == {i: r.tokens for i, r in expected.results.items()}
     assert found.logits.keys() == expected.logits.keys()
     for place, logits in expected.logits.items():

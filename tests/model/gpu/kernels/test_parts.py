@@ -1,14 +1,18 @@
 """Parts of layers on kernels, beside torch's."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from model.blocks import GatedMLP
-from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
+from model.blocks import GatedMLP, PreNorm, SelfAttention
+from model.decoder import Decoder, Embedding
+from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention, with_kernels
 from model.layers import RMSNorm, silu
 from model.rope import Rope, frequencies, rotate
 from tests.model.gpu.kernels.device import DEVICE
+from tests.support.sectioned import Sectioned
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Of the largest magnitude. torch rounds more than once."""
@@ -47,12 +51,12 @@ def test_norm_of_heads_that_lie_between_others() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("pairs", [24, 8, 3])
 def test_rotation(dtype: torch.dtype, pairs: int) -> None:
-    """Of the first heads only; what is not rotated stays."""
+    """The first heads are rotated; all else stays."""
     rope = Rope(frequencies(2 * pairs, 100.0), 40, dtype, DEVICE)
     x, positions = random(4, 7, 48, dtype=dtype), torch.tensor([0, 39, 17, 3], device=DEVICE)
     expected = torch.cat((rotate(x[:, :5], *rope.at(positions[None])), x[:, 5:]), 1)
-    KernelSelfAttention(0, 5, 1, 48, None, None, rope)._rotate(  # type: ignore[arg-type]
-        x[:, :5], type("Step", (), {"positions": positions})()
+    KernelSelfAttention(0, 5, 1, 48, None, None, rope).rotate(  # type: ignore[arg-type]
+        x[:, :5], type("Step", (), {"positions": positions[None]})()
     )
     check(x, expected)
     assert torch.equal(x[:, 5:], expected[:, 5:])
@@ -67,3 +71,11 @@ def test_gate(dtype: torch.dtype, width: int) -> None:
     check(kernel(gate_up[:, :1]), plain(gate_up[:, :1]))
     gate_up[0, 0], gate_up[1, 1] = -torch.inf, torch.inf
     assert torch.equal(kernel(gate_up[:, :1]).isfinite(), plain(gate_up[:, :1]).isfinite())
+
+
+def test_another_rotation_is_left_to_torch() -> None:
+    """The kernel reads the table by the position in the sequence alone."""
+    ropes = [kind(frequencies(8, 100.0), 40, torch.float32, DEVICE) for kind in (Rope, Sectioned)]
+    layers = [PreNorm(abs, SelfAttention(0, 1, 1, 8, abs, abs, rope), abs, abs) for rope in ropes]  # type: ignore[arg-type]
+    made: list[Any] = list(with_kernels(Decoder(Embedding(torch.zeros(1)), layers, abs, abs)).layers)  # type: ignore[arg-type]
+    assert [type(layer.attention) for layer in made] == [KernelSelfAttention, SelfAttention]

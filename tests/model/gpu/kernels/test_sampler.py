@@ -11,10 +11,10 @@ from torch import Tensor
 
 from model.gpu.draws import start_draws
 from model.gpu.sampler import GpuOps, gumbel, mixed_bits
-from model.sampling.random import _mix, row_keys
 from model.sampling.random import gumbel as exact_gumbel
+from model.sampling.random import mix, row_keys
 from model.sampling.sampler import TORCH_OPS, Draws, SamplingRows, sample
-from scheduler.controls import NO_ADJUSTMENTS, Controls
+from scheduler.controls import NO_LOGITS_PARAMS, Controls
 from scheduler.step import NO_TOKEN, Join
 from tests.model.gpu.kernels.device import DEVICE
 
@@ -36,7 +36,7 @@ def test_the_same_bits_and_nearly_the_same_noise() -> None:
     ids = torch.from_numpy(rng.integers(0, 2**18, n).astype(np.int32)).to(DEVICE)
     bits, noise = torch.zeros_like(keys), torch.zeros(n, device=DEVICE)
     tell[(1,)](keys, ids, bits, noise, n=n)
-    assert torch.equal(bits, _mix(keys ^ ids.long()))
+    assert torch.equal(bits, mix(keys ^ ids.long()))
     exact = torch.cat([exact_gumbel(keys[i : i + 1], ids[i : i + 1].long())[0] for i in range(n)])
     torch.testing.assert_close(noise.double(), exact, atol=2e-6, rtol=2e-6)
 
@@ -102,9 +102,9 @@ def test_draws_that_are_fetched_later_are_those_of_torch() -> None:
         Controls(0.0, 1.0, 0, 0.0, 0),
         Controls(0.9, 1.0, 0, 0.0, 1, top_logprobs=3),
         Controls(0.7, 0.8, 20, 0.0, 2),
-        Controls(0.0, 1.0, 0, 0.0, 3, adjustments=replace(NO_ADJUSTMENTS, presence=2.0), top_logprobs=0),
+        Controls(0.0, 1.0, 0, 0.0, 3, logits_params=replace(NO_LOGITS_PARAMS, presence=2.0), top_logprobs=0),
         Controls(1.0, 1.0, 0, 0.05, 4),
-        Controls(0.0, 1.0, 0, 0.0, 5, adjustments=replace(NO_ADJUSTMENTS, allowed=(7,), banned=((7,),))),
+        Controls(0.0, 1.0, 0, 0.0, 5, logits_params=replace(NO_LOGITS_PARAMS, allowed=(7,), banned=((7,),))),
     ]
     rows = np.array([4, 1, 0, 3, 5, 2])
     logits = logits_of(len(asked), 5000)

@@ -1,0 +1,219 @@
+"""The built-in logits processors: the controls of a request, one class each, in vLLM's order (`BUILT_IN`).
+
+Each is a `LogitsProcessor` of one sequence, as a user's own is. It also changes the rows of a whole step at once:
+`apply_rows` touches only the tokens concerned, with a handful of operations however many rows ask for the control.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import chain
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scheduler.controls import LogitsParams
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Tokens = NDArray[np.int32]
+
+
+class BuiltIn(ABC):
+    """A control of one sequence."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:
+        """Makes the processor of a sequence; None where its request does not ask for this control."""
+
+    def drew(self, token: int) -> None:  # noqa: B027 - most controls do not depend on the output
+        """Records the next output token."""
+
+    def apply(self, logits: Tensor, position: int) -> Tensor:
+        """Changes the logits [vocabulary] of one draw, in place. As `apply_rows` of a single row, to the bit."""
+        self.apply_rows(logits[None], np.zeros(1, np.int64), [self], np.array([position]))
+        return logits
+
+    @classmethod
+    @abstractmethod
+    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:
+        """Changes the logits of a step's rows, in place.
+
+        Args:
+            logits: [m, vocabulary] float32.
+            rows: [n] int64. Index in `logits` of each processor's row, ascending.
+            processors: [n] processors of this class.
+            positions: [n] int64. Output position of each draw.
+        """
+
+
+class AllowedTokens(BuiltIn):
+    """Leaves the allowed tokens alone and forbids all others."""
+
+    def __init__(self, ids: Ints) -> None:
+        self.ids = ids
+
+    @classmethod
+    def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:  # noqa: ARG003 - the contract's
+        return cls(np.array(params.allowed, np.int64)) if params.allowed else None
+
+    @classmethod
+    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
+        places = _places(logits, rows, [one.ids for one in processors])
+        kept = logits.take(places)
+        logits.index_fill_(0, _on(logits, rows), -torch.inf)
+        logits.put_(places, kept)
+
+
+class BannedSequences(BuiltIn):
+    """Forbids each token that would complete a banned sequence of the output, such as a bad word."""
+
+    def __init__(self, banned: Sequence[tuple[int, ...]]) -> None:
+        self._always = [word[0] for word in banned if len(word) == 1]
+        self._longer = [(word[:-1], word[-1]) for word in banned if len(word) > 1]
+        self._most = max(map(len, banned)) - 1  # tokens of the output that matter
+        self._last: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:  # noqa: ARG003 - words of the prompt are no output
+        return cls(params.banned) if params.banned else None
+
+    def drew(self, token: int) -> None:
+        if self._most:
+            self._last = (*self._last, token)[-self._most :]
+
+    def forbidden(self) -> list[int]:
+        """Returns the ids that must not be drawn next."""
+        last = self._last
+        return self._always + [end for before, end in self._longer if last[-len(before) :] == before]
+
+    @classmethod
+    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
+        _forbid(logits, rows, [one.forbidden() for one in processors])
+
+
+class MinTokens(BuiltIn):
+    """Forbids the tokens that end a sequence as one of its first `least` tokens."""
+
+    def __init__(self, least: int, ends: Sequence[int]) -> None:
+        self._least, self._ends = least, ends
+
+    @classmethod
+    def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:  # noqa: ARG003 - the contract's
+        return cls(params.min_tokens, params.not_yet) if params.min_tokens and params.not_yet else None
+
+    def forbidden(self, position: int) -> Sequence[int]:
+        """Returns the ids that must not be drawn at an output position."""
+        return self._ends if position < self._least else ()
+
+    @classmethod
+    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:
+        ids = [one.forbidden(position) for one, position in zip(processors, positions.tolist(), strict=True)]
+        _forbid(logits, rows, ids)
+
+
+class LogitBias(BuiltIn):
+    """Adds a bias to the logits of some tokens."""
+
+    def __init__(self, ids: Ints, bias: Floats) -> None:
+        self._ids, self._bias = ids, bias
+
+    @classmethod
+    def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:  # noqa: ARG003 - the contract's
+        if not params.bias:
+            return None
+        ids, amounts = zip(*params.bias, strict=True)
+        return cls(np.array(ids, np.int64), np.array(amounts, np.float32))
+
+    @classmethod
+    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
+        places = _places(logits, rows, [one._ids for one in processors])
+        bias = _on(logits, np.concatenate([one._bias for one in processors]))
+        logits.put_(places, logits.take(places) + bias)
+
+
+class Penalties(BuiltIn):
+    """Penalties of tokens that have occurred.
+
+    Repetition (Keskar et al., CTRL, 2019) scales the logits of tokens of prompt and output. Frequency and presence
+    (OpenAI's API) are subtracted for each time, and once, that a token is in the output.
+    """
+
+    def __init__(self, params: LogitsParams, prompt: Tokens) -> None:
+        self._penalties = params.repetition, params.frequency, params.presence
+        self._size = 0
+        self._ids, self._counts = np.zeros(64, np.int64), np.zeros(64, np.float32)
+        self._place: dict[int, int] = {}
+        for token in np.unique(prompt).tolist() if params.repetition != 1 else ():
+            self._count(token, 0)
+
+    @classmethod
+    def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:
+        off = (params.repetition, params.frequency, params.presence) == (1, 0, 0)
+        return None if off else cls(params, prompt)
+
+    @property
+    def ids(self) -> Ints:
+        """Tokens that have occurred, each once, [n] int64."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> Floats:
+        """How often each of `ids` is in the output, [n] float32; 0 for a token of the prompt alone."""
+        return self._counts[: self._size]
+
+    def drew(self, token: int) -> None:
+        self._count(token, 1)
+
+    def _count(self, token: int, times: int) -> None:
+        place = self._place.setdefault(token, self._size)
+        if place == self._size:
+            if place == len(self._ids):
+                self._ids, self._counts = np.pad(self._ids, (0, place)), np.pad(self._counts, (0, place))
+            self._ids[place] = token
+            self._size += 1
+        self._counts[place] += times
+
+    @classmethod
+    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
+        places = _places(logits, rows, [one.ids for one in processors])
+        each = np.array([one._penalties for one in processors], np.float32)
+        repetition, frequency, presence = each.repeat([len(one.ids) for one in processors], axis=0).T
+        counts = np.concatenate([one.counts for one in processors])
+        # On the host, so that one transfer brings all; the roundings are those of float32 on any device.
+        scale, less, once = _on(logits, np.stack((repetition, frequency * counts, presence * (counts > 0))))
+        values = logits.take(places)
+        values = torch.where(values > 0, values / scale, values * scale)
+        logits.put_(places, values - less - once)
+
+
+BUILT_IN: tuple[type[BuiltIn], ...] = (
+    AllowedTokens,
+    BannedSequences,
+    MinTokens,
+    LogitBias,
+    Penalties,
+)
+"""In the order in which they apply, which is vLLM's: a token that is forbidden stays so, and penalties see the bias."""
+
+
+def _forbid(logits: Tensor, rows: Ints, ids: Sequence[Sequence[int]]) -> None:
+    """Forbids token ids, by row, in place."""
+    columns = np.array(list(chain.from_iterable(ids)), np.int64)
+    if len(columns):
+        places = _on(logits, (rows * logits.shape[1]).repeat([len(one) for one in ids]) + columns)
+        logits.put_(places, logits.new_full((), -torch.inf).expand(len(places)))
+
+
+def _places(logits: Tensor, rows: Ints, ids: Sequence[Ints]) -> Tensor:
+    """Returns the index of each row's token ids in the flattened logits, [m] int64: one transfer to a GPU."""
+    starts = (rows * logits.shape[1]).repeat([len(one) for one in ids])
+    return _on(logits, starts + np.concatenate(ids))
+
+
+def _on(logits: Tensor, values: Ints | Floats) -> Tensor:
+    """Copies values to the device of the logits, without waiting."""
+    return torch.from_numpy(values).to(logits.device, non_blocking=True)

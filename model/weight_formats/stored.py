@@ -1,0 +1,114 @@
+"""The tensors that hold one linear's weight in a checkpoint, and how they are cut."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from model.source import TensorSource
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Dimension of a tensor that holds the outputs, or the inputs, of a linear.
+
+    Attributes:
+        dimension: Index of the dimension.
+        block: Outputs or inputs that stand together. No cut goes through a block; the last one may be shorter.
+        elements: Elements of the tensor in this dimension for each block.
+    """
+
+    dimension: int
+    block: int = 1
+    elements: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One of the tensors that a linear is stored in.
+
+    Attributes:
+        key: Its name in `StoredWeight`.
+        shape: Shape in the file.
+        dtype: Dtype in the file. None for any floating point.
+        rows: Axis of the outputs. None where the tensor belongs to all of them.
+        columns: Axis of the inputs. None where the tensor belongs to all of them.
+        suffix: Follows the linear's name in the file. None for "." and the key.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    rows: Axis | None = None
+    columns: Axis | None = None
+    suffix: str | None = None
+
+    def named(self, linear: str) -> str:
+        """Returns the tensor's name in the file."""
+        return linear + (f".{self.key}" if self.suffix is None else self.suffix)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWeight:
+    """The weight of a linear, or some of its outputs and inputs, as tensors of its format.
+
+    Cuts are views: what is copied is copied once, by the product.
+
+    Attributes:
+        name: Name of the linear, for errors.
+        outputs: Number of the linear's outputs that are here.
+        inputs: Number of its inputs that are here.
+        described: Descriptions of the tensors, in the order of their keys.
+        tensors: Tensors by key.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    described: Sequence[StoredTensor]
+    tensors: Mapping[str, Tensor]
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.tensors[key]
+
+    def rows(self, run: slice) -> "StoredWeight":
+        """Returns these outputs. Raises ValueError where the run cuts a block in two."""
+        cut = {one.key: self._cut(one, one.rows, run, self.outputs, "outputs") for one in self.described}
+        return replace(self, outputs=run.stop - run.start, tensors=cut)
+
+    def columns(self, run: slice) -> "StoredWeight":
+        """Returns these inputs. Raises ValueError where the run cuts a block in two."""
+        cut = {one.key: self._cut(one, one.columns, run, self.inputs, "inputs") for one in self.described}
+        return replace(self, inputs=run.stop - run.start, tensors=cut)
+
+    def _cut(self, one: StoredTensor, axis: Axis | None, run: slice, size: int, what: str) -> Tensor:
+        tensor = self.tensors[one.key]
+        if axis is None:
+            return tensor
+        if run.start % axis.block or (run.stop % axis.block and run.stop != size):
+            raise ValueError(
+                f"{one.named(self.name)} keeps blocks of {axis.block} {what} together, and cannot be cut into "
+                f"{what} {run.start} to {run.stop} of {size}; use --tensor-parallel 1"
+            )
+        first, last = run.start // axis.block, -(-run.stop // axis.block)
+        return tensor[(slice(None),) * axis.dimension + (slice(first * axis.elements, last * axis.elements),)]
+
+
+def read_weight(
+    source: TensorSource, name: str, out: int, width: int, described: Sequence[StoredTensor]
+) -> StoredWeight:
+    """Returns views of the file. Raises CheckpointError for a tensor that is missing or is another one."""
+    tensors = {one.key: source.take(one.named(name), one.shape, None, stored=one.dtype) for one in described}
+    return StoredWeight(name, out, width, described, tensors)
+
+
+def read_stacked(
+    source: TensorSource, name: str, count: int, out: int, width: int, described: Sequence[StoredTensor]
+) -> list[StoredWeight]:
+    """Returns the weights of `count` experts. The file holds them as one, with a leading dimension."""
+    whole = {one.key: source.take(one.named(name), (count, *one.shape), None, stored=one.dtype) for one in described}
+    return [
+        StoredWeight(f"{name}[{expert}]", out, width, described, {key: all_[expert] for key, all_ in whole.items()})
+        for expert in range(count)
+    ]

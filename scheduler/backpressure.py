@@ -1,0 +1,95 @@
+"""Backpressure: bounds of the waiting queue in requests, in prompt tokens and in predicted seconds.
+
+The prediction serves to refuse early what could not be admitted in time; the queue's own deadline is exact. A step
+costs a + b x tokens, fitted to the steps that ran (least squares, older steps fading). The queue takes the time to
+compute its prompt tokens and to decode its outputs at full batch. While only small steps have run b is unknown and
+taken as 0: the prediction is then too low, and an idle engine refuses no request.
+"""
+
+from dataclasses import dataclass
+
+from scheduler.costs import StepCost
+from scheduler.queue import QueueLoad
+from scheduler.settings import QueueLimits
+
+SMOOTHING = 0.05  # weight of the newest output length in their mean
+FIRST_OUTPUT = 64.0  # tokens, until an output has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request may not queue, and in how many seconds another try is worth while."""
+
+    message: str
+    retry_after: float
+
+
+class Backpressure:
+    """Refuses requests that would wait too long.
+
+    Attributes:
+        cost: Step cost, as observed.
+    """
+
+    def __init__(self, limits: QueueLimits, pool_tokens: int, rows: int) -> None:
+        """Makes the bounds for a pool of `pool_tokens` tokens and `rows` sequences that run at once."""
+        self.limits = limits
+        self._most_tokens = limits.pools_of_tokens * pool_tokens
+        self._rows = rows
+        self.cost = StepCost()
+        self._output = FIRST_OUTPUT
+
+    def observe_step(self, tokens: int, seconds: float) -> None:
+        """Learns from a step that computed `tokens` tokens."""
+        if tokens and seconds > 0:
+            self.cost.observe(tokens, seconds)
+
+    def observe_output(self, tokens: int) -> None:
+        """Learns from a sequence that ended with `tokens` output tokens."""
+        self._output += SMOOTHING * (tokens - self._output)
+
+    def predicted_wait(self, requests: int, tokens: int) -> float:
+        """Predicts the seconds to work off `requests` waiting requests with `tokens` prompt tokens together."""
+        a, b = self.cost.fit()
+        decode_steps = requests * self._output / self._rows
+        return tokens * b + decode_steps * (a + b * self._rows)
+
+    def refuse(self, waiting: QueueLoad, before: QueueLoad, prompt: int, queue_timeout: float) -> Refusal | None:
+        """Returns why one more request may not queue, None where it may.
+
+        Args:
+            waiting: Queued requests that cannot be admitted at this moment.
+            before: Requests among them that are admitted before this one.
+            prompt: Prompt tokens of the request.
+            queue_timeout: Seconds that the request would wait at most.
+        """
+        requests, tokens = waiting
+        if not requests:
+            return None
+        wait = self.predicted_wait(*before)
+        retry = min(max(wait / 2, 1.0), 30.0)
+        if requests >= self.limits.requests:
+            return Refusal(f"the queue is full: {requests} requests wait, the limit is {self.limits.requests}", retry)
+        if tokens + prompt > self._most_tokens:
+            return Refusal(
+                f"the queue is full: {tokens} tokens wait, {prompt} more would pass the limit of "
+                f"{self._most_tokens:.0f}",
+                retry,
+            )
+        if wait > queue_timeout:
+            return Refusal(
+                f"the predicted wait is {wait:.1f} s, the request would wait at most {queue_timeout:.1f} s", retry
+            )
+        return None
+
+    def refuse_tenant(self, load: QueueLoad, prompt: int) -> Refusal | None:
+        """Returns why one more request of a tenant may not queue. load: the tenant's waiting requests."""
+        share = self.limits.tenant_share
+        most, most_tokens = share * self.limits.requests, share * self._most_tokens
+        if load.requests < most and (not load.requests or load.tokens + prompt <= most_tokens):
+            return None
+        message = (
+            f"the tenant's part of the queue is full: {load.requests} requests with {load.tokens} tokens wait, the "
+            f"limits are {most:.0f} and {most_tokens:.0f}"
+        )
+        return Refusal(message, min(max(self.predicted_wait(*load) / 2, 1.0), 30.0))

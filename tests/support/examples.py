@@ -1,0 +1,18 @@
+"""The number of examples that hypothesis draws for a law.
+
+Every run of the suite draws other examples, so the laws are searched on with each run. The profile "thorough", which
+`make test-slow` runs all laws with, draws as many as it takes to trust one run alone.
+"""
+
+from hypothesis import settings
+
+QUICK, THOROUGH = "quick", "thorough"
+SHARE = 4  # one example of so many is drawn in a quick run
+
+settings.register_profile(QUICK, deadline=None)  # no test is one of time: the machine may be busy
+settings.register_profile(THOROUGH, deadline=None)
+
+
+def examples(thorough: int) -> int:
+    """Examples of a law in this run; thorough: in one with the profile of this name."""
+    return thorough if settings.get_current_profile_name() == THOROUGH else -(-thorough // SHARE)
