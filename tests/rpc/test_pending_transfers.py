@@ -10,7 +10,7 @@ import pytest
 from rpc.link import kv_transfers as module
 from rpc.link.kv_transfers import AT_ONCE, PendingTransfers
 from rpc.link.server import LinkService
-from scheduler.events import Abort, AdminQuery, AdminQuestion, EndReason, Event, Source, StepOutputs, Submit
+from scheduler.events import Abort, AdminQuery, AdminQuestion, EndReason, Event, KVSource, StepOutputs, Submit
 from tests.rpc.page_sources import (
     BYTES,
     NAMES,
@@ -145,7 +145,7 @@ async def test_a_request_of_several_sequences_holds_its_pages_to_its_end(tmp_pat
     event = replace(event, request=replace(event.request, count=2), emitted=((), ()))
     async with source_of(tmp_path, Port(NAMES)) as (address, _), target_of(tmp_path, Port()) as parts:
         client, heard, engine, service = parts
-        client.send([replace(event, source=Source(address))])
+        client.send([replace(event, source=KVSource(address))])
         await eventually(engine.submitted)
         check_brought(the_submit(engine), NAMES)
         assert service.transfers is not None
