@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests.support.checkpoints import write_llama
+from tests.support.engines import GROUPS
+from tests.support.ranks import close_all
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,6 +21,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _close_ranks() -> Iterator[None]:
+    """Ends the groups of ranks that a test's rigs have opened: their threads would outlive it."""
+    yield
+    groups = GROUPS.copy()
+    GROUPS.clear()
+    close_all(groups)
 
 
 @pytest.fixture

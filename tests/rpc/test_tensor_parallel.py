@@ -126,6 +126,7 @@ def running(
     config: EngineConfig, followers: type[group.FollowerProcesses] = group.FollowerProcesses
 ) -> Iterator[Running]:
     """Afterwards nothing of it may be left."""
+    others = {thread for thread in threading.enumerate() if thread.name in NAMES}
     threads = torch.get_num_threads()
     with temporary_directory():
         made = Running(assemble(config, followers), load_preparer(config.model))
@@ -136,7 +137,8 @@ def running(
             made.engine.stop()
             torch.set_num_threads(threads)
         wait_until(lambda: not any(map(is_alive, made.followers)), "the end of all followers", 5)
-        wait_until(lambda: not [t for t in threading.enumerate() if t.name in NAMES], "the end of their threads", 5)
+        own = lambda: {t for t in threading.enumerate() if t.name in NAMES} - others  # noqa: E731
+        wait_until(lambda: not own(), "the end of their threads", 5)
 
 
 NAMES = ("quire-ranks", "quire-followers")

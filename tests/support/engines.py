@@ -163,7 +163,7 @@ def make_rig(
     factories: Sequence[LogitsProcessorFactory] = (),
     drafter: Drafter | None = None,
 ) -> Rig:
-    """ranks, apart: see `ThreadGroup`; who asks for several ends them, see GROUPS."""
+    """ranks, apart: see `ThreadGroup`; tests/model/conftest.py ends them after each test."""
     settings = settings or SchedulerSettings(max_batched_tokens=512, max_sequences=128)
     config = read_config(directory)
     weights = config.dtype if dtype == "auto" else dtype

@@ -1,22 +1,10 @@
-"""Every test here ends the groups that its rigs have opened."""
-
-from collections.abc import Iterator
+"""Checkpoints of all architectures, written once a session."""
 
 import pytest
 import transformers
 
 from tests.model.families.conftest import Shelf
 from tests.model.vision.conftest import Shelf as SeeingShelf
-from tests.support.engines import GROUPS
-from tests.support.ranks import close_all
-
-
-@pytest.fixture(autouse=True)
-def _close_ranks() -> Iterator[None]:
-    yield
-    groups = GROUPS.copy()
-    GROUPS.clear()
-    close_all(groups)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ they stand for.
 import logging
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,8 +36,7 @@ from tests.model.test_quantization import NOT_LINEAR
 from tests.model.test_weights import load_it
 from tests.model.weight_formats.groups import Groups, brought_back, in_groups
 from tests.support.checkpoints import write_llama
-from tests.support.engines import GROUPS, make_request, make_rig
-from tests.support.ranks import close_all
+from tests.support.engines import make_request, make_rig
 
 CPU = torch.device("cpu")
 SIZES = {"qwen3-moe": 8, "gpt-neox": 32, "llama-biases": 32, "phi3": 32, "gpt2": 32, "mixtral": 32, "gemma2": 32}
@@ -49,15 +47,6 @@ SIZES = {"qwen3-moe": 8, "gpt-neox": 32, "llama-biases": 32, "phi3": 32, "gpt2":
 def served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.STORED, "groups", Groups)
     monkeypatch.setattr(config_file, "STORED_FORMATS", ("groups",))
-
-
-@pytest.fixture(autouse=True)
-def _close_ranks() -> Iterator[None]:
-    """Ends the groups of ranks that a test has opened."""
-    yield
-    groups = GROUPS.copy()
-    GROUPS.clear()
-    close_all(groups)
 
 
 @pytest.fixture(scope="module")
