@@ -63,9 +63,9 @@ class AllowedTokens(BuiltIn):
     @classmethod
     def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
         places = _places(logits, rows, [one.ids for one in processors])
-        kept = logits.take(places)
+        kept = logits.view(-1).index_select(0, places)
         logits.index_fill_(0, _on(logits, rows), -torch.inf)
-        logits.put_(places, kept)
+        _put(logits, places, kept)
 
 
 class BannedSequences(BuiltIn):
@@ -132,7 +132,7 @@ class LogitBias(BuiltIn):
     def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
         places = _places(logits, rows, [one._ids for one in processors])
         bias = _on(logits, np.concatenate([one._bias for one in processors]))
-        logits.put_(places, logits.take(places) + bias)
+        _put(logits, places, logits.view(-1).index_select(0, places) + bias)
 
 
 class Penalties(BuiltIn):
@@ -185,9 +185,9 @@ class Penalties(BuiltIn):
         counts = np.concatenate([one.counts for one in processors])
         # On the host, so that one transfer brings all; the roundings are those of float32 on any device.
         scale, less, once = _on(logits, np.stack((repetition, frequency * counts, presence * (counts > 0))))
-        values = logits.take(places)
+        values = logits.view(-1).index_select(0, places)
         values = torch.where(values > 0, values / scale, values * scale)
-        logits.put_(places, values - less - once)
+        _put(logits, places, values - less - once)
 
 
 BUILT_IN: tuple[type[BuiltIn], ...] = (
@@ -205,13 +205,19 @@ def _forbid(logits: Tensor, rows: Ints, ids: Sequence[Sequence[int]]) -> None:
     columns = np.array(list(chain.from_iterable(ids)), np.int64)
     if len(columns):
         places = _on(logits, (rows * logits.shape[1]).repeat([len(one) for one in ids]) + columns)
-        logits.put_(places, logits.new_full((), -torch.inf).expand(len(places)))
+        logits.view(-1).index_fill_(0, places, -torch.inf)
 
 
 def _places(logits: Tensor, rows: Ints, ids: Sequence[Ints]) -> Tensor:
     """Returns the index of each row's token ids in the flattened logits, [m] int64: one transfer to a GPU."""
     starts = (rows * logits.shape[1]).repeat([len(one) for one in ids])
     return _on(logits, starts + np.concatenate(ids))
+
+
+def _put(logits: Tensor, places: Tensor, values: Tensor) -> None:
+    """Writes values to indices of the flattened logits, in place. Equal indices have equal values."""
+    # Not `put_`: torch does not count it as deterministic on a GPU.
+    logits.view(-1).scatter_(0, places, values)
 
 
 def _on(logits: Tensor, values: Ints | Floats) -> Tensor:

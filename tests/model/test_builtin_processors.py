@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,14 @@ from tests.support.examples import examples
 
 VOCABULARY = 12
 GREEDY = Controls(0.0, 1.0, 0, 0.0, 0, 3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _deterministic() -> Iterator[None]:
+    """An operation raises that may compute another thing each time on a GPU."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @dataclass(frozen=True)
