@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cache_manager.layout import KVLayout
-from model.kv_pool import EIGHT_BIT, to_eight_bit
+from model.kv_pool import ALL_ONES, EIGHT_BIT, to_eight_bit
 
 
 class KVPool:
@@ -122,11 +122,11 @@ class KVPool:
                 at += size
 
     def poison(self, pages: NDArray[np.int32]) -> None:
-        """Fills pages with NaN; with 8-bit elements, which are stored as bytes, their scales."""
+        """Fills pages with bytes that are NaN in every floating-point type, as the other pools do."""
         slots = self._slots(pages)
-        for pair in self._scales or self._elements:
+        for pair in (*self._elements, *self._scales):
             for store in pair:
-                store.index_fill_(1, slots, torch.nan)
+                store.view(torch.uint8).index_fill_(1, slots, ALL_ONES)
 
     def _slots(self, pages: NDArray[np.int32]) -> Tensor:
         """Returns all slots of these pages, page by page."""

@@ -32,7 +32,7 @@ class TritonPool(Pool):
         self, case: Case, kv: str | None = None, soft_cap: float | None = None, tuning: Tuning | None = SMALL
     ) -> None:
         self.kv, self.soft_cap, self.tuning = kv or case.dtype, soft_cap, tuning
-        super().__init__(case)
+        super().__init__(replace(case, kv=kv))
 
     def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
         compute = compute_in(self.case.dtype)
