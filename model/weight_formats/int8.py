@@ -11,16 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.forward import ForwardBatch
-from model.layers import FEWEST_ROWS, onednn_multiplies
+from model.layers import FEWEST_ROWS
 from model.weight_formats.format import MadeProduct
 from model.weight_formats.plain import PlainWeights
+from model.weight_formats.scratch import BLOCK, Scratch, multiply
 from model.weight_formats.stored import StoredWeight
 
 LARGEST = 127  # -128 is not used, so that the range is the same on both sides of 0
-
-# Weights that are brought back at once. 4096 x 4096 with 16 rows, beside `Linear`, float32 and bfloat16: 2^18 2.6 and
-# 6.0 times the time, 2^21 1.3 and 2.5 (what is written stays in the cache), 2^22 1.6 and 2.4, all of it 2.1 and 2.5.
-BLOCK = 2**21
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,29 +47,6 @@ def quantized_blocks(weights: Sequence[Tensor], device: torch.device) -> tuple[T
         values[part], scales[part] = quantize(rows.to(device).float())
         start += len(rows)
     return values, scales
-
-
-class Scratch:
-    """Room for one block of weights in the dtype of the product. All layers of a model share it: one runs at a time.
-
-    On the CPU float16 is computed in float32, which is no slower there.
-    """
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        narrow = device.type == "cpu" and dtype == torch.float16
-        self._room = torch.empty(0, dtype=torch.float32 if narrow else dtype, device=device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._room.dtype
-
-    def reserve(self, count: int) -> None:
-        if count > self._room.numel():
-            self._room = self._room.new_empty(count)
-
-    def shaped(self, shape: torch.Size) -> Tensor:
-        """Returns a tensor of this shape with any values, no larger than the reserved one."""
-        return self._room[: shape.numel()].view(shape)
 
 
 class Int8Linear:
@@ -123,12 +97,7 @@ class Int8Linear:
         if not self._on_cpu:
             return F.linear(x, torch.mul(values, scale[:, None], out=weight), bias)
         weight.copy_(values)
-        if onednn_multiplies(weight.dtype):
-            # As in `Linear`, but not packed: F.linear takes 2.3 times as long in float32 with 256 rows, 3 times with 4.
-            y = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-        else:
-            y = F.linear(x, weight)
-        y = y * scale
+        y = multiply(x, weight) * scale
         return y if bias is None else y + bias
 
 

@@ -28,8 +28,9 @@ from model.layers import Linear
 from model.settings import ModelSettings
 from model.tensors import Tensors
 from model.weight_formats import int8 as int8_format
-from model.weight_formats.int8 import Int8Format, Int8Linear, Scratch, quantize, quantized_blocks
+from model.weight_formats.int8 import Int8Format, Int8Linear, quantize, quantized_blocks
 from model.weight_formats.registry import open_weight_format
+from model.weight_formats.scratch import Scratch
 from model.weights import Checkpoint
 from scheduler.parameters import Sampling, Stopping
 from scheduler.settings import SchedulerSettings
