@@ -215,7 +215,8 @@ class Tensors:
     def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Product:
         """Makes the output layer, of which each rank has a part.
 
-        A tied output layer is not quantized. Some checkpoints save it a second time.
+        A tied output layer is multiplied in the format that `WeightFormat.for_tied` says. Some checkpoints save it a
+        second time.
 
         Args:
             name: Name of the layer.
@@ -234,8 +235,9 @@ class Tensors:
 
     def _tied(self, embedding: Tensor, bias: Tensor | None) -> Product:
         """Makes the tied output layer from the rank's rows of the embedding."""
-        if self._maker is not None:
-            return self._product(PLAIN, [plain_weight(embedding)], bias)
+        weight_format = self._weights.for_tied()
+        if self._maker is not None or weight_format is not PLAIN:
+            return self._product(weight_format, [plain_weight(embedding)], bias)
         if self.device.type != "cuda" and onednn_multiplies(self.dtype):
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, bias)

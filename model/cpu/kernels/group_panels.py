@@ -137,7 +137,7 @@ class PanelGroups:
 def run_inputs(groups: GroupWeights, element: Element) -> int | None:
     """Returns the inputs of a run, None where kernels cannot multiply such groups."""
     width = groups.values.shape[1]
-    together = gcd(groups.size, width)
+    together = gcd(min(groups.size, width), width)
     if groups.index is not None or (groups.size < width and width % groups.size):
         return None
     for inputs in range(min(together, MOST_INPUTS), LEAST_INPUTS - 1, -1):
