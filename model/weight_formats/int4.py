@@ -17,7 +17,7 @@ from model.weight_formats.plain import PlainWeights
 from model.weight_formats.stored import StoredWeight
 
 GROUP = 32
-LEAST = 8  # inputs of a group where the inputs of a linear are no multiple of GROUP
+TOGETHER = 8  # inputs that kernels decode at once; groups are a multiple of it
 FIRST, LAST = -8, 7  # levels
 FITS = 2  # of a group; errors of normal weights are 7.82 % after none, 7.49 after one, 7.35 after two, 7.28 after three
 BLOCK = 2**17  # weights that are quantized at once, in the cache: 5 to 15 times as fast as all of a linear
@@ -25,8 +25,8 @@ OUTPUT_LAYERS = ("lm_head", "embed_out", "head")
 
 
 def group_size(width: int) -> int:
-    """Returns the inputs of a group: the largest divisor up to GROUP, or GROUP where that is very small."""
-    return next((size for size in range(GROUP, LEAST - 1, -1) if width % size == 0), GROUP)
+    """Returns the inputs of a group: GROUP, or less where that divides the inputs of a linear into equal groups."""
+    return next((size for size in range(GROUP, 0, -TOGETHER) if width % size == 0), GROUP)
 
 
 def quantize_groups(rows: Tensor, size: int) -> GroupWeights:

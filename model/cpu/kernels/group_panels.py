@@ -16,7 +16,7 @@ from torch import Tensor
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.eight_bit import EIGHT_BITS
 from model.cpu.kernels.element import FLOAT, Element
-from model.cpu.kernels.panels import BYTES, PANEL
+from model.cpu.kernels.panels import PANEL
 from model.cpu.kernels.values import FLOATS, INT16, INTS, LANES, Value
 from model.weight_formats.groups import E4M3, INT4, INT8, GroupWeights, Levels
 
@@ -24,7 +24,10 @@ MOST_INPUTS = 256  # of a run; a part of a panel that many rows go through has a
 LEAST_INPUTS = 8  # of a run
 WORDS = ir.VectorType(INT16, 2 * LANES)
 HALVES = ir.VectorType(ir.HalfType(), LANES)
-FLOAT16 = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+EACH, EVEN_THEN_ODD = list(range(8)), [0, 2, 4, 6, 1, 3, 5, 7]
+"""Inputs in the nibbles of a word, from the lowest on: as float32 takes them, and as pairs of bfloat16 do."""
+
+DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 """Names of the dtypes of scales and offsets."""
 
 
@@ -48,18 +51,28 @@ class GroupPanels:
 
     @property
     def name(self) -> str:
-        offsets = "" if self.offsets is None else f"_{FLOAT16[self.offsets]}"
-        return f"{self.levels.name}_{self.inputs}_{FLOAT16[self.scales]}{offsets}_{self.element.name}"
+        offsets = "" if self.offsets is None else f"_{DTYPES[self.offsets]}"
+        return f"{self.levels.name}_{self.inputs}_{DTYPES[self.scales]}{offsets}_{self.element.name}"
+
+    @property
+    def together(self) -> int:
+        """Inputs of a step, which is decoded at once."""
+        return inputs_of_step(self.levels, self.element)
 
     @property
     def step(self) -> int:
-        """Bytes of a step: one input of all outputs in float32, two in bfloat16."""
-        return PANEL * self.element.packed * self.levels.bits // 8
+        """Bytes of a step."""
+        return PANEL * self.together * self.levels.bits // 8
 
     @property
     def steps(self) -> int:
         """Steps of a run."""
-        return self.inputs // self.element.packed
+        return self.inputs // self.together
+
+    @property
+    def words(self) -> int:
+        """Words of 32 bits that a step has of an output, as the element."""
+        return self.together // self.element.packed
 
     @cached_property
     def head(self) -> int:
@@ -71,8 +84,16 @@ class GroupPanels:
         """Bytes of a run."""
         return self.head + self.steps * self.step
 
+    def runs(self, steps: Value) -> Value:
+        """Returns the runs of a panel.
+
+        Args:
+            steps: Words of the element that a row of inputs has.
+        """
+        return steps // (self.inputs // self.element.packed)
+
     def panel_bytes(self, steps: Value) -> Value:
-        return steps // self.steps * self.run
+        return self.runs(steps) * self.run
 
     def factors(self, code: Code, run: Value) -> list[Value]:
         """Loads the scales of a run, two vectors of 16."""
@@ -85,10 +106,10 @@ class GroupPanels:
         place = run + PANEL * self.scales.itemsize
         return [_load(code, place, self.offsets, half * LANES) for half in range(2)]
 
-    def decoder(self, code: Code) -> Callable[[Value], list[Value]]:
-        """Returns a function that loads the step at an address, as `Panels.halves`."""
+    def decoder(self, code: Code) -> Callable[[Value], list[list[Value]]]:
+        """Returns a function that loads the step at an address: two vectors of 16 outputs for each of its words."""
         if self.levels.bits == 8:
-            return lambda address: _bytes(code, address, self)
+            return lambda address: [_bytes(code, address, self)]
         table = _table(code, self)
         return lambda address: _nibbles(code, address, self, table)
 
@@ -111,10 +132,9 @@ class GroupPanels:
         """Returns bytes in the order in which they are read. values: [panels, 32, in] uint8."""
         if self.levels.bits == 8:
             return (values ^ 128 if self.levels == INT8 else values).transpose(1, 2)
-        inputs = values.transpose(1, 2)
-        if self.element == FLOAT:
-            return inputs[..., :LANES] | inputs[..., LANES:] << 4
-        return inputs[:, ::2] | inputs[:, 1::2] << 4
+        order = EACH if self.element == FLOAT else EVEN_THEN_ODD
+        eight = values.unflatten(2, (-1, 8))[..., order]
+        return (eight[..., ::2] | eight[..., 1::2] << 4).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,10 +160,16 @@ def run_inputs(groups: GroupWeights, element: Element) -> int | None:
     together = gcd(min(groups.size, width), width)
     if groups.index is not None or (groups.size < width and width % groups.size):
         return None
+    step = inputs_of_step(groups.levels, element)
     for inputs in range(min(together, MOST_INPUTS), LEAST_INPUTS - 1, -1):
-        if together % inputs == 0 and inputs % element.packed == 0:
+        if together % inputs == 0 and inputs % step == 0:
             return inputs
     return None
+
+
+def inputs_of_step(levels: Levels, element: Element) -> int:
+    """Returns the inputs that are decoded at once: in 4 bits eight, a word of each output."""
+    return 8 if levels.bits == 4 else element.packed
 
 
 def can_decode(levels: Levels, has_pairs: bool) -> bool:
@@ -177,24 +203,27 @@ def _table(code: Code, panels: GroupPanels) -> Value | None:
     return Value(code, ir.Constant(WORDS, bits * 2))
 
 
-def _nibbles(code: Code, address: Value, panels: GroupPanels, table: Value | None) -> list[Value]:
-    if panels.element == FLOAT:
-        both = _unsigned(code, address)
-        chosen = [both & 15, both >> 4]
-        if table is None:
-            return [code.cast(code.to_float(one - 8), INTS) for one in chosen]
-        return [code.cast(code.looked_up(table, one), INTS) for one in chosen]
+def _nibbles(code: Code, address: Value, panels: GroupPanels, table: Value | None) -> list[list[Value]]:
+    """Decodes a word of 8 nibbles of each output.
+
+    A look-up takes the lowest bits of a lane alone, so that a shift brings each nibble, or pair, to its place.
+    """
+    words = [code.load(address, INTS, half * LANES * 4) for half in range(2)]
     made = []
-    for half in range(2):
-        both = _unsigned(code, address, half * LANES)
-        if table is not None:
-            made.append(code.cast(code.looked_up(table, code.cast((both | both << 12) & 0x000F000F, WORDS)), INTS))
-            continue
-        low, high = (code.cast(code.to_float(one - 8), INTS) for one in (both & 15, both >> 4))
-        made.append(low >> 16 | high)
+    for number in range(panels.words):
+        moved = [word >> 4 * number if number else word for word in words]
+        if table is None:
+            made.append([_computed(code, word, panels.element) for word in moved])
+        elif panels.element == FLOAT:
+            made.append([code.cast(code.looked_up(table, word), INTS) for word in moved])
+        else:
+            made.append([code.cast(code.looked_up(table, code.cast(word, WORDS)), INTS) for word in moved])
     return made
 
 
-def _unsigned(code: Code, address: Value, offset: int = 0) -> Value:
-    """Loads 16 bytes as integers of 32 bits without a sign."""
-    return Value(code, code.builder.zext(code.load(address, BYTES, offset).ir, INTS))
+def _computed(code: Code, word: Value, element: Element) -> Value:
+    """Converts the lowest nibble, or of bfloat16 those of both halves, without a table."""
+    low = code.cast(code.to_float((word & 15) - 8), INTS)
+    if element == FLOAT:
+        return low
+    return low >> 16 | code.cast(code.to_float((word >> 16 & 15) - 8), INTS)

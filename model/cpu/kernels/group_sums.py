@@ -16,6 +16,9 @@ from model.cpu.kernels.panels import PANEL
 from model.cpu.kernels.sides import TILE, Sides, WeightPanel, each_tile
 from model.cpu.kernels.values import FLOAT32, FLOATS, INTS, LANES, Value, Variable
 
+Decode = Callable[[Value], list[list[Value]]]
+"""Loads a step: two vectors of 16 outputs for each of its words."""
+
 MOST_RUNS = 1024  # of a row of inputs, whose sums a thread keeps
 PART_BYTES = 2**14  # bytes of the element that all rows go through before the next ones
 LINE = 64  # bytes that a CPU fetches at once
@@ -59,17 +62,18 @@ class _Rows:
 def _sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
     """Sums the inputs of each run, for offsets."""
     element, ones = weights.element, _ones(code, weights.element)
-    runs = panel.steps // weights.steps
+    runs = weights.runs(panel.steps)
     with code.loop(0, count) as row:
         (source,) = sides.inputs(start + row, 1)
         with code.loop(0, runs) as run:
             here, total = source + run * (weights.inputs * element.size), code.variable(code.floats(0.0))
-            if weights.steps % LANES == 0:
-                for place in range(0, weights.steps * 4, LANES * 4):
+            size = weights.inputs * element.size
+            if size % (LANES * 4) == 0:
+                for place in range(0, size, LANES * 4):
                     total.set(element.dot(code, total.value, code.load(here, INTS, place), ones))
                 made = code.summed(total.value)
             else:
-                for place in range(0, weights.steps * 4, 4):
+                for place in range(0, size, 4):
                     total.set(element.dot(code, total.value, element.everywhere(code, here, place), ones))
                 made = code.lane(total.value, 0)
             code.store(made, sides.input_sums + (row * MOST_RUNS + run) * 4)
@@ -80,24 +84,22 @@ def _ones(code: Code, element: Element) -> Value:
     return code.like(code.lane_numbers(), 0x3F800000 if element.packed == 1 else 0x3F803F80)
 
 
-def _few_rows(
-    code: Code, weights: GroupPanels, decode: Callable[[Value], list[Value]], rows: _Rows, panel: WeightPanel
-) -> None:
+def _few_rows(code: Code, weights: GroupPanels, decode: Decode, rows: _Rows, panel: WeightPanel) -> None:
     """Multiplies up to TILE rows with integers that become the element's in registers."""
     totals = [[code.variable(code.floats(0.0)) for _ in places] for places in rows.places]
-    with code.loop(0, panel.steps // weights.steps) as run:
+    with code.loop(0, weights.runs(panel.steps)) as run:
         here = panel.weights + run * weights.run
         for line in range(0, weights.head, LINE):
             code.prefetch(here + AHEAD, line)
         steps = here + weights.head
 
-        def halves(step: Value, steps: Value = steps) -> list[Value]:
+        def load(step: Value, steps: Value = steps) -> list[list[Value]]:
             place = steps + step * weights.step
             for line in range(0, weights.step, LINE):
                 code.prefetch(place + AHEAD, line)
             return decode(place)
 
-        _add_run(code, weights, here, run, rows, totals, halves)
+        _add_run(code, weights, here, run, rows, totals, load)
     for places, row in zip(rows.places, totals, strict=True):
         for place, total in zip(places, row, strict=True):
             code.store(total.value, rows.sums, place)
@@ -110,7 +112,7 @@ def _add_run(
     run: Value,
     rows: _Rows,
     totals: list[list[Variable]],
-    halves: Callable[[Value], list[Value]],
+    load: Decode,
 ) -> None:
     """Adds the products of some rows with a run to their totals.
 
@@ -121,16 +123,16 @@ def _add_run(
         run: Index of the run.
         rows: Rows.
         totals: Two vectors of each row.
-        halves: Loads a step of the run as two vectors.
+        load: Loads a step of the run by its number.
     """
-    element, first = weights.element, run * (weights.steps * 4)
+    element, first = weights.element, run * (weights.inputs * weights.element.size)
     sums = [[code.variable(code.floats(0.0)) for _ in row] for row in totals]
     with code.loop(0, weights.steps) as step:
-        loaded = halves(step)
-        for source, row in zip(rows.inputs, sums, strict=True):
-            value = element.everywhere(code, source + first + step * 4)
-            for total, half in zip(row, loaded, strict=True):
-                total.set(element.dot(code, total.value, half, value))
+        for word, halves in enumerate(load(step)):
+            for source, row in zip(rows.inputs, sums, strict=True):
+                value = element.everywhere(code, source + first + step * (weights.words * 4), word * 4)
+                for total, half in zip(row, halves, strict=True):
+                    total.set(element.dot(code, total.value, half, value))
     factors, additions = weights.factors(code, here), weights.additions(code, here)
     for number, (row, made) in enumerate(zip(sums, totals, strict=True)):
         for part, total, factor in zip(row, made, factors, strict=True):
@@ -144,7 +146,7 @@ def _add_run(
 def _many_rows(
     code: Code,
     weights: GroupPanels,
-    decode: Callable[[Value], list[Value]],
+    decode: Decode,
     start: Value,
     count: Value,
     sides: Sides,
@@ -153,18 +155,19 @@ def _many_rows(
     """Multiplies more rows, some runs at a time, whose integers become the element's once for all rows."""
     with code.loop(0, count * 2) as vector:
         code.store(code.floats(0.0), sides.sums + vector * (LANES * 4))
-    words = PANEL * 4  # bytes of a step of the element
-    most = max(1, PART_BYTES // words // weights.steps)
-    room, runs = code.room(most * weights.steps * words), panel.steps // weights.steps
+    decoded = PANEL * 4 * weights.words  # bytes of a step
+    most = max(1, PART_BYTES // decoded // weights.steps)
+    room, runs = code.room(most * weights.steps * decoded), weights.runs(panel.steps)
     with code.loop(0, runs, most) as first:
         here, number = panel.weights + first * weights.run, code.smaller(runs - first, code.integer(most))
         with code.loop(0, number) as run, code.loop(0, weights.steps) as step:
             source = here + run * weights.run + weights.head + step * weights.step
             for line in range(0, weights.step, LINE):
                 code.prefetch(source + number * weights.run, line)
-            place = room + (run * weights.steps + step) * words
-            for half, values in enumerate(decode(source)):
-                code.store(values, place, half * LANES * 4)
+            place = room + (run * weights.steps + step) * decoded
+            for number_of_word, halves in enumerate(decode(source)):
+                for half, values in enumerate(halves):
+                    code.store(values, place, (number_of_word * 2 + half) * LANES * 4)
 
         def tile(row: Value, size: int, first: Value = first, here: Value = here, number: Value = number) -> None:
             beyond = row - start
@@ -173,12 +176,13 @@ def _many_rows(
             )
             totals = [[code.variable(code.load(rows.sums, FLOATS, place)) for place in row] for row in rows.places]
             with code.loop(0, number) as run:
-                base = room + run * (weights.steps * words)
+                base = room + run * (weights.steps * decoded)
 
-                def halves(step: Value, base: Value = base) -> list[Value]:
-                    return [code.load(base + step * words, INTS, half * LANES * 4) for half in range(2)]
+                def load(step: Value, base: Value = base) -> list[list[Value]]:
+                    vectors = [code.load(base + step * decoded, INTS, i * LANES * 4) for i in range(2 * weights.words)]
+                    return [vectors[i : i + 2] for i in range(0, len(vectors), 2)]
 
-                _add_run(code, weights, here + run * weights.run, first + run, rows, totals, halves)
+                _add_run(code, weights, here + run * weights.run, first + run, rows, totals, load)
             for places, made in zip(rows.places, totals, strict=True):
                 for place, total in zip(places, made, strict=True):
                     code.store(total.value, rows.sums, place)
