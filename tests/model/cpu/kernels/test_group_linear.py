@@ -59,8 +59,8 @@ def near(machine: Machine, groups: GroupWeights, element: Element, rows: int) ->
 
 @pytest.mark.parametrize("element", [FLOAT, BFLOAT], ids=lambda e: e.name)
 @pytest.mark.parametrize("levels", KINDS, ids=lambda levels: levels.name)
-@pytest.mark.parametrize("size", [32, 64, 4096])
-@pytest.mark.parametrize("offsets", [None, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [32, 4096])
+@pytest.mark.parametrize("offsets", [None, torch.float16], ids=str)
 def test_equals_the_product_of_what_the_groups_stand_for(
     machine: Machine, element: Element, levels: Levels, size: int, offsets: torch.dtype | None
 ) -> None:
@@ -69,7 +69,7 @@ def test_equals_the_product_of_what_the_groups_stand_for(
         near(machine, groups, element, rows)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.sampled_from([FLOAT, BFLOAT]),
     st.sampled_from(KINDS),
@@ -146,8 +146,7 @@ def test_levels_that_need_a_table_need_wide_registers() -> None:
         (96, 32, FLOAT, 32),
         (100, 32, BFLOAT, None),  # the last group is smaller
         (28, 4, BFLOAT, None),  # too small
-        (27, 27, BFLOAT, None),  # pairs
-        (27, 27, FLOAT, 27),
+        (40, 20, FLOAT, None),  # eight are decoded at once
     ],
 )
 def test_inputs_of_a_run(width: int, size: int, element: Element, expected: int | None) -> None:
