@@ -17,7 +17,7 @@ from model.footprint import weight_bytes
 from model.tensors import Tensors
 from model.weight_formats import int4
 from model.weight_formats.groups import bring_back
-from model.weight_formats.int4 import group_size, quantize_groups
+from model.weight_formats.int4 import Floats, group_size, quantize_groups
 from model.weight_formats.int8 import quantize
 from model.weight_formats.registry import open_weight_format
 from model.weights import Checkpoint
@@ -184,19 +184,19 @@ def test_two_ranks_are_as_near_as_one(shelf: Shelf) -> None:
     assert 0 < errors[1] < 1.5 * errors[0]
 
 
-def truncated(weights: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    return ((weights - offset) / torch.where(scale == 0, 1.0, scale)).trunc().clamp(-8, 7)
+def truncated(weights: Floats, scale: Floats, offset: Floats) -> Floats:
+    return np.clip(np.trunc((weights - offset) / np.where(scale == 0, 1, scale)), -8, 7)
 
 
-def one_less(weights: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    return (REAL_NEAREST(weights, scale, offset) + 1).clamp(-8, 7)
+def one_less(weights: Floats, scale: Floats, offset: Floats) -> Floats:
+    return np.clip(REAL_NEAREST(weights, scale, offset) + 1, -8, 7)
 
 
 REAL_NEAREST = int4._nearest
 
 
 @pytest.mark.parametrize("fault", [truncated, one_less])
-def test_harness_catches(fault: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harness_catches(fault: Callable[..., Floats], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int4, "_nearest", fault)
     with pytest.raises(AssertionError):
         test_a_group_loses_at_most_what_rounding_between_its_extremes_does()
