@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from model.config import ModelConfig
 from model.fields import Fields
+from model.weight_formats.awq import AwqFormat
 from model.weight_formats.format import WeightFormat
 from model.weight_formats.gptq import GptqFormat
 from model.weight_formats.int8 import Int8Format
@@ -12,7 +13,7 @@ from model.weight_formats.plain import PLAIN
 ONLINE: dict[str, Callable[[], WeightFormat]] = {"int8": Int8Format}
 """Formats that are made from plain weights at load; `model.settings.QUANTIZATIONS` has the same names."""
 
-STORED: dict[str, Callable[[Fields], WeightFormat]] = {"gptq": GptqFormat}
+STORED: dict[str, Callable[[Fields], WeightFormat]] = {"awq": AwqFormat, "gptq": GptqFormat}
 """Formats by `quant_method`, made of 'quantization_config'; `model.config.STORED_FORMATS` has the same names."""
 
 
