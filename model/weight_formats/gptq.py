@@ -5,7 +5,9 @@ A linear is stored in
 - `qweight` [in * bits / 32, out] int32: the integers of consecutive inputs, the first in the lowest bits;
 - `qzeros` [groups, out * bits / 32] int32: the zero points of consecutive outputs;
 - `scales` [groups, out], floating point;
-- `g_idx` [in] int32: the group of each input. With 'desc_act' groups are not runs of inputs.
+- `g_idx` [in] int32: the group of each input. With 'desc_act' groups are not runs of inputs; else it may be missing.
+
+Until late in 2023 AutoGPTQ wrote a `bias` for every linear, of zeros where the model has none.
 
 The layout is that of `pack` and `dequantize_weight` in GPTQModel's gptqmodel/nn_modules/qlinear, zero points that of
 `convert_gptq_v1_to_v2_format_module` in its gptqmodel/utils/model.py.
@@ -120,7 +122,8 @@ class GptqFormat:
         return (
             StoredTensor("qweight", words, torch.int32, rows=Axis(1), columns=Axis(0, packing.word)),
             *packing.of_groups(out, width, divided=not self._ordered),
-            StoredTensor("g_idx", (width,), torch.int32, columns=Axis(0)),
+            StoredTensor("g_idx", (width,), torch.int32, columns=Axis(0), optional=not self._ordered),
+            StoredTensor("bias", (out,), rows=Axis(0), optional=True),
         )
 
     def stacked(self, out: int, width: int) -> Sequence[StoredTensor]:  # noqa: ARG002
@@ -140,6 +143,8 @@ class GptqFormat:
 
         Raises CheckpointError for a group that does not exist, and for an order that config.json denies.
         """
+        if "g_idx" not in weight.tensors:
+            return None
         index, groups = weight["g_idx"].to(torch.int64), _groups(weight)
         if index.is_meta:
             return index if self._ordered else None

@@ -40,6 +40,7 @@ from tests.model.weight_formats.test_groups import bits, divided, linears
 from tests.model.weight_formats.unpacking import check, draw, runs, stored
 
 CPU = torch.device("cpu")
+LINEAR = "model.layers.1.mlp.down_proj"
 SCHEMES = {
     "llama-biases": Scheme(32, symmetric=True, scales=torch.float32),
     "phi3": Scheme(32, bits=8, version="gptq_v2"),
@@ -218,6 +219,33 @@ def test_groups_that_are_all_0_are_runs_without_desc_act() -> None:
     assert torch.equal(bring_back(made.groups(zeroed)), linear.plain())
 
 
+def test_biases_of_zeros_are_none(shelf: Shelf, tmp_path: Path) -> None:
+    """As AutoGPTQ wrote them for models that have no biases."""
+    source = shelf.checkpoint(BY_NAME["mistral"])
+    quantized, plain = write_twins(source, tmp_path, linears(source), lambda _: Scheme(16))
+
+    def biased(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        linears_ = {name.removesuffix(".qweight"): t.shape[1] for name, t in tensors.items() if ".qweight" in name}
+        return tensors | {f"{name}.bias": torch.zeros(out, dtype=torch.float16) for name, out in linears_.items()}
+
+    edit_tensors(quantized, biased)
+    assert bits(quantized, 1) == bits(plain, 1)
+    assert bits(quantized, 2) == bits(plain, 2)
+    name = f"{LINEAR}.bias"
+    edit_tensors(quantized, lambda tensors: tensors | {name: tensors[name] + torch.eye(64, dtype=torch.float16)[5]})
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is not zero, and not part of the model"):
+        load_it(quantized)
+
+
+def test_g_idx_may_be_missing_without_desc_act(shelf: Shelf, tmp_path: Path) -> None:
+    quantized, plain = twins_of("llama-biases", shelf, tmp_path, Scheme(32))
+    edit_tensors(quantized, lambda tensors: {name: one for name, one in tensors.items() if ".g_idx" not in name})
+    assert bits(quantized, 2) == bits(plain, 2)
+    options(quantized, desc_act=True)
+    with pytest.raises(CheckpointError, match=r"self_attn.q_proj.g_idx is missing"):
+        load_it(quantized)
+
+
 # Ranks.
 
 
@@ -276,9 +304,6 @@ def test_linears_that_do_not_fill_words(out: int, width: int, what: str) -> None
         made.tensors(out, width)
 
 
-LINEAR = "model.layers.1.mlp.down_proj"
-
-
 @pytest.mark.parametrize(
     ("key", "change", "message"),
     [
@@ -287,7 +312,7 @@ LINEAR = "model.layers.1.mlp.down_proj"
         ("g_idx", lambda g: g.flip(0), r"\.g_idx orders inputs by activation; 'desc_act' is false in .*config.json: "),
         ("g_idx", lambda g: g[:-1], r"\.g_idx in model.safetensors has shape \[95\], config.json needs \[96\]"),
         ("g_idx", lambda g: g.long(), r"\.g_idx .* is of torch.int64, must be torch.int32"),
-        ("g_idx", None, r"\.g_idx is missing"),
+        ("qweight", None, r"\.qweight is missing"),
         ("qweight", lambda q: q[:-1], r"\.qweight .* has shape \[11, 64\], config.json needs \[12, 64\]"),
         ("qzeros", lambda q: q + 1, r"\.qzeros holds the zero point 9; 'sym' is true in .*config.json, so that all"),
         ("qzeros", lambda q: q[:, :-1], r"\.qzeros .* has shape \[3, 7\], config.json needs \[3, 8\]"),

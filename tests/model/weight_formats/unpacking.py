@@ -29,7 +29,8 @@ def stored(scheme: Scheme, linear: Quantized, **options: object) -> tuple[GroupF
     made = STORED[said["quant_method"]](Fields(Path("config.json"), said))
     assert isinstance(made, GroupFormat)
     out, width = linear.values.shape
-    described, tensors = made.tensors(out, width), scheme.pack(linear)
+    tensors = scheme.pack(linear)
+    described = [one for one in made.tensors(out, width) if not one.optional or one.key in tensors]
     assert {one.key: one.shape for one in described} == {key: tuple(one.shape) for key, one in tensors.items()}
     return made, StoredWeight("model.layers.0.mlp.up_proj", out, width, described, tensors)
 
