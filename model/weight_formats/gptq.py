@@ -13,7 +13,6 @@ The layout is that of `pack` and `dequantize_weight` in GPTQModel's gptqmodel/nn
 `convert_gptq_v1_to_v2_format_module` in its gptqmodel/utils/model.py.
 """
 
-import re
 from collections.abc import Sequence
 from math import lcm
 from typing import Any
@@ -26,6 +25,7 @@ from model.fields import Fields
 from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
 from model.weight_formats.groups import GroupProducts, GroupWeights
 from model.weight_formats.modules import in_layer, is_within, read_names, read_rules, rule_of
+from model.weight_formats.patterns import NamePattern
 from model.weight_formats.plain import PLAIN
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
 from model.weight_formats.words import Packing, read_group_size, unpack_words
@@ -81,10 +81,10 @@ class GptqFormat:
         self._chosen_by = self._formats_of_rules(options)
         self.blocks = self._blocks()
 
-    def _formats_of_rules(self, options: Fields) -> dict[re.Pattern[str], WeightFormat]:
+    def _formats_of_rules(self, options: Fields) -> dict[NamePattern, WeightFormat]:
         """Returns the format of the linears that each rule of 'dynamic' is for."""
         made: list[tuple[dict[str, Any], WeightFormat]] = [({}, self)]
-        chosen: dict[re.Pattern[str], WeightFormat] = {}
+        chosen: dict[NamePattern, WeightFormat] = {}
         for rule in self._rules:
             if rule.overrides is None:
                 chosen[rule.pattern] = PLAIN

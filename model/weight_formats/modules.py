@@ -2,18 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from model.errors import CheckpointError, shown
 from model.fields import Fields
+from model.weight_formats.patterns import NamePattern
 
 MOST_RULES = 256
-LONGEST_PATTERN = 500
-MOST_REPETITIONS = 4
-"""Bounds of the time that a name is matched in. A repetition of a repetition would make it exponential."""
 
-_REPETITION, _NESTED = re.compile(r"[*+{]"), re.compile(r"\)[*+{]")
 _LAYER = re.compile(r"(?:^|\.)\d+\.")
 
 
@@ -42,11 +39,11 @@ class Rule:
     """A rule of 'dynamic'.
 
     Attributes:
-        pattern: Regex of the beginning of a linear's name.
+        pattern: Pattern of the beginning of a linear's name.
         overrides: Options that differ for these linears. None where they are not quantized.
     """
 
-    pattern: re.Pattern[str] = field(repr=False)
+    pattern: NamePattern
     overrides: dict[str, Any] | None
 
 
@@ -54,7 +51,7 @@ def read_rules(options: Fields) -> list[Rule]:
     """Reads 'dynamic' of GPTQModel: "-:REGEX" for linears that are plain, "+:REGEX" or "REGEX" for other options.
 
     Raises:
-        CheckpointError: A rule is of another form, or its regex might take long.
+        CheckpointError: A rule is of another form, or its regex is not understood.
     """
     if options.values.get("dynamic") in (None, False):
         return []
@@ -68,21 +65,14 @@ def _rule(options: Fields, text: str, overrides: object) -> Rule:
     excluded, pattern = text.startswith("-:"), re.sub(r"^[-+]:", "", text)
     if not excluded and not isinstance(overrides, dict):
         raise CheckpointError(f"{options.path}: the rule {shown(text)} of 'dynamic' is {shown(overrides)}, no object")
-    if (
-        len(pattern) > LONGEST_PATTERN
-        or len(_REPETITION.findall(pattern)) > MOST_REPETITIONS
-        or _NESTED.search(pattern) is not None
-    ):
-        raise CheckpointError(
-            f"{options.path}: the rule {shown(text)} of 'dynamic' may have {LONGEST_PATTERN} characters, "
-            f"{MOST_REPETITIONS} repetitions, and none of a group"
-        )
     try:
-        return Rule(re.compile(pattern), None if excluded else overrides)  # type: ignore[arg-type]
-    except (re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{options.path}: the rule {shown(text)} of 'dynamic' is no regex: {error}") from None
+        return Rule(NamePattern(pattern), None if excluded else overrides)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise CheckpointError(
+            f"{options.path}: the regex of the rule {shown(text)} of 'dynamic' is not served: {error}"
+        ) from None
 
 
 def rule_of(rules: Sequence[Rule], name: str) -> Rule | None:
     """Returns the first rule that matches a linear's name, None where none does."""
-    return next((rule for rule in rules if rule.pattern.match(name)), None)
+    return next((rule for rule in rules if rule.pattern.matches(name)), None)
