@@ -117,6 +117,7 @@ class Packing:
         if not zeros.is_meta and (other := zeros != middle).any():
             raise CheckpointError(
                 f"{weight.name}.qzeros holds the zero point {int(zeros[other][0])}; {self.middle} in {self.path}, so "
-                f"that all must be {middle}: if the weights are right, set the option to its other value"
+                f"that all must be {middle}. Does 'quantization_config' belong to these weights? The other value of "
+                "this option permits any zero point"
             )
         return scales, None

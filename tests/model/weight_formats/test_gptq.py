@@ -157,8 +157,9 @@ def test_bits_are_those_of_the_plain_weights(case: str, ranks: int, shelf: Shelf
     assert bits(quantized, ranks) == bits(plain, ranks)
 
 
-def test_ids_are_those_of_transformers(shelf: Shelf, tmp_path: Path) -> None:
-    quantized, plain = twins_of("llama-biases", shelf, tmp_path, Scheme(16, ordered=True))
+@pytest.mark.parametrize("case", SCHEMES)
+def test_ids_are_those_of_transformers(case: str, shelf: Shelf, tmp_path: Path) -> None:
+    quantized, plain = twins_of(case, shelf, tmp_path)
     compare(ask(quantized, FEW), reference.read(plain, PROMPTS, FEW))
 
 
