@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from model.config import ModelConfig
 from model.fields import Fields
+from model.weight_formats.awq import AwqFormat
 from model.weight_formats.format import WeightFormat
+from model.weight_formats.gptq import GptqFormat
 from model.weight_formats.int4 import Int4Format
 from model.weight_formats.int8 import Int8Format
 from model.weight_formats.plain import PLAIN
@@ -12,7 +14,7 @@ from model.weight_formats.plain import PLAIN
 ONLINE: dict[str, Callable[[], WeightFormat]] = {"int8": Int8Format, "int4": Int4Format}
 """Formats that are made from plain weights at load; `model.settings.QUANTIZATIONS` has the same names."""
 
-STORED: dict[str, Callable[[Fields], WeightFormat]] = {}
+STORED: dict[str, Callable[[Fields], WeightFormat]] = {"awq": AwqFormat, "gptq": GptqFormat}
 """Formats by `quant_method`, made of 'quantization_config'; `model.config.STORED_FORMATS` has the same names."""
 
 
