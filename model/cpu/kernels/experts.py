@@ -15,7 +15,7 @@ from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.group_panels import GroupPanels
-from model.cpu.kernels.linear import Epilogue, multiply, sides_of
+from model.cpu.kernels.linear import Epilogue, InputSums, multiply, sides_of
 from model.cpu.kernels.logits import first_largest
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.rows import Writer, shared_rows
@@ -201,11 +201,13 @@ def write_experts(weights: Panels | GroupPanels, ending: Epilogue, gather: bool)
         jobs, count, order, used, x, x_stride, places, panels, steps, y, y_stride, scales = code.arguments(12)
         number_of_jobs, plain = code.held(count), sides_of(code, weights, x, x_stride, y, y_stride)
         sides = _Ordered(x, x_stride, y, y_stride, plain.sums, plain.input_sums, code, order, used if gather else None)
+        input_sums = InputSums(code, weights, sides, steps)
         # Panel by panel through all jobs: they are of many sizes, and threads have the same of each.
         first, last = code.share(number_of_jobs * panels)
         with code.loop(first, last) as item:
             number, job = item // number_of_jobs, jobs + item % number_of_jobs * (8 * len(JOB))
             expert, start, rows = (code.load(job, INT64, 8 * i) for i in range(len(JOB)))
+            input_sums.make(job, start, rows)
             own = code.load(places + expert * 8, INT64) + number * weights.panel_bytes(steps)
             factors = code.load(scales + expert * 8, INT64) + number * (PANEL * 4) if ending.scaled else own
             multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, own, factors))

@@ -28,9 +28,10 @@ AHEAD = 4096  # bytes
 def add_group_sums(
     code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, panel: WeightPanel
 ) -> None:
-    """Leaves the sums of `count` rows from `start` on, at most MOST_ROWS, in their room."""
-    if weights.offsets is not None:
-        _sum_inputs(code, weights, start, count, sides, panel)
+    """Leaves the sums of `count` rows from `start` on, at most MOST_ROWS, in their room.
+
+    Those of their inputs are in theirs, see `sum_inputs`, where weights have offsets.
+    """
     decode = weights.decoder(code)
     for size in range(1, TILE + 1):
         with code.when(count.equals(size)):
@@ -59,10 +60,19 @@ class _Rows:
         return [[(row * PANEL + half * LANES) * 4 for half in range(2)] for row in range(len(self.inputs))]
 
 
-def _sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
-    """Sums the inputs of each run, for offsets."""
+def sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, steps: Value) -> None:
+    """Sums the inputs of each run of `count` rows from `start` on, for offsets; the same for all panels.
+
+    Args:
+        code: The kernel.
+        weights: Layout.
+        start: First row.
+        count: The number of rows, at most MOST_ROWS.
+        sides: Places of rows and of the sums.
+        steps: Words of the element that a row of inputs has.
+    """
     element, ones = weights.element, _ones(code, weights.element)
-    runs = weights.runs(panel.steps)
+    runs = weights.runs(steps)
     with code.loop(0, count) as row:
         (source,) = sides.inputs(start + row, 1)
         with code.loop(0, runs) as run:
