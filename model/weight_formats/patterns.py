@@ -78,9 +78,11 @@ class _Reader:
         steps = []
         while self._kind not in ("", "bar", "close"):
             step = self._one()
-            while self._kind == "times":
+            if self._kind == "times":
                 step = _repeated(step, *_times(self._text))
                 self._next()
+            if self._kind == "times":  # possessive, as "a*+"
+                raise ValueError(f"{self._text!r} before character {self._at + 1} repeats a repetition")
             steps.append(step)
         return _one_by_one(steps)
 
@@ -159,9 +161,11 @@ def _ahead(step: Step, wanted: bool) -> Step:
 def _repeated(step: Step, least: int, most: int | None) -> Step:
     def run(name: str, places: Places) -> Places:
         for _ in range(least):
-            places = step(name, places)
+            before, places = places, step(name, places)
             if not places:
                 return _NOWHERE
+            if places == before:  # as after any more times: "((a?){999}){999}" would take 999 * 999
+                break
         found = places
         times = least
         while places and (most is None or times < most):

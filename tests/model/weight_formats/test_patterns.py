@@ -47,7 +47,15 @@ def test_patterns_as_they_are_written(pattern: str, matching: str, other: str) -
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+$", "a?" * 60 + "a" * 60 + "$", "(a|a|b)*c", "(((a*)*)*)*b", "(.|.)" * 80 + "b"]
+    "pattern",
+    [
+        "(a+)+$",
+        "a?" * 60 + "a" * 60 + "$",
+        "(a|a|b)*c",
+        "(((a*)*)*)*b",
+        "(.|.)" * 80 + "b",
+        "((((a?){999}){999}){999}){999}b",
+    ],
 )
 def test_patterns_that_re_does_not_finish(pattern: str) -> None:
     assert not NamePattern(pattern).matches("a" * 59 + "!")
@@ -59,6 +67,7 @@ def test_patterns_that_re_does_not_finish(pattern: str) -> None:
         ("(a", "a group is not closed at character 3"),
         ("a)", r"'\)' before character 3 closes nothing"),
         ("*a", r"'\*' before character 2 repeats nothing"),
+        ("a*+b", r"'\+' before character 4 repeats a repetition"),
         ("[a", "character 1 is not understood"),
         (r"(a)\1", "character 4 is not understood"),
         ("(?i)a", "character 1 is not understood"),
