@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from model.config import ModelConfig
 from model.fields import Fields
+from model.weight_formats.compressed_tensors import CompressedTensors
 from model.weight_formats.format import WeightFormat
 from model.weight_formats.int8 import Int8Format
 from model.weight_formats.plain import PLAIN
@@ -11,7 +12,9 @@ from model.weight_formats.plain import PLAIN
 ONLINE: dict[str, Callable[[], WeightFormat]] = {"int8": Int8Format}
 """Formats that are made from plain weights at load; `model.settings.QUANTIZATIONS` has the same names."""
 
-STORED: dict[str, Callable[[Fields], WeightFormat]] = {}
+STORED: dict[str, Callable[[Fields], WeightFormat]] = {
+    "compressed-tensors": CompressedTensors,
+}
 """Formats by `quant_method`, made of 'quantization_config'; `model.config.STORED_FORMATS` has the same names."""
 
 
