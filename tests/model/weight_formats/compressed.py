@@ -74,10 +74,13 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A linear. tensors: by their names behind the linear's. meant: the weights that they stand for, float32."""
+    """A linear. tensors: by their names behind the linear's. meant: the weights that they stand for, float32. scale: of
+    its inputs, where the checkpoint has one.
+    """
 
     tensors: dict[str, Tensor]
     meant: Tensor
+    scale: float | None = None
 
 
 def stored(weight: Tensor, recipe: Recipe, seed: int = 0) -> Stored:
@@ -120,7 +123,11 @@ def stored(weight: Tensor, recipe: Recipe, seed: int = 0) -> Stored:
         )
     if recipe.actorder == "group":
         tensors["weight_g_idx"] = as_tensor((back // columns).astype(np.int32))
-    return Stored(tensors, as_tensor(meant.astype(np.float32)))
+    scale = None
+    if recipe.inputs is not None and not recipe.inputs["dynamic"]:
+        scale = float(np.float32(0.02 + seed % 7 / 300))
+        tensors["input_scale"] = torch.tensor([scale])
+    return Stored(tensors, as_tensor(meant.astype(np.float32)), scale)
 
 
 def _scale(part: np.ndarray, recipe: Recipe) -> tuple[float, int]:
@@ -157,8 +164,8 @@ def recipe_of(name: str, recipes: Sequence[Recipe]) -> Recipe:
 
 def compress(
     directory: Path, plain: Path, names: Sequence[str], recipes: Sequence[Recipe], ignore: Sequence[str] = ("lm_head",)
-) -> None:
-    """Stores these weights by the recipes; in `plain`, as what they stand for."""
+) -> dict[str, Stored]:
+    """Stores these weights by the recipes; in `plain`, as what they stand for. Returns them by name."""
     made: dict[str, Stored] = {}
 
     def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -172,3 +179,4 @@ def compress(
     edit_tensors(directory, change)
     edit_config(directory, lambda values: values | {"quantization_config": config_of(recipes, ignore)})
     edit_tensors(plain, lambda tensors: tensors | {name: one.meant for name, one in made.items()})
+    return made
