@@ -6,6 +6,7 @@ from model.config import ModelConfig
 from model.fields import Fields
 from model.weight_formats.compressed_tensors import CompressedTensors
 from model.weight_formats.format import WeightFormat
+from model.weight_formats.fp8 import Fp8
 from model.weight_formats.int8 import Int8Format
 from model.weight_formats.plain import PLAIN
 
@@ -14,6 +15,7 @@ ONLINE: dict[str, Callable[[], WeightFormat]] = {"int8": Int8Format}
 
 STORED: dict[str, Callable[[Fields], WeightFormat]] = {
     "compressed-tensors": CompressedTensors,
+    "fp8": Fp8,
 }
 """Formats by `quant_method`, made of 'quantization_config'; `model.config.STORED_FORMATS` has the same names."""
 
