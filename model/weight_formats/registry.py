@@ -8,6 +8,7 @@ from model.weight_formats.compressed_tensors import CompressedTensors
 from model.weight_formats.format import WeightFormat
 from model.weight_formats.fp8 import Fp8
 from model.weight_formats.int8 import Int8Format
+from model.weight_formats.mxfp4 import Mxfp4
 from model.weight_formats.plain import PLAIN
 
 ONLINE: dict[str, Callable[[], WeightFormat]] = {"int8": Int8Format}
@@ -16,6 +17,7 @@ ONLINE: dict[str, Callable[[], WeightFormat]] = {"int8": Int8Format}
 STORED: dict[str, Callable[[Fields], WeightFormat]] = {
     "compressed-tensors": CompressedTensors,
     "fp8": Fp8,
+    "mxfp4": Mxfp4,
 }
 """Formats by `quant_method`, made of 'quantization_config'; `model.config.STORED_FORMATS` has the same names."""
 
