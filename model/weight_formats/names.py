@@ -5,17 +5,20 @@ Python's patterns can take exponential time. They come from untrusted files, so 
 
 import re
 from collections.abc import Iterator, Sequence
+from math import comb, prod
 
 from model.errors import CheckpointError, shown
 from model.fields import Fields
 
 MOST_NAMES = 100_000
 LONGEST_PATTERN = 500
-MOST_REPEATS = 5  # of a pattern: a name of n characters takes at most about n ** 5 / 120 steps
 MOST_PATTERNS = 256
+MOST_STEPS = 4_000_000  # for all patterns of a list and one name: 40 ms
+NAME = 64  # characters that a name may have, about
 PATTERN = "re:"
 
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
+_NUMBER = re.compile(r"(?:\\d|\[0-9\])[*+]")  # names have a few digits, each number behind a dot
 _REPEAT = re.compile(r"(?<!\\)(?:[*+{]|(?<!\()\?)")
 
 
@@ -35,8 +38,7 @@ class NameList:
         names = read_names(fields, key)
         self._exact = frozenset(name for name in names if not name.startswith(PATTERN))
         patterns = [name.removeprefix(PATTERN) for name in names if name.startswith(PATTERN)]
-        if len(patterns) > MOST_PATTERNS:
-            raise CheckpointError(f"{fields.path}: {key!r} has {len(patterns)} patterns, may have {MOST_PATTERNS}")
+        _check_patterns(fields, key, patterns)
         self._patterns = [_compiled(fields, key, pattern) for pattern in patterns]
 
     def names(self, word: str) -> bool:
@@ -60,12 +62,7 @@ class ModuleList:
         """Reads the lists under these keys. Raises CheckpointError."""
         names = {name for key in keys for name in read_names(fields, key)}
         starred = [name for name in names if "*" in name]
-        for name in starred:
-            if name.count("*") > MOST_REPEATS or len(name) > LONGEST_PATTERN:
-                raise CheckpointError(f"{fields.path}: {keys[0]!r} has {shown(name)}, may have {MOST_REPEATS} stars")
-        if len(starred) > MOST_PATTERNS:
-            raise CheckpointError(f"{fields.path}: {keys[0]!r} has {len(starred)} names with stars, may have "
-                                  f"{MOST_PATTERNS}")  # fmt: skip
+        _check_patterns(fields, keys[0], starred)
         self._exact = names
         self._patterns = [re.compile(".*".join(map(re.escape, name.split("*")))) for name in starred]
 
@@ -90,14 +87,38 @@ def _aliases(name: str) -> tuple[str, ...]:
     return (name, f"language_model.{name}", f"model.language_model.{inner}", f"model.text_model.{inner}")
 
 
+def _check_patterns(fields: Fields, key: str, patterns: Sequence[str]) -> None:
+    """Raises CheckpointError for patterns that together could take long to match."""
+    if len(patterns) > MOST_PATTERNS:
+        raise CheckpointError(f"{fields.path}: {key!r} has {len(patterns)} patterns, may have {MOST_PATTERNS}")
+    steps = 0
+    for pattern in patterns:
+        where = f"{fields.path}: {key!r} has the pattern {shown(pattern)}"
+        if len(pattern) > LONGEST_PATTERN:
+            raise CheckpointError(f"{where} of {len(pattern)} characters, may have {LONGEST_PATTERN}")
+        if _REPEATED_GROUP.search(pattern):
+            raise CheckpointError(f"{where}, which may have no * + {{ behind a group: matching could take forever")
+        steps += _steps(pattern)
+        if steps > MOST_STEPS:
+            raise CheckpointError(
+                f"{where}, one of {len(patterns)}: matching could take {steps} steps, may take {MOST_STEPS}; name the "
+                "linears, or use fewer * + ? and |"
+            )
+
+
+def _steps(pattern: str) -> int:
+    """Returns about how many ways there are to match a name, at most."""
+    if "(" not in pattern and "|" in pattern:
+        return sum(map(_steps, pattern.split("|")))
+    # Each repeat takes any number of characters: the ways to share a name among them. Each group has one alternative.
+    repeats = len(_REPEAT.findall(_NUMBER.sub("", pattern)))
+    return comb(NAME + repeats, repeats) * prod(part.count("|") + 1 for part in pattern.split(")"))
+
+
 def _compiled(fields: Fields, key: str, pattern: str) -> re.Pattern[str]:
-    """Compiles a pattern whose matching takes bounded time. Raises CheckpointError for another one."""
-    where = f"{fields.path}: {key!r} has the pattern {shown(pattern)}"
-    if len(pattern) > LONGEST_PATTERN:
-        raise CheckpointError(f"{where} of {len(pattern)} characters, may have {LONGEST_PATTERN}")
-    if _REPEATED_GROUP.search(pattern) or len(_REPEAT.findall(pattern)) > MOST_REPEATS:
-        raise CheckpointError(f"{where}, which may have {MOST_REPEATS} of * + ? {{ and no * + {{ behind a group")
+    """Compiles a pattern. Raises CheckpointError where it is none."""
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
+        where = f"{fields.path}: {key!r} has the pattern {shown(pattern)}"
         raise CheckpointError(f"{where}, which is no regular expression: {error}") from None

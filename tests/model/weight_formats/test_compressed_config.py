@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model.errors import CheckpointError
 from model.fields import Fields
@@ -54,6 +56,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ignore": "lm_head"}, "'ignore' is 'lm_head', must be of type list"),
     ({"ignore": [7]}, r"'ignore' is \[7\], must be a list"),
     ({"ignore": ["re:(a+)+b"]}, r"'ignore' has the pattern '\(a\+\)\+b'"),
+    ({"ignore": ["re:.*a.*a.*a.*a.*a"]}, "matching could take 11238513 steps, may take 4000000; name the linears"),
+    ({"ignore": ["re:" + "(.|.)" * 60]}, "matching could take 1152921504606846976 steps"),
+    ({"ignore": [f"re:.*.*.*{i}" for i in range(99)]}, "one of 99: matching could take"),
+    ({"ignore": ["re:" + "a" * 501]}, "of 501 characters, may have 500"),
+    ({"ignore": ["re:a"] * 257}, "'ignore' has 257 patterns, may have 256"),
     ({"ignore": ["re:("]}, r"'ignore' has the pattern '\(', which is no regular expression"),
     (group(targets=["Embedding"]), r"'targets' is \['Embedding'\], embeddings must be plain"),
     (group(weights=None), "group_0 quantizes activations alone"),
@@ -107,3 +114,55 @@ def test_targets_and_ignored_names() -> None:
 def test_blocks_are_those_of_all_schemes() -> None:
     recipes = [replace(W4_ZEROS, own_form=True), replace(FP8_BLOCK, own_form=True, targets=("re:.*mlp",))]
     assert opened(config_of(recipes, [])).blocks == (16, 32)
+
+
+PATTERNS = [
+    r"re:.*self_attn\.(q|k|v|o)_proj$",
+    r"re:.*layers\.\d+\.mlp\.experts\.[0-9]+\.(gate|up|down)_proj.*",
+    "re:model.layers.(" + "|".join(map(str, range(64))) + r")\.mlp\..*",
+    r"re:^(?!.*lm_head).*$",
+    r"re:.*(self_)?attn.*",
+    r"re:.*router.*|.*gate$|.*shared_expert_gate.*|visual.*",
+]
+
+
+def test_patterns_as_people_write_them() -> None:
+    for pattern in PATTERNS:
+        opened(config_of([W4], [pattern]))
+    opened(config_of([W4], PATTERNS))
+
+
+json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["Linear", "re:.*"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+GROUP, ARGS = "config_groups.group_0", ("weights", "input_activations")
+PLACES = [
+    *("format", "ignore", "config_groups", "quantization_status", "sparsity_config", "transform_config", GROUP),
+    *(f"{GROUP}.{key}" for key in ("targets", "weights", "input_activations", "output_activations", "format")),
+    *(f"{GROUP}.{args}.{key}" for args in ARGS for key in (*W4.group["weights"], "block_structure")),
+]
+"""Fields of the config, by their path."""
+
+
+@given(st.sampled_from([W4, FP8_BLOCK, INT8]), st.dictionaries(st.sampled_from(PLACES), json, max_size=3))
+def test_any_config_is_read_or_refused(recipe: Recipe, changes: dict[str, Any]) -> None:
+    values = config_of([replace(recipe, inputs={"num_bits": 8, "dynamic": True, "strategy": "token"})], ["lm_head"])
+    for place, value in sorted(changes.items()):
+        *path, last = place.split(".")
+        inner: Any = values
+        for key in path:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner[last] = value
+    try:
+        form = opened(values).for_linear("model.layers.0.mlp.up_proj")
+    except CheckpointError:
+        return
+    form.tensors(40, 96)

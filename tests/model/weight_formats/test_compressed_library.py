@@ -1,5 +1,7 @@
 """What the library compressed-tensors writes and reads back is what Quire reads: tensors, weights, activations."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,14 @@ from model.weight_formats.activations import RowRounding
 from model.weight_formats.compressed_tensors import CompressedTensors
 from model.weight_formats.groups import GroupFormat, bring_back
 from model.weight_formats.stored import StoredWeight
-from tests.model.weight_formats.compressed import Recipe, config_of
-from tests.model.weight_formats.recipes import RECIPES
+from tests.model.families.cases import BY_NAME
+from tests.model.families.conftest import Shelf
+from tests.model.families.parity import ask, compare
+from tests.model.families.prompts import FEW, PROMPTS
+from tests.model.families.reference import read
+from tests.model.weight_formats.compressed import Recipe, compress, config_of
+from tests.model.weight_formats.recipes import FP8_BLOCK, INT8, RECIPES, W4, W8_CHANNEL
+from tests.model.weight_formats.test_groups import linears
 
 # The library has dropped actorder "group", which its earlier versions wrote.
 WRITTEN = [recipe for recipe in RECIPES if recipe.actorder != "group"]
@@ -88,3 +96,24 @@ def test_activations(name: str) -> None:
     else:
         scale, zero = torch.tensor([rounding.scale]), torch.zeros(1)
     assert torch.equal(rounding(x[:, 0]), fake_quantize(x, scale, zero, args)[:, 0])
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("library"))
+
+
+@pytest.mark.parametrize(
+    ("case", "recipe"),
+    [("llama-biases", W4), ("phi3", W8_CHANNEL), ("gemma2", replace(INT8, own_form=True)), ("starcoder2", FP8_BLOCK)],
+    ids=str,
+)
+def test_tokens_are_those_of_transformers(case: str, recipe: Recipe, shelf: Shelf, tmp_path: Path) -> None:
+    """It reads the checkpoint with the library.
+
+    Packed zero points are left out, its shapes of them are not packed. Int8 weights need a format of the group's own.
+    """
+    source = shelf.checkpoint(BY_NAME[case])
+    compressed, plain = (Path(shutil.copytree(source, tmp_path / name)) for name in ("compressed", "plain"))
+    compress(compressed, plain, linears(source), [recipe])
+    compare(ask(compressed, FEW), read(compressed, PROMPTS, FEW))
