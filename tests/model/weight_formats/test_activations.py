@@ -20,8 +20,10 @@ from model.weight_formats import registry
 from model.weight_formats.activations import RowRounding
 from model.weight_formats.groups import GroupFormat
 from model.weight_formats.registry import open_weight_format
+from scheduler.settings import SchedulerSettings
 from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
+from tests.model.families.prompts import FEW, PROMPTS
 from tests.model.families.styles import edit_tensors
 from tests.model.test_weights import load_it
 from tests.model.weight_formats.compressed import Recipe, compress
@@ -29,6 +31,7 @@ from tests.model.weight_formats.recipes import FP8_BLOCK, FP8_CHANNEL, FP8_TENSO
 from tests.model.weight_formats.stated import Stated, state
 from tests.model.weight_formats.statements import round_rows
 from tests.model.weight_formats.test_groups import bits, divided, linears
+from tests.support.engines import make_request, make_rig
 
 TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
 STATIC = {"num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
@@ -84,6 +87,20 @@ def test_bits_are_those_of_rounded_rows_and_plain_weights(name: str, shelf: Shel
     case, recipe, ranks = CASES[name]
     compressed, plain = twins(case, recipe, shelf, tmp_path)
     assert bits(compressed, ranks) == bits(plain, ranks)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("recipe", [W8A8, FP8_BLOCKS], ids=["W8A8", "FP8 blocks"])
+def test_alone_is_as_in_a_batch(recipe: Recipe, dtype: str, shelf: Shelf, tmp_path: Path) -> None:
+    compressed, _ = twins("llama-biases", recipe, shelf, tmp_path)
+    rigs = [
+        make_rig(compressed, 16, 2048, SchedulerSettings(), True, dtype=dtype, prefix_cache=False) for _ in range(2)
+    ]
+    rigs[0].run({place: make_request(rigs[0], PROMPTS[place], 8) for place in FEW})
+    for place in FEW:
+        rigs[1].run({place: make_request(rigs[1], PROMPTS[place], 8)})
+        assert rigs[1].results[place].tokens == rigs[0].results[place].tokens
+        assert rigs[1].logits_of(place) == rigs[0].logits_of(place)
 
 
 FAULTS: dict[str, tuple[Recipe, Callable[[RowRounding, Tensor], Tensor]]] = {
