@@ -1,8 +1,8 @@
-"""Activations in 8 bits: rows are rounded before a product, as formats ask for that have W8A8 in their name.
+"""Activations in 8 bits: rows are rounded before a product, where a checkpoint's scheme says so (W8A8, FP8).
 
 The scale of a row depends on the row alone, or is the checkpoint's. So a row gets the same bits in any batch. The
-product itself is with 16 bits: rounded rows are scaled back before it, which costs time and no accuracy beside integer
-products.
+product itself is in the model's dtype: rounded rows are scaled back before it, which rounds them to that dtype once
+more. Kernels that multiply integers scale their sums instead.
 """
 
 from collections.abc import Sequence
