@@ -1,4 +1,4 @@
-"""Measures the loss of quality and the memory of 8-bit weights.
+"""Measures the loss of quality and the memory of weights in 8 and 4 bits.
 
 Compares the demo model's log probabilities of text that it was not trained on, teacher-forced. It does so with each
 kind of weights, and with the checkpoint's own in float32. KV has the dtype of the weights.
@@ -16,7 +16,7 @@ from model.weight_formats.registry import open_weight_format
 from model.weights import Checkpoint
 from rpc.paths import model_directory
 
-KINDS = (("float32", None), ("float32", "int8"), ("bfloat16", None), ("bfloat16", "int8"))
+KINDS = tuple((dtype, how) for dtype in ("float32", "bfloat16") for how in (None, "int8", "int4"))
 
 
 def main() -> None:

@@ -142,7 +142,7 @@ class Tensors:
         parts = [(parts, out)] if isinstance(parts, str) else parts
         weight_format = self._format([name for name, _ in parts])
         weights = [self._read(weight_format, name, out, width) for name, out in parts]
-        biases = [self(f"{name}.bias", out) for name, out in parts] if bias else []
+        biases = self._biases(parts, weights, bias)
         if rows is not None:
             runs = runs_of([out for _, out in parts], rows)
             weights = [weights[part].rows(run) for part, run in runs]
@@ -153,11 +153,11 @@ class Tensors:
 
     def summed(self, name: str, width: int, out: int, bias: bool, columns: slice) -> Product:
         """Makes a product of which each rank has these inputs. The ranks' results are added up, the bias once."""
-        biases = self(f"{name}.bias", out) if bias else None
-        mine = biases if self.ranks.shard.rank == 0 else None
         weight_format = self._format([name])
-        weight = self._read(weight_format, name, out, width).columns(columns)
-        return self.ranks.summed(self._product(weight_format, [weight], mine))
+        weight = self._read(weight_format, name, out, width)
+        biases = self._biases([(name, out)], [weight], bias)
+        mine = biases[0] if biases and self.ranks.shard.rank == 0 else None
+        return self.ranks.summed(self._product(weight_format, [weight.columns(columns)], mine))
 
     def stacked(
         self,
@@ -181,6 +181,18 @@ class Tensors:
             parts = parts if columns is None else [part.columns(columns) for part in parts]
             made.append(self._product(weight_format, parts, None, gated))
         return made
+
+    def _biases(self, parts: Sequence[tuple[str, int]], weights: Sequence[StoredWeight], bias: bool) -> list[Tensor]:
+        """Returns the biases of linears, none where they have none: what a format stores as one is zeros then."""
+        if bias:
+            return [self(f"{name}.bias", out) for name, out in parts]
+        for weight in weights:
+            if "bias" in weight.tensors and weight["bias"].any():
+                raise CheckpointError(
+                    f"{weight.name}.bias is not zero, and not part of the model that config.json describes. Do "
+                    "config.json and the weights belong together?"
+                )
+        return []
 
     def _format(self, names: Sequence[str]) -> WeightFormat:
         """Returns the format that these linears share. Raises CheckpointError where they differ."""
@@ -215,7 +227,8 @@ class Tensors:
     def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Product:
         """Makes the output layer, of which each rank has a part.
 
-        A tied output layer is not quantized. Some checkpoints save it a second time.
+        A tied output layer is multiplied in the format that `WeightFormat.for_tied` says. Some checkpoints save it a
+        second time.
 
         Args:
             name: Name of the layer.
@@ -234,8 +247,9 @@ class Tensors:
 
     def _tied(self, embedding: Tensor, bias: Tensor | None) -> Product:
         """Makes the tied output layer from the rank's rows of the embedding."""
-        if self._maker is not None:
-            return self._product(PLAIN, [plain_weight(embedding)], bias)
+        weight_format = self._weights.for_tied()
+        if self._maker is not None or weight_format is not PLAIN:
+            return self._product(weight_format, [plain_weight(embedding)], bias)
         if self.device.type != "cuda" and onednn_multiplies(self.dtype):
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, bias)

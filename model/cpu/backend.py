@@ -17,7 +17,7 @@ from model.cpu.kernels.logits import KernelOps
 from model.cpu.kernels.machine import open_machine
 from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.program import Machine
-from model.cpu.weight_formats import KERNEL_WEIGHTS
+from model.cpu.weight_formats import KERNEL_WEIGHTS, group_weights
 from model.decoder import Decoder
 from model.footprint import shape_of
 from model.forward import Model
@@ -26,6 +26,7 @@ from model.parallel.collective import Ranks
 from model.sampling.sampler import LogitOps
 from model.settings import ModelSettings
 from model.weight_formats.format import WeightFormat
+from model.weight_formats.groups import GroupFormat
 from model.weight_formats.stored import StoredWeight
 
 
@@ -65,6 +66,9 @@ class CpuBackend:
         gated: bool,
     ) -> KernelLinear:
         """Raises NotCompiled for a format that there are no kernels for."""
+        if isinstance(weight_format, GroupFormat):
+            made = group_weights(weights, ELEMENTS[dtype], weight_format, self.machine.compiler.has_pairs)
+            return KernelLinear(self.machine, made, bias, gated)
         prepare = KERNEL_WEIGHTS.get(weight_format.name)
         if prepare is None:
             raise NotCompiled(f"there are none for weights in the format {weight_format.name}")

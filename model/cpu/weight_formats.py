@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from model.cpu.kernels.element import Element
+from model.cpu.kernels.group_panels import GroupPanels, can_decode, run_inputs
+from model.cpu.kernels.group_sums import MOST_RUNS
 from model.cpu.kernels.panels import Int8Panels, PlainPanels
-from model.cpu.kernels.product import KernelWeights, joined
+from model.cpu.kernels.product import KernelGroups, KernelWeights, NotCompiled, joined
+from model.weight_formats.groups import GroupFormat, GroupWeights
 from model.weight_formats.int8 import quantized_blocks
 from model.weight_formats.stored import StoredWeight
 
@@ -18,6 +21,33 @@ def int8_weights(weights: Sequence[StoredWeight], element: Element) -> KernelWei
     """Prepares weights that lie in 8 bits, see `model.weight_formats.int8`."""
     parts = [part["weight"] for part in weights]
     return KernelWeights(Int8Panels(element), *quantized_blocks(parts, parts[0].device))
+
+
+def group_weights(
+    weights: Sequence[StoredWeight], element: Element, form: GroupFormat, has_pairs: bool
+) -> KernelGroups:
+    """Prepares weights in groups, which stay as they are stored but for their order.
+
+    Raises:
+        NotCompiled: There are no kernels for such groups.
+    """
+    parts = [form.groups(weight) for weight in weights]
+    first, runs = parts[0], {run_inputs(part, element) for part in parts}
+    inputs = next(iter(runs))
+    kinds = {(part.levels, part.size, part.offsets is None) for part in parts}
+    if inputs is None or len(kinds) > 1 or len(runs) > 1 or not can_decode(first.levels, has_pairs):
+        raise NotCompiled(f"there are none for weights in the format {form.name} with these groups")
+    if weights[0].inputs // inputs > MOST_RUNS:
+        raise NotCompiled(f"there are none for more than {MOST_RUNS} groups of inputs")
+    together = GroupWeights(
+        first.levels,
+        joined([part.values for part in parts]),
+        joined([part.scales for part in parts]),
+        None if first.offsets is None else joined([part.offsets for part in parts if part.offsets is not None]),
+        first.size,
+    )
+    offsets = None if together.offsets is None else together.offsets.dtype
+    return KernelGroups(GroupPanels(element, first.levels, inputs, together.scales.dtype, offsets), together)
 
 
 KERNEL_WEIGHTS: dict[str, Callable[[Sequence[StoredWeight], Element], KernelWeights]] = {

@@ -18,6 +18,7 @@ from torch import Tensor
 from model.errors import CheckpointError
 from model.forward import ForwardBatch
 from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
+from model.weight_formats.plain import PLAIN
 from model.weight_formats.stored import StoredTensor, StoredWeight
 
 LARGEST_INT8, LARGEST_E4M3 = 127.0, 448.0
@@ -98,6 +99,9 @@ class RoundedFormat:
 
     def for_linear(self, name: str) -> Self:  # noqa: ARG002
         return self
+
+    def for_tied(self) -> WeightFormat:
+        return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         scale = () if self._scale_key is None else (StoredTensor(self._scale_key, (1,)),)

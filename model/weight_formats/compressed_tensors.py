@@ -63,6 +63,9 @@ class CompressedTensors:
                 return scheme
         return PLAIN
 
+    def for_tied(self) -> WeightFormat:
+        return PLAIN
+
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         """Returns what a linear of the first scheme is stored in."""
         return self.schemes[0].tensors(out, width)

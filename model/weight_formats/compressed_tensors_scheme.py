@@ -23,12 +23,12 @@ from model.weight_formats.groups import (
     GroupProducts,
     GroupWeights,
     Levels,
-    unpack_values,
 )
+from model.weight_formats.plain import PLAIN
 from model.weight_formats.scales import ScaleLayout, finite_scales, float8_values
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
+from model.weight_formats.words import WORD, unpack_words
 
-WORD = 32  # bits of the integers that packed weights lie in
 SERVED = {
     "pack-quantized": ("int",),
     "int-quantized": ("int",),
@@ -90,6 +90,9 @@ class SchemeFormat:
     def for_linear(self, name: str) -> Self:  # noqa: ARG002
         return self
 
+    def for_tied(self) -> WeightFormat:
+        return PLAIN
+
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         scheme, rows = self._scheme, Axis(0)
         made = [scheme.scales.described("weight_scale", out, width)]
@@ -140,7 +143,7 @@ class SchemeFormat:
         if self._scheme.floating:
             return float8_values(weight)
         if self._scheme.packed:
-            return _unpacked(weight["weight_packed"], self._scheme.bits, weight.inputs)
+            return unpack_words(weight["weight_packed"], self._scheme.bits)[:, : weight.inputs]
         return weight["weight"].view(torch.uint8) ^ 128  # two's complement to offset binary
 
     def _zeros(self, weight: StoredWeight) -> Tensor:
@@ -149,19 +152,12 @@ class SchemeFormat:
         if not self._scheme.packed:
             return self._scheme.scales.of_outputs(stored, weight.outputs)
         bits = self._scheme.bits
-        # A copy: `contiguous` leaves strides of dimensions of size 1, and bytes need one of 1.
-        turned = stored.T.clone(memory_format=torch.contiguous_format)
-        return _unpacked(turned, bits, weight.outputs).T.to(torch.int16) - (1 << bits - 1)
+        return unpack_words(stored.T, bits)[:, : weight.outputs].T.to(torch.int16) - (1 << bits - 1)
 
     def product(
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> MadeProduct:
         return self._products.product(self, weights, bias, dtype, device)
-
-
-def _unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """Unpacks int32 [n, words], the first integer in the lowest bits. Returns [n, count] uint8."""
-    return unpack_values(words.view(torch.uint8), bits, count)[:, :count]
 
 
 def _check_shape(weight: StoredWeight, word: int) -> None:

@@ -60,6 +60,9 @@ class WeightFormat(Protocol):
             name: Name in the text model, without a suffix: `model.layers.0.mlp.down_proj`.
         """
 
+    def for_tied(self) -> "WeightFormat":
+        """Returns the format of an output layer that is tied to the embedding, whose weights are stored plain."""
+
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         """Returns what a linear of this size is stored in.
 

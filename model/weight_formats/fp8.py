@@ -14,12 +14,11 @@ from model.weight_formats.activations import RoundedFormat, RowRounding
 from model.weight_formats.compressed_tensors_scheme import read_block
 from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
 from model.weight_formats.groups import E4M3, GroupProducts, GroupWeights
+from model.weight_formats.modules import in_layer
 from model.weight_formats.names import ModuleList
 from model.weight_formats.plain import COLUMNS, PLAIN, ROWS
 from model.weight_formats.scales import ScaleLayout, finite_scales, float8_values
 from model.weight_formats.stored import StoredTensor, StoredWeight
-
-OUTPUT_LAYERS = ("lm_head", "embed_out")
 
 
 class Float8Weights:
@@ -33,6 +32,9 @@ class Float8Weights:
 
     def for_linear(self, name: str) -> WeightFormat:  # noqa: ARG002
         return self
+
+    def for_tied(self) -> WeightFormat:
+        return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         weight = StoredTensor("weight", (out, width), torch.float8_e4m3fn, ROWS, COLUMNS)
@@ -85,9 +87,12 @@ class Fp8:
         return RoundedFormat(weights, RowRounding(True), "activation_scale" if theirs else "input_scale")
 
     def for_linear(self, name: str) -> WeightFormat:
-        if name.rpartition(".")[2] in OUTPUT_LAYERS or name in self._plain:
+        if not in_layer(name) or name in self._plain:
             return PLAIN
         return self._linears
+
+    def for_tied(self) -> WeightFormat:
+        return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         return self._linears.tensors(out, width)

@@ -36,6 +36,9 @@ class Mxfp4:
     def for_linear(self, name: str) -> WeightFormat:
         return self if "experts" in name.split(".") and name not in self._plain else PLAIN
 
+    def for_tied(self) -> WeightFormat:
+        return PLAIN
+
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         """Returns the tensors of an expert, which `quire estimate` asks for one by one."""
         return self.stacked(out, width)

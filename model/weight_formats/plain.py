@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.layers import Linear
-from model.weight_formats.format import Blocks, MadeProduct
+from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
 
 ROWS, COLUMNS = Axis(0), Axis(1)
@@ -20,6 +20,9 @@ class PlainWeights:
 
     def for_linear(self, name: str) -> Self:  # noqa: ARG002
         return self
+
+    def for_tied(self) -> "WeightFormat":
+        return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         return (StoredTensor("weight", (out, width), rows=ROWS, columns=COLUMNS),)

@@ -35,6 +35,7 @@ class StoredTensor:
         rows: Axis of the outputs. None where the tensor belongs to all of them.
         columns: Axis of the inputs. None where the tensor belongs to all of them.
         suffix: Follows the linear's name in the file. None for "." and the key.
+        optional: It may be missing from the file, and then from `StoredWeight`.
     """
 
     key: str
@@ -43,6 +44,7 @@ class StoredTensor:
     rows: Axis | None = None
     columns: Axis | None = None
     suffix: str | None = None
+    optional: bool = False
 
     def named(self, linear: str) -> str:
         """Returns the tensor's name in the file."""
@@ -99,6 +101,7 @@ def read_weight(
     source: TensorSource, name: str, out: int, width: int, described: Sequence[StoredTensor]
 ) -> StoredWeight:
     """Returns views of the file. Raises CheckpointError for a tensor that is missing or is another one."""
+    described = [one for one in described if not one.optional or one.named(name) in source]
     tensors = {one.key: source.take(one.named(name), one.shape, None, stored=one.dtype) for one in described}
     return StoredWeight(name, out, width, described, tensors)
 

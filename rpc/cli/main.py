@@ -186,7 +186,7 @@ def estimate(
     model: Annotated[str, typer.Option(help="Model directory, a name on the hub, or `demo`.")] = "demo",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="KV in auto (as --dtype), one of these, int8 or fp8.")] = "auto",
-    quantization: Annotated[str | None, typer.Option(help="Format of the weights: int8. Unset: none.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="Format of the weights: int8 or int4. Unset: none.")] = None,
     page_size: Annotated[int, typer.Option(help="Tokens in a KV page.")] = 16,
     kv_cache_memory: Annotated[
         int | None,

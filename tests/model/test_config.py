@@ -167,7 +167,7 @@ def test_layers_without_experts(tmp_path: Path, layers: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+        ("quantization_config", {"quant_method": "exl2", "bits": 4}),
         ("quantization_config", {}),
     ],
 )

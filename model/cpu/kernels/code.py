@@ -288,6 +288,13 @@ class Code:
         """Rounds to a whole number, half to even."""
         return self._intrinsic("rint", a)
 
+    def looked_up(self, table: Value, places: Value) -> Value:
+        """Returns lanes of a table of 512 bits by number; the higher bits of a number do not count (AVX512-BW)."""
+        kind = table.ir.type
+        name = "sf" if table.is_float else "hi"
+        function = self._external(f"llvm.x86.avx512.permvar.{name}.512", kind, [kind, places.ir.type])
+        return Value(self, self.builder.call(function, [table.ir, places.ir]))
+
     def _intrinsic(self, name: str, *values: Value) -> Value:
         kind = values[0].ir.type
         suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"

@@ -14,10 +14,12 @@ from torch import Tensor
 from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT
-from model.cpu.kernels.linear import MOST_ROWS, Epilogue, Sides, WeightPanel, multiply
+from model.cpu.kernels.group_panels import GroupPanels
+from model.cpu.kernels.linear import Epilogue, InputSums, multiply, sides_of
 from model.cpu.kernels.logits import first_largest
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.rows import Writer, shared_rows
+from model.cpu.kernels.sides import MOST_ROWS, Sides, WeightPanel
 from model.cpu.kernels.values import FLOAT32, INT64, LANES, Value
 
 MOST_EXPERTS = 1024
@@ -174,7 +176,7 @@ class _Ordered(Sides):
         return self.y + place * self.y_stride
 
 
-def write_experts(weights: Panels, ending: Epilogue, gather: bool) -> Writer:
+def write_experts(weights: Panels | GroupPanels, ending: Epilogue, gather: bool) -> Writer:
     """Writes the product of each expert with its rows.
 
     With `gather`, rows are read in their places, and results are written in order of the experts. Without, rows are
@@ -197,14 +199,16 @@ def write_experts(weights: Panels, ending: Epilogue, gather: bool) -> Writer:
 
     def write(code: Code) -> None:
         jobs, count, order, used, x, x_stride, places, panels, steps, y, y_stride, scales = code.arguments(12)
-        number_of_jobs, sums = code.held(count), code.room(MOST_ROWS * PANEL * 4)
-        sides = _Ordered(x, x_stride, y, y_stride, sums, code, order, used if gather else None)
+        number_of_jobs, plain = code.held(count), sides_of(code, weights, x, x_stride, y, y_stride)
+        sides = _Ordered(x, x_stride, y, y_stride, plain.sums, plain.input_sums, code, order, used if gather else None)
+        input_sums = InputSums(code, weights, sides, steps)
         # Panel by panel through all jobs: they are of many sizes, and threads have the same of each.
         first, last = code.share(number_of_jobs * panels)
         with code.loop(first, last) as item:
             number, job = item // number_of_jobs, jobs + item % number_of_jobs * (8 * len(JOB))
             expert, start, rows = (code.load(job, INT64, 8 * i) for i in range(len(JOB)))
-            own = code.load(places + expert * 8, INT64) + number * steps * weights.step
+            input_sums.make(job, start, rows)
+            own = code.load(places + expert * 8, INT64) + number * weights.panel_bytes(steps)
             factors = code.load(scales + expert * 8, INT64) + number * (PANEL * 4) if ending.scaled else own
             multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, own, factors))
 

@@ -17,14 +17,16 @@ from torch import Tensor
 from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import Element
+from model.cpu.kernels.group_panels import GroupPanels
+from model.cpu.kernels.group_sums import MOST_RUNS, add_group_sums, sum_inputs
 from model.cpu.kernels.panels import PANEL, Panels, PlainPanels
+from model.cpu.kernels.sides import MOST_ROWS, TILE, Sides, WeightPanel, each_tile
 from model.cpu.kernels.values import FLOATS, LANES, Operand, Value
 
-TILE = 8  # rows; 16 sums, which the registers of AVX-512 hold twice
 BLOCK_BYTES = 2**18  # bytes of rows that stay in the cache of a core while all panels pass
-MOST_ROWS = 64  # rows whose sums stay in the cache
 PART = 128  # steps of a panel that all rows of a block go through before the next ones, 16 KiB of the element
 LINE = 64  # bytes that a CPU fetches at once
+NONE = 2**62  # no row
 AHEAD = (
     4096  # bytes; 1.3 to 1.8 times the speed of 8-bit weights with 4 and 8 rows, where the CPU alone fetches too late
 )
@@ -82,20 +84,59 @@ def pack(weight: Tensor, panels: Panels, gated: bool = False) -> Tensor:
     Returns:
         [panels, steps, weights of a step], with zeros for outputs past the last.
     """
-    out, width = weight.shape
+    return panels.laid(in_panels(weight, gated).to(panels.dtype)).contiguous()
+
+
+def in_panels(outputs: Tensor, gated: bool) -> Tensor:
+    """Puts outputs into panels.
+
+    Args:
+        outputs: [out, n].
+        gated: See `pack`.
+
+    Returns:
+        [panels, 32, n], with zeros for outputs past the last.
+    """
+    out, width = outputs.shape
     if gated:
         half, need = out // 2, -(-(out // 2) // LANES) * LANES
-        rows = weight.new_zeros((2, need, width))
-        rows[0, :half], rows[1, :half] = weight[:half], weight[half:]
-        rows = rows.view(2, -1, LANES, width).transpose(0, 1).reshape(-1, PANEL, width)
-    else:
-        rows = weight.new_zeros((-(-out // PANEL) * PANEL, width))
-        rows[:out] = weight
-        rows = rows.view(-1, PANEL, width)
-    return panels.laid(rows.to(panels.dtype)).contiguous()
+        rows = outputs.new_zeros((2, need, width))
+        rows[0, :half], rows[1, :half] = outputs[:half], outputs[half:]
+        return rows.view(2, -1, LANES, width).transpose(0, 1).reshape(-1, PANEL, width)
+    rows = outputs.new_zeros((-(-out // PANEL) * PANEL, width))
+    rows[:out] = outputs
+    return rows.view(-1, PANEL, width)
 
 
-def write_linear(weights: Panels, ending: Epilogue) -> Callable[[Code], None]:
+class InputSums:
+    """Sums of inputs in a thread's room: computed anew where the rows are others than the last time."""
+
+    def __init__(self, code: Code, weights: Panels | GroupPanels, sides: Sides, steps: Value) -> None:
+        self._code, self._weights, self._sides, self._steps = code, weights, sides, steps
+        self._last = code.variable(code.integer(NONE))
+
+    def make(self, rows: Value, start: Value, count: Value) -> None:
+        """Sums the inputs of `count` rows from `start` on.
+
+        Args:
+            rows: Number that these rows alone have.
+            start: First row.
+            count: The number of rows.
+        """
+        if isinstance(self._weights, GroupPanels) and self._weights.offsets is not None:
+            with self._code.when((rows ^ self._last.value) > 0):
+                sum_inputs(self._code, self._weights, start, count, self._sides, self._steps)
+                self._last.set(rows)
+
+
+def sides_of(code: Code, weights: Panels | GroupPanels, x: Value, x_stride: Value, y: Value, y_stride: Value) -> Sides:
+    """Returns the sides of a product, with the rooms that this thread needs."""
+    sums = code.room(MOST_ROWS * PANEL * 4)
+    has_offsets = isinstance(weights, GroupPanels) and weights.offsets is not None
+    return Sides(x, x_stride, y, y_stride, sums, code.room(MOST_ROWS * MOST_RUNS * 4) if has_offsets else sums)
+
+
+def write_linear(weights: Panels | GroupPanels, ending: Epilogue) -> Callable[[Code], None]:
     """Writes the kernel of a product.
 
     Kernel arguments:
@@ -113,84 +154,47 @@ def write_linear(weights: Panels, ending: Epilogue) -> Callable[[Code], None]:
 
     def write(code: Code) -> None:
         count, x, x_stride, places, panels, steps, y, y_stride, bias, scales = code.arguments(10)
-        rows, sums = code.held(count), code.room(MOST_ROWS * PANEL * 4)
-        sides = Sides(x, x_stride, y, y_stride, sums)
+        rows, sides = code.held(count), sides_of(code, weights, x, x_stride, y, y_stride)
         block = (code.integer(BLOCK_BYTES) // x_stride // TILE + 1) * TILE
         block = code.smaller(block, code.integer(MOST_ROWS))
         first, last = code.share((rows + block - 1) // block * panels)
+        input_sums = InputSums(code, weights, sides, steps)
         with code.loop(first, last) as item:
             number, start = item % panels, item // panels * block
             here, outputs = code.smaller(rows - start, block), number * (PANEL * 4)
-            panel = WeightPanel(number, places + number * steps * weights.step, steps, bias + outputs, scales + outputs)
+            input_sums.make(start, start, here)
+            own = places + number * weights.panel_bytes(steps)
+            panel = WeightPanel(number, own, steps, bias + outputs, scales + outputs)
             multiply(code, weights, ending, start, here, sides, panel)
 
     return write
 
 
 def multiply(
-    code: Code, weights: Panels, ending: Epilogue, start: Value, count: Value, sides: "Sides", panel: "WeightPanel"
+    code: Code,
+    weights: Panels | GroupPanels,
+    ending: Epilogue,
+    start: Value,
+    count: Value,
+    sides: Sides,
+    panel: WeightPanel,
 ) -> None:
     """Multiplies `count` rows from `start` on, at most MOST_ROWS, with one panel."""
+    if isinstance(weights, GroupPanels):
+        add_group_sums(code, weights, start, count, sides, panel)
+    else:
+        _add_sums(code, weights, start, count, sides, panel)
+    _end_rows(code, ending, start, count, sides, panel)
+
+
+def _add_sums(code: Code, weights: Panels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
+    """Leaves the sums of `count` rows from `start` on in their room."""
     for size in range(1, TILE + 1):
         with code.when(count.equals(size)):
             part = _Part(weights, panel.weights, panel.steps, panel.weights + AHEAD, weights.step)
             _add(code, part, size, sides.inputs(start, size), sides.sums, fresh=True)
     with code.when(count > TILE):
         _by_parts(code, weights, start, count, sides, panel)
-    _end_rows(code, ending, start, count, sides, panel)
-
-
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """Places of a product's inputs and outputs.
-
-    Attributes:
-        sums: Room for the sums of a panel, [MOST_ROWS, 32] float32.
-    """
-
-    x: Value
-    x_stride: Value
-    y: Value
-    y_stride: Value
-    sums: Value
-
-    def inputs(self, row: Value, size: int) -> list[Value]:
-        """Returns the addresses of `size` rows of the input."""
-        return [self.x + (row + r) * self.x_stride for r in range(size)]
-
-    def output(self, row: Value) -> Value:
-        """Returns the address of a row of the output."""
-        return self.y + row * self.y_stride
-
-
-@dataclass(frozen=True, slots=True)
-class WeightPanel:
-    """A panel of weights.
-
-    Attributes:
-        number: Index of the panel.
-        weights: Address of its first step.
-        steps: The number of steps.
-        bias: Address of its biases.
-        scales: Address of its scales.
-    """
-
-    number: Value
-    weights: Value
-    steps: Value
-    bias: Value
-    scales: Value
-
-
-def _each_tile(code: Code, start: Value, count: Value, tile: Callable[[Value, int], None]) -> None:
-    """Calls `tile` with rows from `start` on, TILE at a time, then with the rest."""
-    row = code.variable(start)
-    with code.loop(0, count // TILE):
-        tile(row.value, TILE)
-        row.set(row.value + TILE)
-    for size in range(1, TILE):
-        with code.when((count % TILE).equals(size)):
-            tile(row.value, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,7 @@ def _by_parts(code: Code, weights: Panels, start: Value, count: Value, sides: Si
             inputs = [place + first * 4 for place in sides.inputs(row, size)]
             _add(code, part, size, inputs, sides.sums + (row - start) * (PANEL * 4), fresh=False)
 
-        _each_tile(code, start, count, tile)
+        each_tile(code, start, count, tile)
 
 
 def _end_rows(code: Code, ending: Epilogue, row: Value, count: Operand, sides: Sides, panel: WeightPanel) -> None:

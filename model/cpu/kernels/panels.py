@@ -19,12 +19,12 @@ PANEL = 2 * LANES
 BYTES = ir.VectorType(INT8, LANES)
 
 
-class Panels(Protocol):
+class Layout(Protocol):
     """Layout of weights in panels.
 
     Attributes:
         element: Type that weights are multiplied in.
-        dtype: Type of a stored weight.
+        name: Covers everything that a kernel for it depends on.
     """
 
     @property
@@ -32,6 +32,17 @@ class Panels(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    def panel_bytes(self, steps: Value) -> Value:
+        """Returns the bytes of a panel of so many steps."""
+
+
+class Panels(Layout, Protocol):
+    """Layout of weights one by one.
+
+    Attributes:
+        dtype: Type of a stored weight.
+    """
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -72,6 +83,9 @@ class PlainPanels:
     def step(self) -> int:
         return PANEL * 4
 
+    def panel_bytes(self, steps: Value) -> Value:
+        return steps * self.step
+
     def halves(self, code: Code, address: Value) -> list[Value]:
         return [code.load(address, INTS, LANES * 4 * half) for half in range(2)]
 
@@ -102,6 +116,9 @@ class Int8Panels:
     @property
     def step(self) -> int:
         return PANEL * self.element.packed
+
+    def panel_bytes(self, steps: Value) -> Value:
+        return steps * self.step
 
     def halves(self, code: Code, address: Value) -> list[Value]:
         made = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,29 +11,81 @@ from torch import Tensor
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.experts import Routes, write_experts
-from model.cpu.kernels.linear import Epilogue, pack, write_linear
+from model.cpu.kernels.group_panels import GroupPanels, PanelGroups
+from model.cpu.kernels.linear import Epilogue, in_panels, pack, write_linear
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.program import Call, Machine
 from model.forward import ForwardBatch
+from model.weight_formats.groups import GroupWeights
 
 
 class NotCompiled(Exception):
     """Reports why there are no kernels for a model."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KernelWeights:
+class PackedWeights(Protocol):
     """Weights of a product, before they are laid as the kernels read them.
 
     Attributes:
         panels: Layout that they are to get.
-        rows: [out, in] of any dtype that the panels hold.
+        shape: Outputs and inputs.
         scales: [out] float32, of the sums. None for none.
+    """
+
+    @property
+    def panels(self) -> Panels | GroupPanels: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def scales(self) -> Tensor | None: ...
+
+    def packed(self, gated: bool) -> Tensor:
+        """Lays the weights out, see `pack`. Returns [panels, ...]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelWeights:
+    """`PackedWeights` that are stored one by one.
+
+    Attributes:
+        rows: [out, in] of any dtype that the panels hold.
     """
 
     panels: Panels
     rows: Tensor
     scales: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), self.rows.shape[1]
+
+    def packed(self, gated: bool) -> Tensor:
+        return pack(self.rows, self.panels, gated)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelGroups:
+    """`PackedWeights` in groups.
+
+    Attributes:
+        groups: The weights; `panels` fit them.
+    """
+
+    panels: GroupPanels
+    groups: GroupWeights
+    scales: None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.groups.values), self.groups.values.shape[1]
+
+    def packed(self, gated: bool) -> Tensor:
+        groups = self.groups
+        offsets = None if groups.offsets is None else in_panels(groups.offsets, gated)
+        values, scales = in_panels(groups.values, gated), in_panels(groups.scales, gated)
+        return self.panels.laid(PanelGroups(values, scales, offsets, groups.size))
 
 
 class KernelLinear:
@@ -43,15 +96,16 @@ class KernelLinear:
     """
 
     def __init__(
-        self, machine: Machine, weights: KernelWeights, bias: Tensor | None = None, gated: bool = False
+        self, machine: Machine, weights: PackedWeights, bias: Tensor | None = None, gated: bool = False
     ) -> None:
         self._machine, self._kind, self.gated = machine, weights.panels, gated
         self._element = weights.panels.element
-        self.outputs, self.inputs = weights.rows.shape
+        self.outputs, self.inputs = weights.shape
         if self.inputs % self._element.packed:
             raise NotCompiled(f"{self.inputs} inputs of a product are no multiple of {self._element.packed}")
         self._scales = None if weights.scales is None else _beside(weights.scales, gated)
-        self._panels = pack(weights.rows, self._kind, gated)
+        self._panels = weights.packed(gated)
+        self._steps = self.inputs // self._element.packed
         self._bias = None if bias is None else _beside(bias.float(), gated)
 
     @property
@@ -70,12 +124,11 @@ class KernelLinear:
         """
         bias, scales = self._bias, self._scales
         ending = Epilogue(y.element, bias is not None, add, self.gated, activation, scales is not None)
-        panels, steps = self._panels.shape[:2]
         return Call(
             f"linear_{self._kind.name}_{ending.name}",
             write_linear(self._kind, ending),
             (
-                rows, x.tensor, x.stride, self._panels, panels, steps, y.tensor, y.stride,
+                rows, x.tensor, x.stride, self._panels, len(self._panels), self._steps, y.tensor, y.stride,
                 0 if bias is None else bias, 0 if scales is None else scales,
             ),
         )  # fmt: skip
@@ -105,7 +158,7 @@ def experts_call(
         write_experts(kind, ending, gather),
         (
             routes.jobs, routes.count, routes.order, routes.used, x.tensor, x.stride, panels,
-            first._panels.shape[0], first._panels.shape[1], y.tensor, y.stride, scales,
+            len(first._panels), first._steps, y.tensor, y.stride, scales,
         ),
     )  # fmt: skip
 

@@ -46,6 +46,9 @@ class Groups:
     def for_linear(self, name: str) -> WeightFormat:
         return PLAIN if any(part in name for part in self._plain) else self
 
+    def for_tied(self) -> WeightFormat:
+        return PLAIN
+
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         return self._described(out, width, ".")
 

@@ -55,13 +55,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"transform_config": {"config_groups": {"u": {}}}}, "'transform_config' is set: rotations of weights"),
     ({"ignore": "lm_head"}, "'ignore' is 'lm_head', must be of type list"),
     ({"ignore": [7]}, r"'ignore' is \[7\], must be a list"),
-    ({"ignore": ["re:(a+)+b"]}, r"'ignore' has the pattern '\(a\+\)\+b'"),
-    ({"ignore": ["re:.*a.*a.*a.*a.*a"]}, "matching could take 11238513 steps, may take 4000000; name the linears"),
-    ({"ignore": ["re:" + "(.|.)" * 60]}, "matching could take 1152921504606846976 steps"),
-    ({"ignore": [f"re:.*.*.*{i}" for i in range(99)]}, "one of 99: matching could take"),
-    ({"ignore": ["re:" + "a" * 501]}, "of 501 characters, may have 500"),
+    ({"ignore": ["re:" + "a" * 501]}, "not served: it has 501 characters, may have 500"),
     ({"ignore": ["re:a"] * 257}, "'ignore' has 257 patterns, may have 256"),
-    ({"ignore": ["re:("]}, r"'ignore' has the pattern '\(', which is no regular expression"),
+    ({"ignore": ["re:("]}, r"'ignore' has the pattern '\(', which is not served: a group is not closed"),
     (group(targets=["Embedding"]), r"'targets' is \['Embedding'\], embeddings must be plain"),
     (group(weights=None), "group_0 quantizes activations alone"),
     (group(output_activations={"num_bits": 8}), "'output_activations' is .* outputs are not quantized"),
@@ -93,7 +89,7 @@ def test_old_words_of_the_config() -> None:
     """No strategy, blocks as a text, types in capitals; a sparsity config that says dense, empty transforms."""
     old = weights(FP8_BLOCK, strategy=None, block_structure=None, type="FLOAT")
     values = config_of([FP8_BLOCK], []) | old | {"sparsity_config": {"format": "dense"}, "transform_config": {}}
-    assert [one.shape for one in opened(values).for_linear("a").tensors(4, 4)] == [(1,), (4, 4)]
+    assert [one.shape for one in opened(values).for_linear("model.layers.0.a").tensors(4, 4)] == [(1,), (4, 4)]
     assert opened(values | weights(FP8_BLOCK, block_structure="16x32")).blocks == (16, 32)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from model.weights import Checkpoint
 from rpc.cli.estimate import estimate
 from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
+from tests.model.families.prompts import FEW
 from tests.model.families.styles import edit_config, edit_tensors
 from tests.model.test_weights import load_it
 from tests.model.weight_formats.compressed import Recipe, compress, config_of
@@ -40,8 +42,10 @@ from tests.model.weight_formats.recipes import (
     W4_ZEROS,
     W4_ZEROS_ORDER,
     W8,
+    W8_32,
     W8_CHANNEL,
 )
+from tests.model.weight_formats.test_group_kernels import run
 from tests.model.weight_formats.test_groups import bits, divided, linears
 
 CPU = torch.device("cpu")
@@ -88,6 +92,35 @@ def twins(case: str, recipes: Sequence[Recipe], shelf: Shelf, root: Path) -> tup
 def test_bits_are_those_of_the_plain_weights(name: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     compressed, plain = twins(*CASES[name], shelf, tmp_path)
     assert bits(compressed, ranks) == bits(plain, ranks)
+
+
+KERNELS: dict[str, tuple[str, tuple[Recipe, ...]]] = {
+    "packed": ("llama-biases", (W4,)),
+    "packed, zero points": ("phi3", (W4_ZEROS,)),
+    "packed, experts": ("mixtral", (W8_32,)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_kernels_are_near_the_plain_weights(
+    name: str, shelf: Shelf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compressed, plain = twins(*KERNELS[name], shelf, tmp_path)
+    with caplog.at_level(logging.INFO, "quire.model"):
+        found = run(compressed, "auto", "float32", None, FEW)
+    assert "kernels are not used" not in caplog.text
+    for key, logits in run(plain, "reference", "float32", None, FEW).logits.items():
+        np.testing.assert_allclose(found.logits[key], logits, atol=2e-3)
+
+
+def test_activations_in_8_bits_are_not_left_to_the_kernels(
+    shelf: Shelf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    compressed, _ = twins("llama-biases", [replace(INT8, inputs=inputs)], shelf, tmp_path)
+    with caplog.at_level(logging.INFO, "quire.model"):
+        assert bits(compressed, 1, "auto") == bits(compressed, 1)
+    assert "kernels are not used: there are none for weights in the format compressed-tensors" in caplog.text
 
 
 def test_an_output_layer_that_is_not_ignored_is_quantized(shelf: Shelf, tmp_path: Path) -> None:

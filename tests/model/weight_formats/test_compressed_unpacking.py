@@ -55,8 +55,9 @@ def test_any_part_stands_for_that_part_of_the_weights(
     assert torch.equal(bring_back(form.groups(linear.rows(rows).columns(columns))), meant[rows, columns])
 
 
-def _swapped(packed: Tensor, bits: int, width: int) -> Tensor:
-    return unpack_values(packed >> 4 | packed << 4, bits, width)
+def _swapped(words: Tensor, bits: int) -> Tensor:
+    octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    return unpack_values(octets >> 4 | octets << 4, bits, words.shape[1] * 8)
 
 
 def _neighbours(layout: ScaleLayout, scales: Tensor, outputs: int) -> Tensor:
@@ -74,7 +75,7 @@ def _unturned(_: object, weight: StoredWeight) -> Tensor:
 true_scales, true_zeros = ScaleLayout.of_outputs, scheme_file.SchemeFormat._zeros
 FAULTS: dict[str, tuple[Recipe, object, str, Callable[..., object]]] = {
     "zero point off by one": (W4_ZEROS, scheme_file.SchemeFormat, "_zeros", lambda *given: true_zeros(*given) + 1),
-    "nibbles in the other order": (W4, scheme_file, "unpack_values", _swapped),
+    "nibbles in the other order": (W4, scheme_file, "unpack_words", _swapped),
     "scale of the neighbour": (W4, ScaleLayout, "of_outputs", _neighbours),
     "order of activations ignored": (W4_ORDER, scheme_file, "_group_of_inputs", lambda *_: None),
     "scales of blocks transposed": (FP8_BLOCK, ScaleLayout, "of_outputs", _turned),

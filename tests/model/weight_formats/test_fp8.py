@@ -139,7 +139,7 @@ def in_memory(out: int, width: int, seed: int, block: tuple[int, int]) -> tuple[
     """The format, a linear as it would be read, and what it stands for."""
     weight = torch.from_numpy(np.random.default_rng(seed).normal(size=(out, width)).astype(np.float32))
     made = stored(weight, replace(FP8_BLOCK, block=block))
-    form = opened(weight_block_size=list(block)).for_linear("a")
+    form = opened(weight_block_size=list(block)).for_linear("model.layers.0.a")
     assert isinstance(form, GroupFormat)
     tensors = {INVERSE.get(key, key): tensor for key, tensor in made.tensors.items()}
     return form, StoredWeight("a", out, width, form.tensors(out, width), tensors), made.meant
@@ -222,7 +222,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"expert_dtype": "fp4"}, "'expert_dtype' is 'fp4', must be fp8; use the model in GPTQ"),
     ({"modules_to_convert": ["embed"]}, r"'modules_to_convert' is \['embed'\], must be empty"),
     ({"modules_to_not_convert": "lm_head"}, "'modules_to_not_convert' is 'lm_head', must be of type list"),
-    ({"ignored_layers": [1]}, r"'ignored_layers' is \[1\], must be a list of at most"),
+    ({"ignored_layers": [1]}, r"'ignored_layers' is \[1\], must be a list of names"),
 ]
 
 
@@ -238,5 +238,5 @@ def test_modules_that_are_not_converted() -> None:
              "mtp.7.eh_proj"]  # fmt: skip
     assert all(form.for_linear(name) is PLAIN for name in plain)
     assert all(
-        form.for_linear(name) is not PLAIN for name in ("model.layers.11.mlp.up_proj", "a.gate_proj", "b.o_proj")
+        form.for_linear(name) is not PLAIN for name in ("model.layers.11.mlp.up_proj", "h.0.gate_proj", "h.0.o_proj")
     )

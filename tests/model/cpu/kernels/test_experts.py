@@ -9,9 +9,9 @@ from torch import Tensor
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
 from model.cpu.kernels.experts import JOB, Routes, write_choice, write_jobs, write_mixed
-from model.cpu.kernels.linear import MOST_ROWS
 from model.cpu.kernels.product import KernelLinear, NotCompiled, experts_call
 from model.cpu.kernels.program import Call, Machine
+from model.cpu.kernels.sides import MOST_ROWS
 from tests.support.kernels import kernel_linear
 
 HIDDEN, INNER = 64, 40

@@ -11,10 +11,10 @@ from model import layers
 from model.cpu.decoder_calls import ACTIVATIONS
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
-from model.cpu.kernels.linear import TILE
 from model.cpu.kernels.native import Compiler
 from model.cpu.kernels.product import KernelLinear
 from model.cpu.kernels.program import Machine
+from model.cpu.kernels.sides import TILE
 from model.cpu.kernels.team import Team
 from model.weight_formats.int8 import quantize
 from tests.model.cpu.kernels.test_rows import test_rounded_to_the_even_one

@@ -1,0 +1,200 @@
+"""Sums of a product whose weights are in groups, see `model.cpu.kernels.group_panels`.
+
+A group's integers are summed first, exactly as they are stored. Then the sum gets the group's scale, and the sum of the
+group's inputs its offset: weights are never rounded.
+
+Invariant: as in `model.cpu.kernels.linear`, an output is one sum in a fixed order, whatever rows are beside it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from model.cpu.kernels.code import Code
+from model.cpu.kernels.element import Element
+from model.cpu.kernels.group_panels import GroupPanels
+from model.cpu.kernels.panels import PANEL
+from model.cpu.kernels.sides import TILE, Sides, WeightPanel, each_tile
+from model.cpu.kernels.values import FLOAT32, FLOATS, INTS, LANES, Value, Variable
+
+Decode = Callable[[Value], list[list[Value]]]
+"""Loads a step: two vectors of 16 outputs for each of its words."""
+
+MOST_RUNS = 1024  # of a row of inputs, whose sums a thread keeps
+PART_BYTES = 2**14  # bytes of the element that all rows go through before the next ones
+LINE = 64  # bytes that a CPU fetches at once
+AHEAD = 4096  # bytes
+
+
+def add_group_sums(
+    code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, panel: WeightPanel
+) -> None:
+    """Leaves the sums of `count` rows from `start` on, at most MOST_ROWS, in their room.
+
+    Those of their inputs are in theirs, see `sum_inputs`, where weights have offsets.
+    """
+    decode = weights.decoder(code)
+    for size in range(1, TILE + 1):
+        with code.when(count.equals(size)):
+            _few_rows(code, weights, decode, _Rows(sides.inputs(start, size), sides.sums, sides.input_sums), panel)
+    with code.when(count > TILE):
+        _many_rows(code, weights, decode, start, count, sides, panel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that are multiplied together.
+
+    Attributes:
+        inputs: Address of each row's inputs.
+        sums: Room for their sums, [rows, 32] float32.
+        input_sums: Sums of the inputs of each run, [rows, MOST_RUNS] float32.
+    """
+
+    inputs: list[Value]
+    sums: Value
+    input_sums: Value
+
+    @property
+    def places(self) -> list[list[int]]:
+        """Offset of each row's sums, in two vectors."""
+        return [[(row * PANEL + half * LANES) * 4 for half in range(2)] for row in range(len(self.inputs))]
+
+
+def sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, steps: Value) -> None:
+    """Sums the inputs of each run of `count` rows from `start` on, for offsets; the same for all panels.
+
+    Args:
+        code: The kernel.
+        weights: Layout.
+        start: First row.
+        count: The number of rows, at most MOST_ROWS.
+        sides: Places of rows and of the sums.
+        steps: Words of the element that a row of inputs has.
+    """
+    element, ones = weights.element, _ones(code, weights.element)
+    runs = weights.runs(steps)
+    with code.loop(0, count) as row:
+        (source,) = sides.inputs(start + row, 1)
+        with code.loop(0, runs) as run:
+            here, total = source + run * (weights.inputs * element.size), code.variable(code.floats(0.0))
+            size = weights.inputs * element.size
+            if size % (LANES * 4) == 0:
+                for place in range(0, size, LANES * 4):
+                    total.set(element.dot(code, total.value, code.load(here, INTS, place), ones))
+                made = code.summed(total.value)
+            else:
+                for place in range(0, size, 4):
+                    total.set(element.dot(code, total.value, element.everywhere(code, here, place), ones))
+                made = code.lane(total.value, 0)
+            code.store(made, sides.input_sums + (row * MOST_RUNS + run) * 4)
+
+
+def _ones(code: Code, element: Element) -> Value:
+    """Returns 1 in all lanes, as 32 bits of the element."""
+    return code.like(code.lane_numbers(), 0x3F800000 if element.packed == 1 else 0x3F803F80)
+
+
+def _few_rows(code: Code, weights: GroupPanels, decode: Decode, rows: _Rows, panel: WeightPanel) -> None:
+    """Multiplies up to TILE rows with integers that become the element's in registers."""
+    totals = [[code.variable(code.floats(0.0)) for _ in places] for places in rows.places]
+    with code.loop(0, weights.runs(panel.steps)) as run:
+        here = panel.weights + run * weights.run
+        for line in range(0, weights.head, LINE):
+            code.prefetch(here + AHEAD, line)
+        steps = here + weights.head
+
+        def load(step: Value, steps: Value = steps) -> list[list[Value]]:
+            place = steps + step * weights.step
+            for line in range(0, weights.step, LINE):
+                code.prefetch(place + AHEAD, line)
+            return decode(place)
+
+        _add_run(code, weights, here, run, rows, totals, load)
+    for places, row in zip(rows.places, totals, strict=True):
+        for place, total in zip(places, row, strict=True):
+            code.store(total.value, rows.sums, place)
+
+
+def _add_run(
+    code: Code,
+    weights: GroupPanels,
+    here: Value,
+    run: Value,
+    rows: _Rows,
+    totals: list[list[Variable]],
+    load: Decode,
+) -> None:
+    """Adds the products of some rows with a run to their totals.
+
+    Args:
+        code: The kernel.
+        weights: Layout.
+        here: Address of the run in the panel.
+        run: Index of the run.
+        rows: Rows.
+        totals: Two vectors of each row.
+        load: Loads a step of the run by its number.
+    """
+    element, first = weights.element, run * (weights.inputs * weights.element.size)
+    sums = [[code.variable(code.floats(0.0)) for _ in row] for row in totals]
+    with code.loop(0, weights.steps) as step:
+        for word, halves in enumerate(load(step)):
+            for source, row in zip(rows.inputs, sums, strict=True):
+                value = element.everywhere(code, source + first + step * (weights.words * 4), word * 4)
+                for total, half in zip(row, halves, strict=True):
+                    total.set(element.dot(code, total.value, half, value))
+    factors, additions = weights.factors(code, here), weights.additions(code, here)
+    for number, (row, made) in enumerate(zip(sums, totals, strict=True)):
+        for part, total, factor in zip(row, made, factors, strict=True):
+            total.set(code.fma(part.value, factor, total.value))
+        if additions is not None:
+            inputs = code.splat(code.load(rows.input_sums + run * 4, FLOAT32, number * MOST_RUNS * 4))
+            for total, addition in zip(made, additions, strict=True):
+                total.set(code.fma(inputs, addition, total.value))
+
+
+def _many_rows(
+    code: Code,
+    weights: GroupPanels,
+    decode: Decode,
+    start: Value,
+    count: Value,
+    sides: Sides,
+    panel: WeightPanel,
+) -> None:
+    """Multiplies more rows, some runs at a time, whose integers become the element's once for all rows."""
+    with code.loop(0, count * 2) as vector:
+        code.store(code.floats(0.0), sides.sums + vector * (LANES * 4))
+    decoded = PANEL * 4 * weights.words  # bytes of a step
+    most = max(1, PART_BYTES // decoded // weights.steps)
+    room, runs = code.room(most * weights.steps * decoded), weights.runs(panel.steps)
+    with code.loop(0, runs, most) as first:
+        here, number = panel.weights + first * weights.run, code.smaller(runs - first, code.integer(most))
+        with code.loop(0, number) as run, code.loop(0, weights.steps) as step:
+            source = here + run * weights.run + weights.head + step * weights.step
+            for line in range(0, weights.step, LINE):
+                code.prefetch(source + number * weights.run, line)
+            place = room + (run * weights.steps + step) * decoded
+            for number_of_word, halves in enumerate(decode(source)):
+                for half, values in enumerate(halves):
+                    code.store(values, place, (number_of_word * 2 + half) * LANES * 4)
+
+        def tile(row: Value, size: int, first: Value = first, here: Value = here, number: Value = number) -> None:
+            beyond = row - start
+            rows = _Rows(
+                sides.inputs(row, size), sides.sums + beyond * (PANEL * 4), sides.input_sums + beyond * (MOST_RUNS * 4)
+            )
+            totals = [[code.variable(code.load(rows.sums, FLOATS, place)) for place in row] for row in rows.places]
+            with code.loop(0, number) as run:
+                base = room + run * (weights.steps * decoded)
+
+                def load(step: Value, base: Value = base) -> list[list[Value]]:
+                    vectors = [code.load(base + step * decoded, INTS, i * LANES * 4) for i in range(2 * weights.words)]
+                    return [vectors[i : i + 2] for i in range(0, len(vectors), 2)]
+
+                _add_run(code, weights, here + run * weights.run, first + run, rows, totals, load)
+            for places, made in zip(rows.places, totals, strict=True):
+                for place, total in zip(places, made, strict=True):
+                    code.store(total.value, rows.sums, place)
+
+        each_tile(code, start, count, tile)

@@ -1,0 +1,189 @@
+"""Products with weights in groups, beside float64; the bits of a row whatever stands beside it; planted faults."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llvmlite.binding import FeatureMap, get_host_cpu_features
+from torch import Tensor
+
+from model.cpu.kernels import group_panels, group_sums
+from model.cpu.kernels.element import BFLOAT, FLOAT, Element
+from model.cpu.kernels.group_panels import GroupPanels, PanelGroups, can_decode, run_inputs
+from model.cpu.kernels.native import Compiler
+from model.cpu.kernels.product import KernelGroups, KernelLinear
+from model.cpu.kernels.program import Machine
+from model.cpu.kernels.team import Team
+from model.weight_formats.groups import E2M1, E4M3, INT4, INT8, GroupWeights, Levels, bring_back
+from tests.support.examples import examples
+from tests.support.kernels import the_machine
+
+ROWS = (1, 2, 7, 8, 9, 19, 140)
+KINDS = (INT4, INT8, E2M1, E4M3)
+
+
+def drawn(
+    levels: Levels, out: int, width: int, size: int, scales: torch.dtype, offsets: torch.dtype | None, seed: int = 0
+) -> GroupWeights:
+    rng = np.random.default_rng(seed)
+    values = torch.from_numpy(rng.integers(0, len(levels.numbers), (out, width)).astype(np.uint8))
+    if levels is E4M3:
+        values[(values & 127) == 127] = 0  # NaN
+    groups = -(-width // size)
+    scale = torch.from_numpy(rng.uniform(0.01, 0.1, (out, groups))).to(scales)
+    offset = None if offsets is None else torch.from_numpy(rng.normal(size=(out, groups))).to(offsets)
+    return GroupWeights(levels, values, scale, offset, size)
+
+
+def product_of(machine: Machine, groups: GroupWeights, element: Element, gated: bool = False) -> KernelLinear:
+    inputs = run_inputs(groups, element)
+    assert inputs is not None
+    offsets = None if groups.offsets is None else groups.offsets.dtype
+    panels = GroupPanels(element, groups.levels, inputs, groups.scales.dtype, offsets)
+    return KernelLinear(machine, KernelGroups(panels, groups), gated=gated)
+
+
+def near(machine: Machine, groups: GroupWeights, element: Element, rows: int) -> None:
+    x = torch.from_numpy(np.random.default_rng(rows).normal(size=(rows, groups.values.shape[1]))).float()
+    weight = bring_back(groups).double()
+    expected = x.to(element.dtype).double() @ weight.T
+    # Rounding of float32, of sums that are as large as the sums of sizes.
+    sizes = x.abs().double() @ (weight.abs() + 2).T
+    found = product_of(machine, groups, element)(x).double()
+    assert ((found - expected).abs() <= 2e-6 * sizes + 1e-6).all()
+
+
+@pytest.mark.parametrize("element", [FLOAT, BFLOAT], ids=lambda e: e.name)
+@pytest.mark.parametrize("levels", KINDS, ids=lambda levels: levels.name)
+@pytest.mark.parametrize("size", [32, 4096])
+@pytest.mark.parametrize("offsets", [None, torch.float16], ids=str)
+def test_equals_the_product_of_what_the_groups_stand_for(
+    machine: Machine, element: Element, levels: Levels, size: int, offsets: torch.dtype | None
+) -> None:
+    groups = drawn(levels, 70, 512, size, torch.float16, offsets)
+    for rows in ROWS:
+        near(machine, groups, element, rows)
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    st.sampled_from([FLOAT, BFLOAT]),
+    st.sampled_from(KINDS),
+    st.integers(1, 100),
+    st.sampled_from([(32, 3), (16, 5), (8, 9), (64, 4), (128, 3), (200, 2), (512, 1), (24, 1)]),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+    st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32]),
+    st.sampled_from(ROWS),
+    st.integers(0, 2**16),
+)
+def test_any_shape(
+    element: Element,
+    levels: Levels,
+    out: int,
+    shape: tuple[int, int],
+    scales: torch.dtype,
+    offsets: torch.dtype | None,
+    rows: int,
+    seed: int,
+) -> None:
+    size, count = shape
+    near(the_machine(), drawn(levels, out, size * count, size, scales, offsets, seed), element, rows)
+
+
+@pytest.mark.parametrize("element", [FLOAT, BFLOAT], ids=lambda e: e.name)
+@pytest.mark.parametrize("levels", KINDS, ids=lambda levels: levels.name)
+@pytest.mark.parametrize("offsets", [None, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [64, 4096])
+def test_bits_of_a_row_are_its_own(
+    machine: Machine, element: Element, levels: Levels, offsets: torch.dtype | None, width: int
+) -> None:
+    """In any number of rows, at any place, with any number of threads, cut into blocks or not."""
+    product = product_of(machine, drawn(levels, 160, width, 32, torch.float16, offsets), element)
+    x = torch.from_numpy(np.random.default_rng(3).normal(size=(140, width))).float()
+    whole = product(x)
+    for start, end in ((0, 1), (139, 140), (7, 9), (60, 68), (60, 69), (20, 137)):
+        assert torch.equal(product(x[start:end]), whole[start:end])
+    threads = torch.get_num_threads()
+    try:
+        for other in (1, 3):
+            torch.set_num_threads(other)
+            assert torch.equal(product(x), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("cpu", ["x86-64-v3", "x86-64-v4"])
+def test_other_cpus_have_the_numbers_too(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a product of pairs, and without registers of 512 bits."""
+    if cpu == "x86-64-v4" and not get_host_cpu_features().get("avx512f"):
+        pytest.skip("this machine is older itself: it has no registers of 512 bits")
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: cpu)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap({}))
+    machine = Machine(Compiler(None), Team())
+    for levels in (INT4, INT8, E4M3):
+        assert can_decode(levels, has_pairs=False)
+        for element in (FLOAT, BFLOAT):
+            groups = drawn(levels, 40, 96, 32, torch.float16, torch.float16)
+            near(machine, groups, element, 1)
+            near(machine, groups, element, 19)
+
+
+def test_levels_that_need_a_table_need_wide_registers() -> None:
+    assert not can_decode(E2M1, has_pairs=False)
+    assert can_decode(E2M1, has_pairs=True)
+
+
+@pytest.mark.parametrize(
+    ("width", "size", "element", "expected"),
+    [
+        (512, 32, BFLOAT, 32),
+        (512, 512, BFLOAT, 256),
+        (576, 4096, BFLOAT, 192),  # one group, whose parts are equal
+        (96, 32, FLOAT, 32),
+        (100, 32, BFLOAT, None),  # the last group is smaller
+        (28, 4, BFLOAT, None),  # too small
+        (40, 20, FLOAT, None),  # eight are decoded at once
+    ],
+)
+def test_inputs_of_a_run(width: int, size: int, element: Element, expected: int | None) -> None:
+    assert run_inputs(drawn(INT4, 1, width, size, torch.float16, None), element) == expected
+
+
+def neighbours_scale(of: GroupPanels, code: object, run: object) -> list[object]:
+    return [group_panels._load(code, run, of.scales, (1 - half) * 16) for half in range(2)]  # type: ignore[arg-type]
+
+
+def swapped(of: GroupPanels, values: Tensor) -> Tensor:
+    made = REAL_STEPS(of, values)
+    return made << 4 | made >> 4
+
+
+def shifted(of: GroupPanels, of_groups: Tensor, dtype: torch.dtype, size: int, runs: int) -> Tensor:
+    return REAL_HEADS(of, of_groups, dtype, size, runs).roll(1, 1)
+
+
+REAL_STEPS, REAL_HEADS = GroupPanels._steps_of, GroupPanels._heads
+
+FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "scales of other outputs": lambda patch: patch.setattr(GroupPanels, "factors", neighbours_scale),
+    "nibbles in another order": lambda patch: patch.setattr(GroupPanels, "_steps_of", swapped),
+    "scales of the neighbouring group": lambda patch: patch.setattr(GroupPanels, "_heads", shifted),
+    "offsets left out": lambda patch: patch.setattr(GroupPanels, "additions", lambda *_: None),
+    "a zero point off by one": lambda patch: patch.setattr(
+        GroupPanels, "laid", lambda of, groups: REAL_LAID(of, replace(groups, values=(groups.values + 1) & 15))
+    ),
+    "sums of the first row's inputs for all": lambda patch: patch.setattr(group_sums, "MOST_RUNS", 0),
+}
+REAL_LAID: Callable[[GroupPanels, PanelGroups], Tensor] = GroupPanels.laid
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(Compiler(None), Team())  # compiles anew
+    FAULTS[fault](monkeypatch)
+    with pytest.raises(AssertionError):
+        near(machine, drawn(INT4, 64, 128, 32, torch.float16, torch.float16), FLOAT, 9)
