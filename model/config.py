@@ -21,7 +21,7 @@ KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8":
 """By dtype of the KV pool: bytes of an element, and of the scale of each token and head."""
 
 
-STORED_FORMATS: tuple[str, ...] = ("awq", "gptq")
+STORED_FORMATS: tuple[str, ...] = ("awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
 """`quant_method` of the quantized checkpoints that are served; `model.weight_formats.registry.STORED` has the same."""
 
 MOST_EOS = 256  # ids that end a sequence; each step compares what it draws with all of them

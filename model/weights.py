@@ -19,6 +19,7 @@ from model.files import open_regular
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MOST_TENSORS = 100_000
 MOST_FILES = 1000
+FLOAT8_BLOCK = 2**22  # numbers that are looked at together
 MOST_HEADER = 16 * 2**20  # bytes; names and shapes of 100,000 tensors
 
 
@@ -67,6 +68,8 @@ class Checkpoint:
             tensor: Tensor = self._open[path].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{named(name)} in {path} cannot be read: {error}") from None
+        if shape == (1,) and tensor.ndim == 0:
+            tensor = tensor.view(1)  # one number, as a scale of a whole tensor, is saved with or without a dimension
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{name} in {path.name} has shape {list(tensor.shape)}, config.json needs {list(shape)}. "
@@ -76,8 +79,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{name} in {path.name} is of {tensor.dtype}, must be {'floating point' if stored is None else stored}"
             )
-        if self._finite and not torch.isfinite(tensor).all():
-            count = int(torch.count_nonzero(~torch.isfinite(tensor)))
+        if self._finite and (count := count_not_finite(tensor)):
             raise CheckpointError(
                 f"{name} in {path} has {count} of {tensor.numel()} values that are infinite or not a number"
             )
@@ -100,6 +102,16 @@ class Checkpoint:
                 f"{named(left[0])} in {self._files[left[0]].name}{more} is not part of the model that config.json "
                 "describes. Do config.json and the weights belong together?"
             )
+
+
+def count_not_finite(tensor: Tensor) -> int:
+    """Counts values that are infinite or not a number, of any dtype."""
+    if not tensor.is_floating_point():
+        return 0
+    if tensor.element_size() > 1:
+        return int(torch.count_nonzero(~torch.isfinite(tensor)))
+    # torch has no isfinite for most kinds of float8. A block at a time: float32 takes four times their memory.
+    return sum(count_not_finite(block.float()) for block in tensor.flatten().split(FLOAT8_BLOCK))
 
 
 def weight_files(directory: Path) -> list[Path]:

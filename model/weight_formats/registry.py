@@ -5,16 +5,25 @@ from collections.abc import Callable
 from model.config import ModelConfig
 from model.fields import Fields
 from model.weight_formats.awq import AwqFormat
+from model.weight_formats.compressed_tensors import CompressedTensors
 from model.weight_formats.format import WeightFormat
+from model.weight_formats.fp8 import Fp8
 from model.weight_formats.gptq import GptqFormat
 from model.weight_formats.int4 import Int4Format
 from model.weight_formats.int8 import Int8Format
+from model.weight_formats.mxfp4 import Mxfp4
 from model.weight_formats.plain import PLAIN
 
 ONLINE: dict[str, Callable[[], WeightFormat]] = {"int8": Int8Format, "int4": Int4Format}
 """Formats that are made from plain weights at load; `model.settings.QUANTIZATIONS` has the same names."""
 
-STORED: dict[str, Callable[[Fields], WeightFormat]] = {"awq": AwqFormat, "gptq": GptqFormat}
+STORED: dict[str, Callable[[Fields], WeightFormat]] = {
+    "awq": AwqFormat,
+    "compressed-tensors": CompressedTensors,
+    "fp8": Fp8,
+    "gptq": GptqFormat,
+    "mxfp4": Mxfp4,
+}
 """Formats by `quant_method`, made of 'quantization_config'; `model.config.STORED_FORMATS` has the same names."""
 
 
