@@ -55,6 +55,7 @@ def _float8() -> tuple[float, ...]:
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 INT4 = Levels("int4", tuple(float(i) for i in range(-8, 8)))
+UINT4 = Levels("uint4", tuple(float(i) for i in range(16)))
 INT8 = Levels("int8", tuple(float(i) for i in range(-128, 128)))
 E2M1 = Levels("e2m1", (*_E2M1, *(-number for number in _E2M1)))
 E4M3 = Levels("e4m3", _float8())
@@ -173,8 +174,8 @@ class GroupLinear:
         self.outputs = sum(weight.outputs for weight in weights)
         self._inputs = weights[0].inputs
         self._blocks = [self._kept(form.groups(block)) for weight in weights for block in blocks_of(weight)]
-        levels = self._blocks[0].levels
-        self._table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
+        codebooks = {block.levels for block in self._blocks if not block.levels.are_integers}
+        self._tables = {levels: torch.tensor(levels.numbers, device=device) for levels in codebooks}
         scratch.reserve(max(len(block.values) for block in self._blocks) * self._inputs)
 
     def _kept(self, groups: GroupWeights) -> GroupWeights:
@@ -212,7 +213,7 @@ class GroupLinear:
     def _brought_back(self, block: GroupWeights) -> Tensor:
         values = unpack_values(block.values, block.levels.bits, self._inputs)
         unpacked = GroupWeights(block.levels, values, block.scales, block.offsets, block.size, block.index)
-        return self._scratch.shaped(values.shape).copy_(bring_back(unpacked, self._table))
+        return self._scratch.shaped(values.shape).copy_(bring_back(unpacked, self._tables.get(block.levels)))
 
 
 class GroupProducts:
