@@ -1,10 +1,11 @@
-"""Identifies the model of a directory by a digest that differs where its weights do."""
+"""Identifies the model of a directory, or of a GGUF file, by a digest that differs where its weights do."""
 
 import hashlib
 import os
 from pathlib import Path
 
 from model.files import open_regular
+from model.gguf.split import is_gguf, part_paths
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
 HEADER_BYTES = 2**16
@@ -18,7 +19,10 @@ def checkpoint_identity(directory: Path) -> bytes:
     practically every sample.
     """
     digest = hashlib.blake2b(digest_size=32)
-    for path in sorted((directory / "config.json", *directory.glob("*.safetensors"))):
+    files = (
+        part_paths(directory) if is_gguf(directory) else (directory / "config.json", *directory.glob("*.safetensors"))
+    )
+    for path in sorted(files):
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             digest.update(f"{path.name} {size}\n".encode())

@@ -15,6 +15,7 @@ from torch import Tensor
 from model.errors import CheckpointError, named, shown
 from model.fields import read_json
 from model.files import open_regular
+from model.gguf.split import is_gguf, part_paths
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MOST_TENSORS = 100_000
@@ -34,20 +35,26 @@ class Checkpoint:
     """
 
     def __init__(self, directory: Path, finite: bool = False, progress: Callable[[int], object] | None = None) -> None:
-        self._directory, self._finite, self._progress = directory, finite, progress
-        self._files: dict[str, Path] = {}
-        self._taken: set[str] = set()
-        self._ignored: list[re.Pattern[str]] = []
+        files: dict[str, Path] = {}
         self._open: dict[Path, safe_open] = {}
         for path in weight_files(directory):
             handle = _open(path)
             self._open[path] = handle
             for name in handle.keys():  # noqa: SIM118 - a safe_open handle is no dict
-                if name in self._files:
-                    raise CheckpointError(f"{named(name)} stands in {self._files[name].name} and again in {path.name}")
-                self._files[name] = path
-        if len(self._files) > MOST_TENSORS:
-            raise CheckpointError(f"{directory} holds {len(self._files)} tensors, more than {MOST_TENSORS}")
+                if name in files:
+                    raise CheckpointError(f"{named(name)} stands in {files[name].name} and again in {path.name}")
+                files[name] = path
+        if len(files) > MOST_TENSORS:
+            raise CheckpointError(f"{directory} holds {len(files)} tensors, more than {MOST_TENSORS}")
+        self._begin(directory, files, finite, progress)
+
+    def _begin(
+        self, location: Path, files: dict[str, Path], finite: bool, progress: Callable[[int], object] | None
+    ) -> None:
+        """Starts with no tensor taken; `files` has the file of each."""
+        self._location, self._files, self._finite, self._progress = location, files, finite, progress
+        self._taken: set[str] = set()
+        self._ignored: list[re.Pattern[str]] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -62,11 +69,8 @@ class Checkpoint:
         """Reads a tensor, as `model.source.TensorSource.take`."""
         path = self._files.get(name)
         if path is None:
-            raise CheckpointError(f"{name} is missing from {self._directory}. Is the checkpoint of another model?")
-        try:
-            tensor: Tensor = self._open[path].get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{named(name)} in {path} cannot be read: {error}") from None
+            raise CheckpointError(f"{name} is missing from {self._location}. Is the checkpoint of another model?")
+        tensor, copied = self._read(name, dtype, stored)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{name} in {path.name} has shape {list(tensor.shape)}, config.json needs {list(shape)}. "
@@ -84,7 +88,15 @@ class Checkpoint:
         self._taken.add(name)
         if self._progress is not None:
             self._progress(tensor.numel() * tensor.element_size())
-        return tensor if dtype is None else tensor.to(dtype, copy=True)
+        return tensor if dtype is None else tensor.to(dtype, copy=not copied)
+
+    def _read(self, name: str, dtype: torch.dtype | None, stored: torch.dtype | None) -> tuple[Tensor, bool]:  # noqa: ARG002
+        """Reads a tensor of `take`. Returns it, and whether it is a copy already."""
+        path = self._files[name]
+        try:
+            return self._open[path].get_tensor(name), False
+        except SafetensorError as error:
+            raise CheckpointError(f"{named(name)} in {path} cannot be read: {error}") from None
 
     def ignore(self, pattern: str) -> None:
         """Permits tensors whose full name matches the pattern, which are then neither needed nor left over."""
@@ -103,7 +115,9 @@ class Checkpoint:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Returns the model's safetensors files. Raises CheckpointError."""
+    """Returns the model's safetensors files, or the parts of its GGUF file. Raises CheckpointError."""
+    if is_gguf(directory):
+        return part_paths(directory)
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         return [single]

@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from model.config import ModelConfig
 from model.fields import Fields
+from model.gguf.config import METHOD
 from model.weight_formats.format import WeightFormat
+from model.weight_formats.gguf import GGUFFormat
 from model.weight_formats.int8 import Int8Format
 from model.weight_formats.plain import PLAIN
 
@@ -13,6 +15,9 @@ ONLINE: dict[str, Callable[[], WeightFormat]] = {"int8": Int8Format}
 
 STORED: dict[str, Callable[[Fields], WeightFormat]] = {}
 """Formats by `quant_method`, made of 'quantization_config'; `model.config.STORED_FORMATS` has the same names."""
+
+FILES: dict[str, Callable[[Fields], WeightFormat]] = {METHOD: GGUFFormat}
+"""Formats of files that are no model directory, whose config `model.config` makes."""
 
 
 def open_weight_format(config: ModelConfig, quantization: str | None = None) -> WeightFormat:
@@ -33,4 +38,4 @@ def open_weight_format(config: ModelConfig, quantization: str | None = None) -> 
         raise ValueError(
             f"--quantization is {quantization!r}: the checkpoint's weights are in {stored} already; leave it unset"
         )
-    return STORED[stored](config.quantization)
+    return (STORED | FILES)[stored](config.quantization)
