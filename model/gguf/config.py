@@ -239,6 +239,29 @@ def _gpt2(source: Source, common: Values) -> Values:  # noqa: ARG001
     }
 
 
+def _starcoder2(source: Source, common: Values) -> Values:  # noqa: ARG001
+    return {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "intermediate_size": source.count("feed_forward_length"),
+        "norm_epsilon": source.number("attention.layer_norm_epsilon"),
+        "use_bias": "blk.0.attn_q.bias" in source.model.tensors,
+    }
+
+
+def _falcon(source: Source, common: Values) -> Values:
+    """Falcon 7B has one KV head; later ones have several, and one or two norms."""
+    several = common["num_key_value_heads"] > 1
+    return {
+        "architectures": ["FalconForCausalLM"],
+        "new_decoder_architecture": several,
+        "num_kv_heads": common["num_key_value_heads"],
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in source.model.tensors else 1,
+        "bias": "blk.0.attn_qkv.bias" in source.model.tensors,
+        "ffn_hidden_size": source.count("feed_forward_length", 4 * common["hidden_size"]),
+        "layer_norm_epsilon": source.number("attention.layer_norm_epsilon"),
+    }
+
+
 ARCHITECTURES: dict[str, Reader] = {
     "llama": _llama,
     "qwen2": _like_llama("Qwen2ForCausalLM"),
@@ -249,6 +272,9 @@ ARCHITECTURES: dict[str, Reader] = {
     "gemma3": _gemma3,
     "phi3": _phi3,
     "gpt2": _gpt2,
+    "starcoder2": _starcoder2,
+    "olmo2": _like_llama("Olmo2ForCausalLM"),
+    "falcon": _falcon,
 }
 """By 'general.architecture'."""
 

@@ -18,7 +18,7 @@ from gguf import GGUFWriter, TokenType, quants
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from tests.model.families.styles import edit_tensors
+from tests.model.families.styles import edit_config, edit_tensors
 
 Array = NDArray[Any]
 Kinds = Callable[[str], Kind]
@@ -168,6 +168,8 @@ class Conversion:
         writer = GGUFWriter(None if parts else path, self.architecture, split_max_tensors=parts)
         self._write_config(writer)
         self._write_tokenizer(writer)
+        for name, factors in self.factors().items():
+            writer.add_tensor(name, factors)
         if more is not None:
             more(writer)
         for name, (raw, kind) in self.stored.items():
@@ -201,6 +203,10 @@ class Conversion:
             w.add_rope_scaling_factor(rope["factor"])
             if "original_max_position_embeddings" in rope:
                 w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("rope_type") == "longrope":
+            w.add_rope_scaling_orig_ctx_len(c["original_max_position_embeddings"])
+        if c.get("sliding_window_pattern"):
+            w.add_uint32(f"{self.architecture}.attention.sliding_window_pattern", c["sliding_window_pattern"])
         if part := rope.get("partial_rotary_factor"):
             w.add_rope_dimension_count(int(part * hidden // heads))
         if experts := self._get("num_experts", "num_local_experts"):
@@ -214,6 +220,19 @@ class Conversion:
             w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
         if c.get("final_logit_softcapping"):
             w.add_final_logit_softcapping(c["final_logit_softcapping"])
+
+    def factors(self) -> dict[str, Array]:
+        """Divisors of rotary frequencies, by the names of their tensors."""
+        rope = self.config.get("rope_parameters") or {}
+        if rope.get("rope_type") == "longrope":
+            return {f"rope_factors_{k}.weight": np.float32(rope[f"{k}_factor"]) for k in ("long", "short")}
+        if rope.get("rope_type") != "llama3":
+            return {}
+        dims = self.config["hidden_size"] // self.config["num_attention_heads"]
+        turns = rope["original_max_position_embeddings"] * rope["rope_theta"] ** (-np.arange(0, dims, 2) / dims)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = ((turns / (2 * np.pi) - low) / (high - low)).clip(0, 1)
+        return {"rope_freqs.weight": (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)}
 
     def _write_tokenizer(self, w: GGUFWriter) -> None:
         model = self.vocabulary["model"]
@@ -233,4 +252,8 @@ def convert(directory: Path, path: Path, kinds: Kinds, **options: Any) -> Path:
     made.write(path, **options)
     plain = Path(shutil.copytree(directory, path.with_suffix(".plain")))
     edit_tensors(plain, lambda tensors: tensors | made.meant)
+    if (factors := made.factors().get("rope_freqs.weight")) is not None:
+        rope = {"rope_type": "longrope", "short_factor": factors.tolist(), "attention_factor": 1.0}
+        theta = made.config["rope_parameters"]["rope_theta"]
+        edit_config(plain, lambda values: values | {"rope_parameters": rope | {"rope_theta": theta}})
     return plain
