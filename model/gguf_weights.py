@@ -23,6 +23,8 @@ class GGUFCheckpoint(Checkpoint):
     Weights in blocks are given as bytes where the reader asks for them, as numbers otherwise.
     """
 
+    described = "its metadata"
+
     def __init__(
         self,
         path: Path,
@@ -61,6 +63,10 @@ class GGUFCheckpoint(Checkpoint):
             tensor, copied = _numbers(one, data.flatten(0, -2), dtype or torch.float32).view(*data.shape[:-1], -1), True
         changed = self._changed(one, tensor)
         return changed, copied or changed.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+
+    def _shown(self, name: str) -> str:
+        one = self._named.get(name)
+        return name if one is None or one.tensor.name == name else f"{name} ({one.tensor.name})"
 
     def _changed(self, one: Named, tensor: Tensor) -> Tensor:
         """Undoes what the file's writer changed."""

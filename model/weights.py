@@ -30,9 +30,12 @@ class Checkpoint:
     twice.
 
     Attributes:
+        described: What says which tensors the model has, in errors.
         finite: Tensors with values that are not finite are refused.
         progress: Called with the bytes of each tensor that is taken.
     """
+
+    described = "config.json"
 
     def __init__(self, directory: Path, finite: bool = False, progress: Callable[[int], object] | None = None) -> None:
         files: dict[str, Path] = {}
@@ -69,21 +72,25 @@ class Checkpoint:
         """Reads a tensor, as `model.source.TensorSource.take`."""
         path = self._files.get(name)
         if path is None:
-            raise CheckpointError(f"{name} is missing from {self._location}. Is the checkpoint of another model?")
+            raise CheckpointError(
+                f"{self._shown(name)} is missing from {self._location}. Is the checkpoint of another model?"
+            )
         tensor, copied = self._read(name, dtype, stored)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{name} in {path.name} has shape {list(tensor.shape)}, config.json needs {list(shape)}. "
-                "Is the checkpoint of another model, or transposed?"
+                f"{self._shown(name)} in {path.name} has shape {list(tensor.shape)}, {self.described} needs "
+                f"{list(shape)}. Is the checkpoint of another model, or transposed?"
             )
         if not (tensor.is_floating_point() if stored is None else tensor.dtype == stored):
             raise CheckpointError(
-                f"{name} in {path.name} is of {tensor.dtype}, must be {'floating point' if stored is None else stored}"
+                f"{self._shown(name)} in {path.name} is of {tensor.dtype}, must be "
+                f"{'floating point' if stored is None else stored}"
             )
         if self._finite and not torch.isfinite(tensor).all():
             count = int(torch.count_nonzero(~torch.isfinite(tensor)))
             raise CheckpointError(
-                f"{name} in {path} has {count} of {tensor.numel()} values that are infinite or not a number"
+                f"{self._shown(name)} in {path} has {count} of {tensor.numel()} values that are infinite or not a "
+                "number"
             )
         self._taken.add(name)
         if self._progress is not None:
@@ -98,6 +105,10 @@ class Checkpoint:
         except SafetensorError as error:
             raise CheckpointError(f"{named(name)} in {path} cannot be read: {error}") from None
 
+    def _shown(self, name: str) -> str:
+        """Returns the name of a tensor for a message."""
+        return name
+
     def ignore(self, pattern: str) -> None:
         """Permits tensors whose full name matches the pattern, which are then neither needed nor left over."""
         self._ignored.append(re.compile(pattern))
@@ -109,8 +120,8 @@ class Checkpoint:
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise CheckpointError(
-                f"{named(left[0])} in {self._files[left[0]].name}{more} is not part of the model that config.json "
-                "describes. Do config.json and the weights belong together?"
+                f"{named(left[0])} in {self._files[left[0]].name}{more} is not part of the model that {self.described} "
+                f"describes. Do {self.described} and the weights belong together?"
             )
 
 
