@@ -157,10 +157,33 @@ NAMES = {
         layers="transformer.h.{}.",
         top={"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f", "output": "lm_head"},
     ),
+    "GPTNeoXForCausalLM": Names(
+        NORMS
+        | {
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        changes={"attn_qkv": Change.QKV_APART},
+        layers="gpt_neox.layers.{}.",
+        top={"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+    ),
+    "PhiForCausalLM": Names(
+        ATTENTION
+        | {
+            "attn_norm": "input_layernorm",
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+        top={"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"},
+    ),
 }
 """By the name of the architecture on the hub."""
 
 IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+EXPERT = re.compile(r"blk\.(\d{1,4})\.(ffn_(?:gate|up|down))\.(\d{1,4})\.(weight)")  # as older files have them
 OUTSIDE = re.compile(r"(\w+)\.(weight|bias)")
 READ_BY_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 TWO_NORMS = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}  # Falcon 40B and later
@@ -200,5 +223,8 @@ def _named(names: Names, block: Mapping[str, str], tensor: TensorInfo) -> Iterat
         prefix, part = names.layers.format(int(found[1])), names.experts[found[2]]
         for expert in range(tensor.shape[0]):
             yield Named(f"{prefix}{part.format(expert)}.{found[3]}", tensor, expert=expert)
+    elif (found := EXPERT.fullmatch(tensor.name)) and f"{found[2]}_exps" in names.experts:
+        part = names.experts[f"{found[2]}_exps"].format(int(found[3]))
+        yield Named(f"{names.layers.format(int(found[1]))}{part}.{found[4]}", tensor)
     else:
         yield Named(tensor.name, tensor)

@@ -41,9 +41,12 @@ CASES = {
         *map(BY_NAME.__getitem__, ("mistral", "mixtral", "qwen2", "qwen3", "qwen3-yarn", "qwen3-moe", "gemma")),
         with_values("gemma2", query_pre_attn_scalar=16),
         with_values("gemma3", query_pre_attn_scalar=16),
+        BY_NAME["gemma3-linear"],
         *map(BY_NAME.__getitem__, ("phi3", "phi3-partial", "phi3-longrope", "gpt2", "starcoder2-plain", "olmo2")),
         with_values("starcoder2", sliding_window=None),
-        *map(BY_NAME.__getitem__, ("falcon", "falcon-new", "falcon-one-norm")),
+        *map(
+            BY_NAME.__getitem__, ("falcon", "falcon-new", "falcon-one-norm", "phi", "gpt-neox", "gpt-neox-sequential")
+        ),
     )
 }
 OF_40 = ("qwen3-moe",)  # experts of 40 columns, which no type but plain ones holds

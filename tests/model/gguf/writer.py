@@ -39,6 +39,8 @@ ARCHITECTURES = {
     "Starcoder2ForCausalLM": "starcoder2",
     "Olmo2ForCausalLM": "olmo2",
     "FalconForCausalLM": "falcon",
+    "GPTNeoXForCausalLM": "gptneox",
+    "PhiForCausalLM": "phi2",
 }
 WRITABLE = {Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0}
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
@@ -197,7 +199,7 @@ class Conversion:
         if "rms_norm_eps" in c:
             w.add_layer_norm_rms_eps(c["rms_norm_eps"])
         else:
-            w.add_layer_norm_eps(self._get("layer_norm_epsilon", "norm_epsilon"))
+            w.add_layer_norm_eps(self._get("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"))
         if rope.get("rope_type") in ("linear", "yarn"):
             w.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
             w.add_rope_scaling_factor(rope["factor"])
@@ -216,6 +218,8 @@ class Conversion:
             w.add_expert_feed_forward_length(width)
         if c.get("sliding_window") and self.architecture in ("gemma2", "gemma3", "phi3"):
             w.add_sliding_window(c["sliding_window"])
+        if "use_parallel_residual" in c:
+            w.add_parallel_residual(c["use_parallel_residual"])
         if c.get("attn_logit_softcapping"):
             w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
         if c.get("final_logit_softcapping"):
