@@ -64,6 +64,10 @@ class GGUFCheckpoint(Checkpoint):
         changed = self._changed(one, tensor)
         return changed, copied or changed.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
 
+    def _numbers(self, name: str, tensor: Tensor, stored: torch.dtype | None) -> Tensor:
+        one = self._named[name]
+        return tensor if stored is None else _numbers(one, tensor.T if one.change is Change.LYING else tensor)
+
     def _shown(self, name: str) -> str:
         one = self._named.get(name)
         return name if one is None or one.tensor.name == name else f"{name} ({one.tensor.name})"
@@ -93,7 +97,7 @@ def open_checkpoint(
     return Checkpoint(location, finite, progress)
 
 
-def _numbers(one: Named, data: Tensor, dtype: torch.dtype) -> Tensor:
+def _numbers(one: Named, data: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Computes the weights that blocks stand for, some outputs at a time. Returns [out, in]."""
     kind = one.tensor.type
     out, width = len(data), one.tensor.shape[-1]

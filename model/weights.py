@@ -86,10 +86,10 @@ class Checkpoint:
                 f"{self._shown(name)} in {path.name} is of {tensor.dtype}, must be "
                 f"{'floating point' if stored is None else stored}"
             )
-        if self._finite and not torch.isfinite(tensor).all():
-            count = int(torch.count_nonzero(~torch.isfinite(tensor)))
+        if self._finite and not torch.isfinite(numbers := self._numbers(name, tensor, stored)).all():
+            count = int(torch.count_nonzero(~torch.isfinite(numbers)))
             raise CheckpointError(
-                f"{self._shown(name)} in {path} has {count} of {tensor.numel()} values that are infinite or not a "
+                f"{self._shown(name)} in {path} has {count} of {numbers.numel()} values that are infinite or not a "
                 "number"
             )
         self._taken.add(name)
@@ -104,6 +104,10 @@ class Checkpoint:
             return self._open[path].get_tensor(name), False
         except SafetensorError as error:
             raise CheckpointError(f"{named(name)} in {path} cannot be read: {error}") from None
+
+    def _numbers(self, name: str, tensor: Tensor, stored: torch.dtype | None) -> Tensor:  # noqa: ARG002
+        """Returns the numbers that a tensor of `take` stands for."""
+        return tensor
 
     def _shown(self, name: str) -> str:
         """Returns the name of a tensor for a message."""
