@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from model.errors import MOST_SHOWN, CheckpointError
-from model.gguf.families import ARCHITECTURES, Values
+from model.gguf.families import ARCHITECTURES, Values, check_unread
 from model.gguf.names import hub_names
 from model.gguf.source import Source
 from model.gguf.split import GGUFModel, open_model
@@ -30,6 +30,7 @@ def read_gguf_config(path: Path) -> Values:
         near = ", ".join(get_close_matches(name[:MOST_SHOWN], ARCHITECTURES, cutoff=0.0))
         raise fields.refuse("general.architecture", f"which is not served; the nearest that are: {near}")
     source = Source(model, name)
+    check_unread(source)
     common = _common(source)
     values = common | ARCHITECTURES[name](source, common)
     return values | _weights(model, values["architectures"][0])

@@ -56,6 +56,9 @@ class Cutting:
 
 
 _LIKE_GPT2 = Cutting((GPT2,))
+_DEEPSEEK_CODER = Cutting(
+    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
+)
 _DIGITS = Cutting((r"\p{N}", GPT2))
 _LLAMA3 = Cutting((LLAMA3,), whole=True, begins=True)
 _QWEN2 = Cutting((QWEN2,), nfc=True)
@@ -70,10 +73,13 @@ CUTTINGS = {
     "llama-bpe": _LLAMA3,
     "falcon3": _LLAMA3,
     "pixtral": _LLAMA3,
+    "midm-2.0": _LLAMA3,
     "dbrx": Cutting((LLAMA3,)),
     "smaug-bpe": Cutting((LLAMA3,)),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "kormo": _QWEN2,
+    "deepseek-coder": _DEEPSEEK_CODER,
     "stablelm2": Cutting((QWEN2,)),
     "smollm": _DIGITS,
     "starcoder": _DIGITS,

@@ -15,6 +15,26 @@ Reader = Callable[[Source, Values], Values]
 """Returns what one architecture says beside what all say in the same way, which is its second argument."""
 
 
+UNREAD = (
+    "attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_length", "logit_scale",
+    "residual_scale", "embedding_scale", "expert_weights_scale", "expert_shared_count", "leading_dense_block_count",
+    "expert_group_count",
+)  # fmt: skip
+"""Keys that change what a model computes, in ways that the architectures here do not have."""
+
+WINDOW = "attention.sliding_window"
+WITH_WINDOWS = ("gemma2", "gemma3", "phi3")
+
+
+def check_unread(source: Source) -> None:
+    """Raises CheckpointError where a key that is not read would change what the model computes."""
+    keys = UNREAD if source.prefix in WITH_WINDOWS else (*UNREAD, WINDOW)  # Olmo 3 is an olmo2 with windows
+    fields = source.model.metadata.fields
+    for key in keys:
+        if source.has(key) and fields.values.get(f"{source.prefix}.{key}") not in (0, 1):
+            raise fields.refuse(f"{source.prefix}.{key}", f"which is not supported for {source.prefix}")
+
+
 def _rope(source: Source, values: Values) -> Values:
     """Returns the rules by which positions are stretched."""
     kind = source.text("rope.scaling.type", "none")
@@ -111,7 +131,7 @@ def _gemma2(source: Source, common: Values) -> Values:
         _like_llama("Gemma2ForCausalLM")(source, common)
         | caps
         | {
-            "sliding_window": source.count("attention.sliding_window", 4096),
+            "sliding_window": source.count(WINDOW, 4096),
             "query_pre_attn_scalar": _query_scale(common, 46),
         }
     )
@@ -124,7 +144,7 @@ def _gemma3(source: Source, common: Values) -> Values:
     if source.has("final_logit_softcapping"):
         values["final_logit_softcapping"] = source.number("final_logit_softcapping")
     return values | {
-        "sliding_window": source.count("attention.sliding_window"),
+        "sliding_window": source.count(WINDOW),
         "sliding_window_pattern": source.count("attention.sliding_window_pattern", 6),
         "rope_local_base_freq": source.number("rope.freq_base_swa", 10000.0),
         "query_pre_attn_scalar": _query_scale(common, 62),
@@ -133,8 +153,8 @@ def _gemma3(source: Source, common: Values) -> Values:
 
 def _phi3(source: Source, common: Values) -> Values:
     values = _like_llama("Phi3ForCausalLM")(source, common)
-    if source.has("attention.sliding_window"):
-        values["sliding_window"] = source.count("attention.sliding_window")
+    if source.has(WINDOW) and source.model.metadata.fields.values.get(f"phi3.{WINDOW}") != 0:  # Phi 4 has 0 for none
+        values["sliding_window"] = source.count(WINDOW)
     return values
 
 

@@ -9,7 +9,9 @@ PREFIX = "tokenizer.ggml."
 TOKENS, TYPES = f"{PREFIX}tokens", f"{PREFIX}token_type"
 
 ENDS = ("eos", "eot", "eom")
-END_TEXTS = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>"})
+END_TEXTS = frozenset(
+    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>"}
+)
 """Control tokens that end a turn, whatever the metadata says: llama.cpp ends a text at them too."""
 
 

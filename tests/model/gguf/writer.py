@@ -188,6 +188,7 @@ class Conversion:
         rope = c.get("rope_parameters") or {}
         rope = rope.get("full_attention", rope)
         w.add_context_length(self._get("max_position_embeddings", "n_positions") or 2048)
+        w.add_vocab_size(c["vocab_size"])
         w.add_embedding_length(hidden)
         w.add_block_count(self._get("num_hidden_layers", "n_layer"))
         w.add_feed_forward_length(self._get("intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden)
