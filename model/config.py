@@ -10,7 +10,7 @@ from model.errors import MOST_SHOWN, CheckpointError, shown
 from model.families import FAMILIES, RENAMED, family_of
 from model.fields import Fields, read_json
 from model.gguf.config import read_gguf_config
-from model.gguf.split import is_gguf
+from model.gguf.split import SUFFIX, is_gguf
 from model.multimodal import KINDS, NANO, Vision, read_text
 from model.nano import is_nano, read_nano_text, read_nano_vision
 from scheduler.invalid import InvalidRequest
@@ -92,6 +92,8 @@ def read_config(directory: Path) -> ModelConfig:
         stored = fields.section("quantization_config") if "quantization_config" in fields else None
         return replace(_read(fields.get("architectures", list)[0], fields), quantization=stored)
     path = directory / "config.json"
+    if not path.exists() and (files := sorted(directory.glob(f"*{SUFFIX}"))):
+        raise CheckpointError(f"{path} is missing: --model {files[0]} serves that file without one")
     values = read_json(path)
     fields = Fields(path, {RENAMED.get(key, key): value for key, value in values.items()})
     architecture = NANO if is_nano(fields) else _architecture(fields)

@@ -60,7 +60,8 @@ class GGUFCheckpoint(Checkpoint):
         elif stored is not None:
             tensor = data
         else:
-            tensor, copied = _numbers(one, data.flatten(0, -2), dtype or torch.float32).view(*data.shape[:-1], -1), True
+            numbers = _numbers(one, data.reshape(-1, data.shape[-1]), dtype or torch.float32)
+            tensor, copied = numbers.view(*data.shape[:-1], -1), True
         changed = self._changed(one, tensor)
         return changed, copied or changed.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
 
@@ -78,7 +79,7 @@ class GGUFCheckpoint(Checkpoint):
         if one.change is Change.PLUS_ONE:
             return tensor.float() - 1.0
         if one.change is Change.LYING:
-            return tensor.T
+            return tensor.T if tensor.ndim == 2 else tensor
         if one.change is Change.PAIRED_QUERIES:
             return _halves(tensor, c.heads)
         if one.change is Change.PAIRED_KEYS:

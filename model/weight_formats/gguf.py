@@ -19,7 +19,7 @@ from model.gguf.types import BY_NAME, TensorType
 from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
 from model.weight_formats.gguf_blocks import unpack
 from model.weight_formats.groups import GroupProducts, GroupWeights
-from model.weight_formats.plain import PLAIN, PlainWeights
+from model.weight_formats.plain import PLAIN, PlainFormat, PlainWeights
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
 
 NAME = "gguf"
@@ -64,15 +64,18 @@ class GGUFFormat(PlainWeights):
         named = options.get("types", dict)
         if unknown := [kind for kind in named.values() if kind not in BY_NAME]:
             raise CheckpointError(f"{options.path}: type {shown(unknown[0])} is not served")
-        kinds = {kind: GGUFType(BY_NAME[kind], self) for kind in sorted(set(named.values()))}
+        kinds = {kind: _format_of(BY_NAME[kind], self) for kind in sorted(set(named.values()))}
         self._kinds = {name: kinds[kind] for name, kind in named.items()}
         self._products = GroupProducts()
-        self.blocks = Blocks(columns=lcm(*(kind.blocks.columns for kind in kinds.values())))
+        # No inputs of an embedding or an output layer are cut.
+        layers = {kind for name, kind in named.items() if any(part.isdecimal() for part in name.split("."))}
+        self.blocks = Blocks(columns=lcm(*(BY_NAME[kind].block for kind in layers)))
 
     def for_linear(self, name: str) -> WeightFormat:  # type: ignore[override]
         return self._kinds.get(name, PLAIN)
 
     def groups(self, weight: StoredWeight) -> GroupWeights:
+        """Unpacks a linear of a type in blocks, see `GroupFormat`; parts that are plain are none."""
         return groups_of(weight)
 
     def product(
@@ -93,7 +96,7 @@ class GGUFFormat(PlainWeights):
 
 
 class GGUFType:
-    """`WeightFormat` of the linears of one type in a file."""
+    """`JointFormat` of the linears of one type in a file."""
 
     name = NAME
 
@@ -107,8 +110,6 @@ class GGUFType:
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         kind = self._kind
-        if kind.is_plain:
-            return PLAIN.tensors(out, width)
         if width % kind.block:
             raise CheckpointError(f"{width} inputs are no multiple of {kind.block}, which {kind.name} keeps together")
         shape, columns = (out, width // kind.block * kind.size), Axis(1, kind.block, kind.size)
@@ -125,3 +126,18 @@ class GGUFType:
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> MadeProduct:
         return self.joint.product(weights, bias, dtype, device)
+
+
+class PlainType(PlainFormat):
+    """`JointFormat` of the linears of a file that are plain."""
+
+    def __init__(self, joint: GGUFFormat) -> None:
+        """Makes the format; `joint` makes products of which other parts are in blocks."""
+        self.joint = joint
+
+    def stacked(self, out: int, width: int) -> Sequence[StoredTensor]:  # noqa: ARG002
+        return ()
+
+
+def _format_of(kind: TensorType, joint: GGUFFormat) -> WeightFormat:
+    return PlainType(joint) if kind.is_plain else GGUFType(kind, joint)

@@ -11,6 +11,7 @@ from gguf.gguf_writer import GGUFValue
 from quire import LLM, Sampling, Stopping
 from typer.testing import CliRunner
 
+from model.config import read_config
 from model.errors import CheckpointError
 from model.identity import checkpoint_identity
 from model.verify import MANIFEST
@@ -68,6 +69,10 @@ def test_paths_of_files(files: tuple[Path, Path], tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(path)
     assert model_directory(str(link)) == link
+    with pytest.raises(
+        CheckpointError, match=r"config.json is missing: --model .*link.gguf serves that file without one"
+    ):
+        read_config(tmp_path)
     with pytest.raises(CheckpointError, match=r"--model .*none.gguf: no such file"):
         model_directory(str(tmp_path / "none.gguf"))
 

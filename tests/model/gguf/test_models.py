@@ -124,6 +124,13 @@ def test_the_estimate_is_what_is_held(case: str, shelf: Shelf, tmp_path: Path) -
     assert tensors.held.bytes == weight_bytes(config, "float32") < weight_bytes(read_config(plain), "float32")
 
 
+def test_the_output_layer_sets_no_blocks_of_inputs(tmp_path: Path) -> None:
+    """Files in Q4_0 have it in Q6_K."""
+    source = write_llama(tmp_path / "source", hidden_size=256, intermediate_size=96)
+    convert(source, tmp_path / "m.gguf", lambda name: Kind.Q6_K if name in ("output", "token_embd") else Kind.Q4_0)
+    assert open_weight_format(read_config(tmp_path / "m.gguf")).blocks == (1, 32)
+
+
 def test_factors_of_frequencies_are_llamas_rule(shelf: Shelf, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     convert(shelf.checkpoint(CASES["llama-llama3"]), path, all_in(Kind.F32))
