@@ -7,7 +7,7 @@ import model.demo
 from model.errors import CheckpointError
 from model.files import open_regular, read_file
 from model.gguf.reader import GGUFFile
-from model.gguf.split import SUFFIX, is_gguf
+from model.gguf.split import SUFFIX, is_gguf, model_stem
 
 DEMO = "demo"
 INPUTS = ["*.json", "*.model", "*.jinja"]
@@ -74,4 +74,4 @@ def inputs_digest(directory: Path) -> bytes:
 
 def model_name(name: str, directory: Path) -> str:
     """Returns the name under which a model is served if the operator gives none."""
-    return "quire-demo" if name == DEMO else Path(name).name.removesuffix(SUFFIX) or directory.name
+    return "quire-demo" if name == DEMO else model_stem(Path(name).name) or directory.name

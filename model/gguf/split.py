@@ -35,6 +35,12 @@ def is_gguf(location: Path) -> bool:
     return location.suffix == SUFFIX and not location.is_dir()
 
 
+def model_stem(name: str) -> str:
+    """Returns the name of a model by that of its file; any other name is left as it is."""
+    found = PART.fullmatch(name)
+    return name.removesuffix(SUFFIX) if found is None else found["stem"]
+
+
 def part_paths(path: Path) -> list[Path]:
     """Returns the paths of a model's files, by the name of its first one.
 

@@ -66,6 +66,7 @@ def test_paths_of_files(files: tuple[Path, Path], tmp_path: Path) -> None:
     path, _ = files
     assert model_directory(str(path)) == path
     assert model_name(str(path), path) == "small"
+    assert model_name("a/b-00001-of-00003.gguf", path) == "b"
     link = tmp_path / "link.gguf"
     link.symlink_to(path)
     assert model_directory(str(link)) == link
