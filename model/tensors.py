@@ -15,7 +15,7 @@ from model.layers import LayerNorm, Linear, Product, RMSNorm, onednn_multiplies
 from model.parallel.collective import ALONE, Ranks
 from model.parallel.shard import Shard
 from model.source import TensorSource, Transposed
-from model.weight_formats.format import MadeProduct, WeightFormat
+from model.weight_formats.format import JointFormat, MadeProduct, WeightFormat
 from model.weight_formats.plain import PLAIN, plain_weight
 from model.weight_formats.stored import StoredWeight, read_stacked, read_weight
 
@@ -140,8 +140,8 @@ class Tensors:
             columns: Inputs of the product. None for all.
         """
         parts = [(parts, out)] if isinstance(parts, str) else parts
-        weight_format = self._format([name for name, _ in parts])
-        weights = [self._read(weight_format, name, out, width) for name, out in parts]
+        weight_format, formats = self._formats([name for name, _ in parts])
+        weights = [self._read(form, name, out, width) for form, (name, out) in zip(formats, parts, strict=True)]
         biases = self._biases(parts, weights, bias)
         if rows is not None:
             runs = runs_of([out for _, out in parts], rows)
@@ -153,7 +153,7 @@ class Tensors:
 
     def summed(self, name: str, width: int, out: int, bias: bool, columns: slice) -> Product:
         """Makes a product of which each rank has these inputs. The ranks' results are added up, the bias once."""
-        weight_format = self._format([name])
+        weight_format = self._weights.for_linear(self.prefix + name)
         weight = self._read(weight_format, name, out, width)
         biases = self._biases([(name, out)], [weight], bias)
         mine = biases[0] if biases and self.ranks.shard.rank == 0 else None
@@ -194,13 +194,19 @@ class Tensors:
                 )
         return []
 
-    def _format(self, names: Sequence[str]) -> WeightFormat:
-        """Returns the format that these linears share. Raises CheckpointError where they differ."""
+    def _formats(self, names: Sequence[str]) -> tuple[WeightFormat, list[WeightFormat]]:
+        """Returns the format of the product of these linears, and that of each.
+
+        Raises CheckpointError where they differ and no format makes a product of them.
+        """
         formats = [self._weights.for_linear(self.prefix + name) for name in names]
-        if any(other is not formats[0] for other in formats):
+        if all(other is formats[0] for other in formats):
+            return formats[0], formats
+        joints = [one.joint if isinstance(one, JointFormat) else one for one in formats]
+        if any(other is not joints[0] for other in joints):
             said = ", ".join(f"{name} {one.name}" for name, one in zip(names, formats, strict=True))
             raise CheckpointError(f"{self.prefix}: parts of one product are in several weight formats: {said}")
-        return formats[0]
+        return joints[0], formats
 
     def _read(self, weight_format: WeightFormat, name: str, out: int, width: int) -> StoredWeight:
         """Reads views of the files. `_product` copies them."""
