@@ -98,6 +98,7 @@ KERNELS: dict[str, tuple[str, tuple[Recipe, ...]]] = {
     "packed": ("llama-biases", (W4,)),
     "packed, zero points": ("phi3", (W4_ZEROS,)),
     "packed, experts": ("mixtral", (W8_32,)),
+    "int": ("llama-biases", (INT8,)),
 }
 
 
