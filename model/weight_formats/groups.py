@@ -173,7 +173,8 @@ def _spread(of_groups: Tensor, groups: GroupWeights) -> Tensor:
     width, wide = groups.values.shape[1], of_groups.float()
     if groups.index is not None:
         return wide.index_select(1, groups.index)
-    return wide.repeat_interleave(groups.size, dim=1)[:, :width]
+    size = min(groups.size, width)  # config.json may say a size that the linear does not have
+    return wide.repeat_interleave(size, dim=1)[:, :width]
 
 
 class GroupLinear:

@@ -144,12 +144,18 @@ class KernelLinear:
 def experts_call(
     products: Sequence[KernelLinear], routes: Routes, x: Buffer, y: Buffer, gather: bool, activation: str | None = None
 ) -> Call:
-    """Makes the call of each expert's product, all of the same shape and without biases, see `write_experts`."""
+    """Makes the call of each expert's product, see `write_experts`.
+
+    Raises:
+        NotCompiled: The experts have biases, or differ in shape or in the layout of their weights.
+    """
     shapes = {(product.outputs, product.inputs, product.gated, product._bias is None) for product in products}
     first = products[0]
     if len(shapes) > 1 or first._bias is not None:
         raise NotCompiled("its experts have biases or differ in shape")
     kind, scaled = first._kind, first._scales is not None
+    if any(product._kind != kind for product in products):  # one kernel reads the panels of all of them
+        raise NotCompiled("its experts are in several weight formats")
     ending = Epilogue(y.element, gated=first.gated, activation=activation, scaled=scaled)
     panels = torch.tensor([product._panels.data_ptr() for product in products])
     scales = torch.tensor([product._scales.data_ptr() for product in products if product._scales is not None])

@@ -24,6 +24,7 @@ from model.parallel.shard import Shard
 from model.settings import QUANTIZATIONS, ModelSettings
 from model.tensors import Tensors
 from model.weight_formats import registry
+from model.weight_formats.groups import INT4, GroupWeights, bring_back
 from model.weight_formats.registry import ONLINE, STORED, open_weight_format
 from model.weights import Checkpoint
 from rpc.cli.estimate import estimate
@@ -181,3 +182,10 @@ def test_names_are_known_before_torch_is(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.undo()
     assert tuple(ONLINE) == QUANTIZATIONS
     assert tuple(STORED) == STORED_FORMATS
+
+
+def test_groups_larger_than_a_linear_take_no_more_memory() -> None:
+    values = torch.arange(64, dtype=torch.uint8).view(2, 32) & 15
+    scales = torch.tensor([[0.5], [2.0]])
+    larger, equal = (bring_back(GroupWeights(INT4, values, scales, None, size)) for size in (2**40, 32))
+    assert torch.equal(larger, equal)

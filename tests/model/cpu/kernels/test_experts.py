@@ -194,3 +194,12 @@ def test_experts_that_differ_are_refused(machine: Machine) -> None:
     for wrong in (products, [biased]):
         with pytest.raises(NotCompiled, match="its experts have biases or differ in shape"):
             experts_call(wrong, Routes.of(1, 2, 1), x, x, gather=True)
+
+
+def test_experts_in_several_formats_are_refused(machine: Machine) -> None:
+    """One kernel would read the panels of each in the layout of the first, past their end."""
+    products = [kernel_linear(machine, [random(32, 32)], None, FLOAT, quantized=eight) for eight in (False, True)]
+    x = Buffer.of(1, 32, FLOAT)
+    for order in (products, products[::-1]):
+        with pytest.raises(NotCompiled, match="its experts are in several weight formats"):
+            experts_call(order, Routes.of(1, 2, 1), x, x, gather=True)
