@@ -24,7 +24,8 @@ class ProductMaker(Protocol):
     """Makes the products of a back end.
 
     Takes the format, its weights (one below the other), their bias and the dtype of the model. The last argument is
-    whether the first half of the outputs are gates of the second, as in `GatedMLP`.
+    whether the first half of the outputs are gates of the second, as in `GatedMLP`. None is for a format that the back
+    end leaves to `WeightFormat.product`.
     """
 
     def __call__(
@@ -35,7 +36,7 @@ class ProductMaker(Protocol):
         dtype: torch.dtype,
         gated: bool,
         /,
-    ) -> MadeProduct: ...
+    ) -> MadeProduct | None: ...
 
 
 @dataclass
@@ -215,12 +216,17 @@ class Tensors:
     def _product(
         self, weight_format: WeightFormat, weights: Sequence[StoredWeight], bias: Tensor | None, gated: bool = False
     ) -> Product:
-        if self._maker is not None:
-            made = self._maker(weight_format, weights, bias, self.dtype, gated)
-        else:
+        made = self._of_back_end(weight_format, weights, bias, gated)
+        if made is None:
             made = weight_format.product(weights, bias, self.dtype, self.device)
         self.held.bytes += made.nbytes
         return made
+
+    def _of_back_end(
+        self, weight_format: WeightFormat, weights: Sequence[StoredWeight], bias: Tensor | None, gated: bool = False
+    ) -> MadeProduct | None:
+        """Makes the back end's own product. None where it has none for this format."""
+        return None if self._maker is None else self._maker(weight_format, weights, bias, self.dtype, gated)
 
     def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """Makes an RMSNorm; `offset` is added to the weights (Gemma: 1)."""
@@ -253,9 +259,13 @@ class Tensors:
 
     def _tied(self, embedding: Tensor, bias: Tensor | None) -> Product:
         """Makes the tied output layer from the rank's rows of the embedding."""
-        weight_format = self._weights.for_tied()
-        if self._maker is not None or weight_format is not PLAIN:
-            return self._product(weight_format, [plain_weight(embedding)], bias)
+        weight_format, weights = self._weights.for_tied(), [plain_weight(embedding)]
+        made = self._of_back_end(weight_format, weights, bias)
+        if made is None and weight_format is not PLAIN:
+            made = weight_format.product(weights, bias, self.dtype, self.device)
+        if made is not None:
+            self.held.bytes += made.nbytes
+            return made
         if self.device.type != "cuda" and onednn_multiplies(self.dtype):
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, bias)

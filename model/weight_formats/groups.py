@@ -100,9 +100,14 @@ class GroupFormat(WeightFormat, Protocol):
         """
 
 
+def block_outputs(inputs: int) -> int:
+    """Returns the outputs of a block: unpacked, it has about `BLOCK` weights."""
+    return max(1, BLOCK // (inputs * ROWS)) * ROWS
+
+
 def blocks_of(weight: StoredWeight) -> Iterator[StoredWeight]:
-    """Cuts a linear by outputs, so that an unpacked block has about `BLOCK` weights."""
-    count = max(1, BLOCK // (weight.inputs * ROWS)) * ROWS
+    """Cuts a linear by outputs, see `block_outputs`."""
+    count = block_outputs(weight.inputs)
     for start in range(0, weight.outputs, count):
         yield weight.rows(slice(start, min(start + count, weight.outputs)))
 
