@@ -1,4 +1,4 @@
-"""config.json and generation_config.json of a Hugging Face model directory. Imports no torch."""
+"""config.json and generation_config.json of a model directory, or what a GGUF file says in their place. No torch."""
 
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -9,6 +9,8 @@ from cache_manager.layout import KVLayout, KVShape, layer_groups
 from model.errors import MOST_SHOWN, CheckpointError, shown
 from model.families import FAMILIES, RENAMED, family_of
 from model.fields import Fields, read_json
+from model.gguf.config import read_gguf_config
+from model.gguf.split import SUFFIX, is_gguf
 from model.multimodal import KINDS, NANO, Vision, read_text
 from model.nano import is_nano, read_nano_text, read_nano_vision
 from scheduler.invalid import InvalidRequest
@@ -21,7 +23,7 @@ KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8":
 """By dtype of the KV pool: bytes of an element, and of the scale of each token and head."""
 
 
-STORED_FORMATS: tuple[str, ...] = ("awq", "gptq")
+STORED_FORMATS: tuple[str, ...] = ("awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
 """`quant_method` of the quantized checkpoints that are served; `model.weight_formats.registry.STORED` has the same."""
 
 MOST_EOS = 256  # ids that end a sequence; each step compares what it draws with all of them
@@ -80,8 +82,18 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Reads config.json; keys in the Hub's classic style or transformers 5's. Raises CheckpointError."""
+    """Reads config.json; keys in the Hub's classic style or transformers 5's. Raises CheckpointError.
+
+    Args:
+        directory: Model directory, or GGUF file, whose metadata says what config.json would.
+    """
+    if is_gguf(directory):
+        fields = Fields(directory, read_gguf_config(directory))
+        stored = fields.section("quantization_config") if "quantization_config" in fields else None
+        return replace(_read(fields.get("architectures", list)[0], fields), quantization=stored)
     path = directory / "config.json"
+    if not path.exists() and (files := sorted(directory.glob(f"*{SUFFIX}"))):
+        raise CheckpointError(f"{path} is missing: --model {files[0]} serves that file without one")
     values = read_json(path)
     fields = Fields(path, {RENAMED.get(key, key): value for key, value in values.items()})
     architecture = NANO if is_nano(fields) else _architecture(fields)
@@ -200,7 +212,7 @@ def _eos(path: Path, values: dict[str, Any], vocabulary: int) -> tuple[int, ...]
 def read_defaults(directory: Path, config: ModelConfig) -> ModelDefaults:
     """Reads the defaults of request parameters from generation_config.json, if it exists. Raises CheckpointError."""
     path = directory / "generation_config.json"
-    if not path.exists():
+    if is_gguf(directory) or not path.exists():
         return ModelDefaults(eos_token_ids=config.eos_token_ids)
     fields = Fields(path, read_json(path))
     silent, sampled = ModelDefaults(), fields.get("do_sample", bool, True)

@@ -22,6 +22,8 @@ from model.config import ModelConfig, read_config, read_defaults
 from model.decoder import Decoder
 from model.errors import CheckpointError, RankLost
 from model.forward import Model
+from model.gguf.split import is_gguf
+from model.gguf_weights import open_checkpoint
 from model.identity import checkpoint_identity
 from model.images import ImageStore
 from model.memory import free_bytes, free_host_bytes, pool_pages
@@ -37,7 +39,7 @@ from model.sampling.readiness import FactoryReadiness
 from model.settings import ModelSettings
 from model.verify import MANIFEST, verify_files
 from model.weight_formats.registry import open_weight_format
-from model.weights import Checkpoint, weight_files
+from model.weights import weight_files
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.settings import RequestLimits
 
@@ -112,7 +114,7 @@ def load(
     """Loads a model for an engine.
 
     Args:
-        directory: Directory of the checkpoint.
+        directory: Directory of the checkpoint, or its GGUF file.
         settings: Settings of the model.
         rows: Sequences that run at once.
         ahead: Tokens of one sequence that the steps in flight compute at most.
@@ -258,6 +260,7 @@ def _named(said: Mapping[str, Any]) -> str:
 def _verify(directory: Path) -> None:
     """Raises CheckpointError."""
     files = weight_files(directory)
+    directory = directory.parent if is_gguf(directory) else directory
     with progress_bar("verifying weights", sum(path.stat().st_size for path in files)) as progress:
         checked = verify_files(directory, files, progress)
     if checked:
@@ -276,7 +279,7 @@ def _load_weights(
     ranks: Ranks,
 ) -> Decoder:
     with progress_bar("loading weights", sum(path.stat().st_size for path in weight_files(directory))) as progress:
-        checkpoint = Checkpoint(directory, settings.verify_weights, progress)
+        checkpoint = open_checkpoint(directory, config, settings.verify_weights, progress)
         decoder = load_model(config, checkpoint, dtype, device, settings.quantization, backend.maker, ranks)
     return replace(decoder, vision=None) if ranks.shard.rank else decoder  # rank 0 encodes images for all
 

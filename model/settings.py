@@ -20,11 +20,12 @@ class ModelSettings:
     model: str = field(
         default="demo",
         metadata={
-            "help": "Model directory (Hugging Face layout), a name on the hub, or `demo` for the one that ships."
+            "help": "Model directory (Hugging Face layout), a GGUF file (of several the first), a name on the hub, or "
+            "`demo` for the one that ships."
         },
     )
     served_model_name: str | None = field(
-        default=None, metadata={"help": "Its name in requests. Unset: the directory's."}
+        default=None, metadata={"help": "Its name in requests. Unset: the directory's or the file's."}
     )
     dtype: str = field(
         default="auto", metadata={"help": "Weights and KV: auto (the checkpoint's), float32, bfloat16 or float16."}

@@ -15,7 +15,7 @@ from model.layers import LayerNorm, Linear, Product, RMSNorm, onednn_multiplies
 from model.parallel.collective import ALONE, Ranks
 from model.parallel.shard import Shard
 from model.source import TensorSource, Transposed
-from model.weight_formats.format import MadeProduct, WeightFormat
+from model.weight_formats.format import JointFormat, MadeProduct, WeightFormat
 from model.weight_formats.plain import PLAIN, plain_weight
 from model.weight_formats.stored import StoredWeight, read_stacked, read_weight
 
@@ -24,7 +24,8 @@ class ProductMaker(Protocol):
     """Makes the products of a back end.
 
     Takes the format, its weights (one below the other), their bias and the dtype of the model. The last argument is
-    whether the first half of the outputs are gates of the second, as in `GatedMLP`.
+    whether the first half of the outputs are gates of the second, as in `GatedMLP`. None is for a format that the back
+    end leaves to `WeightFormat.product`.
     """
 
     def __call__(
@@ -35,7 +36,7 @@ class ProductMaker(Protocol):
         dtype: torch.dtype,
         gated: bool,
         /,
-    ) -> MadeProduct: ...
+    ) -> MadeProduct | None: ...
 
 
 @dataclass
@@ -140,8 +141,8 @@ class Tensors:
             columns: Inputs of the product. None for all.
         """
         parts = [(parts, out)] if isinstance(parts, str) else parts
-        weight_format = self._format([name for name, _ in parts])
-        weights = [self._read(weight_format, name, out, width) for name, out in parts]
+        weight_format, formats = self._formats([name for name, _ in parts])
+        weights = [self._read(form, name, out, width) for form, (name, out) in zip(formats, parts, strict=True)]
         biases = self._biases(parts, weights, bias)
         if rows is not None:
             runs = runs_of([out for _, out in parts], rows)
@@ -153,7 +154,7 @@ class Tensors:
 
     def summed(self, name: str, width: int, out: int, bias: bool, columns: slice) -> Product:
         """Makes a product of which each rank has these inputs. The ranks' results are added up, the bias once."""
-        weight_format = self._format([name])
+        weight_format = self._weights.for_linear(self.prefix + name)
         weight = self._read(weight_format, name, out, width)
         biases = self._biases([(name, out)], [weight], bias)
         mine = biases[0] if biases and self.ranks.shard.rank == 0 else None
@@ -194,13 +195,19 @@ class Tensors:
                 )
         return []
 
-    def _format(self, names: Sequence[str]) -> WeightFormat:
-        """Returns the format that these linears share. Raises CheckpointError where they differ."""
+    def _formats(self, names: Sequence[str]) -> tuple[WeightFormat, list[WeightFormat]]:
+        """Returns the format of the product of these linears, and that of each.
+
+        Raises CheckpointError where they differ and no format makes a product of them.
+        """
         formats = [self._weights.for_linear(self.prefix + name) for name in names]
-        if any(other is not formats[0] for other in formats):
+        if all(other is formats[0] for other in formats):
+            return formats[0], formats
+        joints = [one.joint if isinstance(one, JointFormat) else one for one in formats]
+        if any(other is not joints[0] for other in joints):
             said = ", ".join(f"{name} {one.name}" for name, one in zip(names, formats, strict=True))
             raise CheckpointError(f"{self.prefix}: parts of one product are in several weight formats: {said}")
-        return formats[0]
+        return joints[0], formats
 
     def _read(self, weight_format: WeightFormat, name: str, out: int, width: int) -> StoredWeight:
         """Reads views of the files. `_product` copies them."""
@@ -209,12 +216,17 @@ class Tensors:
     def _product(
         self, weight_format: WeightFormat, weights: Sequence[StoredWeight], bias: Tensor | None, gated: bool = False
     ) -> Product:
-        if self._maker is not None:
-            made = self._maker(weight_format, weights, bias, self.dtype, gated)
-        else:
+        made = self._of_back_end(weight_format, weights, bias, gated)
+        if made is None:
             made = weight_format.product(weights, bias, self.dtype, self.device)
         self.held.bytes += made.nbytes
         return made
+
+    def _of_back_end(
+        self, weight_format: WeightFormat, weights: Sequence[StoredWeight], bias: Tensor | None, gated: bool = False
+    ) -> MadeProduct | None:
+        """Makes the back end's own product. None where it has none for this format."""
+        return None if self._maker is None else self._maker(weight_format, weights, bias, self.dtype, gated)
 
     def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """Makes an RMSNorm; `offset` is added to the weights (Gemma: 1)."""
@@ -247,9 +259,13 @@ class Tensors:
 
     def _tied(self, embedding: Tensor, bias: Tensor | None) -> Product:
         """Makes the tied output layer from the rank's rows of the embedding."""
-        weight_format = self._weights.for_tied()
-        if self._maker is not None or weight_format is not PLAIN:
-            return self._product(weight_format, [plain_weight(embedding)], bias)
+        weight_format, weights = self._weights.for_tied(), [plain_weight(embedding)]
+        made = self._of_back_end(weight_format, weights, bias)
+        if made is None and weight_format is not PLAIN:
+            made = weight_format.product(weights, bias, self.dtype, self.device)
+        if made is not None:
+            self.held.bytes += made.nbytes
+            return made
         if self.device.type != "cuda" and onednn_multiplies(self.dtype):
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, bias)

@@ -1,11 +1,13 @@
-"""The directory of a model, which is local, the demo model's, or a download from the Hugging Face hub."""
+"""The directory of a model, which is local, the demo model's, or a download from the hub; or its GGUF file."""
 
 import hashlib
 from pathlib import Path
 
 import model.demo
 from model.errors import CheckpointError
-from model.files import read_file
+from model.files import open_regular, read_file
+from model.gguf.reader import GGUFFile
+from model.gguf.split import SUFFIX, is_gguf, model_stem
 
 DEMO = "demo"
 INPUTS = ["*.json", "*.model", "*.jinja"]
@@ -20,19 +22,23 @@ def demo_directory() -> Path:
 
 
 def model_directory(name: str) -> Path:
-    """Returns a model's directory, after a download where it is on the hub.
+    """Returns a model's directory, after a download where it is on the hub, or its GGUF file.
 
     Args:
-        name: "demo" for the demo model, else a local directory, else a name on the hub.
+        name: "demo" for the demo model, else a local directory or GGUF file, else a name on the hub.
 
     Raises:
-        CheckpointError: No directory has this name, and the hub did not give it.
+        CheckpointError: Neither directory nor file has this name, and the hub did not give it.
     """
     if name == DEMO:
         return demo_directory()
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
+    if path.suffix == SUFFIX:
+        if not path.exists():
+            raise CheckpointError(f"--model {name}: no such file")
+        return path.absolute()  # not resolved: the other parts of a model stand beside the link
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise CheckpointError(f"--model {name}: no such directory")
     from huggingface_hub import snapshot_download
@@ -53,6 +59,11 @@ def inputs_digest(directory: Path) -> bytes:
         CheckpointError: A file cannot be read, or is too large.
     """
     digest = hashlib.blake2b(digest_size=32)
+    if is_gguf(directory):
+        header = GGUFFile(directory).header
+        with open_regular(directory) as file:
+            digest.update(file.read(header))
+        return digest.digest()
     files = (path for pattern in INPUTS for path in directory.glob(pattern) if not path.name.endswith(WEIGHTS_INDEX))
     for path in sorted(files):
         content = read_file(path, MOST_INPUT)
@@ -63,4 +74,4 @@ def inputs_digest(directory: Path) -> bytes:
 
 def model_name(name: str, directory: Path) -> str:
     """Returns the name under which a model is served if the operator gives none."""
-    return "quire-demo" if name == DEMO else Path(name).name or directory.name
+    return "quire-demo" if name == DEMO else model_stem(Path(name).name) or directory.name

@@ -1,6 +1,7 @@
 """Functions that load models, by the architecture in config.json."""
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -52,6 +53,11 @@ TEXT_PREFIXES = (
 )
 """Prefixes of a vision-language model's text tensors: pairs of the text model's own prefix and theirs."""
 
+KV_SCALES = re.compile(
+    r".*\.(?:(?:[kv]_proj\.)?(?:q|k|v|kv|prob)_(?:scale|zero_point)|[kv]_proj\.output_(?:scale|zero_point))"
+)
+"""Tensors of a quantized checkpoint that are for a KV cache in 8 bits."""
+
 
 def build_model(config: ModelConfig, tensors: Tensors) -> Decoder:
     """Builds a model, with `config` from `read_config`. Raises CheckpointError for a checkpoint that does not fit."""
@@ -91,11 +97,24 @@ def load_model(
     """
     weights = open_weight_format(config, quantization)
     tensors = Tensors(checkpoint, dtype, device, weights, maker, ranks)
+    if config.quantization is not None:
+        _pass_over_kv_scales(checkpoint)
     model = build_model(config, tensors)
     checkpoint.finish()
     kind = str(dtype).removeprefix("torch.") if weights is PLAIN else weights.name
     log.info("Weights: %.1f MiB (%s)", tensors.held.bytes / 2**20, kind)
     return model
+
+
+def _pass_over_kv_scales(checkpoint: Checkpoint) -> None:
+    """Ignores scales of a KV cache: a pool in 8 bits has its own, of each token and head, which are finer."""
+    count = sum(KV_SCALES.fullmatch(name) is not None for name in checkpoint)
+    if count:
+        checkpoint.ignore(KV_SCALES.pattern)
+        log.info(
+            "%d scales of the checkpoint's KV cache are not used: --kv-cache-dtype int8 or fp8 has scales of its own",
+            count,
+        )
 
 
 def _text_tensors(tensors: Tensors) -> Tensors:

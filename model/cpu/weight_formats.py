@@ -7,7 +7,7 @@ from model.cpu.kernels.group_panels import GroupPanels, can_decode, run_inputs
 from model.cpu.kernels.group_sums import MOST_RUNS
 from model.cpu.kernels.panels import Int8Panels, PlainPanels
 from model.cpu.kernels.product import KernelGroups, KernelWeights, NotCompiled, joined
-from model.weight_formats.groups import GroupFormat, GroupWeights
+from model.weight_formats.groups import GroupFormat, GroupWeights, NotGrouped, in_8_bits
 from model.weight_formats.int8 import quantized_blocks
 from model.weight_formats.stored import StoredWeight
 
@@ -31,11 +31,13 @@ def group_weights(
     Raises:
         NotCompiled: There are no kernels for such groups.
     """
-    parts = [form.groups(weight) for weight in weights]
-    first, runs = parts[0], {run_inputs(part, element) for part in parts}
-    inputs = next(iter(runs))
-    kinds = {(part.levels, part.size, part.offsets is None) for part in parts}
-    if inputs is None or len(kinds) > 1 or len(runs) > 1 or not can_decode(first.levels, has_pairs):
+    try:
+        parts = _alike([form.groups(weight) for weight in weights])
+    except NotGrouped as error:
+        raise NotCompiled(str(error)) from None
+    first = parts[0]
+    inputs = run_inputs(first, element)
+    if inputs is None or not can_decode(first.levels, has_pairs):
         raise NotCompiled(f"there are none for weights in the format {form.name} with these groups")
     if weights[0].inputs // inputs > MOST_RUNS:
         raise NotCompiled(f"there are none for more than {MOST_RUNS} groups of inputs")
@@ -48,6 +50,12 @@ def group_weights(
     )
     offsets = None if together.offsets is None else together.offsets.dtype
     return KernelGroups(GroupPanels(element, first.levels, inputs, together.scales.dtype, offsets), together)
+
+
+def _alike(parts: list[GroupWeights]) -> list[GroupWeights]:
+    """Returns the parts of a product in one form: in 8 bits where they are stored in several. Raises NotGrouped."""
+    forms = {(part.levels, part.size, part.offsets is None, part.index is None) for part in parts}
+    return parts if len(forms) == 1 else in_8_bits(parts)
 
 
 KERNEL_WEIGHTS: dict[str, Callable[[Sequence[StoredWeight], Element], KernelWeights]] = {

@@ -20,7 +20,7 @@ from model.attention.backend import StepShape
 from model.attention.visible_keys import VisibleKeys
 from model.gpu.attention import FIELDS, JOIN_FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
-from model.gpu.formats import format_of
+from model.gpu.formats import capability_of, format_of
 from model.gpu.kv_pool import KVPool
 from model.gpu.pieces import NO_PIECES, Division, LaunchKind, Round, divide
 from model.gpu.plan import GpuGroupPlan, GpuPlan, GroupWork, Launch, Places, laid_out
@@ -301,10 +301,9 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _device(device: torch.device) -> tuple[str, tuple[int, int]]:
-    """Returns name and compute capability. For a CPU, where Triton interprets kernels, the capability is (0, 0)."""
-    if device.type != "cuda":
-        return device.type, (0, 0)
-    return torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    """Returns name and compute capability."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return name, capability_of(device)
 
 
 def _power_of_two(n: int) -> int:

@@ -1,11 +1,13 @@
 """Opens the GPU back end."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 import triton
+from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend
@@ -17,10 +19,15 @@ from model.gpu.attention_backend import TritonAttention, why_not
 from model.gpu.draws import prepare_draws, start_draws
 from model.gpu.graphs import CudaRecorder, GraphDecoder
 from model.gpu.graphs import why_not as why_no_graphs
+from model.gpu.group_linear import GroupProduct
 from model.gpu.parts import with_kernels
 from model.gpu.sampler import GpuOps
 from model.sampling.sampler import LogitOps, Starter
 from model.settings import ModelSettings
+from model.weight_formats.format import WeightFormat
+from model.weight_formats.groups import GroupFormat
+from model.weight_formats.scratch import Scratch
+from model.weight_formats.stored import StoredWeight
 
 log = logging.getLogger("quire.model")
 
@@ -31,15 +38,19 @@ LEAST_CAPABILITY = 8  # compute capability with asynchronous copies and bfloat16
 class TritonBackend:
     """`Backend` of Triton's kernels: attention and small operations by kernels, large products by torch.
 
+    Products of few rows with weights in groups are a kernel's.
+
     Attributes:
         dtype: Type of the weights.
         kv_dtype: Type of the KV cache, as in `model.gpu.kv_pool.KVPool`.
+        device: Device of the model.
+        scratch: Room that the products of the model share.
     """
 
     dtype: str
     kv_dtype: str
     device: torch.device
-    maker: None = None
+    scratch: Scratch
 
     def last_compiled(self) -> float:
         return 0.0
@@ -55,6 +66,18 @@ class TritonBackend:
     @property
     def starter(self) -> Starter:
         return start_draws
+
+    def maker(
+        self,
+        weight_format: WeightFormat,
+        weights: Sequence[StoredWeight],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        gated: bool,  # noqa: ARG002
+    ) -> GroupProduct | None:
+        if not isinstance(weight_format, GroupFormat):
+            return None
+        return GroupProduct(weight_format, weights, bias, dtype, self.scratch, self.device)
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> TritonAttention:
         made = TritonAttention(
@@ -93,7 +116,8 @@ def open_gpu_backend(
     layout = config.kv_layout(settings.page_size, kv_dtype)
     if reason := why_not(layout):
         raise NoKernels(reason)
-    backend = TritonBackend(dtype, kv_dtype, torch.device(device))
+    on = torch.device(device)
+    backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on))
     try:
         backend.attention(config, layout, 1)
     except Exception as error:  # Triton needs a C compiler, a cache directory, an assembler for the device

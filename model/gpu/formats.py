@@ -14,6 +14,11 @@ PLAIN, INT8, FP8, FP8_BITS = (tl.constexpr(i) for i in range(4))
 NATIVE_FP8 = (8, 9)  # compute capability that converts e4m3
 
 
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """Returns the compute capability. For a CPU, where Triton interprets kernels, it is (0, 0)."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
 def format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
     """Returns the format of elements.
 

@@ -11,9 +11,13 @@ from typing import Any
 from model.errors import CheckpointError, shown
 from model.fields import read_json
 from model.files import read_text_file
+from model.gguf.reader import GGUFFile
+from model.gguf.split import is_gguf
+from model.gguf.tokenizer import special_tokens
 
 FILE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 PROCESSOR, PROCESSORS_OWN = "processor_config.json", "chat_template.json"  # files of vision-language models
+METADATA = "tokenizer.chat_template"  # key of a GGUF file
 LONGEST = 2**20  # bytes of a template; those of the Hub have some thousand
 
 
@@ -36,7 +40,7 @@ def find_chat_template(directory: Path, sees: bool = False) -> ChatTemplate | No
     """Finds a model's chat template.
 
     Args:
-        directory: Model directory.
+        directory: Model directory, or GGUF file.
         sees: Whether it is a vision-language model. Its processor's files come before the tokenizer's.
 
     Returns:
@@ -45,6 +49,9 @@ def find_chat_template(directory: Path, sees: bool = False) -> ChatTemplate | No
     Raises:
         CheckpointError: A file cannot be read.
     """
+    if is_gguf(directory):
+        own = GGUFFile(directory).metadata.fields.get(METADATA, str, "")
+        return ChatTemplate(_bounded(own, directory), directory, special_tokens(directory)) if own else None
     tokens = _tokens(directory, _json(directory / CONFIG))
     places = [PROCESSOR, PROCESSORS_OWN, FILE, CONFIG] if sees else [FILE, CONFIG]
     for path in (directory / name for name in places):

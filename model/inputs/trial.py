@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from model.errors import CheckpointError, named
+from model.gguf.reader import GGUFFile
+from model.gguf.split import is_gguf
 
 MIB = 2**20
 BASE_MEMORY, MEMORY_FACTOR = 1024 * MIB, 48
@@ -35,8 +37,8 @@ def try_tokenizer(directory: Path) -> None:
         CheckpointError: It cannot be read, takes time or memory out of proportion to a text, or ends its process.
     """
     path = next((p for name in ("tokenizer.json", "tokenizer.model") if (p := directory / name).exists()), directory)
-    size = path.stat().st_size if path.is_file() else 0
-    memory, seconds = BASE_MEMORY + MEMORY_FACTOR * size, BASE_SECONDS + size // MIB
+    size, mapped = _sizes(path)
+    memory, seconds = BASE_MEMORY + MEMORY_FACTOR * size + mapped, BASE_SECONDS + size // MIB
     command = [sys.executable, "-P", "-m", "model.inputs.trial_process", str(directory), str(memory), str(seconds)]
     try:
         done = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
@@ -62,3 +64,11 @@ def try_tokenizer(directory: Path) -> None:
     else:
         reason = f"ends its process (code {done.returncode}), as where it needs more than 256 MiB for a text of 64 KiB"
     raise CheckpointError(f"{path} is a tokenizer that cannot be served safely: {named(reason)}")
+
+
+def _sizes(path: Path) -> tuple[int, int]:
+    """Returns the bytes that describe a tokenizer, and those that are mapped beside it. Raises CheckpointError."""
+    if is_gguf(path):
+        file = GGUFFile(path)
+        return file.header, len(file.data)
+    return path.stat().st_size if path.is_file() else 0, 0

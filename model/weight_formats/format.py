@@ -9,7 +9,7 @@ products of a model share. `model.weight_formats.plain` is the smallest example.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -54,7 +54,8 @@ class WeightFormat(Protocol):
         """Returns the format of this linear.
 
         Self for all, unless the checkpoint stores some in another format (as its output layer in 16 bits). The parts
-        of one product, as queries and keys, must have the same. Routers are plain, and not asked about.
+        of one product, as queries and keys, must have the same, or be `JointFormat`s. Routers are plain, and not asked
+        about.
 
         Args:
             name: Name in the text model, without a suffix: `model.layers.0.mlp.down_proj`.
@@ -92,3 +93,12 @@ class WeightFormat(Protocol):
             dtype: Dtype of the activations.
             device: Device of the activations.
         """
+
+
+@runtime_checkable
+class JointFormat(WeightFormat, Protocol):
+    """A weight format of some linears, whose product may have parts in other formats of the same model."""
+
+    @property
+    def joint(self) -> WeightFormat:
+        """The format that makes such products. The same object for all formats that can be parts of one."""

@@ -11,6 +11,7 @@ holds exactly where scales have 16 bits. A codebook, as FP4 or FP8 numbers, has 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -55,6 +56,7 @@ def _float8() -> tuple[float, ...]:
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 INT4 = Levels("int4", tuple(float(i) for i in range(-8, 8)))
+UINT4 = Levels("uint4", tuple(float(i) for i in range(16)))
 INT8 = Levels("int8", tuple(float(i) for i in range(-128, 128)))
 E2M1 = Levels("e2m1", (*_E2M1, *(-number for number in _E2M1)))
 E4M3 = Levels("e4m3", _float8())
@@ -81,6 +83,10 @@ class GroupWeights:
     index: Tensor | None = None
 
 
+class NotGrouped(ValueError):
+    """Some linear of a product is not stored in groups. Says which."""
+
+
 @runtime_checkable
 class GroupFormat(WeightFormat, Protocol):
     """A weight format of groups."""
@@ -90,12 +96,18 @@ class GroupFormat(WeightFormat, Protocol):
 
         Raises:
             CheckpointError: The tensors hold what the format does not allow.
+            NotGrouped: It is stored in another way, as a part of a product may be.
         """
 
 
+def block_outputs(inputs: int) -> int:
+    """Returns the outputs of a block: unpacked, it has about `BLOCK` weights."""
+    return max(1, BLOCK // (inputs * ROWS)) * ROWS
+
+
 def blocks_of(weight: StoredWeight) -> Iterator[StoredWeight]:
-    """Cuts a linear by outputs, so that an unpacked block has about `BLOCK` weights."""
-    count = max(1, BLOCK // (weight.inputs * ROWS)) * ROWS
+    """Cuts a linear by outputs, see `block_outputs`."""
+    count = block_outputs(weight.inputs)
     for start in range(0, weight.outputs, count):
         yield weight.rows(slice(start, min(start + count, weight.outputs)))
 
@@ -119,6 +131,30 @@ def unpack_values(packed: Tensor, bits: int, width: int) -> Tensor:
     if bits == 8:
         return packed
     return torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)[:, :width]
+
+
+def in_8_bits(parts: Sequence[GroupWeights]) -> list[GroupWeights]:
+    """Gives parts of one product the same levels, groups of the same size, and all of them offsets.
+
+    Args:
+        parts: Weights with the same inputs, whose levels are integers and whose groups are runs.
+
+    Raises:
+        NotGrouped: Some are not.
+    """
+    if any(part.index is not None or not part.levels.are_integers for part in parts):
+        raise NotGrouped("parts of a product have codebooks or groups that are no runs, and are in several formats")
+    size = gcd(*(part.size for part in parts))
+    made = []
+    for part in parts:
+        values = part.values + int(part.levels.numbers[0] - INT8.numbers[0])
+        groups, times = -(-values.shape[1] // size), part.size // size
+        scales = part.scales.float().repeat_interleave(times, dim=1)[:, :groups]
+        offsets = torch.zeros_like(scales)
+        if part.offsets is not None:
+            offsets = part.offsets.float().repeat_interleave(times, dim=1)[:, :groups]
+        made.append(GroupWeights(INT8, values, scales, offsets, size))
+    return made
 
 
 def bring_back(groups: GroupWeights, table: Tensor | None = None) -> Tensor:
@@ -174,8 +210,8 @@ class GroupLinear:
         self.outputs = sum(weight.outputs for weight in weights)
         self._inputs = weights[0].inputs
         self._blocks = [self._kept(form.groups(block)) for weight in weights for block in blocks_of(weight)]
-        levels = self._blocks[0].levels
-        self._table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
+        codebooks = {block.levels for block in self._blocks if not block.levels.are_integers}
+        self._tables = {levels: torch.tensor(levels.numbers, device=device) for levels in codebooks}
         scratch.reserve(max(len(block.values) for block in self._blocks) * self._inputs)
 
     def _kept(self, groups: GroupWeights) -> GroupWeights:
@@ -213,7 +249,7 @@ class GroupLinear:
     def _brought_back(self, block: GroupWeights) -> Tensor:
         values = unpack_values(block.values, block.levels.bits, self._inputs)
         unpacked = GroupWeights(block.levels, values, block.scales, block.offsets, block.size, block.index)
-        return self._scratch.shaped(values.shape).copy_(bring_back(unpacked, self._table))
+        return self._scratch.shaped(values.shape).copy_(bring_back(unpacked, self._tables.get(block.levels)))
 
 
 class GroupProducts:

@@ -183,7 +183,7 @@ app.command()(top)
 
 @app.command()
 def estimate(
-    model: Annotated[str, typer.Option(help="Model directory, a name on the hub, or `demo`.")] = "demo",
+    model: Annotated[str, typer.Option(help="Model directory, GGUF file, a name on the hub, or `demo`.")] = "demo",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="KV in auto (as --dtype), one of these, int8 or fp8.")] = "auto",
     quantization: Annotated[str | None, typer.Option(help="Format of the weights: int8 or int4. Unset: none.")] = None,

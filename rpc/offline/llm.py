@@ -48,7 +48,7 @@ class LLM:
     Does not survive `fork`: calls in a child process raise RuntimeError. Calls of several threads run one at a time.
 
     Args:
-        model: A directory, a hub name, or "demo".
+        model: A directory, a GGUF file, a hub name, or "demo".
         dtype: Type of weights and KV: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
         device: "auto", "cpu" or "cuda".
         page_size: Tokens of a KV page.

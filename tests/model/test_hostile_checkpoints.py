@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 LONGEST = 2000  # characters of a message
 
 
-def check(directory: Path, first: int, count: int) -> None:
+def check(directory: Path, first: int, count: int, module: str = "tests.model.hostile") -> None:
     base = write_llama(directory, num_hidden_layers=2)
-    command = [sys.executable, "-m", "tests.model.hostile", str(base), str(first), str(count)]
+    command = [sys.executable, "-m", module, str(base), str(first), str(count)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == count, done.stderr[-2000:]

@@ -18,7 +18,7 @@ from torch import Tensor
 from model.errors import CheckpointError
 from model.loading import LoadedModel, load
 from model.settings import ModelSettings
-from model.weights import Checkpoint
+from model.weights import FLOAT8_BLOCK, Checkpoint
 from scheduler.settings import RequestLimits
 from tests.support.checkpoints import write_llama
 from tests.support.engines import make_request, make_rig
@@ -367,6 +367,26 @@ def test_values_that_are_not_finite(single: Path, value: float) -> None:
     message = verification(single)
     assert DOWN in message
     assert "has 3 of 6144 values" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu])
+def test_values_of_8_bits_that_are_not_finite(tmp_path: Path, dtype: torch.dtype) -> None:
+    """torch has no isfinite for e4m3 and e8m0: their only values that are not finite are not numbers."""
+    numbers = torch.ones(FLOAT8_BLOCK + 5).to(dtype)
+    save_file({"a": numbers}, tmp_path / "model.safetensors")
+    assert torch.equal(Checkpoint(tmp_path, finite=True).take("a", numbers.shape, None).float(), numbers.float())
+    numbers[-2:] = float("nan")
+    save_file({"a": numbers}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"a in .* has 2 of {FLOAT8_BLOCK + 5} values that are infinite or not"):
+        Checkpoint(tmp_path, finite=True).take("a", numbers.shape, None)
+
+
+def test_one_number_is_saved_with_or_without_a_dimension(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor(0.5), "b": torch.tensor([0.5])}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.take("a", (1,), None).tolist() == checkpoint.take("b", (1,), None).tolist() == [0.5]
+    with pytest.raises(CheckpointError, match=r"a in model.safetensors has shape \[\], config.json needs \[1, 1\]"):
+        checkpoint.take("a", (1, 1), None)
 
 
 def test_without_a_manifest_values_alone_are_checked(single: Path, caplog: pytest.LogCaptureFixture) -> None:

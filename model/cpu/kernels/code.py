@@ -198,12 +198,13 @@ class Code:
             place.align = 64
             return Value(self, self.builder.ptrtoint(place, INT64))
 
-    def prefetch(self, address: Value, offset: int = 0) -> None:
-        """Prefetches a cache line.
+    def prefetch(self, address: Value, offset: int = 0, cache: int = 1) -> None:
+        """Prefetches a cache line, into the first or the second cache of a core.
 
         By inline assembly: LLVM moves its own prefetches to the front of a block, all at once, where they are useless.
         """
-        assembly = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [POINTER]), "prefetcht0 ($0)", "r", side_effect=True)
+        kind = ir.FunctionType(ir.VoidType(), [POINTER])
+        assembly = ir.InlineAsm(kind, f"prefetcht{cache - 1} ($0)", "r", side_effect=True)
         self.builder.call(assembly, [self._pointer(address, offset)])
 
     # Vectors

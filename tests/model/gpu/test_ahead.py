@@ -13,6 +13,8 @@ import triton.language as tl
 from model.gpu import formats
 from model.gpu.attention import attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
+from model.gpu.group_linear import LINE, STAGES, TILE_OUTPUTS, TILE_ROWS, WARPS
+from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
 from model.gpu.sampler import BLOCK, draw_blocks, join_draws, join_summaries, summarise_blocks
 from model.gpu.tuning import ELEMENTS, TileSizes, tuning_for
@@ -21,7 +23,7 @@ from tests.model.gpu.ahead import Compiled, compile_for
 pytestmark = pytest.mark.slow
 
 CAPABILITIES = (80, 90, 100)
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes that a program can have."""
 SPILLED = 24
 """Bytes that an attention kernel may spill: three registers, each stored once and loaded once.
@@ -171,6 +173,83 @@ def test_gates() -> None:
     made = compile_for(90, gate_rows, {"gate_up": "*bf16", "out": "*bf16", "width": "i32"}, {"BLOCK": 1024}, ("width",))
     check(made, 90)
     assert "ld.global.v4" in made.assembly
+
+
+def groups(
+    capability: int, format_: Any, size: int, bits: int = 4, run: int = 0, floats: str = "*bf16", step: int = 0,
+    numbers: Any = tl.float16, indexed: bool = False,
+) -> Compiled:  # fmt: skip
+    """size: 0 for one group. run, step: 0 for those that the launch has where nothing is left over."""
+    step = step or LINE * 8 // bits
+    together = step * bits // 8
+    each = "*fp32" if numbers == tl.float32 else "*i32"
+    types = {
+        "out": floats, "x": floats, "values": "*u8", "scales": each, "offsets": each, "index": "*i32",
+        "table": "*fp32", "bias": floats, "rows": "i32", "outputs": "i32", "width": "i32", "groups": "i32",
+        "out_stride": "i32",
+    }  # fmt: skip
+    constants = {
+        "FORMAT": format_.value, "BITS": bits, "FIRST": -8.0 if bits == 4 else -128.0, "SIZE": size,
+        "RUN": run or min(size or together, together), "STEP": step, "ROWS": TILE_ROWS, "OUTS": TILE_OUTPUTS,
+        "SCALES": numbers, "OFFSETS": numbers, "INDEXED": indexed, "BIAS": True,
+    }  # fmt: skip
+    return compile_for(capability, multiply_groups, types, constants, ("outputs", "width", "out_stride"), WARPS, STAGES)
+
+
+def check_groups(made: Compiled, capability: int, loaded: int = 1) -> None:
+    """loaded: loads that wait for memory, beside the copies. One is the bias, which comes after the loop."""
+    check(made, capability)
+    assert "mma.sync" in made.assembly
+    assert "cp.async.cg.shared.global" in made.assembly, "weights are not copied asynchronously, 16 bytes each"
+    assert made.assembly.count("ld.global") == loaded, "scales are not copied asynchronously"
+
+
+@pytest.mark.parametrize("capability", [*CAPABILITIES, 89])
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+@pytest.mark.parametrize(("format_", "bits"), [(INTEGERS, 4), (INTEGERS, 8), (E2M1_BITS, 4)])
+def test_products_with_groups(capability: int, size: int, format_: Any, bits: int) -> None:
+    check_groups(groups(capability, format_, size, bits), capability)
+
+
+@pytest.mark.parametrize("capability", [*CAPABILITIES, 89])
+@pytest.mark.parametrize("size", [0, 32, 128])
+def test_products_with_groups_of_fp8(capability: int, size: int) -> None:
+    """One group's scale and offset are loaded before the loop."""
+    format_ = formats.FP8 if capability >= 89 else formats.FP8_BITS
+    made = groups(capability, format_, size, bits=8)
+    check_groups(made, capability, 1 if size else 3)
+    assert ("e4m3x2" in made.assembly) == (capability >= 89)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"numbers": tl.float32}, {"numbers": tl.bfloat16}, {"floats": "*fp16"}, {"run": 8}, {"format_": TABLE},
+        {"run": 1, "indexed": True},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_products_with_other_groups(capability: int, change: Mapping[str, Any]) -> None:
+    check_groups(groups(capability, **{"format_": INTEGERS, "size": 64} | change), capability)
+
+
+@pytest.mark.parametrize("capability", [*CAPABILITIES, 89])
+def test_products_with_groups_whose_last_step_is_not_full(capability: int) -> None:
+    """Steps of half the size are copied in 8 bytes."""
+    made = groups(capability, INTEGERS, 32, step=64)
+    check(made, capability)
+    assert "mma.sync" in made.assembly
+    assert "cp.async.ca.shared.global" in made.assembly
+    assert made.assembly.count("ld.global") == 1
+
+
+@pytest.mark.parametrize("capability", [*CAPABILITIES, 89])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_with_groups_in_float32(capability: int, bits: int) -> None:
+    made = groups(capability, INTEGERS, 32, bits, floats="*fp32")
+    check(made, capability)
+    assert "cp.async.cg.shared.global" in made.assembly
 
 
 BLOCKS = {"tops": "*fp32", "tokens": "*i32", "stride": "i32", "vocabulary": "i32"}

@@ -15,11 +15,16 @@ from cache_manager.layout import KVLayout
 from model.gpu.attention import attend_pieces, join_parts
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.cache_write import write_slots
+from model.gpu.group_linear import MOST_ROWS, GroupProduct
+from model.gpu.group_product import multiply_groups
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
 from model.gpu.sampler import GpuOps, draw_blocks, join_draws, join_summaries, summarise_blocks
 from model.layers import silu
 from model.rope import Rope, frequencies
+from model.weight_formats.int4 import Int4Format
+from model.weight_formats.plain import plain_weight
+from model.weight_formats.scratch import Scratch
 from tests.model.gpu.kernels.test_sampler import draws_of
 from tests.model.test_attention import Case, Pool
 
@@ -59,6 +64,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
         attend_pieces,
         join_parts,
         write_slots,
+        multiply_groups,
         gate_rows,
         norm_rows,
         rotate_rows,
@@ -122,3 +128,12 @@ def test_pages_in_eight_bits_are_one_variant_each(compiled: Callable[[Any], int]
         pool.step([(0, 0, 20)])
         pool.step([(0, 0, 17)])
     assert (compiled(write_slots), compiled(attend_pieces)) == (2, 2)
+
+
+def test_products_with_groups_are_compiled_once(compiled: Callable[[Any], int]) -> None:
+    """For any number of rows that the kernel multiplies."""
+    weight, dtype = plain_weight(torch.randn(48, 256)), torch.bfloat16
+    product = GroupProduct(Int4Format(), [weight], None, dtype, Scratch(dtype, CPU), CPU)
+    for rows in (1, 2, 16, 17, MOST_ROWS, MOST_ROWS + 1):
+        assert product(torch.randn(rows, 256, dtype=dtype)).shape == (rows, 48)
+    assert compiled(multiply_groups) == 1

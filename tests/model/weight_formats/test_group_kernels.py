@@ -1,4 +1,4 @@
-"""Checkpoints in groups by the CPU's kernels: near to the reference back end, and a row's bits its own."""
+"""Checkpoints in groups by the CPU's kernels: near to the plain weights, and a row's bits its own."""
 
 import logging
 from pathlib import Path
@@ -6,14 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given
+from hypothesis import strategies as st
 
+from model.weight_formats.groups import E2M1, INT4, INT8, UINT4, NotGrouped, bring_back, in_8_bits
 from scheduler.settings import SchedulerSettings
+from tests.model.cpu.kernels.test_group_linear import drawn
 from tests.model.families.conftest import Shelf
 from tests.model.families.prompts import FEW, PROMPTS
+from tests.model.gguf.writer import convert
 from tests.model.weight_formats import test_awq as awq
 from tests.model.weight_formats import test_gptq as gptq
 from tests.model.weight_formats.packing import Scheme
+from tests.support.checkpoints import write_llama
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.kernels import the_machine
 
 NEW = 6
 FORMATS = {"gptq": gptq.twins_of, "awq": awq.twins_of}
@@ -62,3 +70,49 @@ def test_no_schedule_changes_a_bit(
         alone = run(stored, "auto", dtype, 3, (place,))
         assert alone.results[place].tokens == together.results[place].tokens
         assert alone.logits_of(place) == together.logits_of(place)
+
+
+TYPES = {
+    "Q4_0": {"output": Kind.Q6_K, "": Kind.Q4_0},
+    "Q8_0": {"": Kind.Q8_0},
+    "Q4_K_M": {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "output": Kind.Q6_K, "": Kind.Q4_K},
+    "Q5_K_M": {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "": Kind.Q5_K},
+    "IQ4_NL": {"": Kind.IQ4_NL},
+}
+
+
+@pytest.mark.parametrize("types", TYPES)
+def test_files_as_llama_cpp_writes_them(types: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Some with values in another type than the queries and keys of their product."""
+    source = write_llama(tmp_path / "source", hidden_size=256, intermediate_size=512, num_hidden_layers=2)
+    path, kinds = tmp_path / "model.gguf", TYPES[types]
+    plain = convert(source, path, lambda name: next(kind for part, kind in kinds.items() if part in name))
+    with caplog.at_level(logging.INFO, "quire.model"):
+        found = run(path, "auto", "float32", None, FEW[:3])
+    if types != "IQ4_NL" or the_machine().compiler.has_pairs:  # a codebook
+        assert "kernels are not used" not in caplog.text
+    expected = run(plain, "reference", "float32", None, FEW[:3])
+    for key, logits in expected.logits.items():
+        np.testing.assert_allclose(found.logits[key], logits, atol=2e-3)
+    alone = run(path, "auto", "float32", 3, FEW[:1])
+    assert alone.logits_of(FEW[0]) == found.logits_of(FEW[0])
+
+
+@given(st.data())
+def test_parts_in_8_bits_stand_for_the_same_weights(data: st.DataObject) -> None:
+    """To the bit: only how they are stored changes."""
+    width, parts = data.draw(st.sampled_from([96, 100, 256])), []
+    for seed in range(data.draw(st.integers(1, 3))):
+        levels = data.draw(st.sampled_from([INT4, UINT4, INT8]))
+        offsets = data.draw(st.sampled_from([None, torch.float16]))
+        size = data.draw(st.sampled_from([16, 32, 64]))
+        parts.append(drawn(levels, 5, width, size, torch.float16, offsets, seed))
+    made = in_8_bits(parts)
+    assert {(one.levels, one.size) for one in made} == {(INT8, min(part.size for part in parts))}
+    assert all(torch.equal(bring_back(new), bring_back(old)) for new, old in zip(made, parts, strict=True))
+
+
+def test_parts_with_codebooks_are_not_put_into_8_bits() -> None:
+    parts = [drawn(levels, 5, 64, 32, torch.float16, None) for levels in (INT4, E2M1)]
+    with pytest.raises(NotGrouped, match="codebooks"):
+        in_8_bits(parts)

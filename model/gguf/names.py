@@ -1,0 +1,230 @@
+"""Names of tensors in GGUF files, by architecture, and those that they have on the Hugging Face hub.
+
+Some weights are stored in another order or with another offset than on the hub; `Change` says how to undo that. The
+names are those of `gguf-py` (gguf/tensor_mapping.py), the changes those of llama.cpp's convert_hf_to_gguf.py. Imports
+no torch.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from model.errors import CheckpointError
+from model.gguf.reader import MOST_TENSORS, TensorInfo
+
+
+class Change(Enum):
+    """How a stored tensor differs from the hub's."""
+
+    NONE = auto()
+    PAIRED_QUERIES = auto()  # rows of each head in the order of pairs that rotate together, not of halves
+    PAIRED_KEYS = auto()
+    PLUS_ONE = auto()  # weights of norms stand for themselves, not for 1 + w
+    LYING = auto()  # [out, in], on the hub [in, out]
+    QKV_APART = auto()  # queries, keys and values each together, on the hub head by head
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A tensor under its name on the hub.
+
+    Attributes:
+        name: Name on the hub.
+        tensor: The tensor in the file.
+        change: See `Change`.
+        expert: Index in a tensor that holds all experts of a layer. None for a tensor of its own.
+    """
+
+    name: str
+    tensor: TensorInfo
+    change: Change = Change.NONE
+    expert: int | None = None
+
+
+ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+SANDWICH = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+PAIRED = {"attn_q": Change.PAIRED_QUERIES, "attn_k": Change.PAIRED_KEYS}
+NORMS_PLUS_ONE = dict.fromkeys(("output_norm", "attn_q_norm", "attn_k_norm", *NORMS, *SANDWICH), Change.PLUS_ONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of an architecture's tensors, without `.weight` and `.bias`.
+
+    Attributes:
+        block: Names in a layer, by those in the file.
+        experts: Names of the parts of an expert, by those in the file; "{}" stands for its index.
+        changes: Changes, by names in the file.
+        layers: Prefix of a layer; "{}" stands for its index.
+        top: Other names.
+    """
+
+    block: Mapping[str, str]
+    experts: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    layers: str = "model.layers.{}."
+    top: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "token_embd": "model.embed_tokens",
+            "output_norm": "model.norm",
+            "output": "lm_head",
+        }
+    )
+
+
+LLAMA = NORMS | ATTENTION | MLP
+NAMES = {
+    "LlamaForCausalLM": Names(LLAMA, changes=PAIRED),
+    "MixtralForCausalLM": Names(
+        LLAMA | {"ffn_gate_inp": "block_sparse_moe.gate"},
+        {
+            "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+            "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+            "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        },
+        PAIRED,
+    ),
+    "Qwen2ForCausalLM": Names(LLAMA),
+    "Qwen3ForCausalLM": Names(LLAMA | HEAD_NORMS),
+    "Qwen3MoeForCausalLM": Names(
+        LLAMA | HEAD_NORMS | {"ffn_gate_inp": "mlp.gate"},
+        {
+            "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+            "ffn_up_exps": "mlp.experts.{}.up_proj",
+            "ffn_down_exps": "mlp.experts.{}.down_proj",
+        },
+    ),
+    "GemmaForCausalLM": Names(LLAMA, changes=NORMS_PLUS_ONE),
+    "Gemma2ForCausalLM": Names(ATTENTION | MLP | SANDWICH, changes=NORMS_PLUS_ONE),
+    "Gemma3ForCausalLM": Names(ATTENTION | MLP | SANDWICH | HEAD_NORMS, changes=NORMS_PLUS_ONE),
+    "Phi3ForCausalLM": Names(
+        NORMS
+        | {
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        }
+    ),
+    "GPT2LMHeadModel": Names(
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        changes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), Change.LYING),
+        layers="transformer.h.{}.",
+        top={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
+    ),
+    "Starcoder2ForCausalLM": Names(NORMS | ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    "Olmo2ForCausalLM": Names(
+        ATTENTION
+        | MLP
+        | HEAD_NORMS
+        | {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+    ),
+    "FalconForCausalLM": Names(
+        {
+            "attn_qkv": "self_attention.query_key_value",
+            "attn_output": "self_attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+            "attn_norm": "input_layernorm",
+        },
+        changes={"attn_qkv": Change.QKV_APART},
+        layers="transformer.h.{}.",
+        top={"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f", "output": "lm_head"},
+    ),
+    "GPTNeoXForCausalLM": Names(
+        NORMS
+        | {
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        changes={"attn_qkv": Change.QKV_APART},
+        layers="gpt_neox.layers.{}.",
+        top={"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+    ),
+    "PhiForCausalLM": Names(
+        ATTENTION
+        | {
+            "attn_norm": "input_layernorm",
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+        top={"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"},
+    ),
+}
+"""By the name of the architecture on the hub."""
+
+IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+EXPERT = re.compile(r"blk\.(\d{1,4})\.(ffn_(?:gate|up|down))\.(\d{1,4})\.(weight)")  # as older files have them
+OUTSIDE = re.compile(r"(\w+)\.(weight|bias)")
+READ_BY_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+TWO_NORMS = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}  # Falcon 40B and later
+
+
+def hub_names(architecture: str, tensors: Mapping[str, TensorInfo]) -> Iterator[Named]:
+    """Yields a model's tensors under their names on the hub.
+
+    A tensor that the architecture does not know keeps its own name.
+
+    Raises:
+        CheckpointError: Experts make more tensors than a checkpoint may have.
+    """
+    names, count = NAMES[architecture], 0
+    block = dict(names.block)
+    if architecture == "FalconForCausalLM" and "blk.0.attn_norm_2.weight" in tensors:
+        block |= TWO_NORMS
+    for tensor in tensors.values():
+        if tensor.name in READ_BY_CONFIG:
+            continue
+        for one in _named(names, block, tensor):
+            count += 1
+            if count > MOST_TENSORS:
+                raise CheckpointError(f"{tensor.file.path} has more than {MOST_TENSORS} tensors, each expert's counted")
+            yield one
+
+
+def _named(names: Names, block: Mapping[str, str], tensor: TensorInfo) -> Iterator[Named]:
+    if (found := OUTSIDE.fullmatch(tensor.name)) and found[1] in names.top:
+        yield Named(f"{names.top[found[1]]}.{found[2]}", tensor, names.changes.get(found[1], Change.NONE))
+    elif (found := IN_BLOCK.fullmatch(tensor.name)) and found[2] in block:
+        change = names.changes.get(found[2], Change.NONE)
+        if change is Change.LYING and found[3] == "bias":
+            change = Change.NONE
+        yield Named(f"{names.layers.format(int(found[1]))}{block[found[2]]}.{found[3]}", tensor, change)
+    elif found and found[2] in names.experts and len(tensor.shape) == 3:
+        prefix, part = names.layers.format(int(found[1])), names.experts[found[2]]
+        for expert in range(tensor.shape[0]):
+            yield Named(f"{prefix}{part.format(expert)}.{found[3]}", tensor, expert=expert)
+    elif (found := EXPERT.fullmatch(tensor.name)) and f"{found[2]}_exps" in names.experts:
+        part = names.experts[f"{found[2]}_exps"].format(int(found[3]))
+        yield Named(f"{names.layers.format(int(found[1]))}{part}.{found[4]}", tensor)
+    else:
+        yield Named(tensor.name, tensor)

@@ -1,0 +1,304 @@
+"""The product of a linear whose weights are in groups: by a kernel for few rows, block by block with torch for many."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model.forward import ForwardBatch
+from model.gpu.formats import capability_of, format_of
+from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups
+from model.weight_formats.groups import (
+    E2M1,
+    E4M3,
+    ROWS,
+    GroupFormat,
+    GroupWeights,
+    Levels,
+    block_outputs,
+    blocks_of,
+    bring_back,
+)
+from model.weight_formats.scratch import Scratch, multiply
+from model.weight_formats.stored import StoredWeight
+
+LINE = 64
+"""Bytes of a step that an output has, half as many where its inputs would not fill the last step."""
+MOST_ROWS = 64
+"""Rows that the kernel multiplies. Each tile of rows reads the weights again, and computes each of them again.
+
+Not measured on a device yet: a roofline says that reading 4 bits four times takes as long as reading 16 bits once.
+"""
+TILE_ROWS, TILE_OUTPUTS, WARPS, STAGES = 16, 32, 4, 6
+"""Sizes of a program. They never depend on the rows, see `GroupProduct`.
+
+Not measured on a device yet. 16 rows are the fewest of a matrix product. With 32 outputs, 4,096 of them are 128
+programs, about one for each multiprocessor of a large GPU. Stages have 2 KB of weights each.
+"""
+KINDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupNumbers:
+    """A number of each group, scales or offsets.
+
+    Attributes:
+        stored: See `pack_pairs`.
+        dtype: Dtype of the numbers: float16, bfloat16 or float32.
+        groups: Groups of an output.
+    """
+
+    stored: Tensor
+    dtype: torch.dtype
+    groups: int
+
+    @classmethod
+    def empty(cls, like: Tensor, outputs: int, device: torch.device) -> "GroupNumbers":
+        """Makes room for numbers as these, [out, groups]."""
+        dtype = like.dtype if like.dtype in KINDS else torch.float32
+        rows = pack_pairs(like[:1].to(dtype)).shape[0]
+        kind = torch.float32 if dtype == torch.float32 else torch.int32
+        return cls(torch.empty((rows, outputs), dtype=kind, device=device), dtype, like.shape[1])
+
+    def put(self, numbers: Tensor, part: slice) -> None:
+        self.stored[:, part] = pack_pairs(numbers.to(self.dtype)).to(self.stored.device)
+
+    def unpacked(self, part: slice) -> Tensor:
+        """Returns [out, groups]."""
+        return self.stored[:, part].T.flatten().view(self.dtype).view(part.stop - part.start, -1)[:, : self.groups]
+
+
+def pack_pairs(numbers: Tensor) -> Tensor:
+    """Packs numbers so that neighbouring outputs are read together, and no less than 4 bytes of each.
+
+    Args:
+        numbers: [out, groups] float16, bfloat16 or float32.
+
+    Returns:
+        [groups / 2, out] int32, the number of the first group of each pair in the lower bits. Of float32 [groups, out].
+    """
+    if numbers.dtype == torch.float32:
+        return numbers.T
+    return F.pad(numbers, (0, numbers.shape[1] % 2)).contiguous().view(torch.int32).T
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedGroups:
+    """Outputs that one launch computes.
+
+    Attributes:
+        levels: Numbers of the stored integers.
+        step: Inputs of a step.
+        values: [steps, out, step * bits / 8] uint8. See `pack_steps`.
+        scales: Scales.
+        offsets: Offsets. None for zeros.
+        size: Inputs of a group; the last may be smaller.
+        index: [in] int32. Group of each input, where groups are not runs of inputs. None for runs.
+    """
+
+    levels: Levels
+    step: int
+    values: Tensor
+    scales: GroupNumbers
+    offsets: GroupNumbers | None
+    size: int
+    index: Tensor | None
+
+    @classmethod
+    def empty(cls, like: GroupWeights, outputs: int, inputs: int, device: torch.device) -> "PackedGroups":
+        """Makes room for outputs in groups as these."""
+        step, bits = step_of(inputs, like.levels.bits), like.levels.bits
+        return cls(
+            like.levels,
+            step,
+            torch.empty((-(-inputs // step), outputs, step * bits // 8), dtype=torch.uint8, device=device),
+            GroupNumbers.empty(like.scales, outputs, device),
+            None if like.offsets is None else GroupNumbers.empty(like.offsets, outputs, device),
+            like.size,
+            None if like.index is None else like.index.to(device, torch.int32),
+        )
+
+    @property
+    def outputs(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def together(self) -> int:
+        """Inputs that the kernel multiplies at once."""
+        return self.values.shape[2]
+
+    @property
+    def run(self) -> int:
+        """Neighbouring inputs that have one scale, as the kernel reads them: the largest power of two."""
+        if self.index is not None:
+            return 1
+        return self.together if self.scales.groups == 1 else min(self.size & -self.size, self.together)
+
+    @property
+    def nbytes(self) -> int:
+        offsets = None if self.offsets is None else self.offsets.stored
+        kept = (self.values, self.scales.stored, offsets, self.index)
+        return sum(tensor.nbytes for tensor in kept if tensor is not None)
+
+    def put(self, groups: GroupWeights, start: int) -> None:
+        """Packs groups to the outputs from `start` on."""
+        part = slice(start, start + len(groups.values))
+        self.values[:, part] = pack_steps(groups.values, groups.levels.bits, self.step).to(self.values.device)
+        self.scales.put(groups.scales, part)
+        if self.offsets is not None and groups.offsets is not None:
+            self.offsets.put(groups.offsets, part)
+
+    def unpacked(self, part: slice, inputs: int) -> GroupWeights:
+        """Returns these outputs in the common form."""
+        return GroupWeights(
+            self.levels,
+            unpack_steps(self.values[:, part], self.levels.bits, inputs),
+            self.scales.unpacked(part),
+            None if self.offsets is None else self.offsets.unpacked(part),
+            self.size,
+            self.index,
+        )
+
+
+def step_of(inputs: int, bits: int) -> int:
+    """Returns the inputs of a step."""
+    step = LINE * 8 // bits
+    return step if inputs % step == 0 else step // 2
+
+
+def pack_steps(values: Tensor, bits: int, step: int) -> Tensor:
+    """Packs stored integers as `model.gpu.group_product` reads them.
+
+    Args:
+        values: [out, in] uint8.
+        bits: 4 or 8.
+        step: Inputs of a step.
+
+    Returns:
+        [steps, out, step * bits / 8] uint8. Inputs past the end are 0.
+    """
+    steps = F.pad(values, (0, -values.shape[1] % step)).unflatten(1, (-1, step)).transpose(0, 1)
+    if bits == 8:
+        return steps
+    first, second = steps.chunk(2, dim=2)
+    return first | second << 4
+
+
+def unpack_steps(packed: Tensor, bits: int, width: int) -> Tensor:
+    """Undoes `pack_steps`. Returns [out, width] uint8."""
+    steps = packed if bits == 8 else torch.cat((packed & 15, packed >> 4), dim=2)
+    return steps.transpose(0, 1).flatten(1)[:, :width]
+
+
+class GroupProduct:
+    """`model.weight_formats.groups.GroupLinear` whose products with few rows are a kernel's.
+
+    Up to MOST_ROWS rows a row's bits do not depend on the number of rows, nor on what they are. With more rows, which
+    torch multiplies, they agree within rounding, and may depend on that number. Either way the weights are the same
+    numbers, rounded once to the dtype of the product.
+    """
+
+    def __init__(
+        self,
+        form: GroupFormat,
+        weights: Sequence[StoredWeight],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        scratch: Scratch,
+        device: torch.device,
+    ) -> None:
+        """Unpacks the weights and packs them again, a block at a time.
+
+        Args:
+            form: Format of the weights.
+            weights: See `WeightFormat.product`.
+            bias: Bias of all outputs.
+            dtype: Dtype of the product.
+            scratch: Room that the products of a model share.
+            device: Device of the product.
+        """
+        self._bias, self._dtype, self._scratch = bias, dtype, scratch
+        self.outputs, self._inputs = sum(weight.outputs for weight in weights), weights[0].inputs
+        self._parts = list(_packed_parts(form, weights, device))
+        levels = self._parts[0].levels
+        self._format = _stored_format(levels, device)
+        self._table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
+        self._block = block_outputs(self._inputs)
+        scratch.reserve(min(self._block, max(part.outputs for part in self._parts)) * self._inputs)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts)
+
+    def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
+        """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
+        y, start = x.new_empty(len(x), self.outputs), 0
+        few = len(x) <= MOST_ROWS
+        x = x.to(self._dtype if few else self._scratch.dtype).contiguous()
+        for part in self._parts:
+            place = slice(start, start + part.outputs)
+            if few:
+                self._launch(x, part, y[:, place], None if self._bias is None else self._bias[place])
+            else:
+                self._by_blocks(x, part, y[:, place])
+            start = place.stop
+        return y if few or self._bias is None else y.add_(self._bias)
+
+    def _launch(self, x: Tensor, part: PackedGroups, y: Tensor, bias: Tensor | None) -> None:
+        scales, offsets, index = part.scales, part.offsets, part.index
+        grid = (triton.cdiv(len(x), TILE_ROWS), triton.cdiv(part.outputs, TILE_OUTPUTS))
+        multiply_groups[grid](
+            y, x, part.values, scales.stored, (scales if offsets is None else offsets).stored,
+            part.values if index is None else index, part.values if self._table is None else self._table,
+            x if bias is None else bias, len(x), part.outputs, self._inputs, scales.groups, y.stride(0),
+            FORMAT=self._format, BITS=part.levels.bits, FIRST=part.levels.numbers[0],
+            SIZE=0 if scales.groups == 1 else part.size, RUN=part.run, STEP=part.step, ROWS=TILE_ROWS,
+            OUTS=TILE_OUTPUTS, SCALES=KINDS[scales.dtype], OFFSETS=None if offsets is None else KINDS[offsets.dtype],
+            INDEXED=index is not None, BIAS=bias is not None, num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+
+    def _by_blocks(self, x: Tensor, part: PackedGroups, y: Tensor) -> None:
+        for start in range(0, part.outputs, self._block):
+            block = slice(start, min(start + self._block, part.outputs))
+            groups = part.unpacked(block, self._inputs)
+            weight = self._scratch.shaped(groups.values.shape).copy_(bring_back(groups, self._table))
+            y[:, block] = multiply(x, weight)
+
+
+def _packed_parts(form: GroupFormat, weights: Sequence[StoredWeight], device: torch.device) -> Iterator[PackedGroups]:
+    """Packs weights. Those that follow each other and have groups of one kind become one part."""
+
+    def kind(numbered: tuple[int, StoredWeight]) -> tuple[object, ...]:
+        """Returns what a launch has once. An index is a linear's own."""
+        one = form.groups(_first(numbered[1]))
+        offsets = None if one.offsets is None else one.offsets.dtype
+        return one.size, one.scales.shape[1], one.scales.dtype, offsets, -1 if one.index is None else numbered[0]
+
+    for _, same in groupby(enumerate(weights), kind):
+        together = [weight for _, weight in same]
+        outputs = sum(weight.outputs for weight in together)
+        made = PackedGroups.empty(form.groups(_first(together[0])), outputs, together[0].inputs, device)
+        start = 0
+        for block in (block for weight in together for block in blocks_of(weight)):
+            made.put(form.groups(block), start)
+            start += block.outputs
+        yield made
+
+
+def _first(weight: StoredWeight) -> StoredWeight:
+    """Returns the first outputs."""
+    return weight.rows(slice(0, min(ROWS, weight.outputs)))
+
+
+def _stored_format(levels: Levels, device: torch.device) -> int:
+    """Returns the format of stored integers, see `model.gpu.group_product`."""
+    if levels == E2M1:
+        return int(E2M1_BITS.value)
+    if levels == E4M3:
+        return format_of(torch.float8_e4m3fn, capability_of(device))
+    return int((INTEGERS if levels.are_integers else TABLE).value)

@@ -1,0 +1,264 @@
+"""Writes GGUF files of tiny checkpoints with the gguf package, and the plain checkpoints that these stand for.
+
+What convert_hf_to_gguf.py of llama.cpp changes in a tensor is stated here once more, in numpy.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter, TokenType, quants
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from tests.model.families.styles import edit_config, edit_tensors
+
+Array = NDArray[Any]
+Kinds = Callable[[str], Kind]
+"""The type of a tensor by its name in the file."""
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "GPT2LMHeadModel": "gpt2",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "Olmo2ForCausalLM": "olmo2",
+    "FalconForCausalLM": "falcon",
+    "GPTNeoXForCausalLM": "gptneox",
+    "PhiForCausalLM": "phi2",
+}
+WRITABLE = {Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0}
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
+SCALES = {  # places of numbers of 16 bits in a block
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+SIZES = {"Q2_K": 2e-3, "Q3_K": 1e-3, "Q4_K": 4e-4, "Q5_K": 2e-4, "Q6_K": 5e-5, "IQ4_NL": 2e-3, "IQ4_XS": 8e-5}
+
+
+def all_in(kind: Kind) -> Kinds:
+    return lambda name: kind
+
+
+def random_blocks(kind: Kind, shape: tuple[int, ...], seed: int) -> Array:
+    """Blocks of a type that the package does not quantize to; scales are small, so that weights are below about 0.2."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
+    for place in SCALES[kind.name]:
+        scale = (rng.uniform(0.5, 1.5, raw.shape[:-1]) * SIZES[kind.name]).astype(np.float16)
+        raw[..., place : place + 2] = scale[..., None].view(np.uint8)
+    return raw.reshape(*shape[:-1], -1)
+
+
+def encoded(name: str, data: Array, kind: Kind) -> tuple[Array, Array]:
+    """Returns the tensor as it is stored, and the numbers that it stands for."""
+    if kind == Kind.F32:
+        return data, data
+    raw = quants.quantize(data, kind) if kind in WRITABLE else random_blocks(kind, data.shape, len(name))
+    return raw, quants.dequantize(raw, kind)
+
+
+def paired(data: Array, heads: int) -> Array:
+    """Rows of each head so that those that rotate together are neighbours."""
+    return data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+
+
+def apart(data: Array, heads: int, kv_heads: int) -> Array:
+    """Falcon: all queries, all keys, all values."""
+    grouped = data.reshape(kv_heads, heads // kv_heads + 2, -1, *data.shape[1:])
+    parts = (grouped[:, :-2], grouped[:, [-2]], grouped[:, [-1]])
+    return np.concatenate([part.reshape(-1, *data.shape[1:]) for part in parts])
+
+
+class Conversion:
+    """One checkpoint on its way. meant: the numbers that the file stands for, by the checkpoint's names."""
+
+    def __init__(self, directory: Path, kinds: Kinds) -> None:
+        self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+        self.architecture = ARCHITECTURES[self.config["architectures"][0]]
+        self.tensors = {
+            name: tensor.float().numpy() for name, tensor in load_file(directory / "model.safetensors").items()
+        }
+        self.vocabulary = json.loads((directory / "tokenizer.json").read_text())
+        self.meant: dict[str, torch.Tensor] = {}
+        self.stored: dict[str, tuple[Array, Kind]] = {}
+        layers = self._get("num_hidden_layers", "n_layer")
+        arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
+        names = gguf.get_tensor_name_map(arch, layers)
+        for name, data in self._stacked().items():
+            there = names.get_name(name, (".weight", ".bias"))
+            assert there is not None, name
+            kind = kinds(there) if data.ndim > 1 and "norm" not in there and "ffn_gate_inp" not in there else Kind.F32
+            raw, numbers = encoded(there, np.ascontiguousarray(self._changed(name, data)), kind)
+            self.stored[there] = raw, kind
+            self._mean(name, self._back(name, numbers))
+
+    def _get(self, *keys: str) -> Any:
+        return next((self.config[key] for key in keys if self.config.get(key) is not None), None)
+
+    def _stacked(self) -> Mapping[str, Array]:
+        """Experts of a layer as one tensor."""
+        tensors: dict[str, Any] = {}
+        for name, data in self.tensors.items():
+            if match := EXPERT.fullmatch(name):
+                tensors.setdefault(f"{match[1]}.{match[3]}.weight", {})[int(match[2])] = data
+            else:
+                tensors[name] = data
+        return {n: np.stack([d[i] for i in sorted(d)]) if isinstance(d, dict) else d for n, d in tensors.items()}
+
+    def _mean(self, name: str, numbers: Array) -> None:
+        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
+        if name in self.tensors:
+            self.meant[name] = tensor
+            return
+        prefix, part = name.removesuffix(".weight").rsplit(".", 1)
+        self.meant |= {f"{prefix}.{i}.{part}.weight": one for i, one in enumerate(tensor)}
+
+    def _changed(self, name: str, data: Array) -> Array:
+        heads, kv_heads = self._heads()
+        if self.architecture == "llama" and (found := re.search(r"\.([qk])_proj\.", name)):
+            return paired(data, heads if found[1] == "q" else kv_heads)
+        if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
+            return data + np.float32(1)
+        if self._lies(name):
+            return data.T
+        return apart(data, heads, kv_heads) if "query_key_value" in name else data
+
+    def _back(self, name: str, data: Array) -> Array:
+        heads, kv_heads = self._heads()
+        if self.architecture == "llama" and (found := re.search(r"\.([qk])_proj\.", name)):
+            count = heads if found[1] == "q" else kv_heads
+            return data.reshape(count, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
+            return data - np.float32(1)
+        if self._lies(name):
+            return data.T
+        if "query_key_value" in name:
+            order = np.empty(len(data), np.int64)
+            order[apart(np.arange(len(data)), heads, kv_heads)] = np.arange(len(data))
+            return data[order]
+        return data
+
+    def _lies(self, name: str) -> bool:
+        return self.architecture == "gpt2" and bool(re.search(r"(c_attn|c_proj|c_fc)\.weight", name))
+
+    def _heads(self) -> tuple[int, int]:
+        heads = self._get("num_attention_heads", "n_head")
+        if self.architecture == "falcon":
+            if self.config["new_decoder_architecture"]:
+                return heads, self.config["num_kv_heads"]
+            return heads, 1 if self.config["multi_query"] else heads
+        return heads, self._get("num_key_value_heads") or heads
+
+    def write(self, path: Path, more: Callable[[GGUFWriter], None] | None = None, parts: int = 0) -> None:
+        """more: writes further metadata. parts: tensors a file; 0 for one file."""
+        writer = GGUFWriter(None if parts else path, self.architecture, split_max_tensors=parts)
+        self._write_config(writer)
+        self._write_tokenizer(writer)
+        for name, factors in self.factors().items():
+            writer.add_tensor(name, factors)
+        if more is not None:
+            more(writer)
+        for name, (raw, kind) in self.stored.items():
+            writer.add_tensor(name, raw, raw_dtype=kind)
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    def _write_config(self, w: GGUFWriter) -> None:
+        c = self.config
+        heads, kv_heads = self._heads()
+        hidden = self._get("hidden_size", "n_embd")
+        rope = c.get("rope_parameters") or {}
+        rope = rope.get("full_attention", rope)
+        w.add_context_length(self._get("max_position_embeddings", "n_positions") or 2048)
+        w.add_vocab_size(c["vocab_size"])
+        w.add_embedding_length(hidden)
+        w.add_block_count(self._get("num_hidden_layers", "n_layer"))
+        w.add_feed_forward_length(self._get("intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden)
+        w.add_head_count(heads)
+        w.add_head_count_kv(kv_heads)
+        w.add_key_length(c.get("head_dim") or hidden // heads)
+        w.add_value_length(c.get("head_dim") or hidden // heads)
+        w.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+        if "rms_norm_eps" in c:
+            w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+        else:
+            w.add_layer_norm_eps(self._get("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"))
+        if rope.get("rope_type") in ("linear", "yarn"):
+            w.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+            w.add_rope_scaling_factor(rope["factor"])
+            if "original_max_position_embeddings" in rope:
+                w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("rope_type") == "longrope":
+            w.add_rope_scaling_orig_ctx_len(c["original_max_position_embeddings"])
+        if c.get("sliding_window_pattern"):
+            w.add_uint32(f"{self.architecture}.attention.sliding_window_pattern", c["sliding_window_pattern"])
+        if part := rope.get("partial_rotary_factor"):
+            w.add_rope_dimension_count(int(part * hidden // heads))
+        if experts := self._get("num_experts", "num_local_experts"):
+            w.add_expert_count(experts)
+            w.add_expert_used_count(c["num_experts_per_tok"])
+        if width := c.get("moe_intermediate_size"):
+            w.add_expert_feed_forward_length(width)
+        if c.get("sliding_window") and self.architecture in ("gemma2", "gemma3", "phi3"):
+            w.add_sliding_window(c["sliding_window"])
+        if "use_parallel_residual" in c:
+            w.add_parallel_residual(c["use_parallel_residual"])
+        if c.get("attn_logit_softcapping"):
+            w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
+        if c.get("final_logit_softcapping"):
+            w.add_final_logit_softcapping(c["final_logit_softcapping"])
+
+    def factors(self) -> dict[str, Array]:
+        """Divisors of rotary frequencies, by the names of their tensors."""
+        rope = self.config.get("rope_parameters") or {}
+        if rope.get("rope_type") == "longrope":
+            return {f"rope_factors_{k}.weight": np.float32(rope[f"{k}_factor"]) for k in ("long", "short")}
+        if rope.get("rope_type") != "llama3":
+            return {}
+        dims = self.config["hidden_size"] // self.config["num_attention_heads"]
+        turns = rope["original_max_position_embeddings"] * rope["rope_theta"] ** (-np.arange(0, dims, 2) / dims)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = ((turns / (2 * np.pi) - low) / (high - low)).clip(0, 1)
+        return {"rope_freqs.weight": (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)}
+
+    def _write_tokenizer(self, w: GGUFWriter) -> None:
+        model = self.vocabulary["model"]
+        tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+        added = {token["content"] for token in self.vocabulary["added_tokens"]}
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("gpt-2")
+        w.add_token_list(tokens)
+        w.add_token_types([TokenType.CONTROL if token in added else TokenType.NORMAL for token in tokens])
+        w.add_token_merges([" ".join(merge) for merge in model["merges"]])
+        w.add_eos_token_id(0)
+
+
+def convert(directory: Path, path: Path, kinds: Kinds, **options: Any) -> Path:
+    """Writes a checkpoint as a GGUF file, and the plain checkpoint that this stands for. Returns the latter."""
+    made = Conversion(directory, kinds)
+    made.write(path, **options)
+    plain = Path(shutil.copytree(directory, path.with_suffix(".plain")))
+    edit_tensors(plain, lambda tensors: tensors | made.meant)
+    if (factors := made.factors().get("rope_freqs.weight")) is not None:
+        rope = {"rope_type": "longrope", "short_factor": factors.tolist(), "attention_factor": 1.0}
+        theta = made.config["rope_parameters"]["rope_theta"]
+        edit_config(plain, lambda values: values | {"rope_parameters": rope | {"rope_theta": theta}})
+    return plain

@@ -1,0 +1,257 @@
+"""Products with weights in groups, beside float64; planted faults."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.gpu import group_linear
+from model.gpu.group_linear import MOST_ROWS, GroupNumbers, GroupProduct, PackedGroups, pack_steps, unpack_steps
+from model.weight_formats.groups import E2M1, E4M3, INT4, INT8, GroupWeights, Levels, bring_back
+from model.weight_formats.plain import PlainFormat
+from model.weight_formats.scratch import Scratch
+from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
+from tests.model.gpu.kernels.device import DEVICE, compute_in
+
+NF4 = Levels(
+    "nf4",
+    (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626,
+     0.723, 1.0),
+)  # fmt: skip
+KINDS = (INT4, INT8, E2M1, E4M3, NF4)
+DTYPES = [getattr(torch, compute_in(name)) for name in ("float32", "float16", "bfloat16")]
+ROUNDING = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+
+class Drawn(PlainFormat):
+    """`GroupFormat` of weights that are groups already."""
+
+    name = "drawn"
+
+    def __init__(self, levels: Levels, size: int) -> None:
+        self._levels, self._size = levels, size
+
+    def groups(self, weight: StoredWeight) -> GroupWeights:
+        made = weight.tensors
+        return GroupWeights(
+            self._levels, made["values"], made["scales"], made.get("offsets"), self._size, made.get("index")
+        )
+
+
+def drawn(
+    levels: Levels,
+    out: int,
+    width: int,
+    size: int,
+    offsets: bool,
+    seed: int = 0,
+    indexed: bool = False,
+    kinds: tuple[torch.dtype, torch.dtype] = (torch.float16, torch.float16),
+) -> tuple[Drawn, StoredWeight]:
+    """size: -1 for one group. kinds: dtypes of scales and offsets."""
+    rng = np.random.default_rng(seed)
+    size = width if size < 0 else size
+    groups = -(-width // size)
+    values = torch.from_numpy(rng.integers(0, len(levels.numbers), (out, width)).astype(np.uint8))
+    if levels is E4M3:
+        values[(values & 127) == 127] = 0  # NaN
+    tensors = {"values": values, "scales": torch.from_numpy(rng.uniform(0.01, 0.1, (out, groups))).to(kinds[0])}
+    if offsets:
+        tensors["offsets"] = torch.from_numpy(rng.normal(size=(out, groups))).to(kinds[1])
+    if indexed:
+        tensors["index"] = torch.from_numpy(rng.permutation(width) // size)
+    described = [
+        StoredTensor(key, tuple(tensor.shape), rows=None if key == "index" else Axis(0))
+        for key, tensor in tensors.items()
+    ]
+    return Drawn(levels, size), StoredWeight("drawn", out, width, described, tensors)
+
+
+def product_of(
+    form: Drawn, weights: Sequence[StoredWeight], dtype: torch.dtype, bias: Tensor | None = None
+) -> GroupProduct:
+    return GroupProduct(form, weights, bias, dtype, Scratch(dtype, DEVICE), DEVICE)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).float()
+
+
+def near(form: Drawn, weights: Sequence[StoredWeight], dtype: torch.dtype, rows: int, biased: bool = False) -> None:
+    """The weights are rounded once, and so is the result; the rest is the rounding of sums in float32."""
+    x = numbers(rows, weights[0].inputs, seed=rows).to(dtype)
+    weight = torch.cat([bring_back(form.groups(one)) for one in weights]).to(dtype).double()
+    bias = numbers(len(weight), seed=1).to(dtype) if biased else None
+    expected = x.double() @ weight.T + (0.0 if bias is None else bias.double())
+    found = product_of(form, weights, dtype, None if bias is None else bias.to(DEVICE))(x.to(DEVICE))
+    assert (found.dtype, found.shape) == (dtype, expected.shape)
+    sizes = x.double().abs() @ weight.abs().T
+    allowed = 2e-6 * sizes + ROUNDING[dtype] * expected.abs() + 1e-6
+    assert ((found.cpu().double() - expected).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("levels", KINDS, ids=lambda levels: levels.name)
+@pytest.mark.parametrize("offsets", [False, True], ids=["scales", "offsets"])
+@pytest.mark.parametrize("size", [16, 32, 64, 128, -1])
+def test_equals_the_product_of_what_the_groups_stand_for(levels: Levels, offsets: bool, size: int) -> None:
+    """The last group is smaller for most sizes, and the last step is."""
+    form, weight = drawn(levels, 37, 176, size, offsets)
+    near(form, [weight], DTYPES[1], 3, biased=offsets)
+
+
+@pytest.mark.parametrize("dtype", sorted(set(DTYPES), key=str), ids=str)
+@pytest.mark.parametrize("levels", KINDS, ids=lambda levels: levels.name)
+def test_dtypes_of_activations(dtype: torch.dtype, levels: Levels) -> None:
+    form, weight = drawn(levels, 33, 130, 32, True)
+    near(form, [weight], dtype, 2, biased=True)
+
+
+@pytest.mark.parametrize(
+    ("out", "width", "size"), [(1, 1, 1), (32, 128, 64), (33, 256, 16), (65, 63, 8), (5, 200, 24), (70, 129, 100)]
+)
+@pytest.mark.parametrize("levels", [INT4, INT8], ids=lambda levels: levels.name)
+def test_odd_sizes(levels: Levels, out: int, width: int, size: int) -> None:
+    form, weight = drawn(levels, out, width, size, True)
+    near(form, [weight], DTYPES[1], 5)
+
+
+@pytest.mark.parametrize("scales", group_linear.KINDS, ids=str)
+@pytest.mark.parametrize("offsets", group_linear.KINDS, ids=str)
+def test_dtypes_of_scales(scales: torch.dtype, offsets: torch.dtype) -> None:
+    form, weight = drawn(INT4, 40, 128, 16, True, kinds=(scales, offsets))
+    near(form, [weight], DTYPES[1], 2)
+
+
+@pytest.mark.parametrize("levels", [INT4, INT8, E4M3], ids=lambda levels: levels.name)
+def test_groups_that_are_not_runs(levels: Levels) -> None:
+    """Two linears, each with an order of its own."""
+    form, first = drawn(levels, 20, 144, 32, True, seed=1, indexed=True)
+    _, second = drawn(levels, 35, 144, 32, True, seed=2, indexed=True)
+    near(form, [first, second], DTYPES[1], 3, biased=True)
+    assert len(product_of(form, [first, second], DTYPES[1])._parts) == 2
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, MOST_ROWS, MOST_ROWS + 1])
+def test_linears_that_are_one_product(rows: int) -> None:
+    """Of one launch, in several tiles of rows, or block by block."""
+    form, first = drawn(INT4, 150, 96, 32, True, seed=1)
+    others = [drawn(INT4, out, 96, 32, True, seed=out)[1] for out in (8, 9)]
+    near(form, [first, *others], torch.float32, rows, biased=True)
+    assert len(product_of(form, [first, *others], torch.float32)._parts) == 1
+
+
+@pytest.mark.parametrize("levels", KINDS, ids=lambda levels: levels.name)
+@pytest.mark.parametrize("indexed", [False, True], ids=["runs", "indexed"])
+def test_many_rows(levels: Levels, indexed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several blocks."""
+    monkeypatch.setattr(group_linear, "block_outputs", lambda _: 128)
+    form, weight = drawn(levels, 300, 80, 16, True, indexed=indexed)
+    near(form, [weight], torch.float32, MOST_ROWS + 6, biased=True)
+
+
+def test_bits_of_a_row_are_its_own() -> None:
+    form, weight = drawn(INT4, 40, 96, 32, True)
+    product, x = product_of(form, [weight], DTYPES[1]), numbers(MOST_ROWS, 96).to(DTYPES[1]).to(DEVICE)
+    whole = product(x)
+    for start, end in ((0, 1), (15, 17), (60, 64), (20, 61)):
+        assert torch.equal(product(x[start:end]), whole[start:end])
+    assert product(x[:0]).shape == (0, 40)
+
+
+def test_what_is_not_a_number_stays_so() -> None:
+    form, weight = drawn(E4M3, 2, 64, 32, False)
+    weight.tensors["values"][1, 5] = 255
+    found = product_of(form, [weight], DTYPES[1])(numbers(1, 64).to(DTYPES[1]).to(DEVICE))
+    assert found.isnan().tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("step", [64, 128])
+@pytest.mark.parametrize("width", [1, 64, 130])
+def test_packing_loses_nothing(bits: int, step: int, width: int) -> None:
+    values = torch.from_numpy(np.random.default_rng(0).integers(0, 2**bits, (7, width)).astype(np.uint8))
+    packed = pack_steps(values, bits, step)
+    assert packed.shape == (-(-width // step), 7, step * bits // 8)
+    assert torch.equal(unpack_steps(packed, bits, width), values)
+
+
+def test_memory_is_what_is_stored() -> None:
+    form, weight = drawn(INT4, 64, 256, 32, True)
+    assert product_of(form, [weight], DTYPES[1]).nbytes == 64 * 256 // 2 + 2 * 2 * 64 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_packing_of_scales_loses_nothing(dtype: torch.dtype, groups: int) -> None:
+    scales = numbers(6, groups).to(dtype)
+    made = GroupNumbers.empty(scales, 9, torch.device("cpu"))
+    made.put(scales, slice(2, 8))
+    assert torch.equal(made.unpacked(slice(2, 8)), scales)
+
+
+def swapped(values: Tensor, bits: int, step: int) -> Tensor:
+    made = pack_steps(values, bits, step)
+    return made << 4 | made >> 4
+
+
+def put_with(change: Callable[[GroupWeights], GroupWeights]) -> Callable[[PackedGroups, GroupWeights, int], None]:
+    return lambda made, groups, start: REAL_PUT(made, change(groups), start)
+
+
+def roll(groups: GroupWeights, dim: int) -> GroupWeights:
+    return replace(groups, scales=groups.scales.roll(1, dim))
+
+
+class Changed:
+    """The kernel with another constant."""
+
+    def __init__(self, **changes: Any) -> None:
+        self._changes = changes
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **constants: REAL_KERNEL[grid](*args, **constants | self._changes)
+
+
+REAL_PUT, REAL_KERNEL, REAL_PAIRS = PackedGroups.put, group_linear.multiply_groups, group_linear.pack_pairs
+
+FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "scales of the neighbouring output": lambda patch: patch.setattr(
+        PackedGroups, "put", put_with(lambda groups: roll(groups, 0))
+    ),
+    "scales of the neighbouring group": lambda patch: patch.setattr(
+        PackedGroups, "put", put_with(lambda groups: roll(groups, 1))
+    ),
+    "nibbles in another order": lambda patch: patch.setattr(group_linear, "pack_steps", swapped),
+    "a zero point off by one": lambda patch: patch.setattr(
+        PackedGroups, "put", put_with(lambda groups: replace(groups, values=(groups.values + 1) & 15))
+    ),
+    "offsets left out": lambda patch: patch.setattr(group_linear, "multiply_groups", Changed(OFFSETS=None)),
+    "one scale for more inputs than a group has": lambda patch: patch.setattr(
+        group_linear, "multiply_groups", Changed(RUN=32)
+    ),
+    "scales of the other group of a pair": lambda patch: patch.setattr(
+        group_linear, "pack_pairs", lambda numbers: (REAL_PAIRS(numbers) << 16) | (REAL_PAIRS(numbers) >> 16 & 65535)
+    ),
+    "groups as if they were runs": lambda patch: patch.setattr(
+        group_linear, "multiply_groups", Changed(INDEXED=False)
+    ),
+    "no bias": lambda patch: patch.setattr(group_linear, "multiply_groups", Changed(BIAS=False)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form, weight = drawn(INT4, 40, 96, 16, True, indexed=fault == "groups as if they were runs")
+    near(form, [weight], DTYPES[1], 2, biased=True)
+    FAULTS[fault](monkeypatch)
+    with pytest.raises(AssertionError):
+        near(form, [weight], DTYPES[1], 2, biased=True)
+
+
+def test_another_constant_is_the_kernel_s() -> None:
+    """What the faults change exists."""
+    assert {"OFFSETS", "INDEXED", "BIAS"} <= set(REAL_KERNEL.arg_names)
