@@ -1,20 +1,25 @@
 """A model that runs on the kernels, through the scheduler, beside one on the reference."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cache_manager.layout import KVLayout
+from model import loading
+from model.architectures.registry import load_model
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.gpu.attention_backend import TritonAttention
+from model.gpu.backend import TritonBackend
 from model.gpu.draws import start_draws
 from model.gpu.graphs import CudaRecorder, GraphDecoder, Recorder, Work
 from model.gpu.parts import with_kernels
 from model.gpu.sampler import GpuOps
 from model.gpu.tuning import TileSizes, Tuning
 from model.reference.backend import TorchBackend
+from model.weight_formats.scratch import Scratch
 from scheduler.settings import SchedulerSettings
 from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
 from tests.model.test_parity import ENDLESS, random_prompts
@@ -25,12 +30,12 @@ NEW = 5
 REPLAYED: list[int] = []
 
 
-def run(directory: Path, page_size: int) -> Rig:
+def run(directory: Path, page_size: int, quantization: str | None) -> Rig:
     """Few pages, so that one sequence is preempted; freed ones are filled with NaN."""
     scheduling = SchedulerSettings(max_sequences=3, max_batched_tokens=32, prefill_chunk=13, steps_in_flight=2)
     rig = make_rig(
         directory, page_size, 80, scheduling, record_logits=True, poison=True, queue=ENDLESS,
-        backend="reference", device=DEVICE.type,
+        backend="reference", device=DEVICE.type, quantization=quantization,
     )  # fmt: skip
     prompts = random_prompts([20, 3, 33, 16], seed=6)
     rig.run({i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
@@ -59,19 +64,27 @@ def as_graphs(_: TorchBackend, decoder: Decoder, attention: TritonAttention, row
     return GraphDecoder(with_kernels(decoder), attention, rows, context, counted)
 
 
-@pytest.mark.parametrize("page_size", [16, 5])
+def with_products(*args: Any) -> Decoder:
+    """`load_model` with the products of the back end."""
+    config, checkpoint, dtype, device, quantization, _, ranks = args
+    maker = TritonBackend(config.dtype, config.dtype, device, Scratch(dtype, device)).maker
+    return load_model(config, checkpoint, dtype, device, quantization, maker, ranks)
+
+
+@pytest.mark.parametrize(("page_size", "quantization"), [(16, None), (5, None), (16, "int4")])
 def test_tokens_and_logits_are_those_of_the_reference(
-    page_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page_size: int, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some layers have a window."""
     directory = write_ministral(tmp_path, 9, "fs")
-    expected = run(directory, page_size)
+    expected = run(directory, page_size, quantization)
     monkeypatch.setattr(TorchBackend, "attention", on_kernels)
     monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
     monkeypatch.setattr(TorchBackend, "model", as_graphs)
     monkeypatch.setattr(TorchBackend, "starter", start_draws)
+    monkeypatch.setattr(loading, "load_model", with_products)
     REPLAYED.clear()
-    found = run(directory, page_size)
+    found = run(directory, page_size, quantization)
     assert len(REPLAYED) >= NEW
     assert type(found.loaded.runner.attention) is TritonAttention
     assert {i: r.tokens for i, r in found.results.items()} == {i: r.tokens for i, r in expected.results.items()}

@@ -1,0 +1,52 @@
+"""The products that the back end makes while a model is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model.architectures.registry import load_model
+from model.config import read_config
+from model.decoder import Decoder
+from model.gpu.backend import TritonBackend
+from model.gpu.group_linear import GroupProduct
+from model.layers import Linear
+from model.weight_formats.int8 import Int8Linear
+from model.weight_formats.scratch import Scratch
+from model.weights import Checkpoint
+from tests.support.checkpoints import write_llama
+
+CPU = torch.device("cpu")
+
+
+def loaded(directory: Path, quantization: str | None) -> Decoder:
+    dtype = torch.float16
+    maker = TritonBackend("float16", "float16", CPU, Scratch(dtype, CPU)).maker
+    return load_model(read_config(directory), Checkpoint(directory), dtype, CPU, quantization, maker)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "inner", "head"),
+    [(None, Linear, Linear), ("int8", Int8Linear, Int8Linear), ("int4", GroupProduct, Int8Linear)],
+)
+def test_groups_have_a_kernel_and_other_formats_have_torch(
+    quantization: str | None, inner: type, head: type, tmp_path: Path
+) -> None:
+    decoder: Any = loaded(write_llama(tmp_path), quantization)
+    for layer in decoder.layers:
+        parts = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
+        assert {type(part) for part in parts} == {inner}
+    assert type(decoder.head) is head
+
+
+def test_a_tied_output_layer_is_the_embedding_itself(tmp_path: Path) -> None:
+    """No copy of it is made for a back end that leaves plain weights to torch."""
+    decoder: Any = loaded(write_llama(tmp_path, tie_word_embeddings=True), None)
+    assert decoder.head._weight.data_ptr() == decoder.embedding.tokens.data_ptr()
+
+
+def test_products_of_a_model_share_the_room_of_a_block(tmp_path: Path) -> None:
+    decoder: Any = loaded(write_llama(tmp_path), "int4")
+    products = [part for layer in decoder.layers for part in (layer.attention.qkv, layer.mlp.down)]
+    assert len({id(part._scratch) for part in products}) == 1
