@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.errors import CheckpointError
 from model.weight_formats.format import MadeProduct, WeightFormat
 from model.weight_formats.groups import INT4, GroupProducts, GroupWeights
 from model.weight_formats.int8 import Int8Format
@@ -130,7 +131,15 @@ class Int4Format(PlainWeights):
         return self._output
 
     def groups(self, weight: StoredWeight) -> GroupWeights:
-        return quantize_groups(weight["weight"], group_size(weight.inputs))
+        """Quantizes a linear. Raises CheckpointError where a weight is no number that 4 bits and a scale can hold."""
+        made = quantize_groups(weight["weight"], group_size(weight.inputs))
+        kept = [made.scales, *([] if made.offsets is None else [made.offsets])]
+        if not made.values.is_meta and not all(one.isfinite().all() for one in kept):
+            raise CheckpointError(
+                f"{weight.name} has weights that are infinite, not a number or beyond the range of float16, which "
+                "--quantization int4 cannot hold; use int8 or leave it unset"
+            )
+        return made
 
     def product(
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device

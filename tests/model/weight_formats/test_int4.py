@@ -13,12 +13,14 @@ from torch import Tensor
 
 from model.architectures.registry import build_model
 from model.config import read_config
+from model.errors import CheckpointError
 from model.footprint import weight_bytes
 from model.tensors import Tensors
 from model.weight_formats import int4
 from model.weight_formats.groups import bring_back
-from model.weight_formats.int4 import Floats, group_size, quantize_groups
+from model.weight_formats.int4 import Floats, Int4Format, group_size, quantize_groups
 from model.weight_formats.int8 import quantize
+from model.weight_formats.plain import plain_weight
 from model.weight_formats.registry import open_weight_format
 from model.weights import Checkpoint
 from scheduler.settings import SchedulerSettings
@@ -82,6 +84,14 @@ def test_a_group_that_is_not_finite_does_not_become_one_that_is(bad: float) -> N
     assert found[0].all()
     assert found[1, :32].all()
     assert not found[1, 32:].any()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e7])
+def test_weights_that_4_bits_cannot_hold_end_the_start(bad: float) -> None:
+    rows = torch.ones(2, 64)
+    rows[1, 40] = bad
+    with pytest.raises(CheckpointError, match=r"h.mlp has weights .* --quantization int4 cannot hold; use int8"):
+        Int4Format().groups(plain_weight(rows, "h.mlp"))
 
 
 @pytest.mark.parametrize(("width", "expected"), [(4096, 32), (48, 24), (40, 8), (100, 32), (37, 32), (6, 32)])
