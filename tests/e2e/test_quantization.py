@@ -63,5 +63,5 @@ def test_batch(tmp_path: Path, offline: dict[str | None, list[float]]) -> None:
 def test_a_kind_that_there_is_not() -> None:
     refused = quire("serve", "--quantization", "awq")
     assert refused.returncode == 1
-    assert "--quantization is 'awq', must be int8, or unset" in refused.stderr
+    assert "--quantization is 'awq', must be int8 or int4, or unset" in refused.stderr
     assert "--quantization is 'awq'" in quire("estimate", "--quantization", "awq").stderr

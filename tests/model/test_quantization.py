@@ -402,8 +402,8 @@ def test_loading_takes_little_more_than_what_stays(tmp_path: Path) -> None:
 
 
 def test_a_kind_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="--quantization is 'int4', must be int8, or unset"):
-        ModelSettings(quantization="int4")
+    with pytest.raises(ValueError, match="--quantization is 'int3', must be int8 or int4, or unset"):
+        ModelSettings(quantization="int3")
 
 
 def test_values_of_the_checkpoint_are_still_verified(tiny: Path, tmp_path: Path) -> None:
