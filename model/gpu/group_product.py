@@ -90,19 +90,16 @@ def multiply_groups(
         if BITS == 4:
             sums = _add_inputs(
                 sums, lines, stored & 15, scales, offsets, index, table, row, output, rows, outputs, width, groups,
-                start, FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS,
-                INDEXED,
+                start, FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
             )  # fmt: skip
             sums = _add_inputs(
                 sums, lines, stored >> 4, scales, offsets, index, table, row, output, rows, outputs, width, groups,
-                start + LINE, FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS,
-                INDEXED,
+                start + LINE, FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
             )  # fmt: skip
         else:
             sums = _add_inputs(
                 sums, lines, stored, scales, offsets, index, table, row, output, rows, outputs, width, groups, start,
-                FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS,
-                INDEXED,
+                FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
             )  # fmt: skip
     if BIAS:
         sums += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
