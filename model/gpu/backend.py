@@ -25,7 +25,7 @@ from model.gpu.sampler import GpuOps
 from model.sampling.sampler import LogitOps, Starter
 from model.settings import ModelSettings
 from model.weight_formats.format import WeightFormat
-from model.weight_formats.groups import GroupFormat
+from model.weight_formats.groups import GroupFormat, NotGrouped
 from model.weight_formats.scratch import Scratch
 from model.weight_formats.stored import StoredWeight
 
@@ -77,7 +77,10 @@ class TritonBackend:
     ) -> GroupProduct | None:
         if not isinstance(weight_format, GroupFormat):
             return None
-        return GroupProduct(weight_format, weights, bias, dtype, self.scratch, self.device)
+        try:
+            return GroupProduct(weight_format, weights, bias, dtype, self.scratch, self.device)
+        except NotGrouped:  # as parts of a GGUF file may be: torch multiplies
+            return None
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> TritonAttention:
         made = TritonAttention(

@@ -20,6 +20,7 @@ from model.weight_formats.groups import (
     GroupFormat,
     GroupWeights,
     Levels,
+    NotGrouped,
     block_outputs,
     blocks_of,
     bring_back,
@@ -221,7 +222,12 @@ class GroupProduct:
             dtype: Dtype of the product.
             scratch: Room that the products of a model share.
             device: Device of the product.
+
+        Raises:
+            NotGrouped: The weights are stored in several ways.
         """
+        if len({form.groups(_first(weight)).levels for weight in weights}) > 1:
+            raise NotGrouped("parts of a product are stored in several types")
         self._bias, self._dtype, self._scratch = bias, dtype, scratch
         self.outputs, self._inputs = sum(weight.outputs for weight in weights), weights[0].inputs
         self._parts = list(_packed_parts(form, weights, device))

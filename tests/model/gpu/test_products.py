@@ -5,16 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from model.architectures.registry import load_model
 from model.config import read_config
 from model.decoder import Decoder
+from model.gguf_weights import open_checkpoint
 from model.gpu.backend import TritonBackend
 from model.gpu.group_linear import GroupProduct
 from model.layers import Linear
 from model.weight_formats.int8 import Int8Linear
 from model.weight_formats.scratch import Scratch
 from model.weights import Checkpoint
+from tests.model.gguf.writer import convert
 from tests.support.checkpoints import write_llama
 
 CPU = torch.device("cpu")
@@ -50,3 +53,16 @@ def test_products_of_a_model_share_the_room_of_a_block(tmp_path: Path) -> None:
     decoder: Any = loaded(write_llama(tmp_path), "int4")
     products = [part for layer in decoder.layers for part in (layer.attention.qkv, layer.mlp.down)]
     assert len({id(part._scratch) for part in products}) == 1
+
+
+def test_parts_in_several_types_are_left_to_torch(tmp_path: Path) -> None:
+    """Values in another type than queries and keys, and plain keys, as GGUF files may have them."""
+    source, path = write_llama(tmp_path / "source"), tmp_path / "model.gguf"
+    kinds = {"attn_v": Kind.Q8_0, "blk.0.attn_k": Kind.F16, "ffn": Kind.Q4_1}
+    convert(source, path, lambda name: next((kind for part, kind in kinds.items() if part in name), Kind.Q4_0))
+    dtype, maker = torch.float16, TritonBackend("float16", "float16", CPU, Scratch(torch.float16, CPU)).maker
+    config = read_config(path)
+    decoder: Any = load_model(config, open_checkpoint(path, config), dtype, CPU, None, maker)
+    for layer in decoder.layers:
+        assert not isinstance(layer.attention.qkv, GroupProduct)
+        assert isinstance(layer.mlp.gate_up, GroupProduct)
