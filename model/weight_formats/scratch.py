@@ -20,7 +20,8 @@ class Scratch:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         narrow = device.type == "cpu" and dtype == torch.float16
-        self._room = torch.empty(0, dtype=torch.float32 if narrow else dtype, device=device)
+        self._device = device  # which may not be touched before there is something to reserve
+        self._room = torch.empty(0, dtype=torch.float32 if narrow else dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -28,7 +29,7 @@ class Scratch:
 
     def reserve(self, count: int) -> None:
         if count > self._room.numel():
-            self._room = self._room.new_empty(count)
+            self._room = torch.empty(count, dtype=self._room.dtype, device=self._device)
 
     def shaped(self, shape: torch.Size) -> Tensor:
         """Returns a tensor of this shape with any values, no larger than the reserved one."""
