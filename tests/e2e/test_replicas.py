@@ -165,5 +165,5 @@ def test_a_second_engine_comes_with_the_work_and_goes_after_it() -> None:
             told_by(process)
         assert server.metrics()["quire_replicas_wanted"] == 2
         server.wait_for_metric("quire_replicas", 1)
-        assert len(engines(server)) == 1
+        wait_until(lambda: len(engines(server)) == 1, "the end of its process, which was told to stop")
         assert server.metrics()["quire_engine_starts_total"] == 2
