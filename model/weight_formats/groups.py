@@ -253,7 +253,7 @@ class GroupLinear:
 
 
 class GroupProducts:
-    """What the products of one model share; a format of groups has one."""
+    """Makes the products of one model, which share a `Scratch`. A format of groups has one."""
 
     def __init__(self) -> None:
         self._scratch: Scratch | None = None

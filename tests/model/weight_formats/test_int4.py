@@ -185,7 +185,7 @@ def test_kernels_are_used(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_two_ranks_are_as_near_as_one(shelf: Shelf) -> None:
-    """Those whose inputs are divided have other groups: other numbers."""
+    """Linears whose inputs are divided have other groups: other numbers."""
     directory = shelf.checkpoint(BY_NAME["llama"])
     exact, one, two = (
         logits(directory, "auto", how, ranks=ranks) for how, ranks in ((None, 1), ("int4", 1), ("int4", 2))

@@ -137,7 +137,7 @@ def test_groups_that_are_not_runs(levels: Levels) -> None:
 
 @pytest.mark.parametrize("rows", [1, 16, 17, MOST_ROWS, MOST_ROWS + 1])
 def test_linears_that_are_one_product(rows: int) -> None:
-    """Of one launch, in several tiles of rows, or block by block."""
+    """One launch makes it, in several tiles of rows, or torch does, block by block."""
     form, first = drawn(INT4, 150, 96, 32, True, seed=1)
     others = [drawn(INT4, out, 96, 32, True, seed=out)[1] for out in (8, 9)]
     near(form, [first, *others], torch.float32, rows, biased=True)
@@ -253,5 +253,5 @@ def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_constant_is_the_kernel_s() -> None:
-    """What the faults change exists."""
+    """The kernel has the constants that faults change."""
     assert {"OFFSETS", "INDEXED", "BIAS"} <= set(REAL_KERNEL.arg_names)
