@@ -19,7 +19,7 @@ from model.cpu.kernels.kv import BLOCK
 from model.cpu.pieces import Pieces
 from model.kv_pool import EIGHT_BIT, to_eight_bit
 from model.reference.attention_backend import ReferenceAttention
-from tests.support.examples import examples
+from tests.support.examples import examples, is_quick
 from tests.support.kernels import the_machine
 from tests.support.pages import exported, imported, sizes_of
 
@@ -194,6 +194,23 @@ def cases_of(
     )
 
 
+FEW = (
+    {"group": 3, "kv_heads": 1, "head_dim": 16, "dtype": "float32", "kv": None},
+    {"group": 3, "kv_heads": 3, "head_dim": 48, "dtype": "float32", "kv": None},
+    {"group": 3, "kv_heads": 2, "head_dim": 48, "dtype": "bfloat16", "kv": "fp8"},
+    {"group": 3, "kv_heads": 2, "head_dim": 48, "dtype": "float32", "kv": "int8"},
+    {"group": 1, "kv_heads": 2, "head_dim": 16, "dtype": "bfloat16", "kv": None},
+    {"group": 1, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": "int8"},
+    {"group": 20, "kv_heads": 3, "head_dim": 16, "dtype": "float32", "kv": "fp8"},
+    {"group": 20, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": None},
+)
+"""Shapes of kernels in a quick run: each takes a second to compile, longer than all that is computed with it."""
+
+
+def few_shapes(case: Case, shape: dict[str, Any]) -> Case:
+    return replace(case, **shape) if is_quick() else case
+
+
 cases = cases_of(
     kernels=False,
     groups=[1, 2, 3, 8, 20],
@@ -202,14 +219,18 @@ cases = cases_of(
     dtypes=["float32", "bfloat16", "float16"],
     long=[],
     kvs=[None, "int8"],
-) | cases_of(
-    kernels=True,  # few shapes: each is compiled
-    groups=[1, 3, 20],
-    dims=[16, 48],
-    pages=[1, 7, 16, 64],
-    dtypes=["float32", "bfloat16"],
-    long=[511, 512, 600],
-    kvs=[None, None, "int8", "fp8"],
+) | st.builds(
+    few_shapes,
+    cases_of(
+        kernels=True,
+        groups=[1, 3, 20],
+        dims=[16, 48],
+        pages=[1, 7, 16, 64],
+        dtypes=["float32", "bfloat16"],
+        long=[511, 512, 600],
+        kvs=[None, None, "int8", "fp8"],
+    ),
+    st.sampled_from(FEW),
 )
 TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 3e-3}
 

@@ -13,6 +13,11 @@ settings.register_profile(QUICK, deadline=None)  # no test is one of time: the m
 settings.register_profile(THOROUGH, deadline=None)
 
 
+def is_quick() -> bool:
+    """Whether this run draws few examples."""
+    return settings.get_current_profile_name() != THOROUGH
+
+
 def examples(thorough: int) -> int:
     """Examples of a law in this run; thorough: in one with the profile of this name."""
-    return thorough if settings.get_current_profile_name() == THOROUGH else -(-thorough // SHARE)
+    return -(-thorough // SHARE) if is_quick() else thorough
