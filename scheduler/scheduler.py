@@ -71,6 +71,7 @@ class Scheduler:
 
     Attributes:
         intake: Takes in events.
+        lockstep: Plans steps in which all rows decode.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Scheduler:
         )
         self._attempts = self._running.attempts
         self._drafting = None if drafter is None else Drafting(drafter, settings, self._running, cache, self._counters)
-        self._lockstep = Lockstep(
+        self.lockstep = Lockstep(
             settings, self._running, cache, self._admission, self.policy, self._drafting is not None
         )
         self._results = Results(self._running, cache, self.backpressure, self._drafting)
@@ -184,7 +185,7 @@ class Scheduler:
         self.intake.expire(now)
         if self.held:
             self._running.forget_ended()
-        if (further := self._lockstep.next_step(now, self._steps)) is not None:
+        if (further := self.lockstep.next_step(now, self._steps)) is not None:
             flown, logits = further
             return self._launched(flown, logits, NO_DRAFTS)
         wanted, preempted = self._make_room(now)
@@ -196,7 +197,7 @@ class Scheduler:
         if not len(work):
             return None
         plan = self._plan(now, work, drafts)
-        self._lockstep.planned(wanted.rows, plan)
+        self.lockstep.planned(wanted.rows, plan)
         return plan
 
     def _swapping_pays(self) -> bool:

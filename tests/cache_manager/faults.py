@@ -14,6 +14,7 @@ from cache_manager.pool import PagePool
 from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.publishing import PublishedPages
 from cache_manager.tables import PageTables
+from tests.support.planted import plant
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Fault:
 
     def plant(self, monkeypatch) -> None:
         for fault in (*self.needs, self):
-            monkeypatch.setattr(fault.target, fault.name, fault.stand_in(getattr(fault.target, fault.name)))
+            plant(monkeypatch, fault.target, fault.name, fault.stand_in)
 
 
 FAULTS: dict[str, Fault] = {}

@@ -24,7 +24,7 @@ from rpc.paths import demo_directory
 from tests.e2e.test_lifecycle import check, serve_and_fail
 from tests.e2e.test_streams import (  # noqa: F401 - the tests among them run here too, on this module's servers
     STREAMS,
-    _read,
+    read_stream,
     test_batch_answers_every_entry_though_some_fail,
     test_burst_of_short_requests_all_end_properly_and_none_is_refused,
     test_cancelled_batch_counts_every_entry,
@@ -96,7 +96,7 @@ def expected() -> list[list[int]]:
     """Results of a server with the engine in its own process, which test_streams compares with runs alone."""
 
     async def all_streams(address: str) -> list[list[int]]:
-        return await asyncio.gather(*(_read(address, seed, None) for seed in range(STREAMS)))
+        return await asyncio.gather(*(read_stream(address, seed, None) for seed in range(STREAMS)))
 
     with running_server("--engine", "thread") as running:
         return asyncio.run(all_streams(running.address))

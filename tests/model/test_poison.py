@@ -18,6 +18,7 @@ from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
 from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.engines import LogitsChangedError, Rig, make_request, make_rig
+from tests.support.planted import plant
 
 NEW = 12
 LENGTHS = [20, 3, 33, 16, 1, 47, 9, 31, 15, 5]
@@ -87,24 +88,26 @@ def see_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VisibleKeys, "of", longer)
 
 
+def look_past_the_end(monkeypatch: pytest.MonkeyPatch, later: int) -> None:
+    """Attention reads a key past the end, and each query stands `later` positions later."""
+
+    def stand_in(block):  # type: ignore[no-untyped-def]
+        def longer(self, keys, slices, whole, positions, window):  # type: ignore[no-untyped-def]
+            return block(self, keys, slices + np.array([0, 0, 1]), whole, positions + later, window)
+
+        return longer
+
+    plant(monkeypatch, ReferenceAttention, "_block", stand_in)
+
+
 def read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention looks at one position too many."""
-    block = ReferenceAttention._block
-
-    def longer(self, keys, slices, whole, positions, window):  # type: ignore[no-untyped-def]
-        return block(self, keys, slices + np.array([0, 0, 1]), whole, positions + 1, window)
-
-    monkeypatch.setattr(ReferenceAttention, "_block", longer)
+    look_past_the_end(monkeypatch, 1)
 
 
 def show_the_key_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys past the end are hidden, but read where they would stand."""
-    block = ReferenceAttention._block
-
-    def unclamped(self, keys, slices, whole, positions, window):  # type: ignore[no-untyped-def]
-        return block(self, keys, slices + np.array([0, 0, 1]), whole, positions, window)
-
-    monkeypatch.setattr(ReferenceAttention, "_block", unclamped)
+    look_past_the_end(monkeypatch, 0)
 
 
 def keep_a_stale_table(monkeypatch: pytest.MonkeyPatch) -> None:

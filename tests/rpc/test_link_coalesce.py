@@ -25,6 +25,7 @@ from scheduler.events import (
 )
 from tests.support.examples import examples
 from tests.support.links import step_outputs, unlike
+from tests.support.planted import plant
 
 FRONTENDS = (1, 2, 3)
 GLOBAL = st.builds(
@@ -203,7 +204,7 @@ def test_the_example_is_right_without_a_fault() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     name, replacement = FAULTS[fault]
-    monkeypatch.setattr(events if name == "_widened" else coalesce, name, replacement)
+    plant(monkeypatch, events if name == "_widened" else coalesce, name, lambda _: replacement)
     with pytest.raises((AssertionError, IndexError)):
         check_shares(EXAMPLE)
 

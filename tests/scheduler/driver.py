@@ -74,9 +74,9 @@ class SchedulerDriver:
         idle = self._idle_before = self._idle()
         may_join = self._may_join(events)
         going_on = {row: self._before(row, mirror) for row, mirror in self.executor.rows.items()}
-        decoding = self.scheduler._lockstep.decoding
+        in_lockstep = self.scheduler.lockstep.steps
         plan = _unbroken(lambda: self.scheduler.schedule(now, events))
-        if plan is not None and decoding is not None and self.scheduler._lockstep.decoding is decoding:
+        if plan is not None and self.scheduler.lockstep.steps > in_lockstep:
             self.lockstep += 1
             self.grown_in_lockstep += len(plan.grown)
         if plan is not None:
@@ -394,7 +394,10 @@ class SchedulerDriver:
         cache, stats = self.scheduler.cache, self.stats
         pool = cache.pool
         law(pool.free == pool.total and not pool.returning, f"{pool.total - pool.free} pages are held by nobody")
-        law(not cache.allocator.counts.any() and not cache.allocator.shared, "pages are counted though nobody is there")
+        law(
+            not cache.allocator.counts.any() and not cache.allocator.shared,
+            "pages are counted without a sequence",
+        )
         law(not cache.published.frontiers.row_of, "pages are being computed though nobody is there")
         law(self.workload.prefix_cache or not stats.pages_cached, "pages are cached without a cache")
         running = self.scheduler.running

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from llvmlite.binding import FeatureMap, get_host_cpu_features
 from torch import Tensor
 
-from model.cpu.kernels import group_panels, group_sums
+from model.cpu.kernels import group_sums
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
 from model.cpu.kernels.group_panels import GroupPanels, PanelGroups, can_decode, run_inputs
 from model.cpu.kernels.native import Compiler
@@ -21,6 +22,7 @@ from model.cpu.kernels.team import Team
 from model.weight_formats.groups import E2M1, E4M3, INT4, INT8, GroupWeights, Levels, bring_back
 from tests.support.examples import examples
 from tests.support.kernels import the_machine
+from tests.support.planted import plant
 
 ROWS = (1, 2, 7, 8, 9, 19, 140)
 KINDS = (INT4, INT8, E2M1, E4M3)
@@ -153,25 +155,29 @@ def test_inputs_of_a_run(width: int, size: int, element: Element, expected: int 
     assert run_inputs(drawn(INT4, 1, width, size, torch.float16, None), element) == expected
 
 
-def neighbours_scale(of: GroupPanels, code: object, run: object) -> list[object]:
-    return [group_panels._load(code, run, of.scales, (1 - half) * 16) for half in range(2)]  # type: ignore[arg-type]
+Right = Callable[..., Any]
 
 
-def swapped(of: GroupPanels, values: Tensor) -> Tensor:
-    made = REAL_STEPS(of, values)
-    return made << 4 | made >> 4
+def other_half(factors: Right) -> Right:
+    return lambda *given: factors(*given)[::-1]
 
 
-def shifted(of: GroupPanels, of_groups: Tensor, dtype: torch.dtype, size: int, runs: int) -> Tensor:
-    return REAL_HEADS(of, of_groups, dtype, size, runs).roll(1, 1)
+def swapped(steps_of: Right) -> Right:
+    def other(*given: object) -> Tensor:
+        made = steps_of(*given)
+        return made << 4 | made >> 4
+
+    return other
 
 
-REAL_STEPS, REAL_HEADS = GroupPanels._steps_of, GroupPanels._heads
+def shifted(heads: Right) -> Right:
+    return lambda *given: heads(*given).roll(1, 1)
+
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "scales of other outputs": lambda patch: patch.setattr(GroupPanels, "factors", neighbours_scale),
-    "nibbles in another order": lambda patch: patch.setattr(GroupPanels, "_steps_of", swapped),
-    "scales of the neighbouring group": lambda patch: patch.setattr(GroupPanels, "_heads", shifted),
+    "scales of other outputs": lambda patch: plant(patch, GroupPanels, "factors", other_half),
+    "nibbles in another order": lambda patch: plant(patch, GroupPanels, "_steps_of", swapped),
+    "scales of the neighbouring group": lambda patch: plant(patch, GroupPanels, "_heads", shifted),
     "offsets left out": lambda patch: patch.setattr(GroupPanels, "additions", lambda *_: None),
     "a zero point off by one": lambda patch: patch.setattr(
         GroupPanels, "laid", lambda of, groups: REAL_LAID(of, replace(groups, values=(groups.values + 1) & 15))

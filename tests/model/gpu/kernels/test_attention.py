@@ -58,7 +58,7 @@ class TritonPool(Pool):
         for attention in (self.attention, self.reference):
             attention.write(
                 layer,
-                *(self._of(part, slices) for part in (self.keys, self.values)),
+                *(self.packed(part, slices) for part in (self.keys, self.values)),
                 attention.plan(self.shape(slices)),
             )
 
@@ -69,7 +69,7 @@ class TritonPool(Pool):
         finally:
             self.attention = attention
 
-    def _of(self, tensors: list[Tensor], slices: Slices) -> Tensor:
+    def packed(self, tensors: list[Tensor], slices: Slices) -> Tensor:
         return torch.cat([tensors[sequence][start : start + count] for sequence, start, count in slices])
 
 
@@ -171,7 +171,7 @@ def fixed_step(pool: TritonPool, now: Slices, layer: int) -> list[Tensor]:
 
     def filled(tensors: list[Tensor], heads: int) -> Tensor:
         nothing = torch.full((more, heads, pool.case.head_dim), torch.nan, dtype=pool.dtype, device=DEVICE)
-        return torch.cat((pool._of(tensors, now), nothing))
+        return torch.cat((pool.packed(tensors, now), nothing))
 
     pool.attention.write(layer, filled(pool.keys, pool.case.kv_heads), filled(pool.values, pool.case.kv_heads), plan)
     return list(pool.attention.attend(layer, filled(pool.queries, pool.heads), plan)[: len(now)].split(1))
