@@ -162,7 +162,7 @@ def test_a_spoilt_copy_is_computed_anew(
     scheduling: SchedulerSettings,
 ) -> None:
     rig = pressed(tiny, prompts, 4, 200, scheduling, rounds=2, record=False)
-    store = rig.loaded.runner.store
+    store = rig.loaded.runner.page_moves.store
     assert store is not None
     spoil(store)
     rig.run({100 * 7 + i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
@@ -174,7 +174,7 @@ def test_a_store_that_does_not_look_is_noticed(
     tiny: Path, prompts: list[list[int]], alone: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = pressed(tiny, prompts, 4, 200, PLAIN, rounds=2, record=False)
-    store = rig.loaded.runner.store
+    store = rig.loaded.runner.page_moves.store
     assert store is not None
     store.content += 1
     plant(monkeypatch, PageStore, "_checksum", lambda _: lambda self, slot: self.checksums[slot])

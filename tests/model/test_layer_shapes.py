@@ -28,7 +28,7 @@ from model.cpu.attention_backend import CpuAttention
 from model.cpu.pages import Pages
 from model.decoder import Decoder
 from model.forward import ForwardBatch
-from model.runner import Runner
+from model.page_moves import PageMoves
 from model.reference.attention_backend import ReferenceAttention
 from model.reference.row_pool import RowPool
 from model.rope import Rope, read_rope
@@ -206,10 +206,10 @@ def page_tables_count_in_other_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def pages_have_the_form_of_the_smaller_group(patch: pytest.MonkeyPatch) -> None:
-    def smaller(self: Runner, moves: NDArray[np.int32], pages: NDArray[np.int32]) -> NDArray[np.int32]:
+    def smaller(self: PageMoves, moves: NDArray[np.int32], pages: NDArray[np.int32]) -> NDArray[np.int32]:
         return np.column_stack((moves, np.ones_like(pages)))
 
-    plant(patch, Runner, "_with_groups", lambda _: smaller)
+    plant(patch, PageMoves, "_with_groups", lambda _: smaller)
 
 
 @pytest.mark.parametrize(
