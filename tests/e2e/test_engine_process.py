@@ -216,8 +216,9 @@ def test_engine_outlives_its_fork_server_and_is_replaced_when_it_dies() -> None:
 
 
 async def _live_through(death: Death, server: RunningServer, victim: psutil.Process) -> None:
-    """Sends the signal under load; returns when the server serves again, with the tokens it gave before. What ran has
-    gone on, and has as many tokens as were asked for.
+    """Sends the signal under load; returns when the server serves again, with the tokens it gave before.
+
+    Streams that ran have gone on, and have all tokens that were asked for.
     """
     async with aio.insecure_channel(server.address) as channel:
         stub, health = pb_grpc.GenerationServiceStub(channel), health_pb2_grpc.HealthStub(channel)
@@ -252,7 +253,7 @@ def test_killed_server_takes_everything_with_it(mode: str) -> None:
 
 @both_modes
 def test_drain_lets_streams_end_and_leaves_nothing(mode: str) -> None:
-    """Whoever is asked to stop, the engine works until its server has drained."""
+    """The engine works until its server has drained, whichever of the two is asked to stop."""
     with temporary_directory(), started_server(*FLAGS[mode]) as process:
         server = when_ready(process)
         everything, child = tree(process.pid), find(process.pid, HOST[mode])

@@ -232,7 +232,7 @@ def test_deadline_stops_the_work(server: RunningServer) -> None:
 
 
 def test_burst_of_short_requests_all_end_properly_and_none_is_refused(server: RunningServer) -> None:
-    """An idle server turns nobody away; and many ends come while an earlier message is being written."""
+    """An idle server refuses no request; and many ends come while an earlier message is being written."""
 
     async def one(stub: pb_grpc.GenerationServiceStub, i: int) -> tuple[int, int, int]:
         messages = [m async for m in stub.StreamGenerate(stream_request(f"Speech {i}:", 3, temperature=1, seed=i))]

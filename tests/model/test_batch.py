@@ -19,7 +19,7 @@ CONTROLS = Controls(0.0, 1.0, 0, 0.0, 0)
 
 @dataclass(frozen=True)
 class Sequence:
-    """A row's tokens known at its join, of which so many are prompt, and the slice to compute."""
+    """A row's tokens known at its join, the number of them that are prompt, and the slice to compute."""
 
     row: int
     known: tuple[int, ...]
@@ -135,7 +135,7 @@ def test_a_decode_takes_the_token_that_the_row_drew_last() -> None:
 
 
 def test_a_join_sets_all_of_a_row() -> None:
-    """Whatever the row held: all that an executor remembers of it comes from its last join."""
+    """All that an executor remembers of a row comes from its last join, whatever the row held before."""
     mirror = InputBatch(ROWS, 1, PAGE)
     mirror.apply(plan_of([Sequence(3, tuple(range(30)), 20, 0, 30, True)]))
     mirror.last[3] = 5

@@ -186,7 +186,7 @@ def test_rows_that_ask_for_nothing_pay_nothing() -> None:
 
 
 def test_rows_without_processors_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many rows, only the one that has processors is."""
+    """The only one of many rows that has processors is looked at."""
     looked: list[list[int]] = []
     monkeypatch.setattr(LogitBias, "apply_rows", lambda logits, rows, processors, positions: looked.append(list(rows)))
     rows = [replace(SOME, wanted=NO_LOGITS_PARAMS)] * 5 + [replace(SOME, wanted=LogitsParams(bias=((1, 2.0),)))]

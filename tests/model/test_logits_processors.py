@@ -81,7 +81,7 @@ def of_marked(make: LogitsProcessorFactory) -> LogitsProcessorFactory:
 )
 @pytest.mark.parametrize("ahead", [False, True], ids=["host draws", "device draws"])
 def test_it_sees_all_tokens_and_changes_the_draw(llama: Path, drawing: dict[str, float], ahead: bool) -> None:
-    """Under preemption too: whoever goes on gets a new processor with the tokens so far."""
+    """Under preemption too: a request that goes on gets a new processor with the tokens so far."""
     plain = tokens_of(make_rig(llama), PROMPTS, **drawing)
     assert any(len(set(tokens)) < NEW for tokens in plain), "without it there are repeats"
     roomy = tokens_of(make_rig(llama, factories=[NoRepeats], ahead=ahead), PROMPTS, **drawing)

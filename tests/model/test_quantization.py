@@ -200,7 +200,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 @pytest.fixture(scope="module")
 def expected(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], reference.Reference]:
-    """What transformers says of a case whose linear weights are what their 8 bits stand for."""
+    """Results of transformers with a case whose linear weights are the numbers that their 8 bits stand for."""
     known: dict[str, reference.Reference] = {}
 
     def of(name: str) -> reference.Reference:
@@ -384,8 +384,9 @@ print(peak - before, private() - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_loading_takes_little_more_than_what_stays(tmp_path: Path) -> None:
-    """Beside the file itself, which is mapped. A block of values has 8 MiB in float32. What is freed goes back at once,
-    so that it is not what malloc keeps that is measured.
+    """Memory beside the file itself, which is mapped, is measured. A block of values has 8 MiB in float32.
+
+    Freed memory goes back at once, so that the measurement does not include memory that malloc keeps.
     """
     write_llama(tmp_path, hidden_size=768, intermediate_size=2304, num_hidden_layers=8, dtype="bfloat16")
     peaks = {}

@@ -214,7 +214,7 @@ def test_a_token_has_the_id_that_its_file_gives_it(tmp_path: Path) -> None:
     more = {"added_tokens.json": {"<pad>": 709, "<|im|>": 701}, "special_tokens_map.json": {"sep_token": "[SEP]"}}
     tokenizer = load(tmp_path / "m", "llama", more)
     assert tokenizer.encode("<|im|><pad>[SEP]", False) == [701, 709, 710]
-    assert tokenizer.decode([701, 709, 710, 704], False) == "<|im|><pad>[SEP]", "704 is nobody's"
+    assert tokenizer.decode([701, 709, 710, 704], False) == "<|im|><pad>[SEP]", "704 is no token"
     assert tokenizer.decode([701, 709, 710, 704], True) == "<|im|><pad>"
     texts = [tokenizer.text_of(i) for i in (1, 701, 710, 704, 10**6, -1)]
     assert texts == ["<s>", "<|im|>", "[SEP]", None, None, None]

@@ -177,10 +177,10 @@ FAULTS: dict[str, tuple[str, object]] = {
     "alternatives are padded in front": ("_widened", padded_in_front),
     "alternatives are padded with token 0": ("_widened", padded_with_zeros),
     "attempts keep the engine's numbers": ("LOCAL", -1),
-    "everybody gets the first frontend's share": ("owned_by", lambda step, _: real_owned(step, 1)),
-    "everybody gets every end": ("_local", lambda items, _: items),
+    "each frontend gets the first frontend's share": ("owned_by", lambda step, _: real_owned(step, 1)),
+    "each frontend gets every end": ("_local", lambda items, _: items),
     "prompts' logprobs are lost": ("owned_by", lambda step, n: replace(real_owned(step, n), prompt_parts=())),
-    "everybody gets all prompts' logprobs": (
+    "each frontend gets all prompts' logprobs": (
         "owned_by",
         lambda step, n: replace(real_owned(step, n), prompt_parts=step.prompt_parts),
     ),

@@ -99,7 +99,7 @@ class Oracle:
         page, or where groups have windows, so that later pages may be there, the next one that they publish.
 
         at_join: those that publish it next. Not those that publish no more, nor those that compute it only as the end
-        of their prompts, which had to, whoever else computes it.
+        of their prompts, which had to, though another row computes it too.
         """
         rows, size, named = self.scheduler.rows, self._size, self.scheduler.cache.published.count
         lacking = self.cached(key[0], tokens).count

@@ -92,8 +92,9 @@ def test_three_ranks_have_unequal_parts(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
 def test_products_in_eight_bits(kind: str, shelf: Shelf) -> None:
-    """Those whose inputs are divided have a scale for each part: other numbers, but as near to the truth. The median,
-    since a token that goes to another expert is far off.
+    """Products whose inputs are divided have a scale for each part: other numbers, but as near to the truth.
+
+    The median is compared, since a token that goes to another expert is far off.
     """
     directory = shelf.checkpoint(BY_NAME[kind])
     one, exact = (run(directory, 1, quantization=how) for how in ("int8", None))
@@ -146,8 +147,9 @@ def test_all_that_see(case: SeeingCase, seeing: SeeingShelf) -> None:
 def test_no_rank_compiles_once_all_have_started(
     kind: str, apart: bool, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So no step takes longer than the one before because a rank found no kernels where another did: what a step needs
-    depends on the model alone, not on how many tokens and sequences it has.
+    """The kernels of a step depend on the model alone, not on the number of its tokens and sequences.
+
+    Otherwise a step would take longer because one rank compiles a kernel that another has found.
     """
     asked = set[tuple[int, str]]()
     kernel = Compiler.kernel

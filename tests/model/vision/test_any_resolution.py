@@ -1,6 +1,6 @@
 """Law: images of any resolution, on several rotary axes and at several depths, change no bit under any schedule.
 
-The product has no such family yet, so a made-up one stands for it (`made_up.py`). What the engine computes is compared
+The product has no such family yet, so a made-up one stands for it (`made_up.py`). The engine's results are compared
 with a plain statement of a whole sequence.
 """
 
@@ -320,7 +320,7 @@ def turned_around(images: tuple[PromptImage, ...]) -> tuple[PromptImage, ...]:
 
 
 def longer_by_one(images: tuple[PromptImage, ...]) -> tuple[PromptImage, ...]:
-    """What stands behind the first image begins one position too late: the last feature says so."""
+    """The text behind the first image begins one position too late: the last feature says so."""
     first, *others = images
     assert first.positions is not None
     positions = first.positions.copy()
