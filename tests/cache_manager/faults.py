@@ -102,9 +102,9 @@ def page_stays_on_the_free_list(real):
 @fault(PageAllocator, "put_back", "allocator")
 def page_that_was_set_aside_is_freed(real):
     def put_back(self, pages):
-        suspects, self.suspects = self.suspects, {}
+        aside, self.pages_set_aside = self.pages_set_aside, {}
         real(self, pages)
-        self.suspects |= suspects
+        self.pages_set_aside |= aside
 
     return put_back
 
@@ -112,7 +112,7 @@ def page_that_was_set_aside_is_freed(real):
 @fault(PageAllocator, "set_aside")
 def page_that_was_set_aside_stays_on_the_free_list(real):
     def set_aside(self, pages, why):
-        self.suspects |= dict.fromkeys(pages.tolist(), why)
+        self.pages_set_aside |= dict.fromkeys(pages.tolist(), why)
 
     return set_aside
 

@@ -152,7 +152,7 @@ async def test_requests_leave_an_engine_that_is_drained_or_replaced(tmp_path: Pa
         await eventually(lambda: other not in guest.states())
         await owner.bring(stack, other)
         await eventually(lambda: guest.states() == {first: (1, True), other: (2, True)})
-        assert not guest.frontend.dispatch.quarantine.suspects, "no engine died with it"
+        assert not guest.frontend.dispatch.quarantine.implicated, "no engine died with it"
 
 
 async def test_an_engine_that_is_dead_is_not_in_the_table(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -196,7 +196,7 @@ async def test_requests_leave_a_server_that_ends_before_its_engines_do(tmp_path:
             await submitted(owner.engines[0])
             await Supervisor([], owner.frontend, table=owner.table).stop()
             assert guest.frontend.dispatch.waiting_for_engine == [live]
-        assert not guest.frontend.dispatch.quarantine.suspects
+        assert not guest.frontend.dispatch.quarantine.implicated
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ async def test_a_table_is_acted_upon_once_requests_have_left_the_engine(
 async def test_a_server_of_another_model_in_the_place_of_one_is_not_the_end(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody put it there by mistake: the frontend says so, and waits for the right one."""
+    """It was put there by mistake: the frontend says so, and waits for the right one."""
     monkeypatch.setattr(module, "PAUSE", 0.01)
 
     async with AsyncExitStack() as stack:
