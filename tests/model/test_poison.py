@@ -54,8 +54,8 @@ def test_a_sequence_on_the_pages_of_another_is_as_on_fresh_ones(tiny: Path, page
     first, second = random_prompts([40, 23], seed=7)
     fresh, used = (make_rig(tiny, page_size, 55, record_logits=True, poison=poison) for _ in range(2))
     pages: list[set[int]] = []
-    mirror = used.loaded.runner.batch
-    apply = mirror.apply
+    batch = used.loaded.runner.batch
+    apply = batch.apply
 
     def watching(plan: StepPlan) -> None:
         pages.extend(set() for _ in plan.joins)
@@ -63,7 +63,7 @@ def test_a_sequence_on_the_pages_of_another_is_as_on_fresh_ones(tiny: Path, page
             pages[-1].update(plan.grown[:, 3].tolist())
         apply(plan)
 
-    mirror.apply = watching  # type: ignore[method-assign]
+    batch.apply = watching  # type: ignore[method-assign]
     used.run({0: make_request(used, first, 16)})
     used.run({1: make_request(used, second, 16)})
     fresh.run({1: make_request(fresh, second, 16)})
@@ -111,7 +111,7 @@ def show_the_key_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_a_stale_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror keeps the first page of a row's last tenant."""
+    """The input batch keeps the first page of a row's last tenant."""
     apply = InputBatch.apply
 
     def stale(self: InputBatch, plan: StepPlan) -> None:
@@ -125,7 +125,7 @@ def keep_a_stale_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lose_a_grown_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror misses the last page that a step adds."""
+    """The input batch misses the last page that a step adds."""
     apply = InputBatch.apply
     monkeypatch.setattr(InputBatch, "apply", lambda self, plan: apply(self, replace(plan, grown=plan.grown[:-1])))
 
