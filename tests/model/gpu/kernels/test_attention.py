@@ -257,7 +257,7 @@ def test_any_number_of_parts_is_joined(count: int) -> None:
     tops[unseen], totals[unseen], parts[unseen] = -torch.inf, 0.0, 0.0
     out = torch.full((5, 2, 24), torch.nan, device=DEVICE)
     sums, joins = torch.stack((tops, totals), -1), torch.tensor([[4, 3, count, 0]], dtype=torch.int32)
-    join_parts[(1, 2)](out, *(x.to(DEVICE) for x in (parts, sums, joins)), DIM=24, WIDE=32, AT_ONCE=16)
+    join_parts[(1, 2)](out, *(x.to(DEVICE) for x in (parts, sums, joins)), HEAD_DIM=24, PADDED_DIM=32, PARTS_AT_ONCE=16)
     weights = torch.exp2(tops[3:].double() - tops[3:].double().amax(0))[..., None]
     expected = (weights * parts[3:]).sum(0) / (weights[..., 0] * totals[3:]).sum(0)[:, None]
     torch.testing.assert_close(out[4].cpu().double(), expected, atol=1e-5, rtol=1e-5)
