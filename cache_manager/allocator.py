@@ -28,7 +28,7 @@ class PageAllocator:
         counts: [size] int32. Holders of each page: page tables and steps in flight.
         free: Number of pages on the free list.
         shared: Number of pages with at least two holders.
-        suspects: Pages that were set aside, each with the reason.
+        pages_set_aside: Pages that were set aside, each with the reason.
     """
 
     def __init__(self, size: int) -> None:
@@ -40,7 +40,7 @@ class PageAllocator:
         self._listed = np.ones(size, np.bool_)  # whether each page is on the stack
         self.free = size
         self.shared = 0
-        self.suspects: dict[int, str] = {}
+        self.pages_set_aside: dict[int, str] = {}
 
     @property
     def size(self) -> int:
@@ -103,8 +103,8 @@ class PageAllocator:
             wrong = (self.counts[pages] > 0) | self._listed[pages]
             self.set_aside(pages[wrong], "freed while held or free")
             pages = pages[~wrong]
-        if self.suspects:
-            pages = pages[[page not in self.suspects for page in pages.tolist()]]
+        if self.pages_set_aside:
+            pages = pages[[page not in self.pages_set_aside for page in pages.tolist()]]
         # Reversed: the next `take` returns them as the same ascending run.
         self._stack[self.free : self.free + len(pages)] = pages[::-1]
         self._listed[pages] = True
@@ -113,7 +113,7 @@ class PageAllocator:
     def set_aside(self, pages: Pages, why: str) -> None:
         """Takes these pages out of circulation for good. Their holders keep them; a first reason stands."""
         for page in pages.tolist():
-            self.suspects.setdefault(page, why)
+            self.pages_set_aside.setdefault(page, why)
         listed = self._stack[: self.free]
         kept = listed[~np.isin(listed, pages)]
         self.free = len(kept)

@@ -46,7 +46,7 @@ class PrefixCache:
         index: Block hashes of the pages.
         policy: Chooses what is evicted.
         counts: [pages] int32. The allocator's array of holder counts.
-        anchor: A group without a window. Every node has a page in it, and whoever holds a page of a node holds this
+        anchor: A group without a window. Every node has a page in it, and a holder of a page of a node holds this
             one. None where all groups have windows.
         on_evicted: Called with each run of nodes that was evicted for capacity, the last node of the sequence first.
 

@@ -10,7 +10,7 @@ from tests.cache_manager.faults import FAULTS, Fault, fault
 
 
 def short_names(real):
-    """So short that they collide: no fault, since hits are confirmed."""
+    """Makes hashes so short that they collide: no fault, since hits are confirmed."""
 
     def link(self, parent, contents):
         names = []

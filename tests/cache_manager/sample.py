@@ -32,7 +32,7 @@ def start(manager: CacheManager, row: int, tokens: Sequence[int], owner: int = -
 
 
 def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -> None:
-    """As a scheduler with one step in flight does, so many tokens a step; what is filled is published."""
+    """Computes some tokens a step, as a scheduler with one step in flight does; full pages are published."""
     while start < end:
         stop = min(end, start + chunk)
         assert manager.grow(row, start, stop)
@@ -42,7 +42,7 @@ def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -
 
 
 def leave(manager: CacheManager, tokens: Sequence[int], row: int = 0) -> list[int]:
-    """Somebody has computed these tokens and left; returns the pages that they were in."""
+    """Lets a sequence compute these tokens and leave; returns the pages that they were in."""
     start(manager, row, tokens)
     manager.published.publish(row, len(tokens), None)
     pages = manager.tables.pages_of(0, row).tolist()

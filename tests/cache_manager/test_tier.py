@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,14 +190,27 @@ def test_copies_that_a_distrusted_row_went_on_from_are_dropped() -> None:
     assert small.kept() == [[5, 5], [4, 4]]
 
 
+def two_evicted_nodes() -> Any:
+    """In place of a prefix index: node 0 has no pages, node 1 after it has page 5."""
+    names = [bytes([number]) * HASH_BYTES for number in (1, 2)]
+    return SimpleNamespace(
+        hashes=lambda nodes: [names[node] for node in nodes],
+        content=lambda node: b"",
+        parent=[NONE, 0],
+        pages=np.array([[NONE, 5]], np.int32),
+    )
+
+
 def test_a_copy_without_pages_goes_with_the_last_one_after_it() -> None:
-    """It was kept as the way to that one."""
-    tier = HostTier(2)
-    first, second = bytes([1]) * HASH_BYTES, bytes([2]) * HASH_BYTES
-    tier.copies = {first: Copy(FIRST, b"", (NONE,)), second: Copy(first, b"", (0,))}
-    tier._after, tier._free = {FIRST: {first}, first: {second}}, [1]
+    """It was kept as the way to that one. By itself a node without pages gets no copy, so the way is forgotten too."""
+    tier, index = HostTier(2), two_evicted_nodes()
+    first, second = index.hashes([0, 1])
+    assert tier.keep(index, [1, 0]) == [(5, 0)]
+    assert tier.copies == {first: Copy(FIRST, b"", (NONE,)), second: Copy(first, b"", (0,))}
     tier.forget([second])
-    assert (tier.copies, tier._after, tier.used) == ({}, {}, 0)
+    assert (tier.copies, tier.used) == ({}, 0)
+    assert tier.keep(index, [0]) == []
+    assert tier.copies == {}
 
 
 class Collisions(BlockHasher):

@@ -86,7 +86,7 @@ def their_ids(shelf: Shelf, case: str, template: str, messages: Messages) -> lis
 def test_text_is_transformers(name: str, talk: str, shelf: Shelf, root: Path) -> None:
     directory, messages = with_template(shelf, root, "smolvlm", name, TEMPLATES[name]), CONVERSATIONS[talk]
     with loaded(directory) as preparer:
-        text = preparer._rendered(Chat(messages_of(messages)), LIMITS)
+        text = preparer.render(Chat(messages_of(messages)), LIMITS)
     assert text == theirs(shelf, "smolvlm", TEMPLATES[name], messages)
     assert text.count("<image>") == sum(m["content"].count(IMAGE) for m in messages)
 
