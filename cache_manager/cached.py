@@ -10,6 +10,7 @@ Order of eviction:
     3. Pages that the policy cannot reach, since pages that come after them are held.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from cache_manager.allocator import LedgerError, Pages
 from cache_manager.eviction import EvictionPolicy
-from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.prefix import NONE, PrefixIndex, consecutive
 from cache_manager.runs import Nodes
 
 LIFETIMES = (.1, .5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600)  # fmt: skip
@@ -65,7 +66,7 @@ class PrefixCache:
         policy: EvictionPolicy,
         counts: NDArray[np.int32],
         anchor: int | None = 0,
-        on_evicted: Callable[[list[int]], None] | None = None,
+        on_evicted: Callable[[Nodes], None] | None = None,
     ) -> None:
         self._on_evicted = on_evicted
         self.index, self.policy, self._counts, self.anchor = index, policy, counts, anchor
@@ -75,7 +76,7 @@ class PrefixCache:
         self.lifetimes = np.zeros(len(LIFETIMES) + 1, np.int64)
         self.lifetime_seconds = 0.0
 
-    def held(self, nodes: Sequence[int] | NDArray[np.integer]) -> NDArray[np.bool_]:
+    def held(self, nodes: Sequence[int] | NDArray[np.integer] | slice) -> NDArray[np.bool_]:
         """Returns [n] whether a page of each node is held."""
         if self.anchor is not None:
             return self._counts[self.index.pages[self.anchor][nodes]] > 0
@@ -187,7 +188,7 @@ class PrefixCache:
             lived: [n] float64 seconds, n at least 1.
         """
         self.lifetime_seconds += float(lived.sum())
-        shortest, longest = np.searchsorted(BOUNDS, (lived.min(), lived.max())).tolist()
+        shortest, longest = (bisect_left(LIFETIMES, float(end)) for end in (lived.min(), lived.max()))
         # Pages of a run were published together, so mostly all fall into one class.
         if shortest == longest:
             self.lifetimes[shortest] += len(lived)
@@ -205,7 +206,7 @@ class PrefixCache:
         """
         self.policy.evicted(nodes, self.index.remove(nodes))
         if self._on_evicted is not None:
-            self._on_evicted(nodes.tolist())
+            self._on_evicted(nodes)
         return int(self.index.parent[nodes[-1]])
 
     def _evict_slid(self, pages: Pages) -> None:
@@ -257,10 +258,11 @@ class PrefixCache:
         """
         if len(chosen) == 1:  # only leaves without holders are offered
             return chosen
-        kept = (self.index.children[chosen] != 1) | self.held(chosen)
-        kept[0] = False
-        kept[1:] |= self.index.apart(chosen)
-        return chosen[: int(kept.argmax())] if np.count_nonzero(kept) else chosen
+        nodes = consecutive(chosen[::-1])
+        stays = (self.index.children[nodes] != 1) | self.held(nodes)
+        stays[-1] = False
+        stays[:-1] |= self.index.parent[nodes][1:] != chosen[:0:-1]
+        return chosen[: int(stays[::-1].argmax())] if np.count_nonzero(stays) else chosen
 
     def _offer_if_leaf(self, node: int) -> None:
         if node != NONE and not self.index.children[node] and not self._is_held(node):
