@@ -152,7 +152,7 @@ class Admission:
         if sequence.request.controls.prompt_logprobs:
             return NO_MATCH
         # The last token's logits are needed.
-        return self._cache.match(sequence.chain, sequence.length - 1, sequence.transferred)
+        return self._cache.lookup.match(sequence.chain, sequence.length - 1, sequence.transferred)
 
     def _start(self, now: float, step: int, sequence: Sequence, match: Match) -> int:
         row = self._running.start(sequence, match)
