@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cache_manager.allocator import LedgerError, Pages
 from cache_manager.eviction import EvictionPolicy
-from cache_manager.prefix import NONE, PrefixIndex, consecutive
+from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.runs import Nodes
 
 LIFETIMES = (.1, .5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600)  # fmt: skip
@@ -76,7 +76,7 @@ class PrefixCache:
         self.lifetimes = np.zeros(len(LIFETIMES) + 1, np.int64)
         self.lifetime_seconds = 0.0
 
-    def held(self, nodes: Sequence[int] | NDArray[np.integer] | slice) -> NDArray[np.bool_]:
+    def held(self, nodes: Sequence[int] | NDArray[np.integer]) -> NDArray[np.bool_]:
         """Returns [n] whether a page of each node is held."""
         if self.anchor is not None:
             return self._counts[self.index.pages[self.anchor][nodes]] > 0
@@ -258,11 +258,10 @@ class PrefixCache:
         """
         if len(chosen) == 1:  # only leaves without holders are offered
             return chosen
-        nodes = consecutive(chosen[::-1])
-        stays = (self.index.children[nodes] != 1) | self.held(nodes)
-        stays[-1] = False
-        stays[:-1] |= self.index.parent[nodes][1:] != chosen[:0:-1]
-        return chosen[: int(stays[::-1].argmax())] if np.count_nonzero(stays) else chosen
+        kept = (self.index.children[chosen] != 1) | self.held(chosen)
+        kept[0] = False
+        kept[1:] |= self.index.parent[chosen[:-1]] != chosen[1:]
+        return chosen[: int(kept.argmax())] if np.count_nonzero(kept) else chosen
 
     def _offer_if_leaf(self, node: int) -> None:
         if node != NONE and not self.index.children[node] and not self._is_held(node):

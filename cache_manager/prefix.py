@@ -10,6 +10,7 @@ node before it as its parent. So even where hashes collide, no sequence gets a p
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from cache_manager.allocator import Pages
 from cache_manager.block_hash import BlockHash, HashChain
 from cache_manager.kv_events import KVEventLog
+
+Value = TypeVar("Value")
 
 NONE = -1  # no node, no page: the parent of a first page
 
@@ -196,25 +199,26 @@ class PrefixIndex:
             Their nodes, at most n, each the parent of the next.
         """
         index = self._new_nodes(pages.shape[1])
-        places = consecutive(index)
-        nodes = self._numbers[places] if isinstance(places, slice) else index.tolist()
+        pieces = _pieces(index)
+        nodes = _joined(self._numbers, pieces)
         hashes = chain.hashes[start : start + len(nodes)]
         if (taken := self._enter_hashes(hashes, nodes)) < len(nodes):
             self._return_nodes(index[taken:])
             index, nodes, hashes, pages = index[:taken], nodes[:taken], hashes[:taken], pages[:, :taken]
             if not nodes:
                 return nodes
-            places = consecutive(index)
+            pieces = _pieces(index)
         if self.log is not None:
             self.log.stored(hashes)
         if parent != NONE:
             self.children[parent] += 1
         contents = chain.contents[start : start + len(nodes)]
-        if isinstance(places, slice):
-            self._hashes[places], self._contents[places] = hashes, contents
-        else:
-            for node, block_hash, content in zip(nodes, hashes, contents, strict=True):
-                self._hashes[node], self._contents[node] = block_hash, content
+        start = 0
+        for piece in pieces:
+            end = start + piece.stop - piece.start
+            self._hashes[piece], self._contents[piece] = hashes[start:end], contents[start:end]
+            start = end
+        places = pieces[0] if len(pieces) == 1 else index
         self.parent[index[1:]] = index[:-1]
         self.parent[nodes[0]] = parent
         self.children[places] = 1  # each has the next one as its child, but for the last
@@ -316,8 +320,9 @@ class PrefixIndex:
             their numbers.
         """
         index = np.asarray(nodes)[::-1]
-        places = consecutive(index)
-        hashes = self._hashes[places] if isinstance(places, slice) else self.hashes(index.tolist())
+        pieces = _pieces(index)
+        places = pieces[0] if len(pieces) == 1 else index
+        hashes = _joined(self._hashes, pieces)
         hashes.reverse()
         node_of_hash = self._node_of_hash
         for block_hash in hashes:
@@ -359,14 +364,31 @@ class PrefixIndex:
         return list(self._node_of_hash.values())
 
 
-def consecutive(nodes: NDArray[np.intp]) -> slice | NDArray[np.intp]:
-    """Returns nodes as an index into arrays by node: a slice where they are consecutive numbers.
+def _pieces(nodes: NDArray[np.intp]) -> list[slice]:
+    """Cuts nodes into pieces of consecutive numbers, as slices of arrays and lists by node.
+
+    Mostly a run has a few pieces, since numbers are taken as they came back: 100 nodes a piece with prompts of 1 to 500
+    pages. Slices of lists take 2 us for 512 nodes instead of 40.
 
     Args:
         nodes: [n] distinct nodes, n at least 1.
     """
-    first, end = nodes.item(0), nodes.item(0) + len(nodes)
-    # Ascending numbers that span their own count are consecutive: slices take 2 us for 512 nodes instead of 40.
-    if nodes.item(-1) != end - 1 or np.count_nonzero(nodes[1:] < nodes[:-1]):
-        return nodes
-    return slice(first, end)
+    first = nodes.item(0)
+    # Ascending numbers that span their own count are one piece, which is quicker to find out than where pieces end.
+    if nodes.item(-1) - first == len(nodes) - 1 and not np.count_nonzero(nodes[1:] < nodes[:-1]):
+        return [slice(first, first + len(nodes))]
+    (last,) = (nodes[1:] - nodes[:-1] != 1).nonzero()  # of each piece but the last one
+    pieces, start = list[slice](), 0
+    for end in [*(last + 1).tolist(), len(nodes)]:
+        first = nodes.item(start)
+        pieces.append(slice(first, first + end - start))
+        start = end
+    return pieces
+
+
+def _joined(values: list[Value], pieces: list[slice]) -> list[Value]:
+    """Returns a new list of the values in all pieces."""
+    joined = values[pieces[0]]
+    for piece in pieces[1:]:
+        joined += values[piece]
+    return joined
