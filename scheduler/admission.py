@@ -52,6 +52,8 @@ class Admission:
 
     def take_starts(self, now: float) -> tuple[Start, ...]:
         """Returns attempts that got their first row since the last call, with their ages at `now`."""
+        if not self._started:
+            return ()
         started, self._started = self._started, []
         return tuple(Start(attempt, now - moment, cached) for attempt, moment, cached in started)
 
