@@ -72,7 +72,7 @@ class PrefixCache:
         self.index, self.policy, self._counts, self.anchor = index, policy, counts, anchor
         self.slid: dict[int, None] = {}
         self.cached = 0
-        self.evicted: Counter[Cause] = Counter()
+        self.evicted = Counter(dict.fromkeys(Cause, 0))
         self.lifetimes = np.zeros(len(LIFETIMES) + 1, np.int64)
         self.lifetime_seconds = 0.0
 
