@@ -25,6 +25,7 @@ class PageAllocator:
     list, and of `counts` but for `PagePool.quarantine`, which corrects them.
 
     Attributes:
+        size: Number of pages.
         counts: [size] int32. Holders of each page: page tables and steps in flight.
         free: Number of pages on the free list.
         shared: Number of pages with at least two holders.
@@ -34,6 +35,7 @@ class PageAllocator:
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"a pool needs at least 1 page, got {size}")
+        self.size = size
         self.counts = np.zeros(size, np.int32)
         # A stack with the lowest ids on top: long prompts get ascending runs, which are read as one stream.
         self._stack = np.arange(size - 1, -1, -1, dtype=np.int32)
@@ -41,10 +43,6 @@ class PageAllocator:
         self.free = size
         self.shared = 0
         self.pages_set_aside: dict[int, str] = {}
-
-    @property
-    def size(self) -> int:
-        return len(self.counts)
 
     def take(self, n: int) -> Pages | None:
         """Takes n pages off the free list; each gets count 1.
@@ -102,12 +100,13 @@ class PageAllocator:
         if np.count_nonzero(self.counts[places]) or np.count_nonzero(self._listed[places]):
             wrong = (self.counts[pages] > 0) | self._listed[pages]
             self.set_aside(pages[wrong], "freed while held or free")
-            pages = pages[~wrong]
+            pages, places = pages[~wrong], places[~wrong]
         if self.pages_set_aside:
-            pages = pages[[page not in self.pages_set_aside for page in pages.tolist()]]
+            kept = [page not in self.pages_set_aside for page in pages.tolist()]
+            pages, places = pages[kept], places[kept]
         # Reversed: the next `take` returns them as the same ascending run.
         self._stack[self.free : self.free + len(pages)] = pages[::-1]
-        self._listed[pages] = True
+        self._listed[places] = True
         self.free += len(pages)
 
     def set_aside(self, pages: Pages, why: str) -> None:

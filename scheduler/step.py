@@ -59,7 +59,7 @@ def transfer_bytes(joins: Iterable[Join]) -> int:
     return sum(join.transfer.content.nbytes for join in joins if join.transfer is not None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, see `scheduler.events.EngineStats`
 class StepPlan:
     """Changes and work of one engine step, as flat arrays.
 

@@ -194,7 +194,7 @@ class CacheDriver(Sequences):
         """Checks that all that a row has just published is found."""
         if story.chain is None or story.silent or story.unsure or self.collisions or tokens < story.scope.bidirectional:
             return
-        found = self.manager.match(story.chain, tokens).tokens
+        found = self.manager.lookup.match(story.chain, tokens).tokens
         assert found == tokens, f"of {tokens} tokens that were computed and published, {found} are found"
 
     # Trouble

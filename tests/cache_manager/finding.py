@@ -26,7 +26,7 @@ class Finding(Sliding):
         if chain is None:
             return NO_MATCH
         self._name(story, story.known)
-        match = self.manager.match(chain, most)
+        match = self.manager.lookup.match(chain, most)
         assert match.tokens == len(match.nodes) * self.size
         assert match.tokens <= most, f"{match.tokens} tokens were matched, at most {most} were asked for"
         in_part = match.tokens < story.scope.bidirectional and self.windows.any

@@ -20,13 +20,13 @@ def chain(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -
 
 def match(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -> Match:
     """Returns the match of all tokens, the last one too."""
-    return manager.match(chain(manager, tokens, scope), len(tokens))
+    return manager.lookup.match(chain(manager, tokens, scope), len(tokens))
 
 
 def start(manager: CacheManager, row: int, tokens: Sequence[int], owner: int = -1) -> None:
     """Opens the row with what is cached of the tokens, and pages for all of them."""
     names = chain(manager, tokens)
-    found = manager.match(names, len(tokens) - 1)
+    found = manager.lookup.match(names, len(tokens) - 1)
     manager.open(row, owner, names, found)
     assert manager.grow(row, found.tokens, len(tokens))
 

@@ -25,7 +25,7 @@ def made(windows: Windows = FULL_AND_THREE, pages: int = 32, rows: int = 3) -> C
 def opened(manager: CacheManager, row: int, tokens: Sequence[int]) -> int:
     """A row that goes on from what is cached of the tokens; how many of them."""
     names = chain(manager, tokens)
-    found = manager.match(names, len(tokens) - 1)
+    found = manager.lookup.match(names, len(tokens) - 1)
     manager.open(row, row, names, found)
     return found.tokens
 
@@ -252,7 +252,7 @@ def test_who_has_the_pages_that_are_needed_lacks_none_until_the_prompt_is_comput
     if not shared:
         manager.release(0, None)
     names = chain(manager, prompt)
-    found = manager.match(names, tokens - 1)
+    found = manager.lookup.match(names, tokens - 1)
     free, needed = manager.pool.free, manager.needed(found, tokens)
     manager.open(1, 1, names, found)
     assert manager.grow(1, found.tokens, tokens)

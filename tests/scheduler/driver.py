@@ -282,7 +282,7 @@ class SchedulerDriver:
             return False
         chain = hasher.chain(sequence.request.scope)
         chain.extend(sequence.tokens())
-        match = self.scheduler.cache.match(chain, sequence.length - 1, sequence.transferred)
+        match = self.scheduler.cache.lookup.match(chain, sequence.length - 1, sequence.transferred)
         return match.awaited is not None
 
     def _running(self) -> dict[int, PlanChecker]:
