@@ -7,6 +7,8 @@ Columns, in MiB: `file`, bytes on disk; `held`, weights that the layers keep; `k
 has after loading and had not before; `own peak`, the most that this was meanwhile, looked at every few milliseconds;
 `peak`, high-water mark of the resident set, with pages of the mapped file, which belong to the page cache.
 
+Needs the packages of `make setup-dev`.
+
 python -m bench.load_weights
 """
 

@@ -8,6 +8,8 @@ experts are stored in it.
 `kl_from_plain` compares with the plain weights that the checkpoint's writer says it stands for, in float32. In float32,
 by the reference back end, it is 0 but for rounding, or the loss by activations in 8 bits.
 
+Needs the packages of `make setup-dev`.
+
 python -m bench.weight_precision
 """
 

@@ -164,7 +164,8 @@ def _scale(part: Array, recipe: Recipe) -> tuple[float, int]:
         return float(np.float16(np.abs(part).max() / 448 * 1.01)), 0
     low, high = -(2 ** (recipe.bits - 1)), 2 ** (recipe.bits - 1) - 1
     if recipe.symmetric:
-        return float(np.float16(np.abs(part).max() / high)), 0
+        # As the library has it: an extreme above 0 is half a step too large, and held to `high`.
+        return float(np.float16(np.abs(part).max() / ((high - low) / 2))), 0
     least, most = min(part.min(), 0), max(part.max(), 0)  # 0 stays one
     scale = float(np.float16((most - least) / (high - low)))
     return scale, int(np.rint(low - least / scale).clip(low, high))
