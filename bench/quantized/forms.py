@@ -163,7 +163,8 @@ def compressed(recipe: Recipe, down: int | None = None) -> Form:
     def linear(name: str, weight: Tensor, largest: InputScales) -> tuple[Mapping[str, Tensor], Tensor]:
         scale = largest[name] / 448 if name in largest else None
         made = stored(weight, recipe_of(name, recipes), input_scale=scale)
-        return made.tensors, made.meant
+        # The scales have the bits of float16, and most writers store 16 bits.
+        return {**made.tensors, "weight_scale": made.tensors["weight_scale"].half()}, made.meant
 
     return DirectoryForm(recipe.name, config_of(recipes, ["lm_head"]), linear)
 
@@ -180,7 +181,7 @@ def float8_blocks(name: str, size: int) -> Form:
 
     def linear(_: str, weight: Tensor, __: InputScales) -> tuple[Mapping[str, Tensor], Tensor]:
         made = stored(weight, recipe)
-        return {"weight": made.tensors["weight"], "weight_scale_inv": made.tensors["weight_scale"]}, made.meant
+        return {"weight": made.tensors["weight"], "weight_scale_inv": made.tensors["weight_scale"].half()}, made.meant
 
     return DirectoryForm(name, options, linear)
 

@@ -1,6 +1,6 @@
 """Writes checkpoints of compressed-tensors, apart from the product's code, and the plain ones that they stand for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
