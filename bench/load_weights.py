@@ -147,7 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b", choices=sorted(MODELS))
     parser.add_argument("--rounds", type=int, default=3, help="loads of each form; 0 writes the files alone")
-    parser.add_argument("--only", default="", help="measure the forms whose names contain this")
+    parser.add_argument("--only", default="", help="measure the forms whose names this regular expression finds")
     parser.add_argument("--directory", type=Path, help="keeps the files here for another run")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -155,7 +155,7 @@ def main() -> None:
         root = args.directory or Path(scratch)
         for form, quantization in FORMS:
             name = f"{form.name} --quantization {quantization}" if quantization else form.name
-            if args.only not in name:
+            if not re.search(args.only, name):
                 continue
             location = kept_file(form, args.model, root)
             if args.rounds:

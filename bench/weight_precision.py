@@ -14,6 +14,7 @@ python -m bench.weight_precision
 """
 
 import json
+import re
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -90,12 +91,12 @@ def calibrate(directory: Path, windows: list[list[int]]) -> InputScales:
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--only", default="", help="measure the forms whose names contain this")
+    parser.add_argument("--only", default="", help="measure the forms whose names this regular expression finds")
     args = parser.parse_args()
     directory = model_directory(args.model)
     measurement = Measurement(directory, read_windows(directory, args))
     for quantization in ONLINE:
-        if args.only in (name := quantization or "plain"):
+        if re.search(args.only, name := quantization or "plain"):
             for row in measurement.rows(name, directory, quantization):
                 report(row, args.json)
     config = json.loads((directory / "config.json").read_text())
@@ -103,7 +104,7 @@ def main() -> None:
     largest = calibrate(directory, read_windows(directory, args, held_out=False))
     exact = PlainForm("float32", torch.float32)
     for form in FORMS:
-        if args.only not in form.name:
+        if not re.search(args.only, form.name):
             continue
         encoded = form.encode(config, tensors, largest)
         with tempfile.TemporaryDirectory() as stored, tempfile.TemporaryDirectory() as meant:
