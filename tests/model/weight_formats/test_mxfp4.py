@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench.quantized.numbers import as_tensor
 from model.architectures.registry import build_model
 from model.config import read_config
 from model.errors import CheckpointError
@@ -34,7 +35,6 @@ from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
 from tests.model.families.styles import edit_config, edit_tensors, fused_experts
 from tests.model.test_weights import load_it
-from tests.model.weight_formats.statements import as_tensor
 from tests.model.weight_formats.test_groups import bits
 
 CPU = torch.device("cpu")
