@@ -15,6 +15,8 @@ def quantize(source: str, kind: str, out: str) -> None:
     """Writes the file. Raises RuntimeError where llama.cpp refuses."""
     import llama_cpp as lib
 
+    silent = lib.llama_log_callback(lambda *_: None)  # it would print a line a tensor
+    lib.llama_log_set(silent, ctypes.c_void_p(0))
     options = lib.llama_model_quantize_default_params()
     options.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
     options.nthread = os.cpu_count() or 1
