@@ -16,7 +16,11 @@ from model.weights import MOST_TENSORS
 
 
 class Shapes:
-    """A checkpoint whose tensors have the shapes that a model asks for, and no numbers."""
+    """A checkpoint whose tensors have the shapes that a model asks for, and no numbers.
+
+    Tensors that may be of any floating point are of 16 bits, as the scales of most quantized checkpoints are:
+    config.json does not say it.
+    """
 
     def __init__(self) -> None:
         self._taken = 0
@@ -28,7 +32,7 @@ class Shapes:
         self._taken += 1
         if self._taken > MOST_TENSORS:
             raise CheckpointError(f"config.json describes a model of more than {MOST_TENSORS} tensors")
-        return torch.empty(shape, dtype=dtype or stored, device="meta")
+        return torch.empty(shape, dtype=dtype or stored or torch.float16, device="meta")
 
     def __contains__(self, name: str) -> bool:
         return False

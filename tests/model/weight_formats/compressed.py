@@ -180,3 +180,9 @@ def compress(
     edit_config(directory, lambda values: values | {"quantization_config": config_of(recipes, ignore)})
     edit_tensors(plain, lambda tensors: tensors | {name: one.meant for name, one in made.items()})
     return made
+
+
+def half_scales(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors with scales in 16 bits, as most writers store them."""
+    scales = ("scale", "scales", "scale_inv")
+    return {name: one.half() if name.endswith(scales) else one for name, one in tensors.items()}

@@ -13,7 +13,8 @@ from torch import Tensor
 from model.fields import Fields
 from model.weight_formats import compressed_tensors_scheme as scheme_file
 from model.weight_formats.compressed_tensors import CompressedTensors
-from model.weight_formats.groups import GroupFormat, bring_back, unpack_values
+from model.weight_formats.groups import GroupFormat, bring_back
+from model.weight_formats.levels import unpack_bits
 from model.weight_formats.scales import ScaleLayout
 from model.weight_formats.stored import StoredWeight
 from tests.model.weight_formats.compressed import Recipe, config_of, stored
@@ -57,7 +58,7 @@ def test_any_part_stands_for_that_part_of_the_weights(
 
 def _swapped(words: Tensor, bits: int) -> Tensor:
     octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    return unpack_values(octets >> 4 | octets << 4, bits, words.shape[1] * 8)
+    return unpack_bits(octets >> 4 | octets << 4, bits, words.shape[1] * 8)
 
 
 def _neighbours(layout: ScaleLayout, scales: Tensor, outputs: int) -> Tensor:

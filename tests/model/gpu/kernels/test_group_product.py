@@ -11,7 +11,8 @@ from torch import Tensor
 
 from model.gpu import group_linear
 from model.gpu.group_linear import MOST_ROWS, GroupNumbers, GroupProduct, PackedGroups, pack_steps, unpack_steps
-from model.weight_formats.groups import E2M1, E4M3, INT4, INT8, GroupWeights, Levels, bring_back
+from model.weight_formats.groups import GroupWeights, bring_back
+from model.weight_formats.levels import E2M1, E4M3, INT4, INT8, Levels
 from model.weight_formats.plain import PlainFormat
 from model.weight_formats.scratch import Scratch
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
