@@ -67,7 +67,7 @@ test-clients: setup-dev ## Run real clients against a server and a gateway; from
 lint: setup-dev ## ruff, mypy, import contracts, buf, and that reference pages are those of the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against ../docs/api.binpb
 	@rm -rf build/reference && $(BIN)/python -m docs.pages_of_code build/reference && for page in build/reference/*.md; do \

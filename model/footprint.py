@@ -9,7 +9,7 @@ from model.architectures.registry import build_model
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.errors import CheckpointError
-from model.parallel.collective import ALONE, Ranks
+from model.parallel.collective import ONE_RANK, Ranks
 from model.tensors import ProductMaker, Tensors
 from model.weight_formats.registry import open_weight_format
 from model.weights import MOST_TENSORS
@@ -49,7 +49,7 @@ def shape_of(
     dtype: torch.dtype,
     quantization: str | None = None,
     maker: ProductMaker | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = ONE_RANK,
 ) -> Decoder:
     """Builds a model without its numbers.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.layers import LayerNorm, Linear, Product, RMSNorm, onednn_multiplies
-from model.parallel.collective import ALONE, Ranks
+from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.shard import Shard
 from model.source import TensorSource, Transposed
 from model.weight_formats.format import JointFormat, MadeProduct, WeightFormat
@@ -79,7 +79,7 @@ class Tensors:
         device: torch.device,
         weights: WeightFormat = PLAIN,
         maker: ProductMaker | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, ""
         self.ranks = ranks
@@ -110,7 +110,7 @@ class Tensors:
         """Returns the same with plain products that no rank divides."""
         other = self.unquantized()
         other._maker = None
-        other.ranks = ALONE
+        other.ranks = ONE_RANK
         return other
 
     def unquantized(self) -> "Tensors":

@@ -80,7 +80,8 @@ def pack_pairs(numbers: Tensor) -> Tensor:
         numbers: [out, groups] float16, bfloat16 or float32.
 
     Returns:
-        [groups / 2, out] int32, the number of the first group of each pair in the lower bits. Of float32 [groups, out].
+        [groups / 2, out] int32, the number of the first group of each pair in the lower bits; [groups, out] if the
+            numbers are float32.
     """
     if numbers.dtype == torch.float32:
         return numbers.T

@@ -140,13 +140,13 @@ def read_line() -> str:
     """Returns a line of standard input, which stays open.
 
     Raises:
-        ValueError: The input ended first.
+        EOFError: The input ended first.
     """
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)  # no buffer: the end of the input is watched for on the file descriptor
         if not byte:
-            raise ValueError("the engine's process got no configuration: its parent ended")
+            raise EOFError("standard input ended within a line")
         line += byte
     return line.decode().removesuffix("\n")
 
@@ -196,7 +196,10 @@ def main() -> None:
     ignore_signals()
     report = take_standard_output()
     set_up_logging()
-    config, token = EngineConfig.from_json(read_line()), read_line()
+    try:
+        config, token = EngineConfig.from_json(read_line()), read_line()
+    except EOFError:
+        os._exit(1)  # the server stopped while it started this engine, and reads no reason
     set_up_logging(config.log_format, "engine")
     why = run_and_report(lambda: asyncio.run(_main(config, token, sys.argv[1])))
     os.write(report, why.encode())

@@ -20,12 +20,14 @@ from tests.support.server import RunningServer, running_server, stream_request
 PHASES = ("queue", "prefill", "decode")
 PROMPT = list(range(300, 900))
 """With steps of 64 tokens its prefill takes ten of them."""
+ALONE, CROWD = 3, 12
+CROWDS = 20  # most crowds that are sent until the drain moves a request
 
 
 class Run:
-    """Reports of one server on its requests: log lines, spans and histograms."""
+    """Reports of one server on its requests: log lines, spans and histograms. sent: count of the requests."""
 
-    def __init__(self, log: Path, collector: Collector, metrics: dict[str, float]) -> None:
+    def __init__(self, log: Path, collector: Collector, metrics: dict[str, float], sent: int) -> None:
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         self.lines = {line["request_id"]: line for line in lines if line["logger"] == "quire.requests"}
         wholes = [span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER]
@@ -35,38 +37,51 @@ class Run:
             if span.parent_span_id in ids:
                 seconds = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
                 self.spans[ids[span.parent_span_id]][span.name] = seconds
-        self.metrics = metrics
+        self.metrics, self.sent = metrics, sent
 
     def observed(self, phase: str) -> tuple[float, float]:
         name = f"quire_request_{phase}_time_seconds"
         return self.metrics[f"{name}_count"], self.metrics[f"{name}_sum"]
 
 
-def load(server: RunningServer, channel: grpc.Channel, admin: grpc.Channel) -> None:
-    """Requests one after the other, and then many at once, of which engines preempt some and a drain moves others."""
+def load(server: RunningServer, channel: grpc.Channel, admin: grpc.Channel) -> int:
+    """Requests one after the other, and then many at once, of which engines preempt some and a drain moves others.
+
+    Returns:
+        Count of the requests.
+    """
     stub = server.stub(channel)
-    for i in range(3):
+    for i in range(ALONE):
         request = stream_request(PROMPT[i:], 100)
         request.request_id = f"alone-{i}"
         list(stub.StreamGenerate(request, timeout=60))
 
-    def stream(i: int) -> None:
+    def stream(i: int, name: str) -> None:
         request = stream_request(PROMPT[20 * i : 20 * i + 100], 240)
-        request.request_id = f"crowd-{i}"
+        request.request_id = f"crowd-{name}"
         taken = [token for message in stub.StreamGenerate(request, timeout=120) for token in tokens_of(message)]
         if i % 4 == 0:  # a client goes on from what it had
-            request.request_id = f"resumed-{i}"
+            request.request_id = f"resumed-{name}"
             request.spec.output_prefix.ids.extend(taken[:50])
             list(stub.StreamGenerate(request, timeout=120))
 
-    with ThreadPoolExecutor(12) as pool:
-        running = [pool.submit(stream, i) for i in range(12)]
-        wait_until(lambda: server.metrics()["quire_num_requests_running"] > 4, "several of them run")
-        replicas = admin_grpc.AdminServiceStub(admin)
-        replicas.DrainReplica(admin_pb.DrainReplicaRequest(replica=0))
-        replicas.ResumeReplica(admin_pb.ResumeReplicaRequest(replica=0))
-        for one in running:
-            one.result()
+    replicas = admin_grpc.AdminServiceStub(admin)
+    with ThreadPoolExecutor(CROWD) as pool:
+        for crowd in range(1, CROWDS + 1):
+            running = [pool.submit(stream, i, f"{crowd}-{i}") for i in range(CROWD)]
+            wait_until(
+                lambda streams=running: (
+                    server.metrics()["quire_num_requests_running"] > 4 or all(one.done() for one in streams)
+                ),
+                "several of them run",
+            )
+            moved = replicas.DrainReplica(admin_pb.DrainReplicaRequest(replica=0)).moved_count
+            replicas.ResumeReplica(admin_pb.ResumeReplicaRequest(replica=0))
+            for one in running:
+                one.result()
+            if moved:  # on a slow machine a crowd can be over when the drain comes
+                break
+    return ALONE + crowd * (CROWD + CROWD // 4)
 
 
 def tokens_of(message: pb.StreamGenerateResponse) -> list[int]:
@@ -85,14 +100,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             grpc.insecure_channel(server.address) as channel,
             grpc.insecure_channel(server.admin) as admin,
         ):
-            load(server, channel, admin)
+            sent = load(server, channel, admin)
             server.wait_for_metric("quire_num_requests_live", 0)
             metrics = server.metrics()
-        yield Run(log, collector, metrics)
+        yield Run(log, collector, metrics, sent)
 
 
 def test_the_load_was_one(run: Run) -> None:
-    assert len(run.lines) == 3 + 12 + 3
+    assert len(run.lines) == run.sent
     assert run.metrics['quire_requests_moved_total{cause="drain"}'] > 0
     preempted = [value for name, value in run.metrics.items() if name.startswith("quire_num_preemptions_total")]
     assert sum(preempted) > 0

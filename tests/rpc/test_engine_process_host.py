@@ -82,6 +82,13 @@ def test_a_private_directory_is_its_owners_and_its_path_is_short(monkeypatch: py
         directory.rmdir()
 
 
+@pytest.mark.parametrize("began", ["", '{"model'])
+def test_an_engine_whose_server_stops_before_it_is_configured_ends_without_a_word(began: str) -> None:
+    command = [sys.executable, "-P", "-m", "rpc.engines.engine_process", "unix-abstract:quire-never"]
+    done = subprocess.run(command, input=began, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 

@@ -61,7 +61,7 @@ def no_rows_are_kept_for_siblings(real):
     return add
 
 
-@fault(Admission, "_spare")
+@fault(Admission, "_spare", last_turn=0, depths=(2,))
 def no_pages_are_kept_for_siblings(real):
     def spare(self):
         siblings, self._rows.siblings = self._rows.siblings, self._rows.siblings * 0
@@ -105,7 +105,7 @@ def one_that_is_finished_goes_on(real):
     return lambda self, event: real(self, event) if event.index is None else None
 
 
-@fault(Running, "finish", cancels=True)
+@fault(Running, "finish", cancels=True, last_turn=0)
 def the_first_one_takes_the_prompt_with_it(real):
     return lambda self, attempt, index: self.leave(attempt, index)
 
@@ -176,7 +176,7 @@ def end_tokens_of_a_former_tenant_stay(real):
     return add
 
 
-@fault(rows, "_with_columns")
+@fault(rows, "_with_columns", roomy=True)
 def a_wider_table_of_end_tokens_has_token_0_in_it(real):
     return lambda array, columns, fill: real(array, columns, 0)
 
@@ -245,7 +245,7 @@ def a_search_is_over_with_its_first_results(real):
     return lambda self, best: len(self.finished) >= self.count
 
 
-@fault(BeamSearch, "_score")
+@fault(BeamSearch, "_score", roomy=True)
 def the_end_token_counts_for_nothing_in_the_score(real):
     return lambda self, one: real(self, replace(one, length=max(1, one.length - (one.token in self.stop_ids))))
 

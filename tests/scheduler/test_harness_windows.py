@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cache_manager import manager as module
+from cache_manager import lookup as module
 from cache_manager.cached import PrefixCache
 from cache_manager.layout import KVLayout
+from cache_manager.lookup import PrefixLookup
 from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
 from cache_manager.publishing import CLOSED, PublishedPages
@@ -102,7 +103,7 @@ def the_last_page_that_a_row_published_is_let_go_of(real):
     return slide
 
 
-@fault(Scheduler, "_plan", blind=True)
+@fault(Scheduler, "_plan", blind=True, alike=True)
 def pages_are_let_go_of_when_a_step_is_planned(real):
     def plan(self, now, work, drafts):
         self.cache.slide(work[:, 0], work[:, 1] + work[:, 2])
@@ -174,7 +175,7 @@ def a_prefill_goes_on_without_slots(real):
     return lambda self, rows, ends: np.ones(len(rows), np.bool_)
 
 
-@fault(CacheManager, "pages_still_to_take")
+@fault(CacheManager, "pages_still_to_take", alike=True)
 def newcomers_take_what_windows_will_need(real):
     return lambda self, rows, tokens: 0
 
@@ -206,7 +207,7 @@ def a_match_is_put_at_the_start_of_the_table(real):
     return lambda self, group, row, index, pages: real(self, group, row, 0, pages)
 
 
-@fault(CacheManager, "match")
+@fault(PrefixLookup, "match")
 def a_match_uses_all_pages_of_a_window(real):
     return lambda self, chain, most, transferred=(): replace(real(self, chain, most, transferred), firsts=())
 
@@ -216,17 +217,17 @@ def a_prefix_is_valid_where_a_window_lacks_pages(real):
     return lambda pages, layout: pages.shape[1]
 
 
-@fault(module, "valid_pages")
+@fault(module, "valid_pages", alike=True)
 def only_a_prefix_that_is_there_as_a_whole_is_valid(real):
     return lambda pages, layout: int((pages >= 0).all(axis=0).cumprod().sum())
 
 
-@fault(KVLayout, "pages_before", blind=True)
+@fault(KVLayout, "pages_before", blind=True, alike=True)
 def a_prefix_is_valid_a_page_short_of_the_window(real):
     return lambda self, window: max(1, real(self, window) - 1)
 
 
-@fault(PublishedPages, "_take_over")
+@fault(PublishedPages, "_take_over", alike=True)
 def a_page_that_was_computed_again_is_not_found_again(real):
     def take_over(self, row, index, node, after_step):
         self.prefix.index.bind = lambda node, pages: None
@@ -238,11 +239,7 @@ def a_page_that_was_computed_again_is_not_found_again(real):
 
 
 RARE = {
-    "pages_are_let_go_of_when_a_step_is_planned",
     "a_fault_takes_no_names_from_pages_out_of_sight",
-    "newcomers_take_what_windows_will_need",
-    "only_a_prefix_that_is_there_as_a_whole_is_valid",
-    "a_prefix_is_valid_a_page_short_of_the_window",
 }
 
 

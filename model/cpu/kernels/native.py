@@ -4,6 +4,7 @@ Object code lies in a directory that only its owner may write to. A file's name 
 from: the source of this package, the CPU with its features, the LLVM that compiled it.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -12,7 +13,8 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import llvmlite
@@ -59,7 +61,8 @@ class Compiler:
     def last_compiled(self) -> float:
         """Time of the last compilation on the monotonic clock; read from any thread.
 
-        While a kernel is being compiled this is the current time. 0 before the first.
+        While a kernel is being compiled, here or by a process that is waited for, this is the current time. 0 before
+        the first.
         """
         return time.monotonic() if self._compiling else self._compiled_at
 
@@ -83,12 +86,15 @@ class Compiler:
         file = f"{name}-{self.made_from}.o"
         found = self._read(file)
         if found is None:
-            code = Code(name, self.has_pairs)
             self._compiling = True
             try:
-                write(code)
-                found = self.compile(code.finished())
-                self._write(file, found)
+                with self._claimed(file):
+                    found = self._read(file)  # again: another rank may have compiled it meanwhile
+                    if found is None:
+                        code = Code(name, self.has_pairs)
+                        write(code)
+                        found = self.compile(code.finished())
+                        self._write(file, found)
             finally:
                 self._compiled_at, self._compiling = time.monotonic(), False
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(found))
@@ -111,6 +117,25 @@ class Compiler:
         passes = llvm.create_pass_builder(self._machine, tuning)
         passes.getModulePassManager().run(module, passes)
         return bytes(self._machine.emit_object(module))
+
+    @contextmanager
+    def _claimed(self, file: str) -> Iterator[None]:
+        """Locks a file of object code: ranks need the same kernels at the same time, and one compiles for all.
+
+        Locks nothing where kernels are not kept. The end of a process unlocks its files.
+        """
+        descriptor = None
+        if self._cache is not None:
+            with suppress(OSError):  # `_write` warns
+                descriptor = os.open(self._cache / file, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if descriptor is not None:
+                with suppress(OSError):  # a file system without locks: each rank compiles
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _read(self, file: str) -> bytes | None:
         """Reads object code.

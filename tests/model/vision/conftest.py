@@ -1,6 +1,6 @@
-"""What is made once a session for each case."""
+"""Makes the checkpoint and the results of each case once a session."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +14,11 @@ from model.config import read_config
 from model.decoder import Decoder
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.tokenizer_files import load_tokenizer
+from model.inputs.trial import try_tokenizer
 from model.inputs.vision.inputs import ImageInputs
 from model.inputs.vision.registry import read_image_inputs
 from model.weights import Checkpoint
+from rpc.frontend import prepare
 from tests.model.vision import checkpoints
 from tests.model.vision.cases import Case
 from tests.model.vision.pictures import picture
@@ -80,3 +82,19 @@ class Shelf:
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     transformers.utils.logging.disable_progress_bar()
     return Shelf(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _tokenizers_are_tried_once() -> Iterator[None]:
+    """A trial runs a process, and most checkpoints here have the same tokenizer. `test_trial.py` tests trials."""
+    tried: set[bytes] = set()
+
+    def try_once(directory: Path) -> None:
+        content = (directory / "tokenizer.json").read_bytes()
+        if content not in tried:
+            try_tokenizer(directory)
+            tried.add(content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "try_tokenizer", try_once)
+        yield

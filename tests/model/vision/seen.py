@@ -1,8 +1,10 @@
 """A case's requests with and without images, and the tokens that transformers generates for each."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,6 +18,8 @@ from tests.model.vision import reference
 from tests.model.vision.cases import BY_NAME, Case
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded, picture
+
+T = TypeVar("T")
 
 NEW = 10
 SIZES = ((32, 32), (70, 110), (40, 20))
@@ -54,10 +58,26 @@ class Seen:
 
 @torch.inference_mode()
 def greedy(model: nn.Module, values: dict[str, torch.Tensor]) -> list[int]:
+    """Decodes without a KV cache. The images are encoded once: they are the same for each token."""
     tokens: list[int] = []
-    for _ in range(NEW):
-        tokens.append(int(model(**values, use_cache=False).logits[0, -1].argmax()))
-        last = torch.tensor([tokens[-1:]])
-        grown = {"input_ids": last, "attention_mask": torch.ones_like(last), "token_type_ids": torch.ones_like(last)}
-        values = values | {key: torch.cat([values[key], more], 1) for key, more in grown.items() if key in values}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.model, "get_image_features", remembered(model.model.get_image_features), raising=False)
+        for _ in range(NEW):
+            tokens.append(int(model(**values, use_cache=False).logits[0, -1].argmax()))
+            last = torch.tensor([tokens[-1:]])
+            ones = torch.ones_like(last)
+            grown = {"input_ids": last, "attention_mask": ones, "token_type_ids": ones}
+            values = values | {key: torch.cat([values[key], more], 1) for key, more in grown.items() if key in values}
     return tokens
+
+
+def remembered(encode: Callable[..., T]) -> Callable[..., T]:
+    """Calls `encode` the first time, and returns that result again each later time."""
+    made: list[T] = []
+
+    def first(*args: object, **kwargs: object) -> T:
+        if not made:
+            made.append(encode(*args, **kwargs))
+        return made[0]
+
+    return first

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +43,36 @@ def spec_of(messages: Messages) -> Spec:
     return Spec(chat, tuple(encoded(picture(*SIZES[i], i)) for i in range(len(chat.image_fields))))
 
 
+class Preparers:
+    """Preparers of a case with a template, made once: each has a process that renders, and tries its tokenizer."""
+
+    def __init__(self, shelf: Shelf, root: Path) -> None:
+        self._shelf, self._root = shelf, root
+        self._made: dict[str, Preparer] = {}
+
+    def directory(self, case: str, name: str, source: str) -> Path:
+        directory = self._root / f"{case} {name}"
+        if not directory.exists():
+            shutil.copytree(self._shelf.checkpoint(BY_NAME[case]), directory)
+            (directory / "chat_template.jinja").write_text(source)
+        return directory
+
+    def get(self, case: str, name: str, source: str) -> Preparer:
+        key = f"{case} {name}"
+        if key not in self._made:
+            self._made[key] = load_preparer(ModelSettings(model=str(self.directory(case, name, source))))
+        return self._made[key]
+
+    def close(self) -> None:
+        for preparer in self._made.values():
+            preparer.close()
+
+
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chats")
-
-
-def with_template(shelf: Shelf, root: Path, case: str, name: str, source: str) -> Path:
-    directory = root / f"{case} {name}"
-    if not directory.exists():
-        shutil.copytree(shelf.checkpoint(BY_NAME[case]), directory)
-        (directory / "chat_template.jinja").write_text(source)
-    return directory
-
-
-@contextmanager
-def loaded(directory: Path) -> Iterator[Preparer]:
-    preparer = load_preparer(ModelSettings(model=str(directory)))
-    try:
-        yield preparer
-    finally:
-        preparer.close()
+def preparers(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preparers]:
+    made = Preparers(shelf, tmp_path_factory.mktemp("chats"))
+    yield made
+    made.close()
 
 
 def theirs(shelf: Shelf, case: str, template: str, messages: Messages, **more: Any) -> Any:
@@ -83,10 +92,9 @@ def their_ids(shelf: Shelf, case: str, template: str, messages: Messages) -> lis
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("talk", CONVERSATIONS)
-def test_text_is_transformers(name: str, talk: str, shelf: Shelf, root: Path) -> None:
-    directory, messages = with_template(shelf, root, "smolvlm", name, TEMPLATES[name]), CONVERSATIONS[talk]
-    with loaded(directory) as preparer:
-        text = preparer._rendered(Chat(messages_of(messages)), LIMITS)
+def test_text_is_transformers(name: str, talk: str, shelf: Shelf, preparers: Preparers) -> None:
+    preparer, messages = preparers.get("smolvlm", name, TEMPLATES[name]), CONVERSATIONS[talk]
+    text = preparer.render(Chat(messages_of(messages)), LIMITS)
     assert text == theirs(shelf, "smolvlm", TEMPLATES[name], messages)
     assert text.count("<image>") == sum(m["content"].count(IMAGE) for m in messages)
 
@@ -94,19 +102,18 @@ def test_text_is_transformers(name: str, talk: str, shelf: Shelf, root: Path) ->
 @pytest.mark.parametrize("case", ["smolvlm", "llava-clip"])
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("talk", CONVERSATIONS)
-def test_ids_are_transformers(case: str, name: str, talk: str, shelf: Shelf, root: Path) -> None:
-    directory, messages = with_template(shelf, root, case, name, TEMPLATES[name]), CONVERSATIONS[talk]
-    with loaded(directory) as preparer:
-        request = preparer.prepare(spec_of(messages), LIMITS)
+def test_ids_are_transformers(case: str, name: str, talk: str, shelf: Shelf, preparers: Preparers) -> None:
+    preparer, messages = preparers.get(case, name, TEMPLATES[name]), CONVERSATIONS[talk]
+    request = preparer.prepare(spec_of(messages), LIMITS)
     assert request.prompt.tolist() == their_ids(shelf, case, TEMPLATES[name], messages)
 
 
 @pytest.mark.parametrize(("name", "begins"), [("capitals", True), ("images first", False)])
 def test_special_tokens_are_added_unless_the_template_writes_them(
-    name: str, begins: bool, shelf: Shelf, root: Path
+    name: str, begins: bool, shelf: Shelf, preparers: Preparers
 ) -> None:
     """As transformers does with a tokenizer that puts <bos> before a text."""
-    directory = with_template(shelf, root, "llava-clip", f"{name} bos", TEMPLATES[name])
+    directory = preparers.directory("llava-clip", f"{name} bos", TEMPLATES[name])
     values = json.loads((directory / "tokenizer.json").read_text())
     single = [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     tokens = {"<bos>": {"id": "<bos>", "ids": [321], "tokens": ["<bos>"]}}
@@ -123,8 +130,8 @@ def test_special_tokens_are_added_unless_the_template_writes_them(
     expected = processor.apply_chat_template(
         messages, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=True, return_dict=True
     )["input_ids"]
-    with loaded(directory) as preparer:
-        ids = preparer.prepare(spec_of(messages), LIMITS).prompt.tolist()
+    preparer = preparers.get("llava-clip", f"{name} bos", TEMPLATES[name])
+    ids = preparer.prepare(spec_of(messages), LIMITS).prompt.tolist()
     assert ids == np.ravel(expected).tolist()
     assert ids.count(321) == 1
     assert (TEMPLATES[name].startswith("<bos>"), ids[0]) == (begins, 321)
@@ -192,24 +199,22 @@ def failure(preparer: Preparer, spec: Spec) -> RequestFailed:
     return refused.value
 
 
-def test_a_template_that_leaves_images_out_says_so(shelf: Shelf, root: Path) -> None:
-    with loaded(with_template(shelf, root, "llava-clip", "blind", BLIND)) as preparer:
-        refused = failure(preparer, spec_of(CONVERSATIONS["between"]))
+def test_a_template_that_leaves_images_out_says_so(preparers: Preparers) -> None:
+    refused = failure(preparers.get("llava-clip", "blind", BLIND), spec_of(CONVERSATIONS["between"]))
     assert (refused.code, refused.field) == ("INVALID_ARGUMENT", "chat")
     assert refused.message == "chat is 'a text with 0 <image>': needs 2, one for each of its images"
 
 
-def test_words_that_read_like_a_marker_are_one(shelf: Shelf, root: Path) -> None:
-    with loaded(with_template(shelf, root, "smolvlm", "capitals", CAPITALS)) as preparer:
-        for messages in ([turn(IMAGE, words("<image>"))], [turn(words("<image>"))]):
-            assert failure(preparer, spec_of(messages)).field == "chat"
+def test_words_that_read_like_a_marker_are_one(preparers: Preparers) -> None:
+    preparer = preparers.get("smolvlm", "capitals", CAPITALS)
+    for messages in ([turn(IMAGE, words("<image>"))], [turn(words("<image>"))]):
+        assert failure(preparer, spec_of(messages)).field == "chat"
 
 
-def test_a_bad_image_is_named_by_its_part(shelf: Shelf, root: Path) -> None:
+def test_a_bad_image_is_named_by_its_part(preparers: Preparers) -> None:
     spec = spec_of(CONVERSATIONS["turns"])
     bad = Spec(spec.prompt, (spec.images[0], b"hello"))
-    with loaded(with_template(shelf, root, "smolvlm", "capitals", CAPITALS)) as preparer:
-        assert failure(preparer, bad).field == "chat.messages[5].parts[1].image"
+    assert failure(preparers.get("smolvlm", "capitals", CAPITALS), bad).field == "chat.messages[5].parts[1].image"
 
 
 def test_a_conversation_has_as_many_images_as_parts() -> None:

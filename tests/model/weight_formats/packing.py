@@ -51,7 +51,7 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a checkpoint is quantized.
+    """The quantization of a checkpoint.
 
     Attributes:
         group: Inputs of a group, -1 for all.

@@ -202,7 +202,7 @@ def test_modules_that_are_chosen(shelf: Shelf, tmp_path: Path) -> None:
     assert bits(quantized, 1) == bits(plain, 1)
 
 
-# What config.json does not say.
+# Keys that config.json lacks.
 
 
 def test_options_that_are_missing_are_read_from_the_tensors(shelf: Shelf, tmp_path: Path) -> None:

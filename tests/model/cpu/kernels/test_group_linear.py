@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from llvmlite.binding import FeatureMap, get_host_cpu_features
 from torch import Tensor
 
 from model.cpu.kernels import group_panels, group_sums, group_words
-from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
 from model.cpu.kernels.group_panels import Factors, FactorTypes, GroupPanels, PanelGroups, panels_of
 from model.cpu.kernels.group_words import GroupWords, can_decode
@@ -20,11 +20,11 @@ from model.cpu.kernels.native import Compiler
 from model.cpu.kernels.product import KernelGroups, KernelLinear
 from model.cpu.kernels.program import Machine
 from model.cpu.kernels.team import Team
-from model.cpu.kernels.values import Value
 from model.weight_formats.groups import GroupBlocks, GroupWeights, bring_back
 from model.weight_formats.levels import E2M1, E4M3, INT4, INT5, INT6, INT8, UINT2, UINT4, UINT5, Levels
 from tests.support.examples import examples
 from tests.support.kernels import the_machine
+from tests.support.planted import plant
 
 ROWS = (1, 2, 7, 8, 9, 19, 140)
 KINDS = (UINT2, INT4, UINT5, INT6, INT8, E2M1, E4M3)
@@ -209,38 +209,45 @@ def test_groups_of_a_block_that_is_cut_have_no_kernel() -> None:
     assert panels_of(replace(groups, blocks=replace(groups.blocks, groups=3)), BFLOAT) is None
 
 
-def neighbours_scale(of: FactorTypes, code: Code, place: Value) -> Factors:
-    made = REAL_LOAD(of, code, place)
-    return replace(made, scales=made.scales[::-1])
+Right = Callable[..., Any]
 
 
-def swapped(of: GroupWords, values: Tensor) -> Tensor:
-    made = REAL_STEPS(of, values)
-    return made << 4 | made >> 4
+def other_half(load: Right) -> Right:
+    def other(*given: object) -> Factors:
+        made = load(*given)
+        return replace(made, scales=made.scales[::-1])
+
+    return other
 
 
-def shifted(numbers: Tensor) -> Tensor:
-    return REAL_HEADS(numbers).roll(1, 1)
+def swapped(laid: Right) -> Right:
+    def other(*given: object) -> Tensor:
+        made = laid(*given)
+        return made << 4 | made >> 4
+
+    return other
 
 
-def without_offsets(of: GroupPanels, code: Code, run: Value, block: Factors | None) -> Factors:
-    return replace(REAL_RUN(of, code, run, block), offsets=None)
+def shifted(heads: Right) -> Right:
+    return lambda *given: heads(*given).roll(1, 1)
 
 
-REAL_STEPS, REAL_HEADS, REAL_LOAD, REAL_RUN = (
-    GroupWords.laid, group_panels._beside, FactorTypes.load, GroupPanels.of_run,
-)  # fmt: skip
+def without_offsets(of_run: Right) -> Right:
+    return lambda *given: replace(of_run(*given), offsets=None)
+
+
+def without_block(of_run: Right) -> Right:
+    return lambda of, code, run, _: of_run(of, code, run, None)
+
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "scales of other outputs": lambda patch: patch.setattr(FactorTypes, "load", neighbours_scale),
-    "nibbles in another order": lambda patch: patch.setattr(GroupWords, "laid", swapped),
-    "scales of the neighbouring group": lambda patch: patch.setattr(group_panels, "_beside", shifted),
-    "offsets left out": lambda patch: patch.setattr(GroupPanels, "of_run", without_offsets),
+    "scales of other outputs": lambda patch: plant(patch, FactorTypes, "load", other_half),
+    "nibbles in another order": lambda patch: plant(patch, GroupWords, "laid", swapped),
+    "scales of the neighbouring group": lambda patch: plant(patch, group_panels, "_beside", shifted),
+    "offsets left out": lambda patch: plant(patch, GroupPanels, "of_run", without_offsets),
+    "the scale of a block left out": lambda patch: plant(patch, GroupPanels, "of_run", without_block),
     "a zero point off by one": lambda patch: patch.setattr(
         GroupPanels, "laid", lambda of, groups: REAL_LAID(of, replace(groups, values=(groups.values + 1) & 15))
-    ),
-    "the scale of a block left out": lambda patch: patch.setattr(
-        GroupPanels, "of_run", lambda of, code, run, _: REAL_RUN(of, code, run, None)
     ),
     "upper bits of the neighbouring input": lambda patch: patch.setattr(group_words, "SHIFTS_UP", 3),
     "sums of the first row's inputs for all": lambda patch: patch.setattr(group_sums, "MOST_RUNS", 0),

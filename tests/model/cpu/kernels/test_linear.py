@@ -1,5 +1,8 @@
 """Products beside float64, for any shape and ending; the bits of a row whatever stands beside it."""
 
+from itertools import product as product_of
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -64,11 +67,26 @@ def test_equals_the_product(
         np.testing.assert_allclose(found.double(), expected, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: e.name)
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS.values()])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@each_kind
+def endings() -> list[Any]:
+    """Each combination, which is a kernel of its own.
+
+    Those that are not slow have each activation with each value of the others, and each pair of the others.
+    """
+    found = []
+    for number, activation in enumerate((None, *ACTIVATIONS.values())):
+        for element, gated, bias, quantized in product_of(ELEMENTS, (False, True), (False, True), (False, True)):
+            chosen = (bias ^ quantized, (element is BFLOAT) ^ gated) == (bool(number & 1), bool(number & 2))
+            words = (element.name, activation, gated and "gated", bias and "bias", "int8" if quantized else "plain")
+            found.append(
+                pytest.param(
+                    element, activation, gated, bias, quantized,
+                    id="-".join(word for word in words if word), marks=[] if chosen else [pytest.mark.slow],
+                )
+            )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(("element", "activation", "gated", "bias", "quantized"), endings())
 def test_endings(
     machine: Machine, element: Element, activation: str | None, gated: bool, bias: bool, quantized: bool
 ) -> None:

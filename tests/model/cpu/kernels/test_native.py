@@ -1,11 +1,13 @@
-"""Compiled kernels are kept for the next start, where nobody else can put any."""
+"""Compiled kernels are kept for the next start, where no other user can put any."""
 
 import logging
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from model.cpu.kernels.panels import Int8Panels, PlainPanels
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import Norm, write_norm
 from model.cpu.kernels.team import Team
+from tests.support.processes import wait_until
 
 
 def write_number(number: int):  # type: ignore[no-untyped-def]
@@ -53,6 +56,26 @@ def test_what_was_compiled_is_found_by_the_next(tmp_path: Path) -> None:
     assert run(second, "seven", 7, 2) == [7, 7]
     assert second.compiler.compiled == 0
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in (tmp_path / "kernels").iterdir())
+
+
+def test_what_two_need_at_once_is_compiled_by_one(tmp_path: Path) -> None:
+    first, second = Compiler(tmp_path), Compiler(tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def write_slowly(code: Code) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        write_number(7)(code)
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(first.kernel, "seven", write_slowly)
+        assert begun.wait(60)
+        other = pool.submit(second.kernel, "seven", write_number(7))
+        wait_until(lambda: second.last_compiled > 0, "the other waits")
+        go_on.set()
+        assert one.result()
+        assert other.result()
+    assert (first.compiled, second.compiled) == (1, 0)
 
 
 def test_another_source_or_cpu_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Products whose rows are rounded to 8 bits (W8A8, FP8), beside float64: integers exactly, floats as groups."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,6 @@ from model.cpu.kernels.native import Compiler
 from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.program import Machine
 from model.cpu.kernels.team import Team
-from model.cpu.kernels.values import Value
 from model.cpu.weight_formats import rounded_weights
 from model.weight_formats.activations import RoundedFormat, RowRounding
 from model.weight_formats.groups import GroupWeights, bring_back
@@ -21,6 +22,7 @@ from model.weight_formats.levels import E4M3, INT4, INT8
 from model.weight_formats.plain import plain_weight
 from tests.model.cpu.kernels.test_group_linear import drawn
 from tests.model.cpu.kernels.test_mixed_products import Given
+from tests.support.planted import plant
 
 ROWS = (1, 8, 9, 70)
 each_element = pytest.mark.parametrize("element", ELEMENTS.values(), ids=lambda e: e.name)
@@ -106,11 +108,15 @@ def test_what_has_no_kernel(machine: Machine) -> None:
         product_of(machine, drawn(INT8, 32, 40, 40, torch.float32, None), RowRounding(False), FLOAT)
 
 
-def without_zeros(code: object, sums: list[Value], inputs: Value, panel: object) -> list[Value]:
-    return REAL(code, sums, inputs, replace(panel, zeros=panel.scales))  # type: ignore[arg-type,type-var,attr-defined]
+Right = Callable[..., Any]
 
 
-REAL = linear._of_octets
+def with_other_zeros(of_octets: Right) -> Right:
+    return lambda code, sums, row, panel: of_octets(code, sums, row, replace(panel, zeros=panel.scales))
+
+
+def with_the_next_scale(of_octets: Right) -> Right:
+    return lambda code, sums, row, panel: of_octets(code, sums, row + 640, panel)
 
 
 @pytest.mark.parametrize("fault", ["zeros", "another row's scale", "an octet off by one"])
@@ -119,11 +125,9 @@ def test_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not machine.compiler.has_octets:
         pytest.skip("this CPU has no product of octets")
     if fault == "zeros":
-        monkeypatch.setattr(linear, "_of_octets", without_zeros)
+        plant(monkeypatch, linear, "_of_octets", with_other_zeros)
     elif fault == "another row's scale":
-        monkeypatch.setattr(
-            linear, "_of_octets", lambda code, sums, inputs, panel: REAL(code, sums, inputs + 640, panel)
-        )
+        plant(monkeypatch, linear, "_of_octets", with_the_next_scale)
     else:
         monkeypatch.setattr(prepared, "ZERO", 127)
     with pytest.raises(AssertionError):
