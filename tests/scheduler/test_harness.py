@@ -240,7 +240,7 @@ def admission_depends_on_something_outside(real):
     return admit
 
 
-# The prefix cache. Most of its bugs show where prompts start alike; elsewhere it takes thousands to find two that do.
+# The prefix cache. Most of its bugs show where prompts start alike: thousands of other workloads show none of them.
 
 
 @fault(Scheduler, "_plan")

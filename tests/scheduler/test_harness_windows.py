@@ -20,7 +20,6 @@ from scheduler.results import Results
 from scheduler.scheduler import Scheduler
 from tests.scheduler.planting import Faults, caught
 from tests.scheduler.workloads import WINDOWS
-from tests.support.planted import planted
 
 FAULTS = Faults()
 
@@ -133,7 +132,7 @@ def a_page_that_is_out_of_sight_keeps_its_name_when_it_is_evicted(real):
     return lambda self, pages: self._not_slid(pages)
 
 
-@fault(PagePool, "forget", kinds=("pure",), faults=True, alike=True, last_turn=20)
+@fault(PagePool, "forget", kinds=("pure",), faults=True, alike=True, last_turn=0)
 def a_fault_takes_no_names_from_pages_out_of_sight(real):
     return lambda self, nodes: real(self, [node for node in nodes if self.prefix.held([node])[0]])
 
@@ -238,11 +237,6 @@ def a_page_that_was_computed_again_is_not_found_again(real):
     return take_over
 
 
-RARE = {
-    "a_fault_takes_no_names_from_pages_out_of_sight",
-}
-
-
-@pytest.mark.parametrize("name", planted(FAULTS, RARE))
+@pytest.mark.parametrize("name", FAULTS)
 def test_harness_catches(name, monkeypatch):
     assert caught(FAULTS[name], monkeypatch)

@@ -141,7 +141,7 @@ def lockstep_outlives_a_step_of_another_kind(real):
     return next_step
 
 
-@FAULTS.fault(Lockstep, "next_step")
+@FAULTS.fault(Lockstep, "next_step", roomy=True)
 def nobody_is_admitted_while_rows_are_in_lockstep(real):
     def next_step(self, now, step):
         queue, self._queue = self._queue, ()

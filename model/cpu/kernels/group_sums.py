@@ -6,7 +6,7 @@ group's inputs its offset: weights are never rounded.
 Invariant: as in `model.cpu.kernels.linear`, an output is one sum in a fixed order, whatever rows are beside it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,12 +18,16 @@ from model.cpu.kernels.sides import TILE, Sides, WeightPanel, each_tile
 from model.cpu.kernels.values import FLOAT32, FLOATS, INTS, LANES, Value, Variable
 
 Decode = Callable[[Value], list[list[Value]]]
-"""Loads a step: two vectors of 16 outputs for each of its words."""
+"""Loads a step: for each of its words a vector of 16 outputs for each half."""
 
 MOST_RUNS = 1024  # of a row of inputs, whose sums a thread keeps
 PART_BYTES = 2**14  # bytes of the element that all rows go through before the next ones
 LINE = 64  # bytes that a CPU fetches at once
 AHEAD = 4096  # bytes
+BOTH = (0, 1)  # halves of a panel
+# Rows that are multiplied with both halves of a panel at once. More rows do not fit in registers, with the sums of a
+# run beside their own, and a store of 512 bits takes as long as two products.
+MOST_IN_BOTH = 4
 FEWEST = 2  # rows that wait for memory: prefetched into the second cache, 0.9 of the time; into the first for more rows
 
 
@@ -36,7 +40,9 @@ def add_group_sums(
     """
     for size in range(1, TILE + 1):
         with code.when(count.equals(size)):
-            _few_rows(code, weights, _Rows(sides.inputs(start, size), sides.sums, sides.input_sums), panel)
+            for halves in _cut(size):
+                rows = _Rows(sides.inputs(start, size), halves, sides.sums, sides.input_sums)
+                _few_rows(code, weights, rows, panel)
     with code.when(count > TILE):
         _many_rows(code, weights, start, count, sides, panel)
 
@@ -47,18 +53,25 @@ class _Rows:
 
     Attributes:
         inputs: Address of each row's inputs.
+        halves: Halves of the panel that they are multiplied with.
         sums: Room for their sums, [rows, 32] float32.
         input_sums: Sums of the inputs of each run, [rows, MOST_RUNS] float32.
     """
 
     inputs: list[Value]
+    halves: Sequence[int]
     sums: Value
     input_sums: Value
 
     @property
     def places(self) -> list[list[int]]:
-        """Offset of each row's sums, in two vectors."""
-        return [[(row * PANEL + half * LANES) * 4 for half in range(2)] for row in range(len(self.inputs))]
+        """Offset of each row's sums, a vector for each half."""
+        return [[(row * PANEL + half * LANES) * 4 for half in self.halves] for row in range(len(self.inputs))]
+
+
+def _cut(size: int) -> Sequence[Sequence[int]]:
+    """Returns the halves of a panel that so many rows are multiplied with at once."""
+    return [BOTH] if size <= MOST_IN_BOTH else [(0,), (1,)]
 
 
 def sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, steps: Value) -> None:
@@ -140,23 +153,21 @@ def _each_run(
 def _few_rows(code: Code, weights: GroupPanels, rows: _Rows, panel: WeightPanel) -> None:
     """Multiplies up to TILE rows with integers that become the element's in registers."""
     totals = [[code.variable(code.floats(0.0)) for _ in places] for places in rows.places]
-    cache, words = 2 if len(rows.inputs) <= FEWEST else 1, weights.words
+    cache, words, first = 2 if len(rows.inputs) <= FEWEST else 1, weights.words, rows.halves[0] == 0
     blocks = weights.block_count(panel.steps)
-    with _each_run(code, weights, panel.weights, code.integer(0), blocks, cache) as run:
-        for line in range(0, weights.types.size, LINE):
+    with _each_run(code, weights, panel.weights, code.integer(0), blocks, cache if first else 0) as run:
+        for line in range(0, weights.types.size if first else 0, LINE):
             code.prefetch(run.place + AHEAD, line, cache)
         steps = run.place + weights.types.size
 
         def load(step: Value, steps: Value = steps) -> list[list[Value]]:
             place = steps + step * words.step
-            for line in range(0, words.step, LINE):
+            for line in range(0, words.step if first else 0, LINE):
                 code.prefetch(place + AHEAD, line, cache)
-            return words.decode(code, place)
+            return words.decode(code, place, rows.halves)
 
         _add_run(code, weights, run, rows, totals, load)
-    for places, row in zip(rows.places, totals, strict=True):
-        for place, total in zip(places, row, strict=True):
-            code.store(total.value, rows.sums, place)
+    _store(code, rows, totals)
 
 
 def _add_run(
@@ -169,63 +180,72 @@ def _add_run(
         weights: Layout.
         run: The run.
         rows: Rows.
-        totals: Two vectors of each row.
+        totals: A vector for each half of each row.
         load: Loads a step of the run by its number.
     """
     element, first = weights.element, run.number * (weights.inputs * weights.element.size)
     sums = [[code.variable(code.floats(0.0)) for _ in row] for row in totals]
     with code.loop(0, weights.steps) as step:
-        for word, halves in enumerate(load(step)):
+        for word, vectors in enumerate(load(step)):
             for source, row in zip(rows.inputs, sums, strict=True):
                 value = element.everywhere(code, source + first + step * (weights.words.words * 4), word * 4)
-                for total, half in zip(row, halves, strict=True):
-                    total.set(element.dot(code, total.value, half, value))
+                for total, vector in zip(row, vectors, strict=True):
+                    total.set(element.dot(code, total.value, vector, value))
     factors = weights.of_run(code, run.place, run.block)
     for number, (row, made) in enumerate(zip(sums, totals, strict=True)):
-        for part, total, scale in zip(row, made, factors.scales, strict=True):
-            total.set(code.fma(part.value, scale, total.value))
+        for part, total, half in zip(row, made, rows.halves, strict=True):
+            total.set(code.fma(part.value, factors.scales[half], total.value))
         if factors.offsets is not None:
             inputs = code.splat(code.load(rows.input_sums + run.number * 4, FLOAT32, number * MOST_RUNS * 4))
-            for total, offset in zip(made, factors.offsets, strict=True):
-                total.set(code.fma(inputs, offset, total.value))
+            for total, half in zip(made, rows.halves, strict=True):
+                total.set(code.fma(inputs, factors.offsets[half], total.value))
 
 
 def _many_rows(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
     """Multiplies more rows, some blocks at a time, whose integers become the element's once for all rows."""
     with code.loop(0, count * 2) as vector:
         code.store(code.floats(0.0), sides.sums + vector * (LANES * 4))
-    together, decoded = weights.together, PANEL * 4 * weights.words.words * weights.steps  # bytes of a decoded run
-    most = max(1, PART_BYTES // decoded // together)
-    room, blocks = code.room(most * together * decoded), weights.block_count(panel.steps)
+    together, size_of_run = weights.together, _decoded_step(weights) * weights.steps
+    most = max(1, PART_BYTES // size_of_run // together)
+    room, blocks = code.room(most * together * size_of_run), weights.block_count(panel.steps)
+
+    def decoded(run: Value, halves: Sequence[int]) -> Decode:
+        """Returns a function that loads a step of a decoded run."""
+
+        def load(step: Value) -> list[list[Value]]:
+            place = run + step * _decoded_step(weights)
+            return [
+                [code.load(place, INTS, (2 * word + half) * LANES * 4) for half in halves]
+                for word in range(weights.words.words)
+            ]
+
+        return load
+
     with code.loop(0, blocks, most) as first_block:
-        here, number = (
-            panel.weights + first_block * weights.block,
-            code.smaller(blocks - first_block, code.integer(most)),
-        )
+        here = panel.weights + first_block * weights.block
+        number = code.smaller(blocks - first_block, code.integer(most))
         first = first_block * together
         with _each_run(code, weights, here, code.integer(0), number) as run:
-            _decode_run(code, weights, run, room + run.number * decoded, number * weights.block)
+            _decode_run(code, weights, run, room + run.number * size_of_run, number * weights.block)
 
         def tile(row: Value, size: int, first: Value = first, here: Value = here, number: Value = number) -> None:
             beyond = row - start
-            rows = _Rows(
-                sides.inputs(row, size), sides.sums + beyond * (PANEL * 4), sides.input_sums + beyond * (MOST_RUNS * 4)
-            )
-            totals = [[code.variable(code.load(rows.sums, FLOATS, place)) for place in row] for row in rows.places]
-            with _each_run(code, weights, here, first, number) as run:
-                base = room + (run.number - first) * decoded
-
-                def load(step: Value, base: Value = base) -> list[list[Value]]:
-                    place, count = base + step * (decoded // weights.steps), 2 * weights.words.words
-                    vectors = [code.load(place, INTS, i * LANES * 4) for i in range(count)]
-                    return [vectors[i : i + 2] for i in range(0, count, 2)]
-
-                _add_run(code, weights, run, rows, totals, load)
-            for places, made in zip(rows.places, totals, strict=True):
-                for place, total in zip(places, made, strict=True):
-                    code.store(total.value, rows.sums, place)
+            places = sides.sums + beyond * (PANEL * 4), sides.input_sums + beyond * (MOST_RUNS * 4)
+            for halves in _cut(size):
+                rows = _Rows(sides.inputs(row, size), halves, *places)
+                totals = [[code.variable(code.load(rows.sums, FLOATS, place)) for place in row] for row in rows.places]
+                with _each_run(code, weights, here, first, number) as run:
+                    base = room + (run.number - first) * size_of_run
+                    _add_run(code, weights, run, rows, totals, decoded(base, halves))
+                _store(code, rows, totals)
 
         each_tile(code, start, count, tile)
+
+
+def _store(code: Code, rows: _Rows, totals: list[list[Variable]]) -> None:
+    for places, made in zip(rows.places, totals, strict=True):
+        for place, total in zip(places, made, strict=True):
+            code.store(total.value, rows.sums, place)
 
 
 def _decode_run(code: Code, weights: GroupPanels, run: _Run, room: Value, ahead: Value) -> None:
@@ -235,7 +255,12 @@ def _decode_run(code: Code, weights: GroupPanels, run: _Run, room: Value, ahead:
         source = run.place + weights.types.size + step * words.step
         for line in range(0, words.step, LINE):
             code.prefetch(source + ahead, line)
-        place = room + step * (PANEL * 4 * words.words)
-        for number, halves in enumerate(words.decode(code, source)):
+        place = room + step * _decoded_step(weights)
+        for number, halves in enumerate(words.decode(code, source, BOTH)):
             for half, values in enumerate(halves):
                 code.store(values, place, (number * 2 + half) * LANES * 4)
+
+
+def _decoded_step(weights: GroupPanels) -> int:
+    """Returns the bytes of a decoded step."""
+    return PANEL * 4 * weights.words.words

@@ -6,6 +6,7 @@ float32 takes them, in order; as pairs of bfloat16 do, the first inputs of pairs
 the upper. So one shift brings an input, or a pair, to the lowest bits, where a look-up in a register finds its number.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,13 +80,13 @@ class GroupWords:
             packed = packed | words[..., number] << number * bits
         return packed.transpose(2, 3).flatten(2)  # a word of all outputs after the other
 
-    def decode(self, code: Code, address: Value) -> list[list[Value]]:
-        """Loads the step at an address: two vectors of 16 outputs for each of its words."""
+    def decode(self, code: Code, address: Value, halves: Sequence[int]) -> list[list[Value]]:
+        """Loads the step at an address: for each of its words a vector of the 16 outputs of each of these halves."""
         if self.levels.bits == 8:
             kind = EIGHT_BITS["int8" if self.levels == INT8 else "fp8"]
-            return [[kind.words(code, self.element, address, PANEL, half * LANES) for half in range(2)]]
-        halves = [self._loaded(code, address + half * LANES * 4) for half in range(2)]
-        return [[self._number(code, planes, number) for planes in halves] for number in range(self.words)]
+            return [[kind.words(code, self.element, address, PANEL, half * LANES) for half in halves]]
+        loaded = [self._loaded(code, address + half * LANES * 4) for half in halves]
+        return [[self._number(code, planes, number) for planes in loaded] for number in range(self.words)]
 
     def _loaded(self, code: Code, address: Value) -> list[list[Value]]:
         """Loads the words of 16 outputs, by plane."""
