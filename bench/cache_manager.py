@@ -69,13 +69,13 @@ class QuireCache:
         tokens = prompt(seed)
         took["hash"] = timed(lambda: self._chain(tokens))
         chain = self._chain(tokens)
-        took["lookup, miss"] = timed(lambda: manager.match(chain, PROMPT - 1))
+        took["lookup, miss"] = timed(lambda: manager.lookup.match(chain, PROMPT - 1))
         others = [self._chain(prompt(1000 * seed + other)) for other in range(2 * FULL)]
         for other in others[:FULL]:  # fills the pool with cached pages of other prompts
             self._serve(manager, other, PROMPT)
         new = iter(others[FULL:])
         took["allocate, publish, free, evicting"] = timed(lambda: self._serve(manager, next(new), PROMPT), FULL)
-        took["lookup, hit"] = timed(lambda: manager.match(others[-1], PROMPT - 1))
+        took["lookup, hit"] = timed(lambda: manager.lookup.match(others[-1], PROMPT - 1))
         plain = self._manager(POOL, 1)
         took["allocate, free, no prefix cache"] = timed(lambda: self._serve(plain, None, PROMPT))
         return took

@@ -25,26 +25,24 @@ class PageAllocator:
     list, and of `counts` but for `PagePool.quarantine`, which corrects them.
 
     Attributes:
+        size: Number of pages.
         counts: [size] int32. Holders of each page: page tables and steps in flight.
         free: Number of pages on the free list.
         shared: Number of pages with at least two holders.
-        suspects: Pages that were set aside, each with the reason.
+        pages_set_aside: Pages that were set aside, each with the reason.
     """
 
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"a pool needs at least 1 page, got {size}")
+        self.size = size
         self.counts = np.zeros(size, np.int32)
         # A stack with the lowest ids on top: long prompts get ascending runs, which are read as one stream.
         self._stack = np.arange(size - 1, -1, -1, dtype=np.int32)
         self._listed = np.ones(size, np.bool_)  # whether each page is on the stack
         self.free = size
         self.shared = 0
-        self.suspects: dict[int, str] = {}
-
-    @property
-    def size(self) -> int:
-        return len(self.counts)
+        self.pages_set_aside: dict[int, str] = {}
 
     def take(self, n: int) -> Pages | None:
         """Takes n pages off the free list; each gets count 1.
@@ -102,18 +100,19 @@ class PageAllocator:
         if np.count_nonzero(self.counts[places]) or np.count_nonzero(self._listed[places]):
             wrong = (self.counts[pages] > 0) | self._listed[pages]
             self.set_aside(pages[wrong], "freed while held or free")
-            pages = pages[~wrong]
-        if self.suspects:
-            pages = pages[[page not in self.suspects for page in pages.tolist()]]
+            pages, places = pages[~wrong], places[~wrong]
+        if self.pages_set_aside:
+            kept = [page not in self.pages_set_aside for page in pages.tolist()]
+            pages, places = pages[kept], places[kept]
         # Reversed: the next `take` returns them as the same ascending run.
         self._stack[self.free : self.free + len(pages)] = pages[::-1]
-        self._listed[pages] = True
+        self._listed[places] = True
         self.free += len(pages)
 
     def set_aside(self, pages: Pages, why: str) -> None:
         """Takes these pages out of circulation for good. Their holders keep them; a first reason stands."""
         for page in pages.tolist():
-            self.suspects.setdefault(page, why)
+            self.pages_set_aside.setdefault(page, why)
         listed = self._stack[: self.free]
         kept = listed[~np.isin(listed, pages)]
         self.free = len(kept)

@@ -10,6 +10,7 @@ Order of eviction:
     3. Pages that the policy cannot reach, since pages that come after them are held.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -46,7 +47,7 @@ class PrefixCache:
         index: Block hashes of the pages.
         policy: Chooses what is evicted.
         counts: [pages] int32. The allocator's array of holder counts.
-        anchor: A group without a window. Every node has a page in it, and whoever holds a page of a node holds this
+        anchor: A group without a window. Every node has a page in it, and a holder of a page of a node holds this
             one. None where all groups have windows.
         on_evicted: Called with each run of nodes that was evicted for capacity, the last node of the sequence first.
 
@@ -65,13 +66,13 @@ class PrefixCache:
         policy: EvictionPolicy,
         counts: NDArray[np.int32],
         anchor: int | None = 0,
-        on_evicted: Callable[[list[int]], None] | None = None,
+        on_evicted: Callable[[Nodes], None] | None = None,
     ) -> None:
         self._on_evicted = on_evicted
         self.index, self.policy, self._counts, self.anchor = index, policy, counts, anchor
         self.slid: dict[int, None] = {}
         self.cached = 0
-        self.evicted: Counter[Cause] = Counter()
+        self.evicted = Counter(dict.fromkeys(Cause, 0))
         self.lifetimes = np.zeros(len(LIFETIMES) + 1, np.int64)
         self.lifetime_seconds = 0.0
 
@@ -187,7 +188,7 @@ class PrefixCache:
             lived: [n] float64 seconds, n at least 1.
         """
         self.lifetime_seconds += float(lived.sum())
-        shortest, longest = np.searchsorted(BOUNDS, (lived.min(), lived.max())).tolist()
+        shortest, longest = (bisect_left(LIFETIMES, float(end)) for end in (lived.min(), lived.max()))
         # Pages of a run were published together, so mostly all fall into one class.
         if shortest == longest:
             self.lifetimes[shortest] += len(lived)
@@ -205,7 +206,7 @@ class PrefixCache:
         """
         self.policy.evicted(nodes, self.index.remove(nodes))
         if self._on_evicted is not None:
-            self._on_evicted(nodes.tolist())
+            self._on_evicted(nodes)
         return int(self.index.parent[nodes[-1]])
 
     def _evict_slid(self, pages: Pages) -> None:
@@ -259,7 +260,7 @@ class PrefixCache:
             return chosen
         kept = (self.index.children[chosen] != 1) | self.held(chosen)
         kept[0] = False
-        kept[1:] |= self.index.apart(chosen)
+        kept[1:] |= self.index.parent[chosen[:-1]] != chosen[1:]
         return chosen[: int(kept.argmax())] if np.count_nonzero(kept) else chosen
 
     def _offer_if_leaf(self, node: int) -> None:

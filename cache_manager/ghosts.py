@@ -1,6 +1,5 @@
 """Ghosts: block hashes of evicted pages, remembered for a while with the pages' class and last use."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -60,7 +59,7 @@ class Ghosts:
         self._generation = 0
         self._young_pages = 0
 
-    def remember(self, hashes: list[BlockHash], kind: int, last: int) -> Counter[tuple[int, int]]:
+    def remember(self, hashes: list[BlockHash], kind: int, last: int) -> dict[tuple[int, int], int]:
         """Adds pages that were evicted together.
 
         Args:
@@ -72,11 +71,12 @@ class Ghosts:
             Number of pages that are forgotten now, by `last` and `kind`.
         """
         self._add(Ghost(hashes, 0, kind, last, self._generation))
-        forgotten = Counter[tuple[int, int]]()
+        forgotten = dict[tuple[int, int], int]()
         if self._young_pages >= self._most:
             for block_hash, ghost in list(self._ghosts.items()):
                 if ghost.generation < self._generation:
-                    forgotten[ghost.last, ghost.kind] += len(ghost)
+                    place = ghost.last, ghost.kind
+                    forgotten[place] = forgotten.get(place, 0) + len(ghost)
                     del self._ghosts[block_hash]
             self._generation += 1
             self._young_pages = 0

@@ -4,7 +4,7 @@ A token costs, in each layer, `KVShape.elements` x bytes an element, and scales 
 only the pages within it.
 
 Layers are cut into groups, each with page tables of its own, as in vLLM's hybrid KV cache manager. All groups take
-pages of one size from one pool. Where layers differ in shape, groups differ in how many layers fill a page.
+pages of one size from one pool. If layers differ in shape, groups differ in how many layers fill a page.
 """
 
 from bisect import bisect_right
@@ -100,7 +100,7 @@ class KVLayout:
         scale_bytes: Bytes of scales beside the elements (8-bit KV), a token and head, once for K and once for V.
         windows: Window of each group; () where no group has one.
         page_bytes: Bytes of one page, the same in every group: `page_size` tokens in all layers of the largest group.
-            Where groups differ, a multiple of what each group needs for the tokens that kernels read together.
+            If groups differ, a multiple of what each group needs for the tokens that kernels read together.
 
     Raises:
         ValueError: The page size or a window is below 1, or a group has no layers.

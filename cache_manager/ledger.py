@@ -91,7 +91,7 @@ def page_map(manager: CacheManager) -> PageMap:
     states = np.full(manager.pool.total, PageState.FREE, np.uint8)
     states[manager.prefix.index.node_of != NONE] = PageState.CACHED
     states[counts > 0] = PageState.HELD
-    states[list(manager.allocator.suspects)] = PageState.SET_ASIDE
+    states[list(manager.allocator.pages_set_aside)] = PageState.SET_ASIDE
     return PageMap(manager.layout.page_size, states, counts, tuple(holders(manager)))
 
 
@@ -114,7 +114,7 @@ def _count_faults(manager: CacheManager) -> list[Imbalance]:
     listed = np.bincount(allocator.free_pages(), minlength=allocator.size)
     published = manager.prefix.index.node_of != NONE
     aside = np.zeros(allocator.size, np.bool_)
-    aside[list(allocator.suspects)] = True
+    aside[list(allocator.pages_set_aside)] = True
     checks = (
         (expected != allocator.counts, "its count is not that of its holders"),
         (listed > 1, "stands on the free list twice"),
@@ -123,7 +123,7 @@ def _count_faults(manager: CacheManager) -> list[Imbalance]:
         ((listed == 0) & (expected == 0) & ~published & ~aside, "is lost: neither free, held nor cached"),
     )
     wrong = {page: why for bad, why in checks for page in np.flatnonzero(bad).tolist()}
-    found = [Imbalance(page, why) for page, why in allocator.suspects.items()]
+    found = [Imbalance(page, why) for page, why in allocator.pages_set_aside.items()]
     for page, why in wrong.items():
         by = [holder.name for holder in holders(manager) if page in holder.pages]
         found.append(
@@ -151,7 +151,7 @@ def _index_faults(manager: CacheManager) -> list[Imbalance]:
 def _node_faults(manager: CacheManager) -> list[Imbalance]:
     """Finds nodes with wrong pages, parents, holders or child counts.
 
-    Invariant: in groups without a window, whoever holds a page holds all pages before it.
+    Invariant: in groups without a window, a holder of a page holds all pages before it.
     """
     index, held = manager.prefix.index, manager.prefix.held
     nodes = np.array(index.all(), np.intp)

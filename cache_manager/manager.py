@@ -8,22 +8,22 @@ et al., PagedAttention, SOSP 2023); see `cache_manager.publishing`. A row that w
 a fork gets a copy of that one page first.
 
 A layer group with a window keeps the pages that the next token sees, and drops earlier ones as the sequence grows.
-Published ones stay cached until the pool needs them. A prefix is valid where each such group has every page that the
-next token sees, as in vLLM's hybrid KV cache manager.
+Published ones stay cached until the pool needs them, as in vLLM's hybrid KV cache manager. `cache_manager.lookup` finds
+the prefixes that are at hand.
 """
 
-from collections.abc import Collection, Sequence
-from itertools import islice, takewhile
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.allocator import LedgerError, Pages
-from cache_manager.block_hash import BlockHash, HashChain
+from cache_manager.block_hash import HashChain
 from cache_manager.cached import PolicyMaker
 from cache_manager.eviction import LeastRecentlyUsed
 from cache_manager.layout import MOST_TOKENS, KVLayout
-from cache_manager.matching import NO_MATCH, Match, firsts, valid_pages
+from cache_manager.lookup import PrefixLookup
+from cache_manager.matching import NO_MATCH, Match
 from cache_manager.pool import PagePool
 from cache_manager.prefix import PrefixIndex
 from cache_manager.publishing import CLOSED, PublishedPages
@@ -57,6 +57,7 @@ class CacheManager:
         allocator: Holder counts; the pool's.
         prefix: Prefix cache; the pool's.
         published: Publication state of each row.
+        lookup: Finds prefixes of prompts.
         owners: [rows] int64. Attempt that each row is held for.
         forked: [rows] bool. Whether the row may share pages that are still written to.
     """
@@ -82,6 +83,7 @@ class CacheManager:
         self.owners = np.full(rows, -1, np.int64)
         self.forked = np.zeros(rows, np.bool_)
         self.published = PublishedPages(layout, self.tables, self.pool, rows, anchor)
+        self.lookup = PrefixLookup(layout, self.pool, self.published)
 
     def slots_unused(self, scheduled: int) -> int:
         """Returns the slots in pages of all rows that no token takes yet.
@@ -94,65 +96,6 @@ class CacheManager:
 
     # Sequences
 
-    def match(self, chain: HashChain, most: int, transferred: Collection[BlockHash] = ()) -> Match:
-        """Finds the longest published prefix of a sequence.
-
-        The prefix consists of pages in the pool, then pages in the host tier, then transferred pages.
-
-        A prefix may end inside the bidirectional prefix: its hashes depend on all of that, so its KV was computed with
-        it. Where a group has a window such a match does not count: later tokens of the span see pages that are gone.
-
-        Args:
-            chain: Hashes of the sequence's full pages.
-            most: Tokens that the match may have.
-            transferred: Hashes of the pages whose content, of all groups, came with the sequence.
-
-        Returns:
-            The match. It holds no pages, so it is valid until the cache changes.
-        """
-        size = self.layout.page_size
-        most = min(most // size, len(chain.hashes))
-        # Without its first page nothing of the prefix can be found: most prompts without a hit end here.
-        if not most or (self._unknown(chain.hashes[0]) and chain.hashes[0] not in transferred):
-            return NO_MATCH
-        nodes = self.prefix.index.find(chain, most)
-        kept = self.pool.tier.find(chain, len(nodes), most) if self.pool.tier is not None and self.pool.swaps else []
-        here = len(nodes) + len(kept)
-        received = list(takewhile(transferred.__contains__, islice(chain.hashes, here, most))) if transferred else []
-        pages = here + len(received)
-        if self._windows and pages:
-            pages = self._valid(nodes, kept, len(received))
-            nodes, kept, received = nodes[:pages], kept[: max(0, pages - len(nodes))], received[: max(0, pages - here)]
-        awaited = self.published.awaited(chain, len(nodes), most)
-        if self._windows and pages * size < chain.scope.bidirectional:
-            nodes, kept, received, pages = [], [], [], 0
-        return Match(pages * size, nodes, kept, received, firsts(self.layout, pages), awaited)
-
-    def _unknown(self, block_hash: BlockHash) -> bool:
-        """Whether a page is neither published, nor being computed, nor in the host tier."""
-        known = block_hash in self.prefix.index or block_hash in self.published.frontiers.row_of
-        return not known and (self.pool.tier is None or block_hash not in self.pool.tier.copies)
-
-    def _valid(self, nodes: list[int], kept: list[BlockHash], received: int) -> int:
-        """Returns the number of leading pages that make a valid prefix, as `valid_pages` says.
-
-        Args:
-            nodes: Nodes of the first pages.
-            kept: Hashes of the following pages, which have copies in the host tier.
-            received: Number of transferred pages after these.
-        """
-        there = self.prefix.index.pages[:, nodes]
-        if self.pool.tier is not None and kept:
-            there = np.concatenate((there, self.pool.tier.slots_of(kept)), axis=1)
-        if received:
-            there = np.pad(there, ((0, 0), (0, received)))  # any page but NONE: they have the content of all groups
-        return valid_pages(there, self.layout)
-
-    def _pages_of(self, match: Match) -> list[Pages]:
-        """Returns the published pages that a match uses, by group."""
-        pages = self.prefix.index.pages
-        return [pages[g, match.nodes[match.firsts[g] :] if match.firsts else match.nodes] for g in self._groups]
-
     def needed(self, match: Match, tokens: int) -> int:
         """Returns how far admission of a sequence lowers `pool.free` at most.
 
@@ -163,7 +106,7 @@ class CacheManager:
             tokens: Length of the sequence.
         """
         total, need = -(-tokens // self.layout.page_size), 0
-        for group, pages in zip(self._groups, self._pages_of(match), strict=True):
+        for group, pages in zip(self._groups, self.lookup.pages_of(match), strict=True):
             first = match.firsts[group] if match.firsts else 0
             more = total - first - int(np.count_nonzero(self.allocator.counts[pages]))
             # Pages come back as they leave the window, which caps the need. Shared ones do not, so the cap stays whole.
@@ -197,7 +140,7 @@ class CacheManager:
             row: Row to open.
             owner: Attempt that holds the row, for the ledger.
             chain: Hashes of its pages; None publishes nothing.
-            match: A match that is still valid; see `match`.
+            match: A match that is still valid; see `PrefixLookup.match`.
 
         Raises:
             LedgerError: The row holds pages.
@@ -206,7 +149,7 @@ class CacheManager:
             raise LedgerError(f"row {row} is opened while it holds {len(self.tables.row(row))} pages")
         self.owners[row], self.forked[row] = owner, False
         if match.tokens:
-            pages = self._pages_of(match)
+            pages = self.lookup.pages_of(match)
             together = np.concatenate(pages)
             self.pool.hold(match.nodes, together)
             for group, first in enumerate(match.firsts or [0] * len(pages)):

@@ -85,7 +85,7 @@ def firsts(layout: KVLayout, pages: int) -> tuple[int, ...]:
 class Frontiers:
     """The page that each row computes next, found by its future block hash.
 
-    Where several rows compute the same page, the first has the entry.
+    If several rows compute the same page, the first has the entry.
 
     Attributes:
         row_of: Row that computes the page with this hash.

@@ -14,6 +14,7 @@ from cache_manager.allocator import PageAllocator, Pages
 from cache_manager.cached import Cause, PolicyMaker, PrefixCache
 from cache_manager.changes import PageChanges
 from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.runs import Nodes
 from cache_manager.tier import HostTier
 
 
@@ -31,6 +32,7 @@ class PagePool:
         tier: Home of copies of evicted pages; None without one.
 
     Attributes:
+        total: Number of pages.
         allocator: Free list and holder counts.
         prefix: Published pages and their eviction.
         tier: The host tier.
@@ -46,6 +48,7 @@ class PagePool:
     def __init__(
         self, size: int, index: PrefixIndex, make_policy: PolicyMaker, anchor: int | None, tier: HostTier | None
     ) -> None:
+        self.total = size
         self.allocator = PageAllocator(size)
         self.prefix = PrefixCache(index, make_policy(size), self.allocator.counts, anchor, self._swap_out)
         self.tier = tier
@@ -56,10 +59,6 @@ class PagePool:
         self.quarantined: set[int] = set()
         self.now, self.step = 0.0, 0
         self._sources: dict[int, int] = {}  # page -> copies that read it in the step that is being planned
-
-    @property
-    def total(self) -> int:
-        return self.allocator.size
 
     @property
     def free(self) -> int:
@@ -144,6 +143,8 @@ class PagePool:
 
     def retire(self, step: int) -> None:
         """Releases the pages that wait for this step or an earlier one: none of these can touch a page any more."""
+        if not self.in_flight:
+            return
         for waiting in [s for s in self.in_flight if s <= step]:
             for pages in self.in_flight.pop(waiting):
                 self.returning -= len(pages)
@@ -183,11 +184,12 @@ class PagePool:
         self.prefix.recount()
         self.allocator.recount()
 
-    def _swap_out(self, run: list[int]) -> None:
+    def _swap_out(self, run: Nodes) -> None:
         """Plans swap-outs of nodes that were just evicted, the last one of the sequence first."""
         if self.tier is not None:
-            self.changes.swap_out(self.tier.keep(self.prefix.index, run, self.swaps))
+            self.changes.swap_out(self.tier.keep(self.prefix.index, run.tolist(), self.swaps))
 
     def _free(self, pages: Pages) -> None:
-        self.allocator.put_back(pages)
-        self.changes.freed(pages)
+        if len(pages):
+            self.allocator.put_back(pages)
+            self.changes.freed(pages)

@@ -1,6 +1,6 @@
 """Publishes full, computed pages of rows under their block hashes, so that other sequences continue from them.
 
-Where two rows have computed the same page, the second one takes over the first one's. So a content is published once,
+If two rows have computed the same page, the second one takes over the first one's. So a content is published once,
 and a holder of a page holds all pages before it (as in vLLM).
 """
 
@@ -165,7 +165,7 @@ class PublishedPages:
             Places in `rows` of those that are left for `publish`.
         """
         index, left = self.prefix.index, list[int]()
-        if self._windowed or self.allocator.suspects:
+        if self._windowed or self.allocator.pages_set_aside:
             return list(range(len(rows)))
         places = rows.astype(np.intp)  # else numpy converts them at each use
         parents = index.node_of[self.tables.pages[0, places, full - 2]]
@@ -197,7 +197,7 @@ class PublishedPages:
     def _take_over(self, row: int, index: int, node: int, after_step: int | None) -> bool:
         """Replaces a row's pages of an index by a node's, which have the same content.
 
-        Where the node lacks a page, the row's becomes the node's. Forks that share the row's page get the node's too:
+        If the node lacks a page, the row's becomes the node's. Forks that share the row's page get the node's too:
         they may share pages that come after it, and a holder of a page holds all pages before it.
 
         Args:
@@ -207,7 +207,7 @@ class PublishedPages:
             after_step: As in `publish`.
 
         Returns:
-            Whether the pages were replaced. Where not, nothing has changed: a step of a row that left holds the page
+            Whether the pages were replaced. If not, nothing has changed: a step of a row that left holds the page
             and later ones, which must not be held without the node's page.
         """
         own, pages = self.tables.between(row, index, index + 1)[:, 0], self.prefix.index.pages[:, node]
@@ -284,9 +284,9 @@ class PublishedPages:
 
     def _trusted(self, row: int, start: int, end: int) -> int:
         """Returns the first index, from `start` up to `end`, of a page that was set aside; `end` without one."""
-        if not self.allocator.suspects:
+        if not self.allocator.pages_set_aside:
             return end
-        wrong = np.isin(self.tables.pages[:, row, start:end], list(self.allocator.suspects)).any(axis=0)
+        wrong = np.isin(self.tables.pages[:, row, start:end], list(self.allocator.pages_set_aside)).any(axis=0)
         return start + int(wrong.argmax()) if wrong.any() else end
 
     def _set_frontier(self, row: int, index: int) -> None:

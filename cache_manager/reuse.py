@@ -15,7 +15,6 @@ newest to evict one-time prompts at once, the oldest to age out the rest.
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -94,12 +93,13 @@ class ReuseAware:
         self._now += count
         self._hazards.advance(self._now)
         stretches = self._runs.take_out(places)
-        seen = Counter[tuple[int, int]]()
+        seen = dict[tuple[int, int], int]()
         for stretch in stretches:
             if stretch.run is not None:
-                seen[stretch.run.last, stretch.run.kind] += len(stretch)
+                place = stretch.run.last, stretch.run.kind
+                seen[place] = seen.get(place, 0) + len(stretch)
         self._hazards.close(seen, hit=True)
-        newness = 1 + min(3, int(4 * (1 - seen.total() / count)))
+        newness = 1 + min(3, int(4 * (1 - sum(seen.values()) / count)))
         start = 0
         for level, end in _levels(stretches):
             if start < min(end, count - 1):
@@ -130,17 +130,32 @@ class ReuseAware:
     def choose(self, most: int) -> Nodes:
         best = (float("inf"), 0, -1)
         for kind, queues in list(self._queues.items()):
-            for heap, sign in ((queues.oldest, 1), (queues.newest, -1)):
-                # Stale entries: of nodes withdrawn, or used again since.
-                while heap and not self._valid(kind, sign * heap[0][0], heap[0][1]):
-                    heapq.heappop(heap)
-                if heap:
-                    last = sign * heap[0][0]
-                    best = min(best, (self._hazards.worth(kind, self._now - last), last, heap[0][1]))
-            if not queues.oldest and not queues.newest:
+            oldest, newest = self._front(kind, queues.oldest, 1), self._front(kind, queues.newest, -1)
+            if oldest is None or newest is None:  # both: the heaps have the same offered nodes
                 del self._queues[kind]
+                continue
+            for last, node in (oldest,) if oldest == newest else (oldest, newest):
+                best = min(best, (self._hazards.worth(kind, self._now - last), last, node))
         self._offered.remove(best[2])
         return self._runs.tail(best[2], most)
+
+    def _front(self, kind: int, heap: list[Entry], sign: int) -> Entry | None:
+        """Drops stale entries in front of a heap: of nodes that were withdrawn, or used again since.
+
+        Args:
+            kind: Class of the heap.
+            heap: A heap of `Queues`.
+            sign: Sign of the times in it.
+
+        Returns:
+            The first entry with its time positive; None where the heap is empty now.
+        """
+        while heap:
+            last, node = heap[0]
+            if self._valid(kind, sign * last, node):
+                return sign * last, node
+            heapq.heappop(heap)
+        return None
 
     def _rank(self, node: int) -> tuple[int, int]:
         """Returns a node's class, and the time when its last request left; -1 for none."""
@@ -154,7 +169,8 @@ class ReuseAware:
     def evicted(self, nodes: Nodes, hashes: Sequence[BlockHash]) -> None:
         for stretch in self._runs.take_out(nodes):
             if stretch.run is not None:  # else removed before any request has left it: nothing was learned of it
-                ghosts = list(hashes[stretch.start : stretch.end])[::-1]
+                ghosts = list(hashes[stretch.start : stretch.end])
+                ghosts.reverse()
                 forgotten = self._ghosts.remember(ghosts, stretch.run.kind, stretch.run.last)
                 self._hazards.close(forgotten, hit=False)
 
@@ -297,9 +313,10 @@ class Hazards:
         epochs = self._epoch - np.arange(min(EPOCHS, self._epoch + 1))
         ages = np.maximum(self._now - epochs * self._quantum, 1)
         bins = np.minimum((np.log2(ages) * BINS_AN_OCTAVE).astype(int), self.bins - 1)
-        starts = np.flatnonzero(np.diff(bins, prepend=-1))  # ages ascend, so a bin's epochs stand together
+        # Ages ascend, so a bin's epochs stand together.
+        starts = np.concatenate(([0], (bins[1:] != bins[:-1]).nonzero()[0] + 1))
         waiting = np.zeros_like(self._closed)
-        waiting[:, bins[starts]] = np.add.reduceat(self._open[epochs % EPOCHS], starts).T
+        waiting[:, bins[starts]] = np.add.reduceat(self._open.take(epochs % EPOCHS, axis=0), starts).T
         reached = np.cumsum((self._closed + waiting)[:, ::-1], axis=1)[:, ::-1]
         return reached - 0.5 * waiting
 
@@ -314,10 +331,11 @@ def hazard_sums(hazard: NDArray[np.float64], widths: NDArray[np.float64]) -> Sum
     Returns:
         [bins + 1] expected hits and [bins + 1] expected time in pages used; 0 after the last bin.
     """
-    alive = np.cumprod(1 - hazard) / (1 - hazard)  # probability to reach the beginning of each bin
+    missed = 1 - hazard
+    alive = missed.cumprod() / missed  # probability to reach the beginning of each bin
     # Sums from the end: great ages, which few pages reach, would be lost in a difference of sums from the front.
-    hits = np.cumsum((alive * hazard)[::-1])[::-1]
-    time = np.cumsum((alive * (widths * (1 - hazard / 2)))[::-1])[::-1]
+    hits = (alive * hazard)[::-1].cumsum()[::-1]
+    time = (alive * (widths * (1 - hazard / 2)))[::-1].cumsum()[::-1]
     return [*hits.tolist(), 0.0], [*time.tolist(), 0.0]
 
 

@@ -5,7 +5,6 @@ array operations however long it is.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +68,7 @@ class NodeRuns:
 
     def run_of(self, node: int) -> Run | None:
         """Returns a node's run; None where no request has left it."""
-        return self._runs.get(int(self._number_of[node])) if node < len(self._number_of) else None
+        return self._runs.get(self._number_of.item(node)) if node < len(self._number_of) else None
 
     def put(self, nodes: Nodes, kind: int, last: int) -> None:
         """Makes a run of nodes. Call after `take_out` of the same nodes.
@@ -97,15 +96,16 @@ class NodeRuns:
         except IndexError:  # nodes that no run has had so far, which is rare
             self._widen(int(nodes.max()) + 1)
             numbers = self._number_of[nodes]
-        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
-        stretches = [
-            Stretch(self._runs.get(int(numbers[start])), start, end) for start, end in pairwise([0, *cuts, len(nodes)])
-        ]
-        for stretch in stretches:
-            if stretch.run is not None:
-                stretch.run.size -= len(stretch)
-                if not stretch.run.size:
-                    del self._runs[stretch.run.number]
+        (last,) = (numbers[1:] != numbers[:-1]).nonzero()  # of each stretch but the last one
+        stretches, start = list[Stretch](), 0
+        for end in [*(last + 1).tolist(), len(nodes)]:
+            run = self._runs.get(numbers.item(start))
+            stretches.append(Stretch(run, start, end))
+            if run is not None:
+                run.size -= end - start
+                if not run.size:
+                    del self._runs[run.number]
+            start = end
         self._number_of[nodes] = NO_RUN
         return stretches
 
@@ -120,9 +120,12 @@ class NodeRuns:
             [1 .. most] the node, then those before it in its run, up to the first that is in another run by now.
         """
         run = self.run_of(node)
-        if run is None or most == 1:
+        if run is None or most == 1 or run.size == 1:
             return np.array([node])
-        end = int(np.flatnonzero(run.nodes == node)[-1]) + 1
+        # Mostly the node is the end of its run: 0.1 us instead of 3 for 512 nodes.
+        end = len(run.nodes)
+        if run.nodes.item(-1) != node:
+            end = int((run.nodes == node).nonzero()[0][-1]) + 1
         found = run.nodes[max(0, end - most) : end][::-1]
         others = self._number_of[found] != run.number
         return found[: int(others.argmax())] if np.count_nonzero(others) else found

@@ -30,7 +30,7 @@ class CacheSettings:
         default=None,
         metadata={
             "flag": "--cache-secret-file",
-            "help": "File, readable by nobody else, with the secret of the block hashes. Engines that may "
+            "help": "File, readable by its owner alone, with the secret of the block hashes. Engines that may "
             "share pages need the same one. Unset: a random one.",
         },
     )

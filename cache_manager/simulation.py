@@ -56,7 +56,7 @@ def simulate(requests: Iterable[Sequence[int]], capacity: int, make_policy: Poli
         chain = hasher.chain()
         chain.extend(np.array([tokens.setdefault(i, len(tokens)) for i in ids], np.int32))
         manager.pool.begin(float(served), served)
-        match = manager.match(chain, len(chain.hashes))
+        match = manager.lookup.match(chain, len(chain.hashes))
         manager.open(0, served, chain, match)
         manager.grow(0, match.tokens, len(chain.hashes))
         manager.published.publish(0, len(chain.hashes), None)

@@ -141,7 +141,7 @@ class PageTables:
 
     def clear(self, row: int) -> None:
         """Empties the tables of a row, in all groups."""
-        reach = int(self.held[:, row].sum())
+        reach = sum(self.held[:, row].tolist())  # few groups: quicker than numpy's sum
         self.reach -= reach
-        self.entries -= reach - int(self.first[:, row].sum())
+        self.entries -= reach - sum(self.first[:, row].tolist())
         self.first[:, row] = self.held[:, row] = 0

@@ -9,7 +9,7 @@ import torch
 
 from model.backend import Backend, NoKernels
 from model.config import ModelConfig
-from model.parallel.collective import ALONE, Ranks
+from model.parallel.collective import ONE_RANK, Ranks
 from model.reference.backend import TorchBackend
 from model.settings import ModelSettings
 
@@ -17,7 +17,7 @@ log = logging.getLogger("quire.model")
 
 
 def choose_backend(
-    config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks = ALONE
+    config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks = ONE_RANK
 ) -> Backend:
     """Chooses by `settings.backend` and by the kernels that can run here.
 

@@ -9,14 +9,18 @@ from model.architectures.registry import build_model
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.errors import CheckpointError
-from model.parallel.collective import ALONE, Ranks
+from model.parallel.collective import ONE_RANK, Ranks
 from model.tensors import ProductMaker, Tensors
 from model.weight_formats.registry import open_weight_format
 from model.weights import MOST_TENSORS
 
 
 class Shapes:
-    """A checkpoint whose tensors have the shapes that a model asks for, and no numbers."""
+    """A checkpoint whose tensors have the shapes that a model asks for, and no numbers.
+
+    Tensors that may be of any floating point are of 16 bits, as the scales of most quantized checkpoints are:
+    config.json does not say it.
+    """
 
     def __init__(self) -> None:
         self._taken = 0
@@ -28,7 +32,7 @@ class Shapes:
         self._taken += 1
         if self._taken > MOST_TENSORS:
             raise CheckpointError(f"config.json describes a model of more than {MOST_TENSORS} tensors")
-        return torch.empty(shape, dtype=dtype or stored, device="meta")
+        return torch.empty(shape, dtype=dtype or stored or torch.float16, device="meta")
 
     def __contains__(self, name: str) -> bool:
         return False
@@ -45,7 +49,7 @@ def shape_of(
     dtype: torch.dtype,
     quantization: str | None = None,
     maker: ProductMaker | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = ONE_RANK,
 ) -> Decoder:
     """Builds a model without its numbers.
 

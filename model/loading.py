@@ -28,7 +28,7 @@ from model.identity import checkpoint_identity
 from model.images import ImageStore
 from model.memory import free_bytes, free_host_bytes, pool_pages
 from model.page_store import PageStore, Store
-from model.parallel.collective import ALONE, Ranks
+from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.follow import ShardParts
 from model.parallel.lead import RankGroupAttention, RankGroupModel, RankGroupStore
 from model.parallel.members import RankGroup
@@ -132,7 +132,7 @@ def load(
     named = [*load_factories(settings.logits_processors), *map(NamedFactory.of, factories)]
     if settings.verify_weights:
         _verify(directory)
-    computer = load_computer(directory, settings, rows, recompute, engines, ALONE if group is None else group.ranks)
+    computer = load_computer(directory, settings, rows, recompute, engines, ONE_RANK if group is None else group.ranks)
     config, layout, device = computer.config, computer.layout, computer.device
     limits = Limits(
         config.vocabulary,
@@ -190,7 +190,7 @@ def load_computer(
         backend = choose_backend(config, settings, dtype, kv_dtype, device, ranks)
         decoder = _load_weights(directory, config, settings, torch_dtype, torch.device(device), backend, ranks)
         windowed = own.kv_layout(settings.page_size, kv_dtype)
-        # What is computed again needs its place again, also behind a window.
+        # Tokens that are computed again need their place again, also behind a window.
         layout = windowed.without_windows() if recompute else windowed
         degree = f" 1/{ranks.shard.size}" if ranks.shard.size > 1 else ""
         numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {backend.numerics} {layout}{degree}"

@@ -1,7 +1,7 @@
 """Reads config.json of vision-language models: their text model, their defaults and the shape of their image encoder.
 
-Imports no torch. Where 'text_config' and 'vision_config' are silent, the defaults of transformers' classes of their
-'model_type' hold.
+Imports no torch. The defaults of transformers' classes of their 'model_type' hold for keys that 'text_config' and
+'vision_config' lack.
 """
 
 from collections.abc import Callable, Mapping

@@ -25,6 +25,7 @@ from model.errors import RankLost, RequestFault
 from model.forward import ForwardBatch, Model
 from model.images import ImagePart, ImageStore
 from model.input_batch import InputBatch, PromptSlice, StepWork
+from model.page_moves import PageMoves
 from model.page_store import Store
 from model.sampling.logits_processors import NamedFactory
 from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, logprobs_of, sample
@@ -46,7 +47,7 @@ class Runner:
         model: The model that it runs.
         attention: Back end that owns the KV pool.
         batch: Rows as the executor knows them.
-        store: Memory that pages are swapped to; None without swapping.
+        page_moves: Moves of pages around a step.
         starter: Draws while the host goes on; None where the host draws.
         runs_ahead: Whether `launch` returns before the step is done.
     """
@@ -88,12 +89,11 @@ class Runner:
         """
         self._images, self._ops, self.starter = images, ops, None if recompute else starter
         self._flight: _Flight | None = None
-        self.store, self._recompute = store, recompute
-        self.model, self.attention, self._device, self._poison = model, attention, device, poison
+        self.page_moves = PageMoves(attention, layout, probe_page + 1, poison, store)
+        self.model, self.attention, self._device, self._recompute = model, attention, device, recompute
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
         self.batch = InputBatch(rows, len(layout.groups), layout.page_size, recompute, factories, rotary_axes)
         self._position_rows = 1 if rotary_axes == 1 else 1 + rotary_axes  # of `ForwardBatch.positions`
-        self._groups_of_pages = np.zeros(probe_page + 1, np.int32)  # the layer group that each page was last given to
         self._results: deque[StepResult] = deque()
         self._computing = 0.0  # seconds of the model and the sampler, since the start
 
@@ -104,35 +104,13 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        """Applies a plan's changes, then computes its slices or starts to.
-
-        The order is the plan's: pages are saved before any is poisoned, copied or filled, since their content is then
-        gone.
-        """
+        """Applies a plan's changes, then computes its slices or starts to."""
         # Forced tokens replace the last draws, so those have to be known on the host first.
         if len(plan.forced):
             self._land()
         launched, computing = time.perf_counter(), self._computing
-        began = launched
-        if self.store is not None and len(plan.swap_outs):
-            self.store.save(self._with_groups(plan.swap_outs, plan.swap_outs[:, 0]))
-        swapped = time.perf_counter() - began
-        if self._poison and len(plan.freed):
-            self.attention.poison(plan.freed)
+        lost, swapped = self.page_moves.apply(plan)
         self.batch.apply(plan)
-        # A page keeps its group until it is given to a row again: a swap-out reads it after the row has left.
-        if len(plan.grown) and self._groups > 1:
-            self._groups_of_pages[plan.grown[:, 3]] = plan.grown[:, 0]
-        if len(plan.copies):
-            self.attention.copy(plan.copies)
-        began, lost = time.perf_counter(), ()
-        if self.store is not None and len(plan.swap_ins):
-            lost = tuple(self.store.load(self._with_groups(plan.swap_ins, plan.swap_ins[:, 1])).tolist())
-        for transfer in (join.transfer for join in plan.joins):
-            if transfer is not None:
-                groups = self._groups_of_pages[transfer.pages]
-                self.attention.import_pages(transfer.pages, groups, torch.from_numpy(transfer.content))
-        swapped += time.perf_counter() - began
         if self.starter is not None and (flight := self._start(plan, self.starter)):
             packing = time.perf_counter() - launched - swapped - (self._computing - computing)
             self._flight = replace(flight, lost=lost, swapping=swapped, packing=packing)
@@ -152,12 +130,7 @@ class Runner:
         Returns:
             [n, page_bytes] uint8, pages in canonical form (`AttentionBackend.export`).
         """
-        content: NDArray[np.uint8] = self.attention.export(pages, self._groups_of_pages[pages]).cpu().numpy()
-        return content
-
-    def _with_groups(self, moves: NDArray[np.int32], pages: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns [n, 3] the moves, each with the layer group of its page."""
-        return np.column_stack((moves, self._groups_of_pages[pages]))
+        return self.page_moves.export(pages)
 
     @torch.inference_mode()
     def collect(self) -> StepResult:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.layers import LayerNorm, Linear, Product, RMSNorm, onednn_multiplies
-from model.parallel.collective import ALONE, Ranks
+from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.shard import Shard
 from model.source import TensorSource, Transposed
 from model.weight_formats.format import JointFormat, MadeProduct, WeightFormat
-from model.weight_formats.plain import PLAIN, plain_weight
+from model.weight_formats.plain import PLAIN, PlainWeights, plain_weight
 from model.weight_formats.stored import StoredWeight, read_stacked, read_weight
 
 
@@ -46,6 +46,19 @@ class Held:
     bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingTable:
+    """Embeddings of tokens, which an output layer may be tied to.
+
+    Attributes:
+        name: Full name in the checkpoint, without a suffix.
+        weight: [vocabulary, width], in the model's dtype.
+    """
+
+    name: str
+    weight: Tensor
+
+
 class Tensors:
     """A view of a checkpoint's tensors whose names begin with `prefix`; methods take names without it.
 
@@ -66,7 +79,7 @@ class Tensors:
         device: torch.device,
         weights: WeightFormat = PLAIN,
         maker: ProductMaker | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, ""
         self.ranks = ranks
@@ -97,7 +110,7 @@ class Tensors:
         """Returns the same with plain products that no rank divides."""
         other = self.unquantized()
         other._maker = None
-        other.ranks = ALONE
+        other.ranks = ONE_RANK
         return other
 
     def unquantized(self) -> "Tensors":
@@ -236,7 +249,13 @@ class Tensors:
     def layer_norm(self, name: str, width: int, eps: float, bias: bool = True) -> LayerNorm:
         return LayerNorm(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None, eps)
 
-    def head(self, name: str, vocabulary: int, width: int, embedding: Tensor | None, bias: bool = False) -> Product:
+    def table(self, name: str, vocabulary: int, width: int) -> EmbeddingTable:
+        """Reads the embeddings of tokens."""
+        return EmbeddingTable(self.prefix + name, self(f"{name}.weight", vocabulary, width))
+
+    def head(
+        self, name: str, vocabulary: int, width: int, embedding: EmbeddingTable | None, bias: bool = False
+    ) -> Product:
         """Makes the output layer, of which each rank has a part.
 
         A tied output layer is multiplied in the format that `WeightFormat.for_tied` says. Some checkpoints save it a
@@ -255,11 +274,17 @@ class Tensors:
             return self.ranks.gathered(self.linear(name, width, vocabulary, bias, rows=[rows]), places)
         self.ignore(re.escape(f"{self.prefix}{name}.weight"))
         biases = self(f"{name}.bias", vocabulary)[rows] if bias else None
-        return self.ranks.gathered(self._tied(embedding[rows], biases), places)
+        return self.ranks.gathered(self._tied(embedding, rows, biases), places)
 
-    def _tied(self, embedding: Tensor, bias: Tensor | None) -> Product:
-        """Makes the tied output layer from the rank's rows of the embedding."""
-        weight_format, weights = self._weights.for_tied(), [plain_weight(embedding)]
+    def _tied(self, table: EmbeddingTable, rows: slice, bias: Tensor | None) -> Product:
+        """Makes the rank's rows of the tied output layer."""
+        embedding, weight_format = table.weight[rows], self._weights.for_tied(table.name)
+        if isinstance(weight_format, PlainWeights):
+            weights = [plain_weight(embedding)]
+        else:
+            out, width = table.weight.shape
+            described = weight_format.tensors(out, width)
+            weights = [read_weight(self.checkpoint, table.name, out, width, described).rows(rows)]
         made = self._of_back_end(weight_format, weights, bias)
         if made is None and weight_format is not PLAIN:
             made = weight_format.product(weights, bias, self.dtype, self.device)

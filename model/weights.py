@@ -31,7 +31,7 @@ class Checkpoint:
     twice.
 
     Attributes:
-        described: What says which tensors the model has, in errors.
+        described: Name of the file that says which tensors the model has, for errors.
         finite: Tensors with values that are not finite are refused.
         progress: Called with the bytes of each tensor that is taken.
     """

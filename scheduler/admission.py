@@ -52,6 +52,8 @@ class Admission:
 
     def take_starts(self, now: float) -> tuple[Start, ...]:
         """Returns attempts that got their first row since the last call, with their ages at `now`."""
+        if not self._started:
+            return ()
         started, self._started = self._started, []
         return tuple(Start(attempt, now - moment, cached) for attempt, moment, cached in started)
 
@@ -152,7 +154,7 @@ class Admission:
         if sequence.request.controls.prompt_logprobs:
             return NO_MATCH
         # The last token's logits are needed.
-        return self._cache.match(sequence.chain, sequence.length - 1, sequence.transferred)
+        return self._cache.lookup.match(sequence.chain, sequence.length - 1, sequence.transferred)
 
     def _start(self, now: float, step: int, sequence: Sequence, match: Match) -> int:
         row = self._running.start(sequence, match)

@@ -1,8 +1,8 @@
 """Autoscaling: the number of replicas, from the load of those that run.
 
-Each goal is a ratio of measured to wanted load: the queue in predicted seconds, pages and rows in use, and answers
+Each ratio is one of measured to wanted load: the queue in predicted seconds, pages and rows in use, and answers
 later than their SLO. The wanted number of replicas brings the worst ratio back to 1, with at most twice as many as run.
-This is the rule of Kubernetes' horizontal autoscaler: desired = ceil(current x measured / goal). Replicas are started
+This is the rule of Kubernetes' horizontal autoscaler: desired = ceil(current x measured / target). Replicas are started
 once more have been wanted for `up` seconds, the least number wanted in that time. One is ended once fewer would have
 done for `down` seconds, which then begin anew. While replicas start, none is started for the load that they will take.
 """

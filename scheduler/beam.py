@@ -80,7 +80,7 @@ class BeamSearch:
 
     Each round ranks the 2 x width best continuations of all live hypotheses by the sum of their logprobs. Equal ones
     are ranked by slot, then by token id. Continuations by a stop token are finished, with the score sum / length ^
-    penalty, in which the stop token counts. Of the others the `width` best go on. The search is over once no hypothesis
+    penalty, in which the stop token counts. The `width` best of the others go on. The search is over once no hypothesis
     that goes on can get among the `count` best. It is also over once those that go on have the longest length, and are
     finished too. So the result is that of a search to the end.
 

@@ -64,7 +64,7 @@ class Counters:
             swapped_out=tier.swapped_out if tier else 0,
             swapped_in=tier.swapped_in if tier else 0,
             swap_lost=tier.lost if tier else 0,
-            imbalances=len(cache.allocator.suspects),
+            imbalances=len(cache.allocator.pages_set_aside),
             pages_peak=self.peak,
             page_bytes=cache.layout.page_bytes,
             pages_if_copied=cache.tables.entries,

@@ -51,6 +51,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         last_excuse: Callable[[], float] = lambda: 0.0,
         readiness: Readiness | None = None,
+        wake: threading.Condition | None = None,
     ) -> None:
         """Makes an engine that is not started.
 
@@ -61,13 +62,14 @@ class Engine:
             clock: Seconds.
             last_excuse: Returns when, on `clock`, the executor last did what steps need not do, such as compiling.
             readiness: Asked between two steps whether held requests can be admitted.
+            wake: Condition that its thread waits on while there is nothing to do. None for one of its own.
         """
         self._readiness = readiness
         self._scheduler, self._executor, self._sink, self._clock = scheduler, executor, sink, clock
         self._last_excuse, self._step_timeout = last_excuse, math.inf
         self._inbox: list[Event] = []
         self._tasks: deque[Callable[[str | None], None]] = deque()
-        self._wake = threading.Condition()
+        self._wake = threading.Condition() if wake is None else wake
         self._stopping = False
         # By step in flight: seconds that its planning took, and that it is expected to take itself.
         self._launched: deque[tuple[float, float]] = deque()

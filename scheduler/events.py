@@ -200,7 +200,9 @@ class PromptPart:
     logprobs: Logprobs
 
 
-@dataclass(frozen=True, slots=True)
+# Made once a step, so not frozen: a frozen dataclass sets each field by a call, 4.6 us instead of 1.2 for this one. As
+# with `NewTokens`, `StepOutputs`, `StepPlan` and `InFlight`, no code writes to it.
+@dataclass(slots=True)
 class EngineStats:
     """Gauges at this moment, and counters since the engine started.
 
@@ -287,7 +289,7 @@ def short_hashes(joined: bytes) -> list[bytes]:
     return [joined[at : at + SHORT_HASH] for at in range(0, len(joined), SHORT_HASH)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, see `EngineStats`
 class NewTokens:
     """New tokens, [n] each: see `StepOutputs`."""
 
@@ -314,7 +316,7 @@ class NewTokens:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, see `EngineStats`
 class StepOutputs:
     """Outputs of one step. attempts, indices, positions, tokens: [n], one entry a new token.
 

@@ -9,7 +9,7 @@ from scheduler.drafts import Drafted
 from scheduler.rows import Index, Places
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, see `scheduler.events.EngineStats`
 class InFlight:
     """A launched step, as the scheduler needs it once its result comes.
 

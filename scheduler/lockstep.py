@@ -23,6 +23,7 @@ class Lockstep:
 
     Attributes:
         decoding: The rows that are in lockstep after the last plan; None without any.
+        steps: Steps that this fast path has planned.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Lockstep:
         self._excluded = drafts or settings.recompute
         self._planned: Index | None = None  # rows that the last step was planned for, one by one
         self.decoding: DecodingRows | None = None
+        self.steps = 0
 
     def next_step(self, now: float, step: int) -> tuple[InFlight, Index] | None:
         """Gives rows in lockstep the pages of their next step, and moves them on.
@@ -63,6 +65,7 @@ class Lockstep:
         decoding.advance()
         self._rows.advance_all(step)
         self.decoding = decoding
+        self.steps += 1
         flown = InFlight(
             step,
             now,

@@ -2,7 +2,7 @@
 
 Each field of `Sampling`, `Stopping` and `Output` but `beam` is an entry; `scheduler.parameter.Parameter` explains its
 arguments. The entries drive range checks, the conversion from the API, the gateway, Open Inference, the command line,
-the terminal and the reference page. Beside an entry a new parameter needs a field in the API's proto. Where executors
+the terminal and the reference page. Beside an entry a new parameter needs a field in the API's proto. If executors
 draw by it, it also needs one in `scheduler.controls` and one in the engine link's proto.
 """
 

@@ -30,7 +30,7 @@ class SchedulingPolicy(Protocol):
     def running(self, rows: Rows, now: float) -> Index:
         """Returns the rows in use, the most deserving first.
 
-        Prefills share the budget in this order. Where pages are lacking, rows are preempted from its end. Steps of the
+        Prefills share the budget in this order. If pages are lacking, rows are preempted from its end. Steps of the
         same rows cost less where the same array is returned while neither rows nor order change, as `Rows.active` does.
         """
 

@@ -29,12 +29,17 @@ class Results:
         if self._drafting is not None:
             flown, result = self._drafting.check(flown, result)
         self._publish(flown)
+        parts = self._prompt_parts(flown, result) if result.prompt_parts else ()
+        return self._drawn(flown, result, all_drew), parts
+
+    def _prompt_parts(self, flown: InFlight, result: StepResult) -> tuple[PromptPart, ...]:
+        """Returns the logprobs of prompts whose sequences are still there."""
         parts = [
             PromptPart(int(self.rows.attempt[row]), start, logprobs)
             for row, start, logprobs in result.prompt_parts
             if self._is_same(flown, row)
         ]
-        return self._drawn(flown, result, all_drew), tuple(parts)
+        return tuple(parts)
 
     def _is_same(self, flown: InFlight, row: int) -> bool:
         """Whether a row still has the sequence that it had when the step was planned."""

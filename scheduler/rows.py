@@ -112,6 +112,7 @@ class Rows:
     drafts are checked, and by `Running` where rows begin or fork; all else is written here.
 
     Attributes:
+        size: Number of rows.
         serial: [size] int64. Number of the row's sequence, 0 for a free row.
         attempt: [size] int64.
         index: [size] int32. Index of the sequence in its request.
@@ -134,6 +135,7 @@ class Rows:
     """
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self.serial = np.zeros(size, np.int64)
         self.attempt = np.zeros(size, np.int64)
         self.index = np.zeros(size, np.int32)
@@ -162,10 +164,6 @@ class Rows:
         self._row_of: dict[tuple[int, int], int] = {}
         self._tenants: dict[str, int] = {}
         self._active: Index | None = None
-
-    @property
-    def size(self) -> int:
-        return len(self.serial)
 
     @property
     def used(self) -> int:
@@ -261,7 +259,9 @@ class Rows:
             sequence.chain.extend(np.concatenate((prompt[hashed:computed], outputs[max(start, 0) : max(end, 0)])))
 
     def hash_next(self, rows: Index, full: Index, page_size: int) -> None:
-        """Hashes the last full pages of several rows, which are all output; earlier pages are hashed already.
+        """Hashes the last full page of each of several rows, whose earlier pages are hashed already.
+
+        A fast path of `hash_pages` for decoding rows. Rows with other pages to hash are left to it.
 
         Args:
             rows: [n] int32.
@@ -271,9 +271,12 @@ class Rows:
         for row, pages in zip(rows.tolist(), full.tolist(), strict=True):
             sequence = self._sequences[row]
             if sequence is not None and sequence.chain is not None:
-                first = (pages - 1) * page_size - len(sequence.request.prompt)
-                if first >= 0:
-                    sequence.chain.extend_by_page(pages - 1, self._outputs[row, first : first + page_size].tobytes())
+                start, prompt = (pages - 1) * page_size, sequence.request.prompt
+                first = start - len(prompt)  # of the page, in the output
+                content: bytes = self._outputs[row, max(first, 0) : max(first + page_size, 0)].tobytes()
+                if first < 0:
+                    content = prompt[start : start + page_size].astype("<i4").tobytes() + content
+                sequence.chain.extend_by_page(pages - 1, content)
 
     def remove(self, row: int) -> None:
         sequence = self._sequences[row]

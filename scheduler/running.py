@@ -157,7 +157,7 @@ class Running:
     def finish(self, attempt: int, index: int) -> None:
         """Removes one sequence; the others of its attempt go on.
 
-        Where others are to go on from its prompt, the first of them takes its place and computes the prompt for all.
+        If others are to go on from its prompt, the first of them takes its place and computes the prompt for all.
         """
         parent = self._parent(attempt)
         if parent is None or index not in (parent.index, *parent.siblings):
@@ -198,8 +198,8 @@ class Running:
     def advance(self, attempt: int) -> None:
         """Starts a search's next round, once each of its hypotheses has offered: the best go on.
 
-        A hypothesis that is extended in several slots forks its row. Where no row is free the child is queued, and what
-        it shares with its parent is computed again for it.
+        A hypothesis that is extended in several slots forks its row. If no row is free, the child is queued, and the
+        tokens that it shares with its parent are computed again for it.
         """
         search = self.beams[attempt]
         rows = {slot: self.rows.row_of(attempt, slot) for slot in search.live}

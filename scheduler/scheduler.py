@@ -48,8 +48,8 @@ from scheduler.request import Request
 from scheduler.results import Results
 from scheduler.rows import Index
 from scheduler.running import Running
+from scheduler.running_work import RunningWork
 from scheduler.settings import QueueLimits, SchedulerSettings
-from scheduler.slices import Slices, Wanted
 from scheduler.step import StepPlan, StepResult, transfer_bytes
 
 AUDIT_STEPS = 1024  # between two audits of the ledger
@@ -71,6 +71,7 @@ class Scheduler:
 
     Attributes:
         intake: Takes in events.
+        lockstep: Plans steps in which all rows decode.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class Scheduler:
         )
         self._attempts = self._running.attempts
         self._drafting = None if drafter is None else Drafting(drafter, settings, self._running, cache, self._counters)
-        self._lockstep = Lockstep(
+        self.lockstep = Lockstep(
             settings, self._running, cache, self._admission, self.policy, self._drafting is not None
         )
+        self._running_work = RunningWork(settings, self._running, cache, self.policy, self._drafting is not None)
         self._results = Results(self._running, cache, self.backpressure, self._drafting)
         self._in_flight: deque[InFlight] = deque()
         self._steps = 0
@@ -184,19 +186,19 @@ class Scheduler:
         self.intake.expire(now)
         if self.held:
             self._running.forget_ended()
-        if (further := self._lockstep.next_step(now, self._steps)) is not None:
+        if (further := self.lockstep.next_step(now, self._steps)) is not None:
             flown, logits = further
             return self._launched(flown, logits, NO_DRAFTS)
-        wanted, preempted = self._make_room(now)
+        wanted, preempted = self._running_work.make_room(now)
         drafts = {} if self._drafting is None or preempted else self._drafting.propose(wanted)
-        slices = self._running_slices(wanted, drafts)
+        slices = self._running_work.slices(wanted, drafts)
         if not preempted:
             self._admission.admit(now, self._steps, slices)
         work = slices.array()
         if not len(work):
             return None
         plan = self._plan(now, work, drafts)
-        self._lockstep.planned(wanted.rows, plan)
+        self.lockstep.planned(wanted.rows, plan)
         return plan
 
     def _swapping_pays(self) -> bool:
@@ -206,71 +208,6 @@ class Scheduler:
         if page is None or not token or self._steps % SWAP_RETRY_STEPS == 0:
             return True
         return page * len(layout.groups) < token * layout.page_size
-
-    def _make_room(self, now: float) -> tuple[Wanted, bool]:
-        """Gives running rows the pages that this step writes; preempts where pages are lacking.
-
-        Returns:
-            Rows with work and its extent, and whether a row was preempted.
-        """
-        rows, cache, wanted = self.rows, self.cache, self._wanted(now)
-        ends = wanted.starts + np.minimum(wanted.need, self.settings.chunk)
-        covered = cache.covers(wanted.rows, ends)
-        (lacking,) = (~covered).nonzero()
-        if not len(lacking):
-            return wanted, False
-        active, ends = wanted.rows[lacking], ends[lacking]
-        if cache.lack_a_page(active, ends) and cache.grow_by_page(active):
-            return wanted, False
-        preempted = False
-        for row, end in zip(active.tolist(), ends.tolist(), strict=True):
-            start = int(rows.scheduled[row])
-            while rows.serial[row] and not cache.grow(row, start, end):
-                if cache.pool.returning:
-                    break  # pages come back when the step in flight retires: this row sits out one step
-                self._running.preempt(self._victim(now))
-                preempted = True
-        wanted = self._wanted(now)
-        ends = wanted.starts + np.minimum(wanted.need, self.settings.chunk)
-        wanted.covered = cache.covers(wanted.rows, ends)
-        return wanted, preempted
-
-    def _victim(self, now: float) -> int:
-        """The row that gives way: the last hypothesis that waits for others of its search, else the last of all."""
-        last_first = self.policy.running(self.rows, now)[::-1].tolist()
-        waiting = set(self._running.idle())
-        return next((row for row in last_first if row in waiting), last_first[0])
-
-    def _wanted(self, now: float) -> Wanted:
-        rows = self.rows
-        active = self.policy.running(rows, now)
-        if self._drafting is not None:
-            # The token that a row with drafts in flight goes on with is known once they are checked.
-            active = active[rows.drafts[active] == 0]
-        places = active.astype(np.intp)
-        starts = rows.scheduled[places]
-        need = np.minimum(rows.length[places], rows.max_length[places] - 1) - starts
-        some = need > 0
-        if np.count_nonzero(some) < len(need):
-            active, starts, need = active[some], starts[some], need[some]
-        return Wanted(active, starts, need)
-
-    def _running_slices(self, wanted: Wanted, drafts: Mapping[int, Ints]) -> Slices:
-        """Plans work for running rows: decodes and their drafts, then prefills in order while the budget lasts."""
-        slices, active, starts, need = Slices(self.settings), wanted.rows, wanted.starts, wanted.need
-        if wanted.covered is None and not drafts and not np.count_nonzero(need != 1):
-            slices.decodes(active, starts)
-            return slices
-        covered = True if wanted.covered is None else wanted.covered
-        decodes = covered & (need == 1)
-        plain = decodes & (self.rows.drafts[active] == 0) if drafts else decodes
-        slices.decodes(active[plain], starts[plain])
-        for row, tokens in drafts.items():
-            slices.check(row, int(self.rows.scheduled[row]), 1 + len(tokens))
-        for i in np.flatnonzero(covered & (need > 1)).tolist():
-            row = int(active[i])
-            slices.prefill(row, int(starts[i]), int(need[i]), int(self.rows.bidirectional[row]))
-        return slices
 
     def _plan(self, now: float, work: Index, drafts: dict[int, Ints]) -> StepPlan:
         rows, step, running = self.rows, self._steps, self._running

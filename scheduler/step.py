@@ -59,7 +59,7 @@ def transfer_bytes(joins: Iterable[Join]) -> int:
     return sum(join.transfer.content.nbytes for join in joins if join.transfer is not None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, see `scheduler.events.EngineStats`
 class StepPlan:
     """Changes and work of one engine step, as flat arrays.
 
@@ -76,7 +76,7 @@ class StepPlan:
         swap_ins: [n, 2] int32. Host slot, and the page that its content goes to.
         freed: [n] int32. Pages whose content no row reads any more, once it is swapped out.
         slices: [n, 3] int32. Row, start, count: positions start .. start + count - 1 of the row are computed and their
-            KV is written. What is left of a bidirectional prefix is in one slice.
+            KV is written. One slice has all of a bidirectional prefix that is left.
         logits: [n, 2] int32. Packed offset of a token in the slices, and the row that draws from its logits. The row
             need not be the slice's: sequences of one request draw their first tokens from the logits of the row that
             computed the prompt.

@@ -170,7 +170,7 @@ def attention_layer(random: RandomTensors, name: str) -> Error:
 def joined(device: torch.device) -> Error:
     """Checks the join of a softmax's parts, some of which have no keys."""
     from model.gpu.attention import join_parts
-    from model.gpu.attention_backend import AT_ONCE  # here, so that a new division of kernels fails only this check
+    from model.gpu.attention_backend import PARTS_AT_ONCE  # here: a new division fails this alone
 
     random, heads, dim, count = RandomTensors(device), 4, 96, 37
     tops, totals = 20 * random(count, heads), 1 + random(count, heads).abs()
@@ -179,7 +179,7 @@ def joined(device: torch.device) -> Error:
     out = torch.full((3, heads, dim), torch.nan, device=device)
     joins = torch.tensor([[1, 0, count, 0]], dtype=torch.int32, device=device)
     sums = torch.stack((tops, totals), -1)
-    join_parts[(1, heads)](out, parts, sums, joins, DIM=dim, WIDE=128, AT_ONCE=AT_ONCE)
+    join_parts[(1, heads)](out, parts, sums, joins, HEAD_DIM=dim, PADDED_DIM=128, PARTS_AT_ONCE=PARTS_AT_ONCE)
     if not (out[0].isnan().all() and out[2].isnan().all()):
         raise ValueError("another token's result was written")
     weights = torch.exp2(tops.double() - tops.double().amax(0))[..., None]

@@ -38,21 +38,27 @@ class MachineFloor:
         read, multiply = (min(column) for column in zip(*times, strict=True))
         return MachineRates(READ / read, PRODUCT / multiply)
 
-    def floor(self, model: str, workload: Workload, rates: MachineRates) -> float:
+    def floor(self, model: str, workload: Workload, rates: MachineRates, weights: int) -> float:
         """Returns the least seconds of a workload.
 
         All prompts are computed first, their shared prefix once. Then each running request gets a token a step, and
         the next one starts when one ends. A step reads the shared prefix once. The workload takes at least until the
         last request arrives.
+
+        Args:
+            model: Name of the model.
+            workload: Requests of the run.
+            rates: Rates of the machine.
+            weights: Bytes of weights that a step reads.
         """
-        weights, token = bytes_of(model)
+        token = token_bytes(model)
         layers, head, attention = operations_of(model)
         prompts = sum(len(asked.prompt) - workload.shared for asked in workload.requests) + workload.shared
         pairs = sum(_pairs(workload.shared, len(asked.prompt)) for asked in workload.requests)
         pairs += _pairs(0, workload.shared)
         first = prompts * layers + len(workload.requests) * head + pairs * attention
         seconds = first / rates.multiply
-        waiting = [(len(asked.prompt), asked.tokens - 1) for asked in workload.requests][::-1]
+        waiting = [(len(asked.prompt), asked.tokens - 1) for asked in workload.requests[::-1] if asked.tokens > 1]
         running: list[tuple[int, int]] = []
         while waiting or running:
             while waiting and len(running) < workload.together:
@@ -76,11 +82,11 @@ def _seconds(work: object) -> float:
     return time.perf_counter() - began
 
 
-def bytes_of(model: str) -> tuple[int, int]:
-    """Returns the bytes of all weights, and of one token's keys and values, in bfloat16."""
+def token_bytes(model: str) -> int:
+    """Returns the bytes of one token's keys and values in bfloat16."""
     shape = MODELS[model]
-    weights = sum(2 * size[0] * size[1] for _, size in tensor_shapes(shape) if len(size) == 2)
-    return weights, 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    bytes_: int = 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    return bytes_
 
 
 def operations_of(model: str) -> tuple[int, int, int]:

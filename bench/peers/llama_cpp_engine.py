@@ -59,31 +59,33 @@ class LlamaCpp:
         self._batch = lib.llama_batch_init(BATCH, 0, 1)
         self._context: Any = None
         self._memory: Any = None
-        self._unified = False
-        self._open(unified=False)
+        self._opened = (False, SEQUENCES)
+        self._open(*self._opened)
 
-    def _open(self, unified: bool) -> None:
+    def _open(self, unified: bool, sequences: int) -> None:
         """Opens a new context.
 
         Args:
             unified: Whether sequences may share prefixes. Each then searches the cells of all, which took twice as long
                 with W1.
+            sequences: Sequences at once. Where they are not unified, each has an equal part of the KV cache.
         """
         lib = self._lib
         if self._context is not None:
             lib.llama_free(self._context)
         settings = lib.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = self._kv_tokens, BATCH, 512, SEQUENCES
+        settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = self._kv_tokens, BATCH, 512, sequences
         settings.n_threads = settings.n_threads_batch = os.cpu_count() or 1
         settings.kv_unified, settings.flash_attn_type = unified, 1
-        self._context, self._unified = lib.llama_init_from_model(self._model, settings), unified
+        self._context, self._opened = lib.llama_init_from_model(self._model, settings), (unified, sequences)
         if not self._context:
             raise RuntimeError("llama.cpp has no context for this model")
         self._memory = lib.llama_get_memory(self._context)
 
     def prepare(self, workload: Workload) -> None:
-        if self._unified != bool(workload.shared):
-            self._open(unified=bool(workload.shared))
+        needed = (bool(workload.shared), workload.together)
+        if self._opened != needed:
+            self._open(*needed)
 
     def run(self, workload: Workload) -> Sequence[Trace]:
         began = time.perf_counter()

@@ -1,6 +1,8 @@
 """Runs Quire's engine without its frontend: events in, steps' outputs out.
 
 python -m bench.peers.quire_engine MODEL KV_TOKENS [QUANTIZATION]
+
+MODEL is a directory or a GGUF file.
 """
 
 import queue

@@ -1,6 +1,6 @@
 """Runs Quire like its users: `quire serve`, and a client over gRPC with a stream a request, one token a message.
 
-python -m bench.peers.quire_server MODEL KV_TOKENS
+python -m bench.peers.quire_server MODEL KV_TOKENS [QUANTIZATION]
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from rpc.distribution import own_version
 class QuireServer:
     """Quire's server as a `PeerEngine`."""
 
-    def __init__(self, model: str, kv_tokens: str) -> None:
+    def __init__(self, model: str, kv_tokens: str, quantization: str | None = None) -> None:
         self.version = own_version()
         self._life = ExitStack()
         memory = str(kv_memory(model, int(kv_tokens)))
         flags = (
             "--max-batched-tokens", "2048", "--max-sequences", "32", "--max-queue-time", "600",
-            "--kv-cache-memory", memory,
+            "--kv-cache-memory", memory, *(() if quantization is None else ("--quantization", quantization)),
         )  # fmt: skip
         self._address = self._life.enter_context(started("--model", model, *flags)).address
 

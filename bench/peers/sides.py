@@ -8,47 +8,98 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.peers.floor import MachineFloor, bytes_of
+from bench.peers.floor import MachineFloor, token_bytes
+from bench.peers.forms import MissingForm, checkpoint, held_bytes, stored_bytes
 from bench.peers.report import PeerRun
 from bench.peers.workloads import Workload
+from model.errors import CheckpointError
 
 START_SECONDS, RUN_SECONDS = 600, 600
 
 KV_TOKENS = {"llama-135m": 40_960, "qwen3-0.6b": 16_384}
 """Tokens of each engine's KV cache by model; all caches and weights are in memory at once."""
 
-# Engine to its virtual environment ("" for Quire's own), its module, and its arguments after the model and KV_TOKENS.
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An engine, and the weights that it serves.
+
+    Attributes:
+        module: Module of its worker, in this package.
+        environment: Name of its virtual environment; "" for Quire's own.
+        form: Form of its checkpoint; see `forms.FORMS`.
+        arguments: Arguments of its worker after the checkpoint and the tokens of the KV cache.
+    """
+
+    module: str
+    environment: str = ""
+    form: str = "plain"
+    arguments: tuple[str, ...] = ()
+
+    def weights(self, place: Path) -> int:
+        """Returns the bytes of weights that a step must read: as they are stored, or as Quire keeps them if less."""
+        stored = stored_bytes(place)
+        held = 0 if self.environment else held_bytes(place, *(self.arguments or (None,)))
+        return min(stored, held or stored)
+
+
 ENGINES = {
-    "quire": ("", "quire_engine", ()),
-    "quire int8": ("", "quire_engine", ("int8",)),
-    "quire over gRPC": ("", "quire_server", ()),
-    "vLLM eager": ("vllm", "vllm_engine", ("eager",)),
-    "vLLM compiled + zentorch": ("vllm", "vllm_engine", ("compile",)),
-    "llama.cpp bf16": ("llama", "llama_cpp_engine", ()),
-    "llama.cpp q8_0": ("llama", "llama_cpp_engine", ()),
-    "transformers": ("vllm", "transformers_engine", ()),
+    "quire": Side("quire_engine"),
+    "quire int8": Side("quire_engine", arguments=("int8",)),
+    "quire int4": Side("quire_engine", arguments=("int4",)),
+    "quire gptq8": Side("quire_engine", form="gptq8"),
+    "quire q8_0": Side("quire_engine", form="q8_0"),
+    "quire q4_0": Side("quire_engine", form="q4_0"),
+    "quire q4_k_m": Side("quire_engine", form="q4_k_m"),
+    "quire over gRPC": Side("quire_server"),
+    "quire int4 over gRPC": Side("quire_server", arguments=("int4",)),
+    "vLLM eager": Side("vllm_engine", "vllm", arguments=("eager",)),
+    "vLLM compiled + zentorch": Side("vllm_engine", "vllm", arguments=("compile",)),
+    "llama.cpp bf16": Side("llama_cpp_engine", "llama", "bf16"),
+    "llama.cpp q8_0": Side("llama_cpp_engine", "llama", "q8_0"),
+    "llama.cpp q4_0": Side("llama_cpp_engine", "llama", "q4_0"),
+    "llama.cpp q4_k_m": Side("llama_cpp_engine", "llama", "q4_k_m"),
+    "transformers": Side("transformers_engine", "vllm"),
 }
+USUAL = (
+    "quire", "quire int8", "quire over gRPC", "vLLM eager", "vLLM compiled + zentorch", "llama.cpp bf16",
+    "llama.cpp q8_0", "transformers",
+)  # fmt: skip
+"""Engines of a run that names none: all of them at once do not fit in every memory."""
 
 
-def start_all(names: list[str], peers: Path, model: Path) -> list["PeerProcess"]:
-    """Starts engines, and stops each after its first token. Leaves out those that are missing or fail."""
+def start_all(names: list[str], peers: Path, model: Path, kv_tokens: int | None = None) -> list["PeerProcess"]:
+    """Starts engines, and stops each after its first token. Leaves out those that are missing or fail.
+
+    Args:
+        names: Names of engines.
+        peers: Directory of the virtual environments.
+        model: Directory of the plain checkpoint.
+        kv_tokens: Tokens of each engine's KV cache. None for those of KV_TOKENS.
+    """
+    kv_tokens = KV_TOKENS[model.name] if kv_tokens is None else kv_tokens
     machine, sides = MachineFloor(), list[PeerProcess]()
     for name in names:
-        environment, module, rest = ENGINES[name]
-        python = peers / environment / "bin" / "python" if environment else Path(sys.executable)
+        one = ENGINES[name]
+        python = peers / one.environment / "bin" / "python" if one.environment else Path(sys.executable)
         if not python.exists():
             print(f"{name}: there is no {python}", file=sys.stderr)
             continue
-        path = as_gguf(peers, model, name.split()[1]) if environment == "llama" else model
-        command = [str(python), "-m", f"bench.peers.{module}", str(path), str(KV_TOKENS[model.name]), *rest]
         log = peers / f"{name.replace(' ', '-')}.log"
         try:
-            side = PeerProcess(name, command, _environment(peers, name, model), machine, log)
+            place = checkpoint(peers, model, one.form)
+            command = [str(python), "-m", f"bench.peers.{one.module}", str(place), str(kv_tokens), *one.arguments]
+            environment = _environment(peers, name, kv_tokens * token_bytes(model.name))
+            side = PeerProcess(name, command, environment, machine, one.weights(place), log)
+        except (MissingForm, CheckpointError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
         except RuntimeError as error:
             print(f"{error}: see {log}", file=sys.stderr)
             continue
@@ -57,22 +108,13 @@ def start_all(names: list[str], peers: Path, model: Path) -> list["PeerProcess"]
     return sides
 
 
-def as_gguf(peers: Path, model: Path, kind: str) -> Path:
-    out = model.with_name(f"{model.name}.{kind}.gguf")
-    if not out.exists():
-        python = peers / "vllm" / "bin" / "python"
-        subprocess.run([python, "-m", "bench.peers.as_gguf", model, kind, out], check=True)
-    return out
-
-
-def _environment(peers: Path, name: str, model: Path) -> dict[str, str]:
+def _environment(peers: Path, name: str, kv_bytes: int) -> dict[str, str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     # Importing Quire sets it in this process, too; with it llama.cpp ran at a third of its speed.
     environment.pop("OMP_WAIT_POLICY", None)
-    if ENGINES[name][0] != "vllm":
+    if ENGINES[name].environment != "vllm":
         return environment
     found = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), peers / "vllm" / "lib" / "libiomp5.so"]
-    kv_bytes = KV_TOKENS[model.name] * bytes_of(model.name)[1]
     environment |= {
         "LD_PRELOAD": ":".join(str(file) for file in found if file.exists()),
         "KMP_BLOCKTIME": "1",
@@ -91,9 +133,11 @@ class PeerProcess:
         command: Command of its worker.
         environment: Environment variables.
         machine: Computes floors.
+        weights: Bytes of weights that a step must read.
         log: File for the engine's output.
 
     Attributes:
+        weights: As given.
         version: Version that the engine reports.
         started: Seconds from the start of its process to its first token.
         memory: Largest proportional set size of its processes after a run, in bytes.
@@ -103,9 +147,15 @@ class PeerProcess:
     """
 
     def __init__(
-        self, name: str, command: list[str], environment: dict[str, str], machine: MachineFloor, log: Path
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        machine: MachineFloor,
+        weights: int,
+        log: Path,
     ) -> None:
-        self.name, self._machine = name, machine
+        self.name, self._machine, self.weights = name, machine, weights
         began = time.monotonic()
         with log.open("w") as printed:
             self._process = subprocess.Popen(
@@ -125,14 +175,14 @@ class PeerProcess:
     def turn(self, workload: Workload, asked: str, model: str) -> PeerRun:
         """Runs a workload while all other engines are stopped. Raises RuntimeError without an answer."""
         rates = self._machine.rates()
-        floor = self._machine.floor(model, workload, rates)
+        floor = self._machine.floor(model, workload, rates, self.weights)
         self._signal(signal.SIGCONT)
         before, everyone, began = self._spent(), _busy(), time.monotonic()
         answer = self._ask(asked, RUN_SECONDS)
         share = (_busy() - everyone - (self._spent() - before)) / (time.monotonic() - began) / (os.cpu_count() or 1)
         self.memory = max(self.memory, sum(p.memory_full_info().pss for p in self._tree()))
         self._signal(signal.SIGSTOP)
-        return PeerRun.of(self.name, workload, answer, floor, rates, max(0.0, share))
+        return PeerRun.of(self, model, workload, answer, floor, rates, max(0.0, share))
 
     def close(self) -> None:
         processes = self._tree()

@@ -1,7 +1,7 @@
 """Requests to every engine: token ids drawn from a seed, greedy, outputs of a fixed length.
 
-The requests of W1 to W4 arrive at once. Those of W5@RATE arrive as a Poisson process of RATE a second. Each round has a
-seed of its own, so that no prefix cache has the prompts of a later one.
+The requests of W1 to W4 arrive at once. Those of W5@RATE arrive as a Poisson process of RATE a second. P512 is one
+prompt. Each round has a seed of its own, so that no prefix cache has the prompts of a later one.
 """
 
 import random
@@ -43,6 +43,12 @@ class Workload:
     together: int
     shared: int = 0
 
+    @property
+    def counted(self) -> int:
+        """Tokens whose rate a report gives: those of the outputs, or of the prompts where each output is one token."""
+        outputs = sum(asked.tokens for asked in self.requests)
+        return outputs if outputs > len(self.requests) else sum(len(asked.prompt) for asked in self.requests)
+
 
 def build(name: str, seed: int) -> Workload:
     """Makes a workload. Raises KeyError for an unknown name, ValueError for W5 without a rate."""
@@ -62,6 +68,10 @@ def _mixed(source: random.Random) -> Workload:
 
 def _single(source: random.Random) -> Workload:
     return Workload("W2", "one request, 128 in, 128 out", [PeerRequest(_ids(source, 128), 128)], 1)
+
+
+def _prompt(source: random.Random) -> Workload:
+    return Workload("P512", "one request, 512 in, 1 out", [PeerRequest(_ids(source, 512), 1)], 1)
 
 
 def _shared(source: random.Random) -> Workload:
@@ -87,4 +97,4 @@ def _warm(source: random.Random) -> Workload:
     return Workload("warm", "6 requests, 64-224 in, 8 out", requests, 8)
 
 
-BUILDERS = {"W1": _mixed, "W2": _single, "W3": _shared, "W4": _decode, "warm": _warm}
+BUILDERS = {"W1": _mixed, "W2": _single, "W3": _shared, "W4": _decode, "P512": _prompt, "warm": _warm}

@@ -37,9 +37,9 @@ def load_falcon(config: ModelConfig, tensors: Tensors) -> Decoder:
             return Parallel(norm, attention, None, mlp)
         return PreNorm(norm, attention, at.layer_norm("post_attention_layernorm", c.hidden, eps), mlp)
 
-    embedding = tensors("transformer.word_embeddings.weight", c.vocabulary, c.hidden)
+    embedding = tensors.table("transformer.word_embeddings", c.vocabulary, c.hidden)
     return Decoder(
-        Embedding(embedding),
+        Embedding(embedding.weight),
         [layer(number) for number in range(c.layers)],
         tensors.layer_norm("transformer.ln_f", c.hidden, eps),
         tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None),

@@ -68,10 +68,11 @@ def _decoder(
 ) -> Decoder:
     c = config
     tensors.ignore(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-    embedding = tensors("model.embed_tokens.weight", c.vocabulary, c.hidden)
+    embedding = tensors.table("model.embed_tokens", c.vocabulary, c.hidden)
     layers = [layer(tensors.under(f"model.layers.{number}."), number) for number in range(c.layers)]
     head = tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None)
-    return Decoder(Embedding(embedding, scale=c.hidden**0.5), layers, _norm(c, tensors, "model.norm"), head, soft_cap)
+    scaled = Embedding(embedding.weight, scale=c.hidden**0.5)
+    return Decoder(scaled, layers, _norm(c, tensors, "model.norm"), head, soft_cap)
 
 
 def _sandwich(config: ModelConfig, at: Tensors, number: int, rope: Rope, head_norm: HeadNorm | None = None) -> Sandwich:

@@ -65,9 +65,9 @@ def load_decoder(config: ModelConfig, tensors: Tensors, layers: Sequence[Layer])
     """Loads a decoder around its layers: embedding, last norm and output layer."""
     c = config
     tensors.ignore(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # a buffer that old checkpoints saved
-    embedding = tensors("model.embed_tokens.weight", c.vocabulary, c.hidden)
+    embedding = tensors.table("model.embed_tokens", c.vocabulary, c.hidden)
     head = tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None)
-    return Decoder(Embedding(embedding), layers, tensors.rms_norm("model.norm", c.hidden, norm_eps(c)), head)
+    return Decoder(Embedding(embedding.weight), layers, tensors.rms_norm("model.norm", c.hidden, norm_eps(c)), head)
 
 
 def norm_eps(config: ModelConfig) -> float:

@@ -44,10 +44,10 @@ def load_nano(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     # Tied weights are saved once, under either name.
     name = "token_embedding" if not c.tied_embeddings or "token_embedding.weight" in at else "head"
-    embedding = at(f"{name}.weight", c.vocabulary, c.hidden)
+    embedding = at.table(name, c.vocabulary, c.hidden)
     head = at.head("head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None)
     return Decoder(
-        Embedding(embedding),
+        Embedding(embedding.weight),
         [layer(number) for number in range(c.layers)],
         at.rms_norm("norm", c.hidden, eps),
         head,

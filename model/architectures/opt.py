@@ -35,9 +35,9 @@ def load_opt(config: ModelConfig, tensors: Tensors) -> Decoder:
         norms = [at.layer_norm(name, c.hidden, EPS) for name in ("self_attn_layer_norm", "final_layer_norm")]
         return PreNorm(norms[0], attention, norms[1], mlp) if before else PostNorm(attention, norms[0], mlp, norms[1])
 
-    tokens = root("embed_tokens.weight", c.vocabulary, narrow)
+    tokens = root.table("embed_tokens", c.vocabulary, narrow)
     embedding = Embedding(
-        tokens,
+        tokens.weight,
         positions=root("embed_positions.weight", c.context + OFFSET, c.hidden),
         offset=OFFSET,
         projection=root.linear("project_in", narrow, c.hidden) if narrow != c.hidden else None,

@@ -11,7 +11,7 @@ from model.architectures import falcon, gemma, gpt2, gpt_neox, llama, mixtral, n
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.multimodal import KINDS, NANO
-from model.parallel.collective import ALONE, Ranks
+from model.parallel.collective import ONE_RANK, Ranks
 from model.source import Renamed
 from model.tensors import ProductMaker, Tensors
 from model.weight_formats.plain import PLAIN
@@ -79,7 +79,7 @@ def load_model(
     device: torch.device,
     quantization: str | None = None,
     maker: ProductMaker | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = ONE_RANK,
 ) -> Decoder:
     """Builds a model.
 

@@ -26,9 +26,9 @@ def load_starcoder2(config: ModelConfig, tensors: Tensors) -> Decoder:
             MLP(up, down, activation),
         )
 
-    embedding = tensors("model.embed_tokens.weight", c.vocabulary, c.hidden)
+    embedding = tensors.table("model.embed_tokens", c.vocabulary, c.hidden)
     return Decoder(
-        Embedding(embedding),
+        Embedding(embedding.weight),
         [layer(number) for number in range(c.layers)],
         tensors.layer_norm("model.norm", c.hidden, eps),
         tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None),

@@ -84,7 +84,7 @@ class CpuGroup:
     Attributes:
         window: Window of its layers.
         heads: Heads of its layers.
-        shapes: Of attention's kernels: one token a piece, several tokens a piece.
+        shapes: Shapes of attention's kernels: one token a piece, several tokens a piece.
         scaling: Factor of scores, and their soft cap; 0.0 without one.
         cells: Cells of its numbers.
     """

@@ -17,7 +17,7 @@ from model.cpu.kernels.logits import KernelOps
 from model.cpu.kernels.machine import open_machine
 from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.program import Machine
-from model.cpu.weight_formats import KERNEL_WEIGHTS, group_weights
+from model.cpu.weight_formats import KERNEL_WEIGHTS, group_weights, rounded_weights
 from model.decoder import Decoder
 from model.footprint import shape_of
 from model.forward import Model
@@ -25,6 +25,7 @@ from model.kv_pool import EIGHT_BIT
 from model.parallel.collective import Ranks
 from model.sampling.sampler import LogitOps
 from model.settings import ModelSettings
+from model.weight_formats.activations import RoundedFormat
 from model.weight_formats.format import WeightFormat
 from model.weight_formats.groups import GroupFormat
 from model.weight_formats.stored import StoredWeight
@@ -69,10 +70,13 @@ class CpuBackend:
         if isinstance(weight_format, GroupFormat):
             made = group_weights(weights, ELEMENTS[dtype], weight_format, self.machine.compiler.has_pairs)
             return KernelLinear(self.machine, made, bias, gated)
+        if isinstance(weight_format, RoundedFormat):
+            rounded = rounded_weights(weights, ELEMENTS[dtype], weight_format, self.machine.compiler)
+            return KernelLinear(self.machine, rounded, bias, gated)
         prepare = KERNEL_WEIGHTS.get(weight_format.name)
         if prepare is None:
             raise NotCompiled(f"there are none for weights in the format {weight_format.name}")
-        return KernelLinear(self.machine, prepare(weights, ELEMENTS[dtype]), bias, gated)
+        return KernelLinear(self.machine, [prepare(weights, ELEMENTS[dtype])], bias, gated)
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> CpuAttention:
         eight_bit = None if self.kv_dtype == self.dtype else self.kv_dtype

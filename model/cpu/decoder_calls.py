@@ -223,7 +223,7 @@ class DecoderCalls:
 
     def _attend(self, attention: SelfAttention, x: Buffer, y: Buffer, add: bool = True) -> None:
         a, h = attention, self._attention.heads_of(attention.number)
-        qkv = self._buffer("qkv", (h.heads + 2 * h.kv_heads) * h.dim, FLOAT)
+        qkv = self._buffer("qkv", max(_kernel(a.qkv).columns, (h.heads + 2 * h.kv_heads) * h.dim), FLOAT)
         queries, mixed = (self._buffer(name, h.heads * h.dim, h.element) for name in ("queries", "mixed"))
         self._linear(a.qkv, x, qkv)
         norm, *norms = self._head_norms(a)
@@ -340,7 +340,7 @@ class DecoderCalls:
         if isinstance(product, Summed):
             self._summed(y, add, lambda part: self._linear(product.part, x, part, rows, activation=activation))
             return
-        self._calls.append(_kernel(product).call(self.cells.at(rows), x, y, add, activation))
+        self._calls += _kernel(product).calls(self.cells.at(rows), x, y, self._buffer, add, activation)
 
     def _summed(self, y: Buffer, add: bool, made: Callable[[Buffer], None]) -> None:
         """Writes a part that is divided among ranks, and the sum of all ranks' parts.

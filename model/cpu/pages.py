@@ -17,8 +17,8 @@ from model.kv_pool import ALL_ONES
 class Pages:
     """Pages of all layer groups.
 
-    Where all groups' pages have one form, each layer of a group has memory of its own, which holds the layer's part of
-    every page: attention then reads consecutive pages as one stream. Where they differ, all is in one, page by page.
+    If all groups' pages have one form, each layer of a group has memory of its own, which holds the layer's part of
+    every page: attention then reads consecutive pages as one stream. If they differ, one memory has all, page by page.
     """
 
     def __init__(self, layout: KVLayout, pages: int, heads: Sequence[Heads]) -> None:

@@ -1,4 +1,4 @@
-"""What a compiled decoder reads of one step: its numbers, rotary angles, and further depths of features."""
+"""Values of one step that a compiled decoder reads: its numbers, rotary angles, and further depths of features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How texts are cut before byte-level BPE, by the name that GGUF files have for it. Imports no torch.
+"""Ways to cut texts before byte-level BPE, by the names that GGUF files have for them. Imports no torch.
 
 Names and expressions are those of llama.cpp's src/llama-vocab.cpp; a normalization to NFC is that of the tokenizer on
 the hub that a file of this name is made from.
@@ -34,8 +34,8 @@ class Cutting:
     """A way to cut texts.
 
     Attributes:
-        patterns: Expressions, each applied to the pieces that those before it leave. What one matches is a piece, and
-            so is what stands between.
+        patterns: Expressions, each applied to the pieces that those before it leave. A match is a piece, and so is the
+            text between two matches.
         nfc: Whether texts are normalized to NFC first.
         whole: Whether a piece that is a token is that token, whatever the merges say.
         begins: Whether a text gets the token of its beginning where the file does not say.

@@ -1,7 +1,7 @@
-"""What a GGUF file says of a model, by its architecture, as config.json would say it. Imports no torch.
+"""Reads the configuration of a model from a GGUF file, as config.json would have it, by architecture.
 
-Keys are those of llama.cpp's src/llama-arch.cpp. What a family's file cannot say, llama.cpp takes for granted, and so
-does this.
+Imports no torch. Keys are those of llama.cpp's src/llama-arch.cpp. llama.cpp takes for granted what a family's file
+cannot say, and so does this module.
 """
 
 import math

@@ -15,7 +15,7 @@ from model.gguf.reader import MOST_TENSORS, TensorInfo
 
 
 class Change(Enum):
-    """How a stored tensor differs from the hub's."""
+    """The difference between a stored tensor and the hub's."""
 
     NONE = auto()
     PAIRED_QUERIES = auto()  # rows of each head in the order of pairs that rotate together, not of halves

@@ -1,4 +1,4 @@
-"""What the metadata and small tensors of a GGUF file say of its architecture. Imports no torch."""
+"""Reads the metadata and small tensors of a GGUF file that describe its architecture. Imports no torch."""
 
 from dataclasses import dataclass
 

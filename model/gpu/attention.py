@@ -9,7 +9,7 @@ a Triton Attention Kernel, arXiv 2511.11581, 2025. So every key is read once for
 the smallest matrix product. The plan has two numbers for each token, the range of keys that it sees. So causality,
 windows and bidirectional prefixes are one comparison here.
 
-Invariant: tiles of keys begin at multiples of TILE, chunks at multiples of the plan's chunk, and each chunk has a
+Invariant: tiles of keys begin at multiples of TILE_KEYS, chunks at multiples of the plan's chunk, and each chunk has a
 partial result of its own. Sums are taken in the order of positions and grouped by chunks. A tile of which a query sees
 nothing changes no bit of its sums. `model.gpu.tuning` states the consequences.
 
@@ -26,8 +26,8 @@ import triton.language as tl
 
 from model.gpu.formats import PLAIN, decoded
 
-HEAD = 4
-# Columns of the head of a launch's pieces in a plan, int32:
+HEADER = 4
+# Columns of the header of a launch's pieces in a plan, int32:
 # 0  the number of pieces
 # 1  place of the pieces in the plan
 # 2  place of the page tables
@@ -50,140 +50,152 @@ JOIN_FIELDS = tl.constexpr(4)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["slots", "head"])
+@triton.jit(do_not_specialize=["pool_slots", "header"])
 def attend_pieces(
+    # The step's tokens, and the pool of a layer
     out,
     queries,
     keys,
     values,
     key_scales,
     value_scales,
+    # Work
     plan,
-    head,
-    first,
-    last,
-    part_from,
-    parts,
-    sums,
-    scale,
-    cap,
+    header,
+    first_key,
+    end_key,
+    first_part,
+    # Partial results
+    partial_out,
+    partial_sums,
+    # Numbers
+    score_scale,
+    soft_cap,
     query_stride,
     query_head_stride,
-    slots,
-    GROUP: tl.constexpr,
-    ROOM: tl.constexpr,
-    SHARES: tl.constexpr,
-    TOKENS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILE: tl.constexpr,
-    PAGE: tl.constexpr,
-    FORMAT: tl.constexpr,
+    pool_slots,
+    # Shape of attention and of the pool
+    HEADS_PER_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+    # Sizes of a tile
+    TILE_TOKENS: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+    HEAD_TILES: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    # Variants
     CAPPED: tl.constexpr,
     DIVIDED: tl.constexpr,
     LOOPED: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    MIX: tl.constexpr,
+    # Types that products are taken in
+    SCORE_TYPE: tl.constexpr,
+    VALUE_TYPE: tl.constexpr,
 ):
-    """Computes pieces. Grid: (pieces, or any number with LOOPED, KV heads x SHARES).
+    """Computes pieces. Grid: (pieces, or any number with LOOPED, KV heads x HEAD_TILES).
 
     Args:
-        out: [tokens, heads, DIM].
-        queries: [tokens, heads, DIM] with these strides.
-        keys: [KV heads, slots, DIM] in FORMAT.
+        out: [tokens, heads, HEAD_DIM], any float dtype.
+        queries: [tokens, heads, HEAD_DIM] with these strides, any float dtype.
+        keys: [KV heads, pool_slots, HEAD_DIM] in KV_FORMAT.
         values: Likewise.
-        key_scales: [KV heads, slots] float32. Not read where FORMAT is PLAIN.
+        key_scales: [KV heads, pool_slots] float32. Not read where KV_FORMAT is PLAIN.
         value_scales: Likewise.
         plan: int32. Holds pieces [FIELDS], page tables and lists of tokens.
-        head: Place of the pieces' HEAD in the plan.
-        first: [tokens] int32. First key that each token sees.
-        last: [tokens] int32. Key after the last.
-        part_from: [tokens] int32. Partial result of the token's chunk 0, as if it had one.
-        parts: [parts, heads, DIM] float32. Partial results. Not touched without DIVIDED.
-        sums: [parts, heads, 2] float32. Largest score, in powers of 2, and total. Not touched without DIVIDED.
-        scale: Factor of scores, times log2 e; where they are CAPPED, over the cap instead.
-        cap: Soft cap of scores, times log2 e.
-        query_stride: Stride of tokens.
-        query_head_stride: Stride of heads.
-        slots: Slots of the pool.
-        GROUP: Query heads of a KV head.
-        ROOM: Query heads in a tile, a power of two.
-        SHARES: Programs that have all query heads of a KV head.
-        TOKENS: Most tokens of a piece; TOKENS x ROOM is at least 16.
-        DIM: Elements of a head.
-        WIDE: A power of two not below DIM.
-        TILE: Keys at a time.
-        PAGE: Tokens of a page.
-        FORMAT: Format of keys and values, see `model.gpu.formats`.
+        header: Place of the pieces' header, [HEADER], in the plan.
+        first_key: [tokens] int32. First key that each token sees.
+        end_key: [tokens] int32. Key after the last that each token sees.
+        first_part: [tokens] int32. Partial result of the token's chunk 0, as if it had one.
+        partial_out: [parts, heads, HEAD_DIM] float32. Partial results. Not touched without DIVIDED.
+        partial_sums: [parts, heads, 2] float32. Largest score, in powers of 2, and total. Not touched without DIVIDED.
+        score_scale: Factor of scores, times log2 e; where they are CAPPED, over the cap instead.
+        soft_cap: Soft cap of scores, times log2 e.
+        query_stride: Elements between two tokens of `queries`.
+        query_head_stride: Elements between two heads of `queries`.
+        pool_slots: Slots of the pool.
+        HEADS_PER_KV: Query heads of a KV head.
+        HEAD_DIM: Elements of a head.
+        PADDED_DIM: A power of two not below HEAD_DIM.
+        PAGE_SIZE: Tokens of a page.
+        KV_FORMAT: Format of keys and values, see `model.gpu.formats`.
+        TILE_TOKENS: Most tokens of a piece; TILE_TOKENS x TILE_HEADS is at least 16.
+        TILE_HEADS: Query heads in a tile, a power of two.
+        HEAD_TILES: Tiles that have all query heads of a KV head.
+        TILE_KEYS: Keys at a time.
         CAPPED: Whether scores have a soft cap.
         DIVIDED: Whether pieces may have partial results.
         LOOPED: Whether programs share the pieces.
-        COMPUTE: Type of the factors of scores.
-        MIX: Type of the factors of mixed values.
+        SCORE_TYPE: Type of the factors of scores.
+        VALUE_TYPE: Type of the factors of mixed values.
     """
-    count = tl.load(plan + head)
+    count = tl.load(plan + header)
     if LOOPED:
         for number in tl.range(tl.program_id(0), count, tl.num_programs(0)):
             _attend_piece(
-                out, queries, keys, values, key_scales, value_scales, plan, head, number, first, last, part_from, parts,
-                sums, scale, cap, query_stride, query_head_stride, slots, GROUP, ROOM, SHARES, TOKENS, DIM, WIDE, TILE,
-                PAGE, FORMAT, CAPPED, DIVIDED, COMPUTE, MIX,
+                number, out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key,
+                first_part, partial_out, partial_sums, score_scale, soft_cap, query_stride, query_head_stride,
+                pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, PAGE_SIZE, KV_FORMAT, TILE_TOKENS, TILE_HEADS,
+                HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
             )  # fmt: skip
     else:
         _attend_piece(
-            out, queries, keys, values, key_scales, value_scales, plan, head, tl.program_id(0), first, last, part_from,
-            parts, sums, scale, cap, query_stride, query_head_stride, slots, GROUP, ROOM, SHARES, TOKENS, DIM, WIDE,
-            TILE, PAGE, FORMAT, CAPPED, DIVIDED, COMPUTE, MIX,
+            tl.program_id(0), out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key,
+            first_part, partial_out, partial_sums, score_scale, soft_cap, query_stride, query_head_stride, pool_slots,
+            HEADS_PER_KV, HEAD_DIM, PADDED_DIM, PAGE_SIZE, KV_FORMAT, TILE_TOKENS, TILE_HEADS, HEAD_TILES, TILE_KEYS,
+            CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
         )  # fmt: skip
 
 
 @triton.jit
 def _attend_piece(
-    out, queries, keys, values, key_scales, value_scales, plan, head, number, first, last, part_from, parts, sums,
-    scale, cap, query_stride, query_head_stride, slots, GROUP: tl.constexpr, ROOM: tl.constexpr, SHARES: tl.constexpr,
-    TOKENS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    FORMAT: tl.constexpr, CAPPED: tl.constexpr, DIVIDED: tl.constexpr, COMPUTE: tl.constexpr, MIX: tl.constexpr,
+    number, out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key, first_part,
+    partial_out, partial_sums, score_scale, soft_cap, query_stride, query_head_stride, pool_slots,
+    HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    KV_FORMAT: tl.constexpr, TILE_TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, HEAD_TILES: tl.constexpr,
+    TILE_KEYS: tl.constexpr, CAPPED: tl.constexpr, DIVIDED: tl.constexpr, SCORE_TYPE: tl.constexpr,
+    VALUE_TYPE: tl.constexpr,
 ):  # fmt: skip
     """Computes the piece of index `number`, see `attend_pieces`."""
-    piece = plan + tl.load(plan + head + 1) + number * FIELDS
-    table = plan + tl.load(plan + head + 2) + tl.load(piece)
-    tokens = plan + tl.load(plan + head + 3) + tl.load(piece + 1)
+    piece = plan + tl.load(plan + header + 1) + number * FIELDS
+    table = plan + tl.load(plan + header + 2) + tl.load(piece)
+    tokens = plan + tl.load(plan + header + 3) + tl.load(piece + 1)
     begin = tl.load(piece + 3)
     end = tl.load(piece + 4)
-    kv_head = tl.program_id(1) // SHARES
-    lane = tl.arange(0, TOKENS * ROOM)
-    place = lane // ROOM
-    member = tl.program_id(1) % SHARES * ROOM + lane % ROOM
-    heads = tl.num_programs(1) // SHARES * GROUP
-    head_of = kv_head * GROUP + member
-    head_slots = kv_head.to(tl.int64) * slots
-    dims = tl.arange(0, WIDE)
-    inside = dims < DIM
-    there = (place < tl.load(piece + 2)) & (member < GROUP)
+    kv_head = tl.program_id(1) // HEAD_TILES
+    lane = tl.arange(0, TILE_TOKENS * TILE_HEADS)
+    place = lane // TILE_HEADS
+    member = tl.program_id(1) % HEAD_TILES * TILE_HEADS + lane % TILE_HEADS
+    heads = tl.num_programs(1) // HEAD_TILES * HEADS_PER_KV
+    head_of = kv_head * HEADS_PER_KV + member
+    head_slots = kv_head.to(tl.int64) * pool_slots
+    dims = tl.arange(0, PADDED_DIM)
+    inside = dims < HEAD_DIM
+    there = (place < tl.load(piece + 2)) & (member < HEADS_PER_KV)
     token = tl.load(tokens + place, mask=there, other=0)
-    see_from = tl.load(first + token, mask=there, other=0)
-    see_to = tl.load(last + token, mask=there, other=0)
+    see_from = tl.load(first_key + token, mask=there, other=0)
+    see_to = tl.load(end_key + token, mask=there, other=0)
     query_at = token.to(tl.int64) * query_stride + head_of * query_head_stride
     query = tl.load(queries + query_at[:, None] + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-    query = query.to(COMPUTE)
+    query = query.to(SCORE_TYPE)
 
-    top = tl.full((TOKENS * ROOM,), float("-inf"), tl.float32)
-    total = tl.zeros((TOKENS * ROOM,), tl.float32)
-    mixed = tl.zeros((TOKENS * ROOM, WIDE), tl.float32)
-    for base in tl.range(begin // TILE * TILE, end, TILE):
-        where = base + tl.arange(0, TILE)
+    top = tl.full((TILE_TOKENS * TILE_HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE_TOKENS * TILE_HEADS,), tl.float32)
+    mixed = tl.zeros((TILE_TOKENS * TILE_HEADS, PADDED_DIM), tl.float32)
+    for base in tl.range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
+        where = base + tl.arange(0, TILE_KEYS)
         # Keys that no query sees may be another sequence's, or free. NaN times a weight of 0 is NaN: they are not read.
         known = (where >= begin) & (where < end)
-        page = tl.load(table + where // PAGE, mask=known, other=0)
-        slot = head_slots + page.to(tl.int64) * PAGE + where % PAGE
-        spot = slot[:, None] * DIM + dims[None, :]
+        page = tl.load(table + where // PAGE_SIZE, mask=known, other=0)
+        slot = head_slots + page.to(tl.int64) * PAGE_SIZE + where % PAGE_SIZE
+        spot = slot[:, None] * HEAD_DIM + dims[None, :]
         known_elements = known[:, None] & inside[None, :]
-        key = decoded(tl.load(keys + spot, mask=known_elements, other=0), FORMAT, COMPUTE)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        if FORMAT != PLAIN:
+        key = decoded(tl.load(keys + spot, mask=known_elements, other=0), KV_FORMAT, SCORE_TYPE)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * score_scale
+        if KV_FORMAT != PLAIN:
             scores *= tl.load(key_scales + slot, mask=known, other=0.0)[None, :]
         if CAPPED:
-            scores = cap - 2.0 * cap / (1.0 + tl.exp2(scores * (2.0 * LOG2E)))  # cap x tanh
+            scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(scores * (2.0 * LOG2E)))  # soft_cap x tanh
         seen = (where[None, :] >= see_from[:, None]) & (where[None, :] < see_to[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -191,42 +203,44 @@ def _attend_piece(
         weights = tl.exp2(scores - finite[:, None])
         faded = tl.exp2(top - finite)
         total = total * faded + tl.sum(weights, 1)
-        value = decoded(tl.load(values + spot, mask=known_elements, other=0), FORMAT, MIX)
-        if FORMAT != PLAIN:
+        value = decoded(tl.load(values + spot, mask=known_elements, other=0), KV_FORMAT, VALUE_TYPE)
+        if KV_FORMAT != PLAIN:
             weights *= tl.load(value_scales + slot, mask=known, other=0.0)[None, :]
-        mixed = tl.dot(weights.to(MIX), value, mixed * faded[:, None], input_precision="ieee")
+        mixed = tl.dot(weights.to(VALUE_TYPE), value, mixed * faded[:, None], input_precision="ieee")
         top = new_top
 
     chunk = tl.load(piece + 5)
     token = tl.load(tokens + place, mask=there, other=0)  # loaded again, so that no register holds it during the loop
     if DIVIDED:
         apart = there & (place + chunk >= place)
-        part = tl.load(part_from + token, mask=apart, other=0) + chunk
+        part = tl.load(first_part + token, mask=apart, other=0) + chunk
         at = part.to(tl.int64) * heads + head_of
-        tl.store(parts + at[:, None] * DIM + dims[None, :], mixed, mask=apart[:, None] & inside[None, :])
-        tl.store(sums + at * 2, top, mask=apart)
-        tl.store(sums + at * 2 + 1, total, mask=apart)
+        tl.store(partial_out + at[:, None] * HEAD_DIM + dims[None, :], mixed, mask=apart[:, None] & inside[None, :])
+        tl.store(partial_sums + at * 2, top, mask=apart)
+        tl.store(partial_sums + at * 2 + 1, total, mask=apart)
         there = there & (place + chunk < place)
     result = mixed / tl.where(total == 0, 1.0, total)[:, None]
     at = token.to(tl.int64) * heads + head_of
     kept = there[:, None] & inside[None, :]
-    tl.store(out + at[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=kept)
+    tl.store(out + at[:, None] * HEAD_DIM + dims[None, :], result.to(out.dtype.element_ty), mask=kept)
 
 
 @triton.jit
-def join_parts(out, parts, sums, joins, DIM: tl.constexpr, WIDE: tl.constexpr, AT_ONCE: tl.constexpr):
+def join_parts(
+    out, partial_out, partial_sums, joins, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PARTS_AT_ONCE: tl.constexpr
+):
     """Joins partial results. Grid: (joins, heads).
 
     A part that has seen no key has a largest score of -inf and a total of 0.
 
     Args:
         out: See `attend_pieces`.
-        parts: See `attend_pieces`.
-        sums: See `attend_pieces`.
+        partial_out: See `attend_pieces`.
+        partial_sums: See `attend_pieces`.
         joins: [joins, JOIN_FIELDS] int32.
-        DIM: Elements of a head.
-        WIDE: A power of two not below DIM.
-        AT_ONCE: Partial results that are joined at once.
+        HEAD_DIM: Elements of a head.
+        PADDED_DIM: A power of two not below HEAD_DIM.
+        PARTS_AT_ONCE: Partial results that are joined at once.
     """
     join = joins + tl.program_id(0) * JOIN_FIELDS
     head = tl.program_id(1)
@@ -236,18 +250,20 @@ def join_parts(out, parts, sums, joins, DIM: tl.constexpr, WIDE: tl.constexpr, A
     count = tl.load(join + 2)
     if count == 0:
         return
-    dims = tl.arange(0, WIDE)
-    inside = dims < DIM
+    dims = tl.arange(0, PADDED_DIM)
+    inside = dims < HEAD_DIM
     top = float("-inf")
     total = 0.0
-    mixed = tl.zeros((WIDE,), tl.float32)
-    for base in tl.range(0, count, AT_ONCE):
-        number = base + tl.arange(0, AT_ONCE)
+    mixed = tl.zeros((PADDED_DIM,), tl.float32)
+    for base in tl.range(0, count, PARTS_AT_ONCE):
+        number = base + tl.arange(0, PARTS_AT_ONCE)
         there = number < count
         at = (start + number).to(tl.int64) * heads + head
-        tops = tl.load(sums + at * 2, mask=there, other=float("-inf"))
-        totals = tl.load(sums + at * 2 + 1, mask=there, other=0.0)
-        part = tl.load(parts + at[:, None] * DIM + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        tops = tl.load(partial_sums + at * 2, mask=there, other=float("-inf"))
+        totals = tl.load(partial_sums + at * 2 + 1, mask=there, other=0.0)
+        part = tl.load(
+            partial_out + at[:, None] * HEAD_DIM + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )
         new_top = tl.maximum(top, tl.max(tops, 0))
         finite = tl.where(new_top == float("-inf"), 0.0, new_top)
         faded = tl.exp2(top - finite)
@@ -257,4 +273,4 @@ def join_parts(out, parts, sums, joins, DIM: tl.constexpr, WIDE: tl.constexpr, A
         top = new_top
     result = mixed / tl.where(total == 0, 1.0, total)
     at = token.to(tl.int64) * heads + head
-    tl.store(out + at * DIM + dims, result.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at * HEAD_DIM + dims, result.to(out.dtype.element_ty), mask=inside)

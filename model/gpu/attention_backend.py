@@ -28,8 +28,8 @@ from model.gpu.tuning import tuning_for
 
 LOG2E = math.log2(math.e)
 MOST_DIM = 256
-MOST_ROOM = 16  # most query heads of a KV head in a tile; where more share one, several programs read it
-AT_ONCE = 16  # partial results that are joined at once
+MOST_TILE_HEADS = 16  # most query heads of a KV head in a tile; where more share one, several programs read it
+PARTS_AT_ONCE = 16  # partial results that are joined at once
 COMPUTE = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 PARTS_BYTES = 128 * 2**20
 """Bytes of partial results: a quarter of a million of them for a head of 128."""
@@ -81,10 +81,10 @@ class TritonAttention:
         self._layout, self._heads, self._device = layout, heads, device
         kv = layout.groups[0].shape
         self._kv_heads, self._head_dim = kv.heads, kv.key_dim
-        self._group = heads // kv.heads
-        self._room = min(_power_of_two(self._group), MOST_ROOM)
-        self._shares = -(-self._group // self._room)
-        self._wide = _power_of_two(self._head_dim)
+        self._heads_per_kv = heads // kv.heads
+        self._tile_heads = min(_power_of_two(self._heads_per_kv), MOST_TILE_HEADS)
+        self._head_tiles = -(-self._heads_per_kv // self._tile_heads)
+        self._padded_dim = _power_of_two(self._head_dim)
         self._windows = [group.window for group in layout.groups]
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self.pool = KVPool(layout, pages, dtype, device)
@@ -93,9 +93,9 @@ class TritonAttention:
         self._format = format_of(self.pool.eight_bit, capability)
         elements = "float32" if compute == "float32" else "eight" if self._format else "half"
         self.tuning = tuning_for(name, capability, self._head_dim, elements)
-        self._compute, self._dtype = COMPUTE[compute], getattr(torch, compute)
+        self._score_type, self._dtype = COMPUTE[compute], getattr(torch, compute)
         # Multiplied by the scales of values, weights can be too small for float16.
-        self._mix = tl.bfloat16 if elements == "eight" else self._compute
+        self._value_type = tl.bfloat16 if elements == "eight" else self._score_type
         scale = scale or self._head_dim**-0.5
         self._capped = soft_cap is not None
         self._most_parts = PARTS_BYTES // (4 * heads * (self._head_dim + 2))
@@ -127,7 +127,10 @@ class TritonAttention:
         return [
             GroupWork(
                 slots, seen[window].first, seen[window].last, table,
-                divide(slices, seen[window], table, self._layout.page_size, self.tuning, self._room, self._most_parts),
+                divide(
+                    slices, seen[window], table, self._layout.page_size, self.tuning, self._tile_heads,
+                    self._most_parts,
+                ),
             )
             for slots, table, window in zip(shape.slots, tables, self._windows, strict=True)
         ]  # fmt: skip
@@ -147,7 +150,7 @@ class TritonAttention:
         # Page tables, pieces, lists of tokens that share keys, and arrays with a few numbers for each row.
         numbers = len(layout.groups) * most * (pages + (FIELDS.value + 2) * chunks + 16) + 64 * len(layout.groups)
         spare = self._slots - layout.page_size
-        programs = -(-self._wanted_programs() // (self._kv_heads * self._shares))
+        programs = -(-self._wanted_programs() // (self._kv_heads * self._head_tiles))
         self._rows, self._places = tuple(rows), Places(most, numbers, programs, spare, self._device)
         self._parts_for(self._most_parts)
 
@@ -182,8 +185,8 @@ class TritonAttention:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: GpuPlan) -> None:
         group, place = self._place[layer]
-        given, options = self._to_write(place, _readable(keys), _readable(values), plan.groups[group].slots)
-        write_slots[(len(keys),)](*given, **options)
+        arguments, options = self._to_write(place, _readable(keys), _readable(values), plan.groups[group].slots)
+        write_slots[(len(keys),)](*arguments, **options)
 
     def attend(self, layer: int, queries: Tensor, plan: GpuPlan) -> Tensor:
         number, place = self._place[layer]
@@ -192,11 +195,11 @@ class TritonAttention:
         for part in group.passes:
             parts = self._parts_for(part.parts)
             for launch in part.launches:
-                given, options = self._to_attend(place, queries, out, plan.packed, group, launch, parts)
-                attend_pieces[(launch.programs, self._kv_heads * self._shares)](*given, **options)
+                arguments, options = self._to_attend(place, queries, out, plan.packed, group, launch, parts)
+                attend_pieces[(launch.programs, self._kv_heads * self._head_tiles)](*arguments, **options)
             if len(part.joins):
-                given, options = self._to_join(out, part.joins, parts)
-                join_parts[(len(part.joins), self._heads)](*given, **options)
+                arguments, options = self._to_join(out, part.joins, parts)
+                join_parts[(len(part.joins), self._heads)](*arguments, **options)
         return out
 
     def _parts_for(self, parts: int) -> tuple[Tensor, Tensor]:
@@ -225,31 +228,31 @@ class TritonAttention:
             torch.empty((0, heads, self._head_dim), dtype=self._dtype, device=self._device)
             for heads in (self._heads, self._kv_heads)
         )
-        given, options = self._to_write(0, keys, keys, none)
-        made = [write_slots.warmup(*given, grid=(1,), **options)]
+        arguments, options = self._to_write(0, keys, keys, none)
+        made = [write_slots.warmup(*arguments, grid=(1,), **options)]
         group = GpuGroupPlan(none, none, none, none, ())
         for sizes, divided, looped in (
             (few, True, True), (many, True, False), (many, False, False), (self.tuning.shared, True, True),
         ):  # fmt: skip
             launch = Launch(sizes, divided, looped, 0, 1)
-            given, options = self._to_attend(0, queries, queries, none, group, launch, self._parts)
-            made.append(attend_pieces.warmup(*given, grid=(1, 1), **options))
-        given, options = self._to_join(queries, none, self._parts)
-        made.append(join_parts.warmup(*given, grid=(1, 1), **options))
+            arguments, options = self._to_attend(0, queries, queries, none, group, launch, self._parts)
+            made.append(attend_pieces.warmup(*arguments, grid=(1, 1), **options))
+        arguments, options = self._to_join(queries, none, self._parts)
+        made.append(join_parts.warmup(*arguments, grid=(1, 1), **options))
         for kernel in made if self._device.type == "cuda" else ():
             kernel._init_handles()
 
-    # What kernels are given, and compiled with
+    # Arguments of kernels, and constants that they are compiled with
 
     def _to_write(self, place: int, keys: Tensor, values: Tensor, slots: Tensor) -> Call:
         stores, scales = self._read(place)
-        given = (
+        arguments = (
             keys, values, *stores, *scales, slots, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
             self._slots,
         )  # fmt: skip
-        return given, {
-            "HEADS": self._kv_heads, "ROOM": _power_of_two(self._kv_heads), "DIM": self._head_dim,
-            "WIDE": self._wide, "FORMAT": self._format,
+        return arguments, {
+            "HEADS": self._kv_heads, "PADDED_HEADS": _power_of_two(self._kv_heads), "HEAD_DIM": self._head_dim,
+            "PADDED_DIM": self._padded_dim, "KV_FORMAT": self._format,
         }  # fmt: skip
 
     def _to_attend(
@@ -257,19 +260,26 @@ class TritonAttention:
         parts: tuple[Tensor, Tensor],
     ) -> Call:  # fmt: skip
         layout, sizes, (stores, scales) = self._layout, launch.sizes, self._read(place)
-        given = (
-            out, queries, *stores, *scales, packed, launch.head, group.first, group.last, group.part_from, *parts,
+        arguments = (
+            out, queries, *stores, *scales, packed, launch.header, group.first, group.last, group.first_part, *parts,
             self._scale, self._cap, queries.stride(0), queries.stride(1), self._slots,
         )  # fmt: skip
-        return given, {
-            "GROUP": self._group, "ROOM": self._room, "SHARES": self._shares, "TOKENS": sizes.tokens(self._room),
-            "DIM": self._head_dim, "WIDE": self._wide, "TILE": sizes.tile, "PAGE": layout.page_size,
-            "FORMAT": self._format, "CAPPED": self._capped, "DIVIDED": launch.divided, "LOOPED": launch.looped,
-            "COMPUTE": self._compute, "MIX": self._mix, "num_warps": sizes.warps, "num_stages": sizes.stages,
+        return arguments, {
+            "HEADS_PER_KV": self._heads_per_kv, "HEAD_DIM": self._head_dim, "PADDED_DIM": self._padded_dim,
+            "PAGE_SIZE": layout.page_size, "KV_FORMAT": self._format,
+            "TILE_TOKENS": sizes.tokens(self._tile_heads), "TILE_HEADS": self._tile_heads,
+            "HEAD_TILES": self._head_tiles, "TILE_KEYS": sizes.tile,
+            "CAPPED": self._capped, "DIVIDED": launch.divided, "LOOPED": launch.looped,
+            "SCORE_TYPE": self._score_type, "VALUE_TYPE": self._value_type,
+            "num_warps": sizes.warps, "num_stages": sizes.stages,
         }  # fmt: skip
 
     def _to_join(self, out: Tensor, joins: Tensor, parts: tuple[Tensor, Tensor]) -> Call:
-        return (out, *parts, joins), {"DIM": self._head_dim, "WIDE": self._wide, "AT_ONCE": AT_ONCE}
+        return (out, *parts, joins), {
+            "HEAD_DIM": self._head_dim,
+            "PADDED_DIM": self._padded_dim,
+            "PARTS_AT_ONCE": PARTS_AT_ONCE,
+        }
 
     def _read(self, place: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Returns elements and scales of K and V.

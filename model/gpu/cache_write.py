@@ -21,38 +21,44 @@ def write_slots(
     value_head_stride,
     store_slots,
     HEADS: tl.constexpr,
-    ROOM: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
 ):
     """Writes keys and values. Grid: (tokens,).
 
     Args:
-        keys: [tokens, HEADS, DIM] with these strides.
+        keys: [tokens, HEADS, HEAD_DIM] with these strides, any float dtype.
         values: Likewise.
-        key_store: [HEADS, store_slots, DIM] in FORMAT.
+        key_store: [HEADS, store_slots, HEAD_DIM] in KV_FORMAT.
         value_store: Likewise.
-        key_scales: [HEADS, store_slots] float32. Not touched where FORMAT is PLAIN.
+        key_scales: [HEADS, store_slots] float32. Not touched where KV_FORMAT is PLAIN.
         value_scales: Likewise.
         slots: [tokens] int32.
-        key_stride: Stride of tokens in `keys`.
-        key_head_stride: Stride of heads in `keys`.
-        value_stride: Stride of tokens in `values`.
-        value_head_stride: Stride of heads in `values`.
+        key_stride: Elements between two tokens of `keys`.
+        key_head_stride: Elements between two heads of `keys`.
+        value_stride: Elements between two tokens of `values`.
+        value_head_stride: Elements between two heads of `values`.
         store_slots: Slots of the pool.
         HEADS: KV heads.
-        ROOM: A power of two not below HEADS.
-        DIM: Elements of a head.
-        WIDE: A power of two not below DIM.
-        FORMAT: Format of the pool, see `model.gpu.formats`.
+        PADDED_HEADS: A power of two not below HEADS.
+        HEAD_DIM: Elements of a head.
+        PADDED_DIM: A power of two not below HEAD_DIM.
+        KV_FORMAT: Format of the pool, see `model.gpu.formats`.
     """
     token = tl.program_id(0)
     slot = tl.load(slots + token)
     source, target = keys + token.to(tl.int64) * key_stride, slot.to(tl.int64)
-    _write(source, key_head_stride, key_store, key_scales, target, store_slots, HEADS, ROOM, DIM, WIDE, FORMAT)
+    _write(
+        source, key_head_stride, key_store, key_scales, target, store_slots, HEADS, PADDED_HEADS, HEAD_DIM, PADDED_DIM,
+        KV_FORMAT,
+    )  # fmt: skip
     source = values + token.to(tl.int64) * value_stride
-    _write(source, value_head_stride, value_store, value_scales, target, store_slots, HEADS, ROOM, DIM, WIDE, FORMAT)
+    _write(
+        source, value_head_stride, value_store, value_scales, target, store_slots, HEADS, PADDED_HEADS, HEAD_DIM,
+        PADDED_DIM, KV_FORMAT,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -64,21 +70,21 @@ def _write(
     slot,
     store_slots,
     HEADS: tl.constexpr,
-    ROOM: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
 ):
-    head = tl.arange(0, ROOM)
-    dims = tl.arange(0, WIDE)
+    head = tl.arange(0, PADDED_HEADS)
+    dims = tl.arange(0, PADDED_DIM)
     there = head < HEADS
-    kept = there[:, None] & (dims < DIM)[None, :]
+    kept = there[:, None] & (dims < HEAD_DIM)[None, :]
     rows = tl.load(source + head[:, None] * head_stride + dims[None, :], mask=kept, other=0.0)
     at = head.to(tl.int64) * store_slots + slot
-    to = store + at[:, None] * DIM + dims[None, :]
-    if FORMAT == PLAIN:
+    to = store + at[:, None] * HEAD_DIM + dims[None, :]
+    if KV_FORMAT == PLAIN:
         tl.store(to, rows.to(store.dtype.element_ty), mask=kept)
     else:
-        elements, scale = quantised(rows.to(tl.float32), FORMAT)
+        elements, scale = quantised(rows.to(tl.float32), KV_FORMAT)
         tl.store(to, elements, mask=kept)
         tl.store(scales + at, scale, mask=there)

@@ -1,7 +1,7 @@
 """Reads and writes elements of KV pages in kernels, for each dtype of `model.kv_pool`.
 
-Where a device has no instruction for 8-bit floats (below compute capability 8.9), and in Triton's interpreter, they are
-converted by their bits.
+8-bit floats are converted by their bits on devices without an instruction for it (below compute capability 8.9), and in
+Triton's interpreter.
 """
 
 import torch
@@ -55,7 +55,7 @@ def decoded(x, FORMAT: tl.constexpr, TO: tl.constexpr):
 def quantised(x, FORMAT: tl.constexpr):
     """Quantises float32 rows [rows, dims] by the rule of `model.kv_pool`, bit by bit where all numbers are finite.
 
-    Where a number is not finite, what is read back is not finite either.
+    A number that is not finite is not finite either when it is read back.
 
     Returns:
         The elements as bytes, [rows, dims], and float32 scales, [rows].

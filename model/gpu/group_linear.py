@@ -14,17 +14,16 @@ from model.forward import ForwardBatch
 from model.gpu.formats import capability_of, format_of
 from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups
 from model.weight_formats.groups import (
-    E2M1,
-    E4M3,
     ROWS,
     GroupFormat,
     GroupWeights,
-    Levels,
     NotGrouped,
     block_outputs,
     blocks_of,
     bring_back,
+    flattened,
 )
+from model.weight_formats.levels import E2M1, E4M3, Levels
 from model.weight_formats.scratch import Scratch, multiply
 from model.weight_formats.stored import StoredWeight
 
@@ -81,7 +80,8 @@ def pack_pairs(numbers: Tensor) -> Tensor:
         numbers: [out, groups] float16, bfloat16 or float32.
 
     Returns:
-        [groups / 2, out] int32, the number of the first group of each pair in the lower bits. Of float32 [groups, out].
+        [groups / 2, out] int32, the number of the first group of each pair in the lower bits; [groups, out] if the
+            numbers are float32.
     """
     if numbers.dtype == torch.float32:
         return numbers.T
@@ -226,7 +226,7 @@ class GroupProduct:
         Raises:
             NotGrouped: The weights are stored in several ways.
         """
-        if len({form.groups(_first(weight)).levels for weight in weights}) > 1:
+        if len({_first(form, weight).levels for weight in weights}) > 1:
             raise NotGrouped("parts of a product are stored in several types")
         self._bias, self._dtype, self._scratch = bias, dtype, scratch
         self.outputs, self._inputs = sum(weight.outputs for weight in weights), weights[0].inputs
@@ -281,24 +281,24 @@ def _packed_parts(form: GroupFormat, weights: Sequence[StoredWeight], device: to
 
     def kind(numbered: tuple[int, StoredWeight]) -> tuple[object, ...]:
         """Returns what a launch has once. An index is a linear's own."""
-        one = form.groups(_first(numbered[1]))
+        one = _first(form, numbered[1])
         offsets = None if one.offsets is None else one.offsets.dtype
         return one.size, one.scales.shape[1], one.scales.dtype, offsets, -1 if one.index is None else numbered[0]
 
     for _, same in groupby(enumerate(weights), kind):
         together = [weight for _, weight in same]
         outputs = sum(weight.outputs for weight in together)
-        made = PackedGroups.empty(form.groups(_first(together[0])), outputs, together[0].inputs, device)
+        made = PackedGroups.empty(_first(form, together[0]), outputs, together[0].inputs, device)
         start = 0
         for block in (block for weight in together for block in blocks_of(weight)):
-            made.put(form.groups(block), start)
+            made.put(flattened(form.groups(block)), start)
             start += block.outputs
         yield made
 
 
-def _first(weight: StoredWeight) -> StoredWeight:
-    """Returns the first outputs."""
-    return weight.rows(slice(0, min(ROWS, weight.outputs)))
+def _first(form: GroupFormat, weight: StoredWeight) -> GroupWeights:
+    """Returns the first outputs, as the kernel takes them."""
+    return flattened(form.groups(weight.rows(slice(0, min(ROWS, weight.outputs)))))
 
 
 def _stored_format(levels: Levels, device: torch.device) -> int:

@@ -30,19 +30,23 @@ def multiply_groups(
     index,
     table,
     bias,
+    # Numbers
     rows,
     outputs,
     width,
     groups,
     out_stride,
+    # Stored integers and their groups
     FORMAT: tl.constexpr,
     BITS: tl.constexpr,
     FIRST: tl.constexpr,
     SIZE: tl.constexpr,
     RUN: tl.constexpr,
+    # Sizes of a program
     STEP: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
+    # Types and variants
     SCALES: tl.constexpr,
     OFFSETS: tl.constexpr,
     INDEXED: tl.constexpr,

@@ -42,7 +42,7 @@ class KernelNorm:
         wide = triton.next_power_of_2(width)
         norm_rows[(len(x) * inner,)](
             x, x if added is None else added.contiguous(), self.weight, out, summed, inner, x.stride(0),
-            x.stride(1) if x.dim() == 3 else 0, self.eps, WIDTH=width, WIDE=wide, ADDED=added is not None,
+            x.stride(1) if x.dim() == 3 else 0, self.eps, WIDTH=width, PADDED_WIDTH=wide, ADDED=added is not None,
             num_warps=min(max(wide // 512, 1), 16),
         )  # fmt: skip
         return out, summed
@@ -82,8 +82,8 @@ class KernelSelfAttention(SelfAttention):
         cos, sin = self.rope.tables
         heads, pairs = x.shape[1], cos.shape[1]
         rotate_rows[(len(x),)](
-            x, batch.positions[0], cos, sin, x.stride(0), x.stride(1), HEADS=heads, ROOM=triton.next_power_of_2(heads),
-            PAIRS=pairs, WIDE=triton.next_power_of_2(pairs),
+            x, batch.positions[0], cos, sin, x.stride(0), x.stride(1), HEADS=heads,
+            PADDED_HEADS=triton.next_power_of_2(heads), PAIRS=pairs, PADDED_PAIRS=triton.next_power_of_2(pairs),
         )  # fmt: skip
 
 

@@ -54,12 +54,12 @@ class Division:
 
     Attributes:
         order: int64. Lists of tokens, one after the other.
-        part_from: [tokens] int64, as in `attend_pieces`.
+        first_part: [tokens] int64, as in `attend_pieces`.
         rounds: Rounds, in their order.
     """
 
     order: Ints
-    part_from: Ints
+    first_part: Ints
     rounds: tuple[Round, ...]
 
 
@@ -103,7 +103,7 @@ def divide(
     tables: NDArray[np.int32],
     page_size: int,
     tuning: Tuning,
-    room: int,
+    tile_heads: int,
     most_parts: int,
 ) -> Division:
     """Divides the attention of a layer group.
@@ -114,10 +114,10 @@ def divide(
         tables: [rows, width] int32. Page ids.
         page_size: Tokens of a page.
         tuning: Tile sizes.
-        room: Query heads of a KV head in a tile.
+        tile_heads: Query heads of a KV head in a tile.
         most_parts: Most partial results of a round, unless one tile of tokens has more.
     """
-    spans = _spans(slices, seen, tables.shape[1], tuning, room)
+    spans = _spans(slices, seen, tables.shape[1], tuning, tile_heads)
     tokens = int(slices[:, 2].sum())
     bounds = _rounds(spans.parts, most_parts)
     shared = Shared.none()
@@ -127,18 +127,18 @@ def divide(
         pages = tables.reshape(-1)
         shared = find_shared(
             spans.token[alone], spans.line[alone], spans.end[alone], pages, tables.shape[1], page_size,
-            tuning.few.chunk, tuning.shared.tokens(room), tokens,
+            tuning.few.chunk, tuning.shared.tokens(tile_heads), tokens,
         )  # fmt: skip
-    part_from, rounds = np.zeros(tokens, np.int64), list[Round]()
+    first_part, rounds = np.zeros(tokens, np.int64), list[Round]()
     for start, stop in itertools.pairwise(bounds):
         mine = spans.of(np.arange(start, stop))
-        rounds.append(_round(mine, shared, tuning, part_from))
-    return Division(np.concatenate((np.arange(tokens), shared.order)), part_from, tuple(rounds))
+        rounds.append(_round(mine, shared, tuning, first_part))
+    return Division(np.concatenate((np.arange(tokens), shared.order)), first_part, tuple(rounds))
 
 
-def _spans(slices: Ints, seen: VisibleKeys, width: int, tuning: Tuning, room: int) -> Spans:
+def _spans(slices: Ints, seen: VisibleKeys, width: int, tuning: Tuning, tile_heads: int) -> Spans:
     row, token, count = slices.T
-    few, many = tuning.few.tokens(room), tuning.many.tokens(room)
+    few, many = tuning.few.tokens(tile_heads), tuning.many.tokens(tile_heads)
     kind = np.where(count <= few, 0, np.where(count < SOME, 1, 2))
     at_once = np.where(kind == 0, few, many)
     of = -(-count // at_once)
@@ -166,14 +166,14 @@ def _rounds(parts: Ints, most: int) -> list[int]:
     return [*bounds, len(parts)]
 
 
-def _round(spans: Spans, shared: Shared, tuning: Tuning, part_from: Ints) -> Round:
-    """Makes a round, and fills in `part_from` of its tokens."""
+def _round(spans: Spans, shared: Shared, tuning: Tuning, first_part: Ints) -> Round:
+    """Makes a round, and fills in `first_part` of its tokens."""
     several = np.flatnonzero(spans.chunks > 1)
     span = np.repeat(several, spans.count[several])
     within = _ranges(spans.count[several])
     token, chunks = spans.token[span] + within, spans.chunks[span]
     base = np.cumsum(chunks) - chunks
-    part_from[token] = base - spans.chunk[span]
+    first_part[token] = base - spans.chunk[span]
     joins = np.zeros((len(token), JOIN_FIELDS.value), np.int64)
     joins[:, 0], joins[:, 1], joins[:, 2] = token, base, chunks
     kinds = [

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.gpu.attention import HEAD, JOIN_FIELDS
+from model.gpu.attention import HEADER, JOIN_FIELDS
 from model.gpu.pieces import Division
 from model.gpu.tuning import TileSizes
 
@@ -35,14 +35,14 @@ class Launch:
         sizes: Tile sizes of the kernel.
         divided: Whether pieces may be chunks of keys, with partial results.
         looped: Whether programs share the pieces. If not, each program has one.
-        head: Index of the pieces' head in the plan.
+        header: Index of the pieces' header in the plan.
         programs: The number of programs for each KV head.
     """
 
     sizes: TileSizes
     divided: bool
     looped: bool
-    head: int
+    header: int
     programs: int
 
 
@@ -69,14 +69,14 @@ class GpuGroupPlan:
         slots: [tokens] int32. Slots of the step's own KV.
         first: [tokens] int32. First key that each token sees.
         last: [tokens] int32. Key after the last.
-        part_from: [tokens] int32, as in `attend_pieces`.
+        first_part: [tokens] int32, as in `attend_pieces`.
         passes: Passes, in their order.
     """
 
     slots: Tensor
     first: Tensor
     last: Tensor
-    part_from: Tensor
+    first_part: Tensor
     passes: tuple[Pass, ...]
 
 
@@ -190,15 +190,15 @@ class _Placed:
     """Places of the arrays that a group's layers read.
 
     Attributes:
-        heads: [launches, HEAD] int64. Content of the heads.
-        heads_at: Place of the heads.
-        arrays: Places of slots, first, last and part_from.
+        headers: [launches, HEADER] int64. Content of the headers.
+        headers_at: Place of the headers.
+        arrays: Places of slots, first, last and first_part.
         joins: Place of each round's joins.
     """
 
     work: GroupWork
-    heads: NDArray[np.int64]
-    heads_at: int
+    headers: NDArray[np.int64]
+    headers_at: int
     arrays: tuple[int, ...]
     joins: tuple[int, ...]
 
@@ -208,33 +208,33 @@ class _Placed:
         for part, at in zip(self.work.division.rounds, self.joins, strict=True):
             launches = []
             for kind in part.kinds:
-                head = self.heads_at + launch * HEAD
-                launches.append(Launch(kind.sizes, kind.divided, kind.looped, head, programs or len(kind.pieces)))
+                header = self.headers_at + launch * HEADER
+                launches.append(Launch(kind.sizes, kind.divided, kind.looped, header, programs or len(kind.pieces)))
                 launch += 1
             joins = packed[at : at + part.joins.size].view(part.joins.shape)
             passes.append(Pass(tuple(launches), joins, part.parts))
-        slots, first, last, part_from = (packed[at : at + tokens] for at in self.arrays)
-        return GpuGroupPlan(slots, first, last, part_from, tuple(passes))
+        slots, first, last, first_part = (packed[at : at + tokens] for at in self.arrays)
+        return GpuGroupPlan(slots, first, last, first_part, tuple(passes))
 
 
 def _put(packer: Packer, work: GroupWork, room: int) -> _Placed:
     """Packs the arrays whose addresses a launch gets; `room` is for tokens."""
     division = work.division
-    heads = np.zeros((sum(len(part.kinds) for part in division.rounds), HEAD), np.int64)
-    heads_at = packer.put(heads, MOST_LAUNCHES * HEAD if room else 0)
-    arrays = tuple(packer.put(array, room) for array in (work.slots, work.first, work.last, division.part_from))
+    headers = np.zeros((sum(len(part.kinds) for part in division.rounds), HEADER), np.int64)
+    headers_at = packer.put(headers, MOST_LAUNCHES * HEADER if room else 0)
+    arrays = tuple(packer.put(array, room) for array in (work.slots, work.first, work.last, division.first_part))
     joins = tuple(packer.put(part.joins, room * JOIN_FIELDS.value) for part in division.rounds)
-    return _Placed(work, heads, heads_at, arrays, joins)
+    return _Placed(work, headers, headers_at, arrays, joins)
 
 
 def _put_lists(packer: Packer, groups: Sequence[_Placed]) -> None:
-    """Packs the arrays that kernels find by the heads, and fills in the heads."""
+    """Packs the arrays that kernels find by the headers, and fills in the headers."""
     for group in groups:
         division = group.work.division
         kinds = [kind for part in division.rounds for kind in part.kinds]
         table, order = packer.put(group.work.table), packer.put(division.order)
-        for head, kind in zip(group.heads, kinds, strict=True):
-            head[:] = len(kind.pieces), packer.put(kind.pieces), table, order
+        for header, kind in zip(group.headers, kinds, strict=True):
+            header[:] = len(kind.pieces), packer.put(kind.pieces), table, order
 
 
 def _filled_up(work: GroupWork, rows: int, spare: int) -> GroupWork:
@@ -243,8 +243,8 @@ def _filled_up(work: GroupWork, rows: int, spare: int) -> GroupWork:
     (only,) = division.rounds
     nothing = np.zeros(more, np.int64)
     joins = np.concatenate((only.joins, np.zeros((rows - len(only.joins), JOIN_FIELDS.value), np.int64)))
-    part_from = np.concatenate((division.part_from, nothing))
-    filled = replace(division, part_from=part_from, rounds=(replace(only, joins=joins),))
+    first_part = np.concatenate((division.first_part, nothing))
+    filled = replace(division, first_part=first_part, rounds=(replace(only, joins=joins),))
     return replace(
         work,
         slots=np.concatenate((work.slots, np.full(more, spare))),

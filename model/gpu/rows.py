@@ -8,27 +8,27 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["inner"])
 def norm_rows(
-    x, added, weight, out, summed, inner, stride, inner_stride, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr,
+    x, added, weight, out, summed, inner, stride, inner_stride, eps, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
     ADDED: tl.constexpr,
 ):  # fmt: skip
     """Computes RMSNorm. Grid: (rows,).
 
     Args:
-        x: [rows / inner, inner, WIDTH] with these strides.
+        x: [rows / inner, inner, WIDTH] with these strides, any float dtype.
         added: [rows, WIDTH]. With ADDED, it is added to x first.
         weight: [WIDTH].
         out: [rows, WIDTH].
         summed: [rows, WIDTH]. With ADDED, the sum.
         inner: Rows with one outer index.
-        stride: Stride of x's first dimension.
-        inner_stride: Stride of x's second dimension.
+        stride: Elements between two outer indices of x.
+        inner_stride: Elements between two rows of one outer index.
         eps: Epsilon of the norm.
         WIDTH: Elements of a row.
-        WIDE: A power of two not below WIDTH.
+        PADDED_WIDTH: A power of two not below WIDTH.
         ADDED: Whether `added` is added.
     """
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, WIDE)
+    place = tl.arange(0, PADDED_WIDTH)
     there = place < WIDTH
     line = tl.load(x + row // inner * stride + row % inner * inner_stride + place, mask=there, other=0.0).to(tl.float32)
     if ADDED:
@@ -43,26 +43,26 @@ def norm_rows(
 
 @triton.jit
 def rotate_rows(
-    x, positions, cos, sin, stride, head_stride, HEADS: tl.constexpr, ROOM: tl.constexpr, PAIRS: tl.constexpr,
-    WIDE: tl.constexpr,
+    x, positions, cos, sin, stride, head_stride, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, PAIRS: tl.constexpr,
+    PADDED_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Computes `model.rope.rotate` in place. Grid: (tokens,).
 
     Args:
-        x: [tokens, HEADS, head_dim] with these strides.
+        x: [tokens, HEADS, head_dim] with these strides, any float dtype.
         positions: [tokens] int64.
         cos: [context, PAIRS].
         sin: [context, PAIRS].
-        stride: Stride of tokens.
-        head_stride: Stride of heads.
+        stride: Elements between two tokens.
+        head_stride: Elements between two heads.
         HEADS: Heads of a token.
-        ROOM: A power of two not below HEADS.
+        PADDED_HEADS: A power of two not below HEADS.
         PAIRS: Rotated pairs of a head.
-        WIDE: A power of two not below PAIRS.
+        PADDED_PAIRS: A power of two not below PAIRS.
     """
     token = tl.program_id(0)
-    head = tl.arange(0, ROOM)
-    pair = tl.arange(0, WIDE)
+    head = tl.arange(0, PADDED_HEADS)
+    pair = tl.arange(0, PADDED_PAIRS)
     turned = tl.load(positions + token) * PAIRS + pair
     c = tl.load(cos + turned, mask=pair < PAIRS, other=0.0).to(tl.float32)[None, :]
     s = tl.load(sin + turned, mask=pair < PAIRS, other=0.0).to(tl.float32)[None, :]

@@ -26,8 +26,14 @@ ALL_ONES = tl.constexpr(2**64 - 1)
 def summarise_blocks(logits, tops, tokens, totals, stride, vocabulary, BLOCK: tl.constexpr):
     """Finds each block's largest logit and its sum. Grid: (rows, blocks).
 
-    logits: float32 [rows, vocabulary] with this stride. tops, totals: float32 [rows, blocks], the largest and the sum
-    of e^(logit - largest), NaN where a logit is. tokens: int32, likewise, the first that has the largest.
+    Args:
+        logits: [rows, vocabulary] float32, with this stride of rows.
+        tops: [rows, blocks] float32. Largest logit.
+        tokens: [rows, blocks] int32. First token that has the largest logit.
+        totals: [rows, blocks] float32. Sum of e^(logit - largest), NaN where a logit is.
+        stride: Elements between two rows of `logits`.
+        vocabulary: Logits of a row.
+        BLOCK: Logits of a block, a power of two.
     """
     x, ids, there = _block_of(logits, tl.program_id(0), stride, vocabulary, BLOCK)
     top = tl.max(x, 0)
@@ -40,14 +46,21 @@ def summarise_blocks(logits, tops, tokens, totals, stride, vocabulary, BLOCK: tl
 
 
 @triton.jit
-def join_summaries(tops, tokens, totals, best, token, normal, blocks, WIDE: tl.constexpr):
+def join_summaries(tops, tokens, totals, best, token, normal, blocks, PADDED_BLOCKS: tl.constexpr):
     """Joins the blocks of a row. Grid: (rows,).
 
-    best, normal: float32 [rows]; token: int64 [rows]; see `model.sampling.sampler.Summary`. WIDE: a power of two not
-    below the number of blocks.
+    Args:
+        tops: See `summarise_blocks`.
+        tokens: See `summarise_blocks`.
+        totals: See `summarise_blocks`.
+        best: [rows] float32. See `model.sampling.sampler.Summary`.
+        token: [rows] int64. Likewise.
+        normal: [rows] float32. Likewise.
+        blocks: Blocks of a row.
+        PADDED_BLOCKS: A power of two not below `blocks`.
     """
     row = tl.program_id(0)
-    number = tl.arange(0, WIDE)
+    number = tl.arange(0, PADDED_BLOCKS)
     there = number < blocks
     each = tl.load(tops + row * blocks + number, mask=there, other=float("-inf"))
     total = tl.load(totals + row * blocks + number, mask=there, other=0.0)
@@ -66,9 +79,18 @@ def draw_blocks(
 ):  # fmt: skip
     """Draws within each block. Grid: (draws, blocks).
 
-    rows: int64 [draws], of the logits. best, temperatures, least: float32 [draws], the largest logit of each, above 0,
-    and the log of min_p. keys: int64 [draws]. tops, tokens: [draws, blocks], the largest of scaled logits with noise,
-    see `model.sampling.random.gumbel`, and the first token that has it.
+    Args:
+        logits: See `summarise_blocks`.
+        rows: [draws] int64. Row of the logits.
+        best: [draws] float32. Largest logit of the row.
+        keys: [draws] int64. Keys of the noise, see `model.sampling.random.gumbel`.
+        temperatures: [draws] float32, above 0.
+        least: [draws] float32. Log of min_p.
+        tops: [draws, blocks] float32. Largest of scaled logits with noise.
+        tokens: [draws, blocks] int32. First token that has it.
+        stride: See `summarise_blocks`.
+        vocabulary: See `summarise_blocks`.
+        BLOCK: See `summarise_blocks`.
     """
     draw = tl.program_id(0)
     x, ids, _ = _block_of(logits, tl.load(rows + draw), stride, vocabulary, BLOCK)
@@ -83,10 +105,18 @@ def draw_blocks(
 
 
 @triton.jit
-def join_draws(tops, tokens, token, blocks, WIDE: tl.constexpr):
-    """Joins the blocks of a draw. Grid: (draws,). token: int64 [draws]. Others as in `join_summaries`."""
+def join_draws(tops, tokens, token, blocks, PADDED_BLOCKS: tl.constexpr):
+    """Joins the blocks of a draw. Grid: (draws,).
+
+    Args:
+        tops: See `draw_blocks`.
+        tokens: See `draw_blocks`.
+        token: [draws] int64. Drawn token.
+        blocks: Blocks of a draw.
+        PADDED_BLOCKS: A power of two not below `blocks`.
+    """
     draw = tl.program_id(0)
-    number = tl.arange(0, WIDE)
+    number = tl.arange(0, PADDED_BLOCKS)
     there = number < blocks
     each = tl.load(tops + draw * blocks + number, mask=there, other=float("-inf"))
     first = tl.load(tokens + draw * blocks + number, mask=there, other=LAST)
@@ -115,7 +145,7 @@ def mixed_bits(x):
 def gumbel(bits):
     """`model.sampling.random.gumbel` of mixed bits, within float32.
 
-    Where it is large, and decides, the uniform number is near 1: there its distance from 1 is what counts.
+    A large result decides a draw. Its uniform number is near 1, so its distance from 1 is computed.
     """
     uniform = (bits.to(tl.float32) + 0.5) * 5.421010862427522e-20  # 2^-64
     # Not ~bits: the interpreter of Triton 3.6 and 3.7 has no inverse of an unsigned number.
@@ -139,7 +169,9 @@ def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     tops, totals, tokens = _parts(logits, n, blocks)
     best, normal, token = logits.new_empty(n), logits.new_empty(n), tokens.new_empty(n, dtype=torch.int64)
     summarise_blocks[(n, blocks)](logits, tops, tokens, totals, logits.stride(0), logits.shape[1], BLOCK=BLOCK)
-    join_summaries[(n,)](tops, tokens, totals, best, token, normal, blocks, WIDE=triton.next_power_of_2(blocks))
+    join_summaries[(n,)](
+        tops, tokens, totals, best, token, normal, blocks, PADDED_BLOCKS=triton.next_power_of_2(blocks)
+    )
     return best, token, normal
 
 
@@ -159,7 +191,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     draw_blocks[(n, blocks)](
         logits, rows, best, keys, warmth, lowest, tops, tokens, logits.stride(0), logits.shape[1], BLOCK=BLOCK
     )
-    join_draws[(n,)](tops, tokens, token, blocks, WIDE=triton.next_power_of_2(blocks))
+    join_draws[(n,)](tops, tokens, token, blocks, PADDED_BLOCKS=triton.next_power_of_2(blocks))
     return token
 
 

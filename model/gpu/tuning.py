@@ -54,9 +54,9 @@ class TileSizes:
         if self.rows < 16 or self.chunk % self.tile:
             raise ValueError(f"{self}: a tile has 16 rows or more, and a chunk is whole tiles")
 
-    def tokens(self, room: int) -> int:
-        """Returns the tokens of a piece; `room` is the number of query heads of a KV head in a tile, at most 16."""
-        return self.rows // room
+    def tokens(self, tile_heads: int) -> int:
+        """Returns the tokens of a piece; `tile_heads`: query heads of a KV head in a tile, at most 16."""
+        return self.rows // tile_heads
 
 
 @dataclass(frozen=True, slots=True)

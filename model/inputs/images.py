@@ -1,7 +1,7 @@
 """Decodes images to pixels, within limits that are checked before decoding. Imports no torch.
 
-The pixels are those that transformers loads from a file. The image is turned upright as EXIF says. Of a JPEG with
-several pictures the first counts. Any mode (grey, palette, 16 bits, CMYK) is converted to RGB by Pillow, and
+The pixels are those that transformers loads from a file. The image is turned upright as EXIF says. The first picture
+of a JPEG with several counts. Any mode (grey, palette, 16 bits, CMYK) is converted to RGB by Pillow, and
 transparency is dropped.
 """
 

@@ -69,7 +69,7 @@ def try_tokenizer(tokenizer: Tokenizer) -> None:
     if (longest := tokenizer.longest_replacement()) > LONGEST_TOKEN:
         raise TokenizerRefused(f"replaces a character by {longest} bytes, may by {LONGEST_TOKEN}")
     named = units_of(tokenizer.expressions())
-    # What the expressions name follows each run: an expression that cannot match at all is given up early.
+    # The characters that expressions name follow each run: an expression that cannot match at all is given up early.
     end = "\u2603" + "".join(named)
     for unit in (*UNITS, *named):
         check_growth(partial(check_split, tokenizer, unit, end), unit, SHORT)

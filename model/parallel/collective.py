@@ -68,7 +68,7 @@ class Gathered:
         return self.collective.gather(self.part(x, batch), self.widths)
 
 
-def _told_nobody(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _only_own(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [said]
 
 
@@ -77,14 +77,14 @@ class Ranks:
     """A rank and its connection with the others.
 
     Attributes:
-        collective: None for one alone.
+        collective: None for a single rank.
         exchange: Sends a value to all ranks and returns what each has sent, in their order; all of them call it. Raises
             RankLost.
     """
 
     shard: Shard = field(default_factory=Shard)
     collective: Collective | None = None
-    exchange: Callable[[Mapping[str, Any]], list[Mapping[str, Any]]] = _told_nobody
+    exchange: Callable[[Mapping[str, Any]], list[Mapping[str, Any]]] = _only_own
 
     def summed(self, part: ShardedPart) -> ShardedPart:
         return part if self.collective is None else Summed(part, self.collective)
@@ -96,4 +96,4 @@ class Ranks:
         return Gathered(part, [place.stop - place.start for place in places], self.collective)
 
 
-ALONE = Ranks()
+ONE_RANK = Ranks()

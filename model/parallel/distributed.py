@@ -20,7 +20,7 @@ from model.parallel.group import START_SECONDS
 from model.parallel.shard import Shard
 from model.parallel.sockets import host_port, listen
 
-PATIENCE = 0.5  # seconds to wait for the watch's reason after a failed exchange
+REASON_SECONDS = 0.5  # seconds to wait for the watch's reason after a failed exchange
 
 
 class Distributed:
@@ -67,7 +67,7 @@ class Distributed:
 
     def _reason(self, error: RuntimeError) -> str:
         """Returns the reason of a failure: the watch's, which sees it at the same time and knows the rank."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + REASON_SECONDS
         while not self._why and time.monotonic() < deadline:
             time.sleep(0.01)
         return self._why or f"a rank is gone, or was waited for in vain: {error}"

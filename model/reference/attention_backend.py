@@ -62,7 +62,7 @@ class _Tiles:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How queries are cut into tiles. Layer groups with the same cut share tiles.
+    """Size of the tiles that queries are cut into. Layer groups with the same cut share tiles.
 
     Attributes:
         window: Window of the layers.

@@ -35,7 +35,13 @@ class RowPool:
         self._dtype = getattr(torch, dtype) if self._eight_bit is None else torch.uint8
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self.pages = torch.zeros((pages, layout.page_bytes), dtype=torch.uint8, device=device)
-        self._rows = [self.pages.view(-1, layout.layer_bytes(group)) for group in range(len(layout.groups))]
+        # [rows, heads, elements of a head] by layer, the rows from its first one on: `places` are indices in them.
+        self._rows = {layer: self._rows_of(*place) for layer, place in self._place.items()}
+
+    def _rows_of(self, group: int, index: int) -> Tensor:
+        """Returns the rows from a group's layer `index` on; bytes where elements have 8 bits."""
+        rows = self.pages.view(-1, self._layout.layer_bytes(group))[index * self._layout.page_size :]
+        return rows.view(self._dtype).unflatten(1, (self._of(group).shape.heads, -1))
 
     def group_of(self, layer: int) -> int:
         """Returns the layer group of a layer."""
@@ -61,10 +67,13 @@ class RowPool:
             keys: [tokens, kv_heads, key_dim].
             values: [tokens, kv_heads, value_dim].
         """
-        group, index = self._place[layer]
-        (keys, *key_scales), (values, *value_scales) = self._stored(keys), self._stored(values)
-        row = torch.cat((keys, values, *key_scales, *value_scales), dim=-1).flatten(1)
-        self._rows[group].index_copy_(0, places + index * self._layout.page_size, row)
+        kind = self._eight_bit
+        if kind is None:
+            row = torch.cat((keys, values), dim=-1).to(self._dtype)
+        else:
+            (keys, key_scales), (values, value_scales) = _stored(keys, kind), _stored(values, kind)
+            row = torch.cat((keys, values, key_scales, value_scales), dim=-1)
+        self._rows[layer].index_copy_(0, places, row)
 
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """Returns K and V of some tokens, [kv_heads, tokens, key_dim] and [kv_heads, tokens, value_dim] float32.
@@ -73,22 +82,14 @@ class RowPool:
             layer: Index of the layer in the model.
             places: [tokens] int64, see `places`.
         """
-        group, index = self._place[layer]
-        rows = self._rows[group].index_select(0, places + index * self._layout.page_size)
-        heads = self._layout.groups[group].shape.heads
-        keys, values, *scales = self._split(rows.view(len(rows), heads, -1).transpose(0, 1), self._layout.groups[group])
-        if self._eight_bit is None:
-            return _viewed(keys, self._dtype).float(), _viewed(values, self._dtype).float()
+        kind, group = self._eight_bit, self._of(self._place[layer][0])
+        heads = self._rows[layer].index_select(0, places).transpose(0, 1)
+        if kind is None:
+            keys, values = heads.split_with_sizes((group.shape.key_dim, group.shape.value_dim), dim=-1)
+            return _floats(keys), _floats(values)
+        keys, values, *scales = self._split(heads, group)
         key_scales, value_scales = (_viewed(part, torch.float32) for part in scales)
-        kind = self._eight_bit
         return _viewed(keys, kind).float().mul_(key_scales), _viewed(values, kind).float().mul_(value_scales)
-
-    def _stored(self, rows: Tensor) -> list[Tensor]:
-        """Returns [..., bytes] uint8: the elements and, with 8-bit elements, their scales."""
-        if self._eight_bit is None:
-            return [rows.to(self._dtype).contiguous().view(torch.uint8)]
-        elements, scales = to_eight_bit(rows, self._eight_bit)
-        return [elements, scales.contiguous().view(torch.uint8)]
 
     def _split(self, heads: Tensor, group: LayerGroup) -> tuple[Tensor, ...]:
         """Cuts the last dimension, bytes of a head, into key, value and, with 8-bit elements, their scales."""
@@ -150,6 +151,19 @@ class RowPool:
 
     def _to_device(self, numbers: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(numbers.astype(np.int64)).to(self._device, non_blocking=True)
+
+
+def _stored(rows: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns [..., bytes] uint8: 8-bit elements, and their scales."""
+    elements, scales = to_eight_bit(rows, kind)
+    return elements, scales.contiguous().view(torch.uint8)
+
+
+def _floats(elements: Tensor) -> Tensor:
+    """Returns contiguous float32. Other types are converted and put in order in one pass."""
+    if elements.dtype == torch.float32:  # `to` returns these as they are, in whatever order
+        return elements.contiguous()
+    return elements.to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def _viewed(content: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,1 +1,1 @@
-"""How the next token is drawn."""
+"""Draws the next tokens."""

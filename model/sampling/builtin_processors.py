@@ -162,7 +162,7 @@ class Penalties(BuiltIn):
 
     @property
     def counts(self) -> Floats:
-        """How often each of `ids` is in the output, [n] float32; 0 for a token of the prompt alone."""
+        """Occurrences of each of `ids` in the output, [n] float32; 0 for a token of the prompt alone."""
         return self._counts[: self._size]
 
     def drew(self, token: int) -> None:

@@ -1,11 +1,11 @@
-"""The logits processors of a batch's rows: made as sequences join, told what is drawn, applied before each draw.
+"""The logits processors of a batch's rows: made as sequences join, updated by each draw, applied before it.
 
 A row's processors are the built-in ones that its request asks for, in the order of `BUILT_IN`, then the user's own in
 theirs. A step applies one kind after the other, each to all rows that have it. So a control costs a handful of
 operations however many rows ask for it, and a row without processors costs nothing.
 
 Their state depends on the prompt and the drawn tokens alone. A join makes all of a row's processors anew, also after a
-preemption, and tells them each token of the output so far.
+preemption, and updates them with each token of the output so far.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class ProcessorRows:
             self._drew(row, token)
 
     def drew(self, rows: Ints, tokens: NDArray[np.int32]) -> None:
-        """Tells processors the tokens that their rows drew, below 0 for a row that drew none."""
+        """Updates processors with the tokens that their rows drew, below 0 for a row that drew none."""
         for i in np.flatnonzero(self.asking[rows] & (tokens >= 0)).tolist():
             self._drew(int(rows[i]), int(tokens[i]))
 

@@ -26,10 +26,10 @@ class VisionEncoder:
     def __call__(self, images: Sequence[EncoderInput]) -> list[Tensor]:
         """Encodes images.
 
-        Features enter the first layer as they are. Where a model scales its embeddings, features are not scaled again.
+        Features enter the first layer as they are. Models that scale embeddings do not scale features.
 
         Returns:
-            Of each image [1, features, hidden], in the text model's dtype.
+            For each image [1, features, hidden], in the text model's dtype.
         """
         return [self.connector(self.tower(image.pixels))[None] for image in images]
 

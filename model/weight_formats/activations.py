@@ -82,6 +82,9 @@ class RoundedFormat:
     """A weight format whose products round their rows.
 
     It has no `groups`, so that no back end multiplies with its weights alone.
+
+    Attributes:
+        weights: Format of the weights.
     """
 
     def __init__(self, weights: WeightFormat, rounding: RowRounding, scale_key: str | None = None) -> None:
@@ -93,19 +96,20 @@ class RoundedFormat:
             scale_key: Key of the scale of each linear's inputs. None where scales are computed.
         """
         self.name = weights.name
-        self._weights, self._rounding, self._scale_key = weights, rounding, scale_key
+        self.weights = weights
+        self._rounding, self._scale_key = rounding, scale_key
         rows, columns = weights.blocks
         self.blocks = Blocks(rows, lcm(columns, rounding.size or 1))
 
     def for_linear(self, name: str) -> Self:  # noqa: ARG002
         return self
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         scale = () if self._scale_key is None else (StoredTensor(self._scale_key, (1,)),)
-        return (*self._weights.tensors(out, width), *scale)
+        return (*self.weights.tensors(out, width), *scale)
 
     def stacked(self, out: int, width: int) -> Sequence[StoredTensor]:  # noqa: ARG002
         return ()
@@ -113,22 +117,26 @@ class RoundedFormat:
     def product(
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> RoundedProduct:
-        """Makes a product.
+        """Makes a product. Raises as `parts`."""
+        parts, start = [], 0
+        for rounding, run in self.parts(weights):
+            stop = start + sum(weight.outputs for weight in run)
+            own = None if bias is None else bias[start:stop]
+            parts.append((rounding, self.weights.product(run, own, dtype, device)))
+            start = stop
+        return RoundedProduct(parts)
+
+    def parts(self, weights: Sequence[StoredWeight]) -> list[tuple[RowRounding, list[StoredWeight]]]:
+        """Returns the parts of a product whose rows are rounded alike: neighbours with the same scale.
 
         Raises:
+            CheckpointError: A scale cannot be one.
             ValueError: A rank has a part of the inputs, and the scale of a row is that of all of them.
         """
         if self._scale_key is None and self._rounding.size is None:
             for weight in weights:
                 _check_whole(weight)
-        parts, start = [], 0
-        for rounding, of_one in groupby(weights, self._rounding_of):
-            run = list(of_one)
-            stop = start + sum(weight.outputs for weight in run)
-            own = None if bias is None else bias[start:stop]
-            parts.append((rounding, self._weights.product(run, own, dtype, device)))
-            start = stop
-        return RoundedProduct(parts)
+        return [(rounding, list(run)) for rounding, run in groupby(weights, self._rounding_of)]
 
     def _rounding_of(self, weight: StoredWeight) -> RowRounding:
         """Returns the rounding of a linear's rows. Raises CheckpointError for a scale that cannot be one."""

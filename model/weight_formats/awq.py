@@ -60,7 +60,7 @@ class AwqFormat:
             return PLAIN
         return PLAIN if any(is_within(name, part) for part in self._plain) else self
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:

@@ -15,19 +15,12 @@ from model.errors import CheckpointError, shown
 from model.fields import Fields
 from model.weight_formats.activations import RoundedFormat, RowRounding
 from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
-from model.weight_formats.groups import (
-    E4M3,
-    INT4,
-    INT8,
-    ROWS,
-    GroupProducts,
-    GroupWeights,
-    Levels,
-)
+from model.weight_formats.groups import ROWS, GroupProducts, GroupWeights
+from model.weight_formats.levels import E4M3, INT4, INT8, Levels
 from model.weight_formats.plain import PLAIN
 from model.weight_formats.scales import ScaleLayout, finite_scales, float8_values
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
-from model.weight_formats.words import WORD, unpack_words
+from model.weight_formats.words import WORD, unpack_words, zero_offsets
 
 SERVED = {
     "pack-quantized": ("int",),
@@ -90,7 +83,7 @@ class SchemeFormat:
     def for_linear(self, name: str) -> Self:  # noqa: ARG002
         return self
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
@@ -133,7 +126,7 @@ class SchemeFormat:
         if scheme.packed:
             _check_shape(weight, WORD // scheme.bits)
         scales = scheme.scales.of_outputs(finite_scales(weight, "weight_scale"), weight.outputs)
-        offsets = None if scheme.symmetric else self._zeros(weight).float().neg() * scales
+        offsets = None if scheme.symmetric else zero_offsets(-self._zeros(weight).to(torch.int16), scheme.bits)
         index = None if scheme.scales.ordered else _group_of_inputs(weight, scales.shape[1])
         size = weight.inputs if scheme.scales.columns is None else scheme.scales.columns
         return GroupWeights(scheme.levels, self._values(weight), scales, offsets, size, index)

@@ -61,8 +61,14 @@ class WeightFormat(Protocol):
             name: Name in the text model, without a suffix: `model.layers.0.mlp.down_proj`.
         """
 
-    def for_tied(self) -> "WeightFormat":
-        """Returns the format of an output layer that is tied to the embedding, whose weights are stored plain."""
+    def for_tied(self, name: str) -> "WeightFormat":
+        """Returns the format of an output layer that is tied to the embedding.
+
+        One with the tensors of `PlainWeights` gets the embedding as the model has it; another one reads what is stored.
+
+        Args:
+            name: Name of the embedding, without a suffix.
+        """
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
         """Returns what a linear of this size is stored in.

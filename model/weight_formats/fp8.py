@@ -13,7 +13,8 @@ from model.fields import Fields
 from model.weight_formats.activations import RoundedFormat, RowRounding
 from model.weight_formats.compressed_tensors_scheme import read_block
 from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
-from model.weight_formats.groups import E4M3, GroupProducts, GroupWeights
+from model.weight_formats.groups import GroupProducts, GroupWeights
+from model.weight_formats.levels import E4M3
 from model.weight_formats.modules import in_layer
 from model.weight_formats.names import ModuleList
 from model.weight_formats.plain import COLUMNS, PLAIN, ROWS
@@ -33,7 +34,7 @@ class Float8Weights:
     def for_linear(self, name: str) -> WeightFormat:  # noqa: ARG002
         return self
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
@@ -91,7 +92,7 @@ class Fp8:
             return PLAIN
         return self._linears
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:

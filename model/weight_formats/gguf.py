@@ -76,6 +76,10 @@ class GGUFFormat(PlainWeights):
     def for_linear(self, name: str) -> WeightFormat:  # type: ignore[override]
         return self._kinds.get(name, PLAIN)
 
+    def for_tied(self, name: str) -> WeightFormat:
+        """Returns the type of the embedding, which the output layer is read in too."""
+        return self._kinds.get(name, PLAIN)
+
     def groups(self, weight: StoredWeight) -> GroupWeights:
         """Unpacks a linear of a type in blocks, see `GroupFormat`."""
         return groups_of(weight)
@@ -110,7 +114,7 @@ class GGUFType:
     def for_linear(self, name: str) -> Self:  # noqa: ARG002
         return self
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:

@@ -1,8 +1,8 @@
 """Unpacks the blocks of GGUF's quantized types to groups, see `model.weight_formats.groups`.
 
 The layouts are those of ggml's ggml-common.h, in the order of the bytes of a block. A block of K types has 256 weights
-in groups of 16 or 32; scales of groups have few bits, and multiply out with the scale of the block to one in float32,
-without rounding. Integers of 5 and 6 bits are held in 8, those of 2 and 3 bits in 4.
+in groups of 16 or 32; scales of groups are integers of few bits, multiples of the block's, which float32 holds without
+rounding. Integers of 3 bits are held in 4, others as they are.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.weight_formats.groups import INT4, INT8, UINT4, GroupWeights, Levels
+from model.weight_formats.groups import GroupBlocks, GroupWeights
+from model.weight_formats.levels import INT4, INT5, INT6, INT8, UINT2, UINT4, UINT5, Levels
 
 IQ4_NL = Levels(
     "iq4_nl", (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
@@ -33,10 +34,35 @@ def unpack(blocks: Tensor, kind: str) -> GroupWeights:
 def _groups(
     levels: Levels, values: Tensor, scales: Tensor, offsets: Tensor | None = None, size: int = WIDE
 ) -> GroupWeights:
-    """Joins the blocks of each output."""
+    """Joins the blocks of each output: a group each."""
     return GroupWeights(
         levels, values.flatten(1), scales.flatten(1), None if offsets is None else offsets.flatten(1), size
     )
+
+
+def _k_groups(
+    levels: Levels,
+    values: Tensor,
+    scale: Tensor,
+    scales: Tensor,
+    least: Tensor | None = None,
+    minima: Tensor | None = None,
+    size: int = WIDE,
+) -> GroupWeights:
+    """Joins the blocks of each output, whose groups have integers as scales and minima.
+
+    Args:
+        levels: Numbers of the stored integers.
+        values: [out, blocks, BLOCK].
+        scale: [out, blocks, 1]. Scale of a block.
+        scales: [out, blocks, groups]. Multiples of it, of 6 bits at most.
+        least: [out, blocks, 1]. Minimum of a block.
+        minima: [out, blocks, groups]. Multiples of it, which are subtracted.
+        size: Inputs of a group.
+    """
+    offsets = None if minima is None else minima.to(torch.int8).flatten(1)
+    blocks = GroupBlocks(scale.flatten(1), None if least is None else -least.flatten(1), scales.shape[2])
+    return GroupWeights(levels, values.flatten(1), scales.to(torch.int8).flatten(1), offsets, size, blocks=blocks)
 
 
 def _half(two: Tensor) -> Tensor:
@@ -89,12 +115,12 @@ def _q4_1(b: Tensor) -> GroupWeights:
 
 def _q5_0(b: Tensor) -> GroupWeights:
     values = _halves(b[..., 6:], 16) | _bits(b[..., 2:6]) << 4
-    return _groups(INT8, values + (ZERO - 16), _half(b[..., :2]))
+    return _groups(INT5, values, _half(b[..., :2]))
 
 
 def _q5_1(b: Tensor) -> GroupWeights:
     values = _halves(b[..., 8:], 16) | _bits(b[..., 4:8]) << 4
-    return _groups(INT8, values + ZERO, _half(b[..., :2]), _half(b[..., 2:4]))
+    return _groups(UINT5, values, _half(b[..., :2]), _half(b[..., 2:4]))
 
 
 def _q8_0(b: Tensor) -> GroupWeights:
@@ -102,35 +128,32 @@ def _q8_0(b: Tensor) -> GroupWeights:
 
 
 def _q2_k(b: Tensor) -> GroupWeights:
-    scale, least = _half(b[..., 80:82]).float(), _half(b[..., 82:84]).float()
-    both = b[..., :16]
-    return _groups(UINT4, _quarters(b[..., 16:80]), scale * (both & 15), -(least * (both >> 4)), SMALL)
+    both, least = b[..., :16], _half(b[..., 82:84])
+    return _k_groups(UINT2, _quarters(b[..., 16:80]), _half(b[..., 80:82]), both & 15, least, both >> 4, SMALL)
 
 
 def _q3_k(b: Tensor) -> GroupWeights:
     lower, upper = _shifted(b[..., 96:104], range(0, 8, 4), 8) & 15, _shifted(b[..., 104:108], range(0, 8, 2), 4) & 3
     scales = (lower | upper << 4).to(torch.int8) - 32
     values = _quarters(b[..., 32:96]) | _planes(b[..., :32]) << 2  # -4 .. 3, plus 4
-    return _groups(INT4, values + 4, _half(b[..., 108:]).float() * scales, size=SMALL)
+    return _k_groups(INT4, values + 4, _half(b[..., 108:]), scales, size=SMALL)
 
 
 def _q4_k(b: Tensor) -> GroupWeights:
     scales, minima = _scales_of_k(b[..., 4:16])
-    scale, least = _half(b[..., :2]).float() * scales, _half(b[..., 2:4]).float() * minima
-    return _groups(UINT4, _halves(b[..., 16:], 32), scale, -least)
+    return _k_groups(UINT4, _halves(b[..., 16:], 32), _half(b[..., :2]), scales, _half(b[..., 2:4]), minima)
 
 
 def _q5_k(b: Tensor) -> GroupWeights:
     scales, minima = _scales_of_k(b[..., 4:16])
-    scale, least = _half(b[..., :2]).float() * scales, _half(b[..., 2:4]).float() * minima
     values = _halves(b[..., 48:], 32) | _planes(b[..., 16:48]) << 4
-    return _groups(INT8, values + ZERO, scale, -least)
+    return _k_groups(UINT5, values, _half(b[..., :2]), scales, _half(b[..., 2:4]), minima)
 
 
 def _q6_k(b: Tensor) -> GroupWeights:
     values = _halves(b[..., :128], 64) | _quarters(b[..., 128:192]) << 4
     scales = b[..., 192:208].contiguous().view(torch.int8)
-    return _groups(INT8, values + (ZERO - 32), _half(b[..., 208:]).float() * scales, size=SMALL)
+    return _k_groups(INT6, values, _half(b[..., 208:]), scales, size=SMALL)
 
 
 def _iq4_nl(b: Tensor) -> GroupWeights:
@@ -140,7 +163,7 @@ def _iq4_nl(b: Tensor) -> GroupWeights:
 def _iq4_xs(b: Tensor) -> GroupWeights:
     lower, upper = _shifted(b[..., 4:8], range(0, 8, 4), 1) & 15, _shifted(b[..., 2:4], range(0, 8, 2), 1) & 3
     scales = (lower | upper << 4).to(torch.int8) - 32
-    return _groups(IQ4_NL, _halves(b[..., 8:], 16), _half(b[..., :2]).float() * scales)
+    return _k_groups(IQ4_NL, _halves(b[..., 8:], 16), _half(b[..., :2]), scales)
 
 
 UNPACKED: dict[str, Callable[[Tensor], GroupWeights]] = {

@@ -114,7 +114,7 @@ class GptqFormat:
             return self if stored else PLAIN
         return self._chosen_by[rule.pattern]
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:

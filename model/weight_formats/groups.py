@@ -6,12 +6,12 @@ read the same form.
     weight[o, i] = levels[values[o, i]] * scales[o, group of i] + offsets[o, group of i]
 
 The levels of 4-bit integers are -8 .. 7. So a zero point z in 0 .. 15 is an offset of (8 - z) * scale, which float32
-holds exactly where scales have 16 bits. A codebook, as FP4 or FP8 numbers, has other levels.
+holds exactly where scales have 16 bits. A codebook, as FP4 or FP8 numbers, has other levels. Scales and offsets of K
+types (GGUF) are themselves small integers, multiples of a number of a block of groups.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import gcd
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -21,45 +21,26 @@ from torch import Tensor
 from model.forward import ForwardBatch
 from model.layers import FEWEST_ROWS
 from model.weight_formats.format import WeightFormat
+from model.weight_formats.levels import INT8, UINT4, Levels, pack_values, unpack_values
 from model.weight_formats.scratch import BLOCK, Scratch, multiply
-from model.weight_formats.stored import StoredWeight
+from model.weight_formats.stored import StoredWeight, joined
 
 ROWS = 128  # outputs that are unpacked at once are a multiple of it; a divisor is a block of outputs in every format
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """Numbers that stored integers stand for, before scales.
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupBlocks:
+    """Numbers that the scales and offsets of some groups are multiples of (K types of GGUF).
 
     Attributes:
-        name: Name in the field, as int4 or e2m1.
-        numbers: Number of each stored integer; 16 or 256 of them.
+        scales: [out, blocks], floating point.
+        offsets: Likewise. None where the groups have no offsets.
+        groups: Groups of a block.
     """
 
-    name: str
-    numbers: tuple[float, ...]
-
-    @property
-    def bits(self) -> int:
-        """Bits of a stored integer: 4 or 8."""
-        return 4 if len(self.numbers) == 16 else 8
-
-    @property
-    def are_integers(self) -> bool:
-        """Whether the levels are integers that follow each other."""
-        return self.numbers == tuple(self.numbers[0] + i for i in range(len(self.numbers)))
-
-
-def _float8() -> tuple[float, ...]:
-    return tuple(torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn).float().tolist())
-
-
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-INT4 = Levels("int4", tuple(float(i) for i in range(-8, 8)))
-UINT4 = Levels("uint4", tuple(float(i) for i in range(16)))
-INT8 = Levels("int8", tuple(float(i) for i in range(-128, 128)))
-E2M1 = Levels("e2m1", (*_E2M1, *(-number for number in _E2M1)))
-E4M3 = Levels("e4m3", _float8())
+    scales: Tensor
+    offsets: Tensor | None
+    groups: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,10 +50,12 @@ class GroupWeights:
     Attributes:
         levels: Numbers of the stored integers.
         values: [out, in] uint8. Stored integers.
-        scales: [out, groups], floating point.
-        offsets: [out, groups], floating point. None for zeros.
+        scales: [out, groups], floating point. Signed integers where there are `blocks`: multiples of the block's.
+        offsets: [out, groups], floating point. Signed integers are multiples of the block's offset or, without
+            `blocks`, of the group's scale, as zero points are. None for zeros.
         size: Inputs of a group; the last may be smaller.
         index: [in] int64. Group of each input, where groups are not runs of inputs (GPTQ's desc_act). None for runs.
+        blocks: Numbers of blocks of groups. None where groups are in none.
     """
 
     levels: Levels
@@ -81,6 +64,81 @@ class GroupWeights:
     offsets: Tensor | None
     size: int
     index: Tensor | None = None
+    blocks: GroupBlocks | None = None
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """All tensors, for their bytes and their finiteness."""
+        blocks = () if self.blocks is None else (self.blocks.scales, self.blocks.offsets)
+        return tuple(one for one in (self.values, self.scales, self.offsets, self.index, *blocks) if one is not None)
+
+
+def wide_scales(groups: GroupWeights) -> Tensor:
+    """Returns the scale of each group, [out, groups] float32: exact where integers multiply numbers of 16 bits."""
+    return _times(groups.scales, None if groups.blocks is None else groups.blocks.scales, groups)
+
+
+def wide_offsets(groups: GroupWeights) -> Tensor | None:
+    """Returns the offset of each group, [out, groups] float32, as `wide_scales`. None for zeros."""
+    if groups.offsets is None:
+        return None
+    if groups.blocks is not None:
+        return _times(groups.offsets, groups.blocks.offsets, groups)
+    wide = groups.offsets.float()
+    return wide if groups.offsets.is_floating_point() else wide * groups.scales.float()
+
+
+def _times(of_groups: Tensor, of_blocks: Tensor | None, groups: GroupWeights) -> Tensor:
+    """Multiplies a number of each group with that of its block."""
+    wide = of_groups.float()
+    if of_blocks is None or groups.blocks is None:
+        return wide
+    return wide * of_blocks.float().repeat_interleave(groups.blocks.groups, dim=1)[:, : wide.shape[1]]
+
+
+def flattened(groups: GroupWeights) -> GroupWeights:
+    """Returns the same weights with integers of 4 or 8 bits, float scales and offsets, and no blocks."""
+    levels, values = groups.levels, groups.values
+    if levels.bits not in (4, 8):
+        wide = UINT4 if levels.bits < 4 else INT8
+        levels, values = wide, values + int(levels.numbers[0] - wide.numbers[0])
+    scales = groups.scales if groups.blocks is None else wide_scales(groups)
+    offsets = groups.offsets
+    if offsets is not None and not offsets.is_floating_point():
+        offsets = wide_offsets(groups)
+    return GroupWeights(levels, values, scales, offsets, groups.size, groups.index)
+
+
+def form_of(groups: GroupWeights) -> tuple[object, ...]:
+    """Returns what two parts of a product must have alike to be one: all but their numbers."""
+    blocks = groups.blocks
+    of_blocks = (None, None, 0) if blocks is None else (blocks.scales, blocks.offsets, blocks.groups)
+    dtypes = [None if one is None else one.dtype for one in (groups.scales, groups.offsets, *of_blocks[:2])]
+    return groups.levels, groups.size, groups.index is None, of_blocks[2], *dtypes
+
+
+def joined_groups(parts: Sequence[GroupWeights]) -> GroupWeights:
+    """Puts outputs of one `form_of`, in runs, one below the other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+
+    def all_of(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        there = [one for one in tensors if one is not None]
+        return joined(there) if there else None
+
+    blocks = first.blocks
+    if blocks is not None:
+        every = [part.blocks for part in parts if part.blocks is not None]
+        scales, offsets = joined([one.scales for one in every]), all_of([one.offsets for one in every])
+        blocks = GroupBlocks(scales, offsets, blocks.groups)
+    return replace(
+        first,
+        values=joined([part.values for part in parts]),
+        scales=joined([part.scales for part in parts]),
+        offsets=all_of([part.offsets for part in parts]),
+        blocks=blocks,
+    )
 
 
 class NotGrouped(ValueError):
@@ -112,51 +170,6 @@ def blocks_of(weight: StoredWeight) -> Iterator[StoredWeight]:
         yield weight.rows(slice(start, min(start + count, weight.outputs)))
 
 
-def pack_values(values: Tensor, bits: int) -> Tensor:
-    """Packs integers of 4 bits in pairs, the first in the lower half of a byte.
-
-    Args:
-        values: [out, in] uint8.
-        bits: 4 or 8. Integers of 8 bits stay as they are.
-    """
-    if bits == 8:
-        return values
-    if values.shape[1] % 2:
-        values = F.pad(values, (0, 1))
-    return values[:, ::2] | values[:, 1::2] << 4
-
-
-def unpack_values(packed: Tensor, bits: int, width: int) -> Tensor:
-    """Undoes `pack_values`. Returns [out, width] uint8."""
-    if bits == 8:
-        return packed
-    return torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)[:, :width]
-
-
-def in_8_bits(parts: Sequence[GroupWeights]) -> list[GroupWeights]:
-    """Gives parts of one product the same levels, groups of the same size, and all of them offsets.
-
-    Args:
-        parts: Weights with the same inputs, whose levels are integers and whose groups are runs.
-
-    Raises:
-        NotGrouped: Some are not.
-    """
-    if any(part.index is not None or not part.levels.are_integers for part in parts):
-        raise NotGrouped("parts of a product have codebooks or groups that are no runs, and are in several formats")
-    size = gcd(*(part.size for part in parts))
-    made = []
-    for part in parts:
-        values = part.values + int(part.levels.numbers[0] - INT8.numbers[0])
-        groups, times = -(-values.shape[1] // size), part.size // size
-        scales = part.scales.float().repeat_interleave(times, dim=1)[:, :groups]
-        offsets = torch.zeros_like(scales)
-        if part.offsets is not None:
-            offsets = part.offsets.float().repeat_interleave(times, dim=1)[:, :groups]
-        made.append(GroupWeights(INT8, values, scales, offsets, size))
-    return made
-
-
 def bring_back(groups: GroupWeights, table: Tensor | None = None) -> Tensor:
     """Computes the weights that groups stand for, [out, in] float32.
 
@@ -169,17 +182,18 @@ def bring_back(groups: GroupWeights, table: Tensor | None = None) -> Tensor:
     else:
         table = torch.tensor(groups.levels.numbers, device=groups.values.device) if table is None else table
         weights = table.index_select(0, groups.values.flatten().int()).view(groups.values.shape)
-    weights.mul_(_spread(groups.scales, groups))
-    return weights if groups.offsets is None else weights.add_(_spread(groups.offsets, groups))
+    weights.mul_(_spread(wide_scales(groups), groups))
+    offsets = wide_offsets(groups)
+    return weights if offsets is None else weights.add_(_spread(offsets, groups))
 
 
 def _spread(of_groups: Tensor, groups: GroupWeights) -> Tensor:
-    """Returns a value of each group, [out, groups], for each input: float32 [out, in]."""
-    width, wide = groups.values.shape[1], of_groups.float()
+    """Returns a number of each group, [out, groups], for each input: [out, in]."""
+    width = groups.values.shape[1]
     if groups.index is not None:
-        return wide.index_select(1, groups.index)
+        return of_groups.index_select(1, groups.index)
     size = min(groups.size, width)  # config.json may say a size that the linear does not have
-    return wide.repeat_interleave(size, dim=1)[:, :width]
+    return of_groups.repeat_interleave(size, dim=1)[:, :width]
 
 
 class GroupLinear:
@@ -215,21 +229,22 @@ class GroupLinear:
         scratch.reserve(max(len(block.values) for block in self._blocks) * self._inputs)
 
     def _kept(self, groups: GroupWeights) -> GroupWeights:
-        """Returns groups as they stay in memory: integers of 4 bits in pairs."""
-        to = self._device
-        return GroupWeights(
-            groups.levels,
-            pack_values(groups.values, groups.levels.bits).to(to),
-            groups.scales.contiguous().to(to),
-            None if groups.offsets is None else groups.offsets.contiguous().to(to),
-            groups.size,
-            None if groups.index is None else groups.index.to(to),
+        """Returns groups as they stay in memory: integers packed, see `pack_values`."""
+        device, blocks = self._device, groups.blocks
+        if blocks is not None:
+            blocks = replace(blocks, scales=_put(blocks.scales, device), offsets=_put_some(blocks.offsets, device))
+        return replace(
+            groups,
+            values=pack_values(groups.values, groups.levels).to(device),
+            scales=_put(groups.scales, device),
+            offsets=_put_some(groups.offsets, device),
+            index=_put_some(groups.index, device),
+            blocks=blocks,
         )
 
     @property
     def nbytes(self) -> int:
-        kept = [(one.values, one.scales, one.offsets, one.index) for one in self._blocks]
-        return sum(tensor.nbytes for tensors in kept for tensor in tensors if tensor is not None)
+        return sum(tensor.nbytes for block in self._blocks for tensor in block.kept)
 
     def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
@@ -247,9 +262,17 @@ class GroupLinear:
         return y[:rows]
 
     def _brought_back(self, block: GroupWeights) -> Tensor:
-        values = unpack_values(block.values, block.levels.bits, self._inputs)
-        unpacked = GroupWeights(block.levels, values, block.scales, block.offsets, block.size, block.index)
+        values = unpack_values(block.values, block.levels, self._inputs)
+        unpacked = replace(block, values=values)
         return self._scratch.shaped(values.shape).copy_(bring_back(unpacked, self._tables.get(block.levels)))
+
+
+def _put(numbers: Tensor, device: torch.device) -> Tensor:
+    return numbers.contiguous().to(device)
+
+
+def _put_some(numbers: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if numbers is None else _put(numbers, device)
 
 
 class GroupProducts:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.weight_formats.format import MadeProduct, WeightFormat
-from model.weight_formats.groups import INT4, GroupProducts, GroupWeights
+from model.weight_formats.groups import GroupProducts, GroupWeights
 from model.weight_formats.int8 import Int8Format
+from model.weight_formats.levels import INT4
 from model.weight_formats.plain import PlainWeights
 from model.weight_formats.stored import StoredWeight
 
@@ -127,7 +128,7 @@ class Int4Format(PlainWeights):
     def for_linear(self, name: str) -> WeightFormat:  # type: ignore[override] # some are in 8 bits
         return self._output if name.split(".")[-1] in OUTPUT_LAYERS else self
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return self._output
 
     def groups(self, weight: StoredWeight) -> GroupWeights:

@@ -13,7 +13,8 @@ from torch import Tensor
 from model.errors import CheckpointError
 from model.fields import Fields
 from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
-from model.weight_formats.groups import E2M1, GroupProducts, GroupWeights, unpack_values
+from model.weight_formats.groups import GroupProducts, GroupWeights
+from model.weight_formats.levels import E2M1, unpack_bits
 from model.weight_formats.names import ModuleList
 from model.weight_formats.plain import PLAIN
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
@@ -36,7 +37,7 @@ class Mxfp4:
     def for_linear(self, name: str) -> WeightFormat:
         return self if "experts" in name.split(".") and name not in self._plain else PLAIN
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:
@@ -56,8 +57,10 @@ class Mxfp4:
         exponents = weight["scales"]
         if not exponents.is_meta and (exponents == NOT_A_NUMBER).any():
             raise CheckpointError(f"{weight.name}_scales holds {NOT_A_NUMBER}, which is not a number")
-        values = unpack_values(weight["blocks"].flatten(1), 4, weight.inputs)
-        return GroupWeights(E2M1, values, exponents.contiguous().view(torch.float8_e8m0fnu).float(), None, GROUP)
+        values = unpack_bits(weight["blocks"].flatten(1), 4, weight.inputs)
+        # bfloat16 has the exponents of float32, and so holds all of these powers of two.
+        scales = exponents.contiguous().view(torch.float8_e8m0fnu).float().bfloat16()
+        return GroupWeights(E2M1, values, scales, None, GROUP)
 
     def product(
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device

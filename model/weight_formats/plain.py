@@ -21,7 +21,7 @@ class PlainWeights:
     def for_linear(self, name: str) -> Self:  # noqa: ARG002
         return self
 
-    def for_tied(self) -> "WeightFormat":
+    def for_tied(self, name: str) -> "WeightFormat":  # noqa: ARG002
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:

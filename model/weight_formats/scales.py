@@ -46,9 +46,8 @@ class ScaleLayout:
 
 
 def finite_scales(weight: StoredWeight, key: str) -> Tensor:
-    """Returns scales as float32. Raises CheckpointError where one is not finite."""
-    # float32 for all: config.json does not say in which dtype scales are, and `quire estimate` reads nothing else.
-    scales = weight[key].float()
+    """Returns scales as they are stored. Raises CheckpointError where one is not finite."""
+    scales = weight[key]
     if not scales.is_meta and not torch.isfinite(scales).all():
         raise CheckpointError(f"{weight.name}.{key} holds values that are infinite or not a number")
     return scales

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.fields import Fields
-from model.weight_formats.groups import INT4, INT8, Levels, unpack_values
+from model.weight_formats.levels import INT4, INT8, Levels, unpack_bits
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
 
 WORD = 32  # bits
@@ -33,7 +33,12 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
     """
     # A clone: `contiguous` leaves the strides of a single column as they are, which `view` does not take.
     octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    return unpack_values(octets, bits, words.shape[1] * WORD // bits)
+    return unpack_bits(octets, bits, words.shape[1] * WORD // bits)
+
+
+def zero_offsets(offsets: Tensor, bits: int) -> Tensor:
+    """Returns offsets that are multiples of scales in the smallest integers that hold those of so many bits."""
+    return offsets.to(torch.int8 if bits <= 4 else torch.int16)
 
 
 def read_group_size(options: Fields) -> int | None:
@@ -97,7 +102,7 @@ class Packing:
         )
 
     def scales_and_offsets(self, weight: StoredWeight, zeros: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the scales and offsets of `GroupWeights`, float32.
+        """Returns the scales and offsets of `GroupWeights`. Offsets are integers: multiples of the scales.
 
         Products of 16-bit scales with differences of integers are exact in float32. So levels * scales + offsets is
         what (values - zeros) * scales is, bit for bit. With scales in float32 it may differ in the last bits.
@@ -109,11 +114,11 @@ class Packing:
         Raises:
             CheckpointError: A scale is not finite, or a zero point is not what config.json says.
         """
-        scales, middle = weight["scales"].T.float(), -int(self.levels.numbers[0])
+        scales, middle = weight["scales"].T, -int(self.levels.numbers[0])
         if not scales.is_meta and not torch.isfinite(scales).all():
             raise CheckpointError(f"{weight.name}.scales holds a value that is infinite or not a number")
         if not self.middle:
-            return scales, (middle - zeros.T.float()).mul_(scales)
+            return scales, zero_offsets(middle - zeros.T.to(torch.int16), self.bits)
         if not zeros.is_meta and (other := zeros != middle).any():
             raise CheckpointError(
                 f"{weight.name}.qzeros holds the zero point {int(zeros[other][0])}; {self.middle} in {self.path}, so "

@@ -17,7 +17,7 @@ log = logging.getLogger("quire.batch")
 
 AWAY = 60.0  # seconds without an answer after which a server that cannot be reached is lost
 BUSY = 1200.0  # seconds without a success from one that answers: it may be loading a large model, or serving others
-SUSPECT = 2  # deaths under a line after which it runs isolated
+DEATHS_TO_ISOLATE = 2  # deaths under a line after which it runs isolated
 SICK = 3  # deaths in a row, each under an isolated line, after which the engine is the cause
 PAUSE = 0.5  # seconds, the first between two tries; each is longer than the one before
 LONGEST_PAUSE = 10.0
@@ -62,16 +62,16 @@ class RetryPolicy:
 
     def __init__(self) -> None:
         self._away, self._busy = Since(AWAY), Since(BUSY)
-        self._deaths_alone = 0
+        self._isolated_deaths = 0
         self._running = 0
-        self._suspects = 0
+        self._isolated = 0
         self._changed = asyncio.Condition()
 
     def succeeded(self) -> None:
         """Records that a line has its answer."""
         self.answered()
         self._busy.clear()
-        self._deaths_alone = 0
+        self._isolated_deaths = 0
 
     def answered(self) -> None:
         """Records that the server can be reached, whatever it answered."""
@@ -86,33 +86,33 @@ class RetryPolicy:
         """Records that a line must be tried again. Raises JobStoppedError if no line has succeeded for too long."""
         self._busy.check(what)
 
-    def died_alone(self, failure: RequestFailed) -> None:
+    def died_isolated(self, failure: RequestFailed) -> None:
         """Records that the engine died under an isolated line.
 
         Raises:
             JobStoppedError: It died under several isolated lines in a row, so the engine is the cause.
         """
-        self._deaths_alone += 1
-        if self._deaths_alone >= SICK:
-            raise JobStoppedError(f"the engine died under {SICK} lines in a row, each alone: {failure.message}")
+        self._isolated_deaths += 1
+        if self._isolated_deaths >= SICK:
+            raise JobStoppedError(f"the engine died under {SICK} lines in a row, each isolated: {failure.message}")
 
     @asynccontextmanager
-    async def turn(self, suspect: bool) -> AsyncIterator[None]:
+    async def turn(self, isolated: bool) -> AsyncIterator[None]:
         """Waits until a line may run, and holds its place while the context is open.
 
         Args:
-            suspect: Whether the line runs isolated. Suspects run before all other waiting lines, one by one.
+            isolated: Whether the line runs isolated. Such lines run before all other waiting ones, one by one.
         """
-        self._suspects += suspect
+        self._isolated += isolated
         try:
             async with self._changed:
-                await self._changed.wait_for(lambda: not self._running if suspect else not self._suspects)
+                await self._changed.wait_for(lambda: not self._running if isolated else not self._isolated)
                 self._running += 1
             try:
                 yield
             finally:
                 self._running -= 1
         finally:
-            self._suspects -= suspect
+            self._isolated -= isolated
             async with self._changed:
                 self._changed.notify_all()

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.batch.retries import LONGEST_PAUSE, PAUSE, SUSPECT, RetryPolicy
+from rpc.batch.retries import DEATHS_TO_ISOLATE, LONGEST_PAUSE, PAUSE, RetryPolicy
 from rpc.batch.runners import RequestRunner
 from rpc.client.security import Metadata
 from rpc.frontend.errors import RequestFailed
@@ -32,9 +32,9 @@ class RetryingRunner:
         """
         deaths, pause = 0, PAUSE
         while True:
-            suspect = deaths >= SUSPECT
+            isolated = deaths >= DEATHS_TO_ISOLATE
             try:
-                async with self._policy.turn(suspect):
+                async with self._policy.turn(isolated):
                     response = await self._runner.run(request)
             except RequestFailed as failure:
                 if failure.retry_after is None:
@@ -42,8 +42,8 @@ class RetryingRunner:
                     raise
                 if failure.reason == "ENGINE_FAILED":
                     deaths += 1
-                    if suspect:
-                        self._policy.died_alone(failure)
+                    if isolated:
+                        self._policy.died_isolated(failure)
                         raise
                 pause = await self._wait(failure, failure.retry_after, pause)
             else:

@@ -123,12 +123,12 @@ class PendingRequest:
     Attributes:
         request: The request.
         answer: Its response or failure, once known.
-        alone: Whether it shares no call with other requests.
+        isolated: Whether it shares no call with other requests.
     """
 
     request: pb.GenerateRequest
     answer: asyncio.Future[pb.GenerateResponse]
-    alone: bool = False
+    isolated: bool = False
 
 
 class ServerRunner:
@@ -188,7 +188,7 @@ class ServerRunner:
             self._arrived.clear()
             await self._arrived.wait()
         call, size = [self._pending.popleft()], 0
-        while self._pending and len(call) < CALL_ENTRIES and not (call[-1].alone or self._pending[0].alone):
+        while self._pending and len(call) < CALL_ENTRIES and not (call[-1].isolated or self._pending[0].isolated):
             size += call[-1].request.ByteSize() + 8  # its tag and length
             if size + self._pending[0].request.ByteSize() > CALL_BYTES:
                 break
@@ -223,7 +223,7 @@ class ServerRunner:
         elif len(left) == 1:
             _fail(left, request_failed(error))
         else:
-            self._enqueue([PendingRequest(pending.request, pending.answer, alone=True) for pending in left])
+            self._enqueue([PendingRequest(pending.request, pending.answer, isolated=True) for pending in left])
 
     def _away(self, error: aio.AioRpcError) -> None:
         """Records that the server is away. Raises JobStoppedError if it has been for too long."""

@@ -1,4 +1,4 @@
-"""Flags of request parameters, from the table of parameters. What is unset the server decides."""
+"""Flags of request parameters, from the table of parameters. The server decides those that are unset."""
 
 from dataclasses import field, make_dataclass
 from typing import Any

@@ -141,8 +141,8 @@ def _answer(answers: socket.socket, answer: dict[str, object]) -> bool:
 def set_title(words: Sequence[str]) -> None:
     """Changes what `ps` and `pgrep -f` show as this process's command line, as setproctitle(3) does on Linux.
 
-    The kernel reads it from the memory in which the process got its arguments. Where the last byte of that is not zero,
-    it takes all up to the first zero for the command line.
+    The kernel reads it from the memory in which the process got its arguments. If the last byte of that is not zero, it
+    takes all up to the first zero for the command line.
     """
     of_process = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = int(of_process[45]), int(of_process[46])  # arg_start and arg_end, see proc_pid_stat(5)

@@ -69,10 +69,10 @@ class ForkServer:
         self._orders, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "rpc.engines.fork_server", *modules, TITLE_ROOM]
         with theirs:
-            self._process = self._start(command, theirs)
+            self._process = self.start_process(command, theirs)
 
-    def _start(self, command: list[str], orders: socket.socket) -> subprocess.Popen[bytes]:
-        """Starts the fork server, whose standard input is `orders`."""
+    def start_process(self, command: list[str], orders: socket.socket) -> subprocess.Popen[bytes]:
+        """Starts the fork server, whose standard input is `orders`. Subclasses may start it in another way."""
         # OpenBLAS starts threads as numpy loads it, and a fork server must have none.
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         return subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter

@@ -160,9 +160,9 @@ class Dispatch:
         parked, self._parked = self._parked, {}
         for live in parked:
             self._route(live)
-        self._try_suspect()
+        self._run_quarantined()
 
-    def _try_suspect(self) -> None:
+    def _run_quarantined(self) -> None:
         if not self.replicas.open or (turn := self.quarantine.next()) is None:
             return
         live, steps = turn
@@ -194,7 +194,7 @@ class Dispatch:
                 self._route(live)
         replica.isolated_request = None
         self._metrics.requests_moved(len(moved), "drain")
-        self._try_suspect()
+        self._run_quarantined()
         if not self.replicas.open:
             self._start_failover_timer()
         return len(moved)
@@ -247,7 +247,7 @@ class Dispatch:
         for replica in self.replicas:
             if replica.isolated_request is not None and replica.isolated_request is not self.quarantine.running:
                 replica.isolated_request = None
-        self._try_suspect()
+        self._run_quarantined()
 
     def close(self) -> None:
         """Fails requests that wait for an engine, and from now on those whose engine ends."""
@@ -267,23 +267,23 @@ class Dispatch:
             for live in lives:
                 self._fail_lost(live)
             return
-        alone = replica.isolated_request
-        if alone is None:
+        isolated = replica.isolated_request
+        if isolated is None:
             free = self.quarantine.died_with(lives, replica.identity)
             for live in self.quarantine.waiting:
                 self._start_queue_timer(live)
         else:
-            free = [live for live in lives if live is not alone]
-            if alone in lives and (alone.started_here or not rows):
-                free += self._died_isolated(replica, alone)
-            elif alone in lives:  # it waited for others' rows to end, so the engine cannot have died of it
+            free = [live for live in lives if live is not isolated]
+            if isolated in lives and (isolated.started_here or not rows):
+                free += self._died_isolated(replica, isolated)
+            elif isolated in lives:  # it waited for others' rows to end, so the engine cannot have died of it
                 replica.isolated_request = None
                 self.quarantine.postpone()
         log.warning("engine %d had %d requests when it died", replica.number, len(lives))
         self._metrics.requests_moved(sum(not live.stream.ended for live in lives), "engine_lost")
         for live in free:
             self._route(live)
-        self._try_suspect()
+        self._run_quarantined()
         if not self.replicas.open:
             self._start_failover_timer()
 

@@ -92,6 +92,36 @@ class Preparer:
         except InvalidRequest as error:
             raise invalid(error) from None
 
+    def render(self, chat: Chat, limits: Limits) -> str:
+        """Returns the conversation as the model's template writes it, special tokens included.
+
+        Args:
+            chat: The conversation.
+            limits: Limits of the engines.
+
+        Raises:
+            InvalidRequest: A field has a value that cannot be served.
+            RequestFailed: The model has no template, or its template fails.
+        """
+        arguments = check_chat(chat, limits)
+        if self.chat is None:
+            message = "the model has no chat template: send text or token_ids"
+            raise RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", message, field="chat")
+        marker = "" if self.images is None else self.images.marker
+        messages = template_messages(chat.messages, self.contents, marker)
+        try:
+            text = self.chat.render(
+                messages,
+                arguments,
+                most_bytes(limits.longest),
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+            )
+        except ChatFailed as failure:
+            raise RequestFailed("INVALID_ARGUMENT", failure.reason, str(failure), field="chat") from None
+        check_text(text, limits, "chat")
+        return text
+
     def _images(self, spec: Spec, limits: Limits) -> list[ProcessedImage]:
         """Decodes the images, and processes them as the model takes them.
 
@@ -126,7 +156,7 @@ class Preparer:
                 check_text(text, limits)
                 ids = self._encoded("text", text, images, spec.add_special_tokens)
             case Chat() as chat:
-                text = self._rendered(chat, limits)
+                text = self.render(chat, limits)
                 ids = self._encoded("chat", text, images, self._adds_special_tokens(text))
             case given:
                 self._check_placeholders("token_ids", given, images)
@@ -182,32 +212,6 @@ class Preparer:
                 self.images.check(ids, images)
             except InvalidRequest as error:
                 raise error.of(name) from None
-
-    def _rendered(self, chat: Chat, limits: Limits) -> str:
-        """Returns the conversation as the model's template writes it, special tokens included.
-
-        Raises:
-            InvalidRequest: A field has a value that cannot be served.
-            RequestFailed: The model has no template, or its template fails.
-        """
-        arguments = check_chat(chat, limits)
-        if self.chat is None:
-            message = "the model has no chat template: send text or token_ids"
-            raise RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", message, field="chat")
-        marker = "" if self.images is None else self.images.marker
-        messages = template_messages(chat.messages, self.contents, marker)
-        try:
-            text = self.chat.render(
-                messages,
-                arguments,
-                most_bytes(limits.longest),
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-            )
-        except ChatFailed as failure:
-            raise RequestFailed("INVALID_ARGUMENT", failure.reason, str(failure), field="chat") from None
-        check_text(text, limits, "chat")
-        return text
 
     def tokenize(self, text: str, add_special_tokens: bool, model: str, limits: Limits) -> list[int]:
         """Returns the token ids of a text.

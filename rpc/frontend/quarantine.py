@@ -23,7 +23,7 @@ TO_THE_END = 2**31 - 1  # steps
 
 
 @dataclass(slots=True, eq=False)
-class SuspectRecord:
+class QuarantineRecord:
     """Evidence against a request.
 
     Attributes:
@@ -47,7 +47,7 @@ class PoisonQuarantine:
     """
 
     def __init__(self) -> None:
-        self._records: dict[Live, SuspectRecord] = {}
+        self._records: dict[Live, QuarantineRecord] = {}
         self._waiting: deque[Live] = deque()
         self._start_counts: list[int] = []  # tokens of each sequence of `running` when it was submitted
         self.running: Live | None = None
@@ -63,7 +63,7 @@ class PoisonQuarantine:
         return len(self._waiting)
 
     @property
-    def suspects(self) -> list[Live]:
+    def implicated(self) -> list[Live]:
         """Live requests with which an engine has died, one or more."""
         return list(self._records)
 
@@ -79,7 +79,7 @@ class PoisonQuarantine:
         """
         free = []
         for live in lives:
-            record = self._records.setdefault(live, SuspectRecord())
+            record = self._records.setdefault(live, QuarantineRecord())
             record.deaths.add(engine)
             if len(record.deaths) < DEATHS:
                 free.append(live)
@@ -118,7 +118,7 @@ class PoisonQuarantine:
     def parole(self) -> None:
         """Ends the isolated run; the request goes on as any other."""
         if self.running is not None:
-            self._records[self.running] = SuspectRecord(paroled=True)
+            self._records[self.running] = QuarantineRecord(paroled=True)
             self.running = None
 
     def died_isolated(self, started: bool) -> list[Live] | None:
@@ -153,7 +153,7 @@ class PoisonQuarantine:
             return False
         if live in self._waiting:
             self._waiting.remove(live)
-        was_alone = self.running is live
-        if was_alone:
+        was_isolated = self.running is live
+        if was_isolated:
             self.running = None
-        return was_alone
+        return was_isolated

@@ -6,9 +6,8 @@ in time, are computed. So the worst that a transfer can do to a stream is to mak
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Container, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 
@@ -23,7 +22,8 @@ from rpc.link import CHANNEL_OPTIONS
 from rpc.link.arrays import LinkError
 from rpc.link.pages import PagePort, joined_hashes
 from rpc.link.proof import StrangerError, TokenProof
-from scheduler.costs import CopyCost, copying_pays
+from rpc.link.transfer_rate import TransferRate
+from scheduler.costs import copying_pays
 from scheduler.events import SHORT_HASH, Abort, AdminQuery, AdminQuestion, Event, KVSource, StepOutputs, Submit
 
 log = logging.getLogger("quire.link")
@@ -32,7 +32,6 @@ TRANSFER_SECONDS = 3.0  # longest wait of a request for its pages
 AT_ONCE = 2  # transfers; the first requests go on while the next ones' pages come
 MOST_HELD = 2**30  # bytes of pages whose requests have not started yet
 MOST_TRANSFERRED = 2**28  # bytes of one request's pages, which the engine writes into its pool within one step
-FORGET_SECONDS = 60.0  # age at which the rate of earlier transfers is outdated
 
 Wanted = list[list[tuple[BlockHash, bytes]]]
 """Pages of each sequence in order: block hash, and the bytes that it is made from beside the hash before it."""
@@ -68,6 +67,7 @@ class PendingTransfers:
         held: Bytes of pages whose request has not started, or that are to come, by attempt.
         several: Attempts with several sequences that came here with a source.
         channels: Open channel to each source, and the count of transfers that use it.
+        rate: Rate of the transfers so far.
     """
 
     def __init__(self, port: PagePort, here: Container[bytes], send: Callable[[Sequence[Event]], None]) -> None:
@@ -78,7 +78,7 @@ class PendingTransfers:
         self._freed = asyncio.Event()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self.channels: dict[KVSource, tuple[aio.Channel, int]] = {}
-        self._cost, self._since, self._received, self._running = CopyCost(), 0.0, 0, 0
+        self.rate = TransferRate()
 
     def hold_back(self, events: Sequence[Event]) -> list[Event]:
         """Holds back Submits whose pages are to be copied, and returns the events that the engine gets now.
@@ -127,15 +127,13 @@ class PendingTransfers:
     def wanted(self, submit: Submit) -> Wanted:
         """Returns the pages to copy: those that the engine lacks, of sequences for which the copy pays."""
         form, wanted, asked = self._port.form, Wanted(), set[BlockHash]()
-        most = min(MOST_TRANSFERRED, MOST_HELD) // form.size
-        if not self._running and time.monotonic() - self._since > FORGET_SECONDS:
-            self._cost = CopyCost()
+        most, cost = min(MOST_TRANSFERRED, MOST_HELD) // form.size, self.rate.cost()
         for pages in self._port.block_hashes(submit):
             lacking = list(dropwhile(lambda page: page[0][:SHORT_HASH] in self._here or page[0] in asked, pages))
             lacking = lacking[: most - len(asked)]
             count = len(lacking)
             if copying_pays(
-                count, self._cost.expected(count * form.size), self._port.compute_seconds(count * form.page_size)
+                count, cost.expected(count * form.size), self._port.compute_seconds(count * form.page_size)
             ):
                 wanted.append(lacking)
                 asked.update(block_hash for block_hash, _ in lacking)
@@ -146,7 +144,7 @@ class PendingTransfers:
         try:
             async with asyncio.timeout(TRANSFER_SECONDS), self._slots:
                 await self._hold(attempt, sum(map(len, transfer.wanted)) * self._port.form.size)
-                with self._timed():
+                with self.rate.running():
                     await self._fetch(transfer, source)
         except TimeoutError:
             log.warning("not all pages of a request came within %g s: it is computed", TRANSFER_SECONDS)
@@ -178,7 +176,7 @@ class PendingTransfers:
                 async for response in call:
                     for page, (block_hash, tokens) in zip(response.pages, due, strict=False):
                         transfer.transferred[block_hash] = self._port.form.decode(page, tokens)
-                        self._received += self._port.form.size
+                        self.rate.receive(self._port.form.size)
 
     @asynccontextmanager
     async def _channel_to(self, source: KVSource) -> AsyncIterator[aio.Channel]:
@@ -193,21 +191,6 @@ class PendingTransfers:
                 self.channels[source] = channel, users - 1
             else:
                 await channel.close(None)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Measures the copy rate: bytes that came while at least one transfer ran, by the time that one did."""
-        if not self._running:
-            self._since, self._received = time.monotonic(), 0
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                now = time.monotonic()
-                self._cost.observe(self._received, now - self._since)
-                self._since = now
 
     async def _hold(self, attempt: int, size: int) -> None:
         """Waits until there is room for this many bytes, and takes it."""

@@ -40,7 +40,7 @@ class AllocatorBooks(RuleBasedStateMachine):
         self.aside = set()
 
     def _pages(self, data, held: bool) -> Pages:
-        """Some that are held, or that nobody holds and that are not free: cached, for all that the allocator knows."""
+        """Some that are held, or that have no holder and are not free: cached, for all that the allocator knows."""
         pages = [p for p, count in enumerate(self.counts) if (count > 0) == held and p not in self.listed]
         return np.array(data.draw(st.lists(st.sampled_from(pages), unique=True)) if pages else [], np.int32)
 
@@ -117,7 +117,7 @@ class AllocatorBooks(RuleBasedStateMachine):
         assert sorted(free) == sorted(self.listed)
         assert self.allocator.free == len(free)
         assert self.allocator.size == len(self.counts)
-        assert set(self.allocator.suspects) == self.aside
+        assert set(self.allocator.pages_set_aside) == self.aside
         assert self.allocator.shared == sum(count > 1 for count in self.counts)
 
 

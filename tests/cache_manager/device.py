@@ -12,7 +12,7 @@ from cache_manager.block_hash import Scope
 from cache_manager.changes import PageChanges
 from tests.cache_manager.windows import first_seen
 
-NOTHING = 0  # in a slot: nobody may read this
+NOTHING = 0  # in a slot: no row may read this
 
 
 class Prefixes:
@@ -30,7 +30,7 @@ class Prefixes:
         return number
 
     def shorter(self, number: int, by: int) -> int:
-        """The prefix that is so many positions shorter."""
+        """Returns the prefix that is this number of positions shorter."""
         for _ in range(by):
             number = self.before[number]
         return number

@@ -194,7 +194,7 @@ class CacheDriver(Sequences):
         """Checks that all that a row has just published is found."""
         if story.chain is None or story.silent or story.unsure or self.collisions or tokens < story.scope.bidirectional:
             return
-        found = self.manager.match(story.chain, tokens).tokens
+        found = self.manager.lookup.match(story.chain, tokens).tokens
         assert found == tokens, f"of {tokens} tokens that were computed and published, {found} are found"
 
     # Trouble
@@ -241,7 +241,7 @@ class CacheDriver(Sequences):
         self._leave_line()
         self._balance()
 
-    # What must hold
+    # Laws
 
     def check(self) -> None:
         """All that both know, and what must hold at every moment."""
@@ -250,7 +250,7 @@ class CacheDriver(Sequences):
             raise LedgerError(explain(wrong))
         manager = self.manager
         assert manager.allocator.counts.tolist() == self.counts
-        assert set(manager.allocator.suspects) == self.suspects
+        assert set(manager.allocator.pages_set_aside) == self.suspects
         assert manager.pool.returning == sum(len(pages) for _, pages in self.waiting)
         for row, story in enumerate(self.rows):
             assert tables(manager, row) == (story.table if story else [Table()] * self.groups)
@@ -262,7 +262,7 @@ class CacheDriver(Sequences):
         self._check_names()
         if not self.running():
             assert not any(map(manager.published.is_computing, self.awaited)), (
-                "a page that nobody computes is waited for"
+                "a page that no row computes is waited for"
             )
         for story in self.queue:
             match = self.match(story)
@@ -323,10 +323,10 @@ class CacheDriver(Sequences):
     def check_freed(self) -> None:
         """After a launch: whatever is free was told to be, or never had been used."""
         for page in self.manager.allocator.free_pages().tolist():
-            assert set(self.device.slots[page]) == {NOTHING}, f"page {page} is free, nobody was told"
+            assert set(self.device.slots[page]) == {NOTHING}, f"page {page} is free, no plan has said so"
 
     def close(self) -> None:
-        """Ends everything: all pages are free or cached, and nobody waits for a page that nobody computes."""
+        """Ends everything: all pages are free or cached, and no sequence waits for a page that no row computes."""
         for ends in ([], self.running()):
             while self.commit():
                 pass
@@ -343,4 +343,4 @@ class CacheDriver(Sequences):
         self.shrink_cache(0)
         self.check()
         prefix = self.manager.prefix
-        assert len(prefix.index) == len(prefix.policy) == 0, "what nobody holds could not be given up"
+        assert len(prefix.index) == len(prefix.policy) == 0, "pages without a holder could not be given up"

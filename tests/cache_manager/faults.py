@@ -14,6 +14,7 @@ from cache_manager.pool import PagePool
 from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.publishing import PublishedPages
 from cache_manager.tables import PageTables
+from tests.support.planted import plant
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Fault:
 
     def plant(self, monkeypatch) -> None:
         for fault in (*self.needs, self):
-            monkeypatch.setattr(fault.target, fault.name, fault.stand_in(getattr(fault.target, fault.name)))
+            plant(monkeypatch, fault.target, fault.name, fault.stand_in)
 
 
 FAULTS: dict[str, Fault] = {}
@@ -101,9 +102,9 @@ def page_stays_on_the_free_list(real):
 @fault(PageAllocator, "put_back", "allocator")
 def page_that_was_set_aside_is_freed(real):
     def put_back(self, pages):
-        suspects, self.suspects = self.suspects, {}
+        aside, self.pages_set_aside = self.pages_set_aside, {}
         real(self, pages)
-        self.suspects |= suspects
+        self.pages_set_aside |= aside
 
     return put_back
 
@@ -111,7 +112,7 @@ def page_that_was_set_aside_is_freed(real):
 @fault(PageAllocator, "set_aside")
 def page_that_was_set_aside_stays_on_the_free_list(real):
     def set_aside(self, pages, why):
-        self.suspects |= dict.fromkeys(pages.tolist(), why)
+        self.pages_set_aside |= dict.fromkeys(pages.tolist(), why)
 
     return set_aside
 

@@ -4,13 +4,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cache_manager.block_hash import HASH_BYTES, BlockHasher, HashChain
-from cache_manager.manager import CacheManager
+from cache_manager.lookup import PrefixLookup
 from cache_manager.prefix import NONE, PrefixIndex
 from tests.cache_manager.faults import FAULTS, Fault, fault
 
 
 def short_names(real):
-    """So short that they collide: no fault, since hits are confirmed."""
+    """Makes hashes so short that they collide: no fault, since hits are confirmed."""
 
     def link(self, parent, contents):
         names = []
@@ -55,7 +55,7 @@ def names_after_one_that_is_taken_stay(real):
     return give
 
 
-@fault(CacheManager, "match")
+@fault(PrefixLookup, "match")
 def bound_of_a_match_is_ignored(real):
     return lambda self, chain, most, transferred=(): real(self, chain, most + self.layout.page_size, transferred)
 

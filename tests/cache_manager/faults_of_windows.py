@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cache_manager import manager as manager_module
+from cache_manager import lookup as lookup_module
 from cache_manager.cached import PrefixCache
 from cache_manager.layout import MOST_TOKENS, KVLayout
 from cache_manager.manager import CacheManager
@@ -193,12 +193,12 @@ def page_is_taken_over_from_the_wrong_group(real):
 # Finding
 
 
-@fault(manager_module, "valid_pages", "windows")
+@fault(lookup_module, "valid_pages", "windows")
 def page_that_is_lacking_in_a_window_is_overlooked(real):
     return lambda pages, layout: pages.shape[1]
 
 
-@fault(manager_module, "valid_pages", "windows")
+@fault(lookup_module, "valid_pages", "windows")
 def hit_ends_at_the_first_page_that_is_lacking(real):
     def valid_pages(pages, layout):
         whole = (pages != NONE).all(axis=0)
@@ -212,12 +212,12 @@ def page_that_a_window_begins_in_is_not_seen(real):
     return lambda self, window: max(1, (window - 1) // self.page_size)
 
 
-@fault(manager_module, "firsts", "windows")
+@fault(lookup_module, "firsts", "windows")
 def hit_holds_a_page_too_few(real):
     return lambda layout, pages: tuple(min(pages, first + 1) for first in real(layout, pages))
 
 
-@fault(manager_module, "firsts", "windows")
+@fault(lookup_module, "firsts", "windows")
 def hit_holds_a_page_too_many(real):
     return lambda layout, pages: tuple(max(0, first - 1) for first in real(layout, pages))
 

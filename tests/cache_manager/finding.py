@@ -26,7 +26,7 @@ class Finding(Sliding):
         if chain is None:
             return NO_MATCH
         self._name(story, story.known)
-        match = self.manager.match(chain, most)
+        match = self.manager.lookup.match(chain, most)
         assert match.tokens == len(match.nodes) * self.size
         assert match.tokens <= most, f"{match.tokens} tokens were matched, at most {most} were asked for"
         in_part = match.tokens < story.scope.bidirectional and self.windows.any
@@ -42,7 +42,7 @@ class Finding(Sliding):
         elif not self.collisions and not story.scope.bidirectional and match.tokens + self.size <= most:
             for other in self._at(story, match.tokens):
                 sure = not (other.rivalled or other.silent or other.unsure)
-                assert not sure, f"attempt {other.attempt} computes what comes next, nobody was told to wait"
+                assert not sure, f"attempt {other.attempt} computes the next page, and the request does not wait for it"
         return match
 
     def _come_to_next(self, story: SequenceHistory) -> None:
@@ -53,7 +53,7 @@ class Finding(Sliding):
             other.rivalled = True
 
     def _at(self, story: SequenceHistory, tokens: int) -> list[SequenceHistory]:
-        """Running sequences that compute the page which comes after so many tokens of a sequence, and know its name."""
+        """Running sequences that compute the page after these tokens of a sequence, and know its block hash."""
         end = tokens + self.size
         return [
             other
@@ -101,9 +101,9 @@ class Finding(Sliding):
         return max(valid, default=0)
 
     def _check_awaited(self, awaited: Awaited, chain: HashChain, known: int) -> None:
-        """Somebody computes it, and it is the prompt's."""
+        """A row computes it, and it is the prompt's."""
         story, end = self.rows[awaited.row], awaited.index + 1
-        assert story is not None, "nobody computes what a request waits for"
+        assert story is not None, "no row computes the page that a request waits for"
         assert not story.silent, "what is waited for will not be published"
         if not self.collisions:
             assert self.manager.published.is_computing(awaited), "it was computed, and is waited for"

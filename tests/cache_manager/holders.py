@@ -68,7 +68,7 @@ class Holders:
         self._hold(pages)
 
     def _balance(self) -> None:
-        """Free is what nobody holds: cached pages cost nothing."""
+        """Pages without a holder count as free: cached pages cost nothing."""
         aside = sum(not self.counts[page] for page in self.suspects)
         due = self.manager.pool.total - self.held - aside
-        assert self.manager.pool.free == due, f"{self.manager.pool.free} pages can be had, {due} are held by nobody"
+        assert self.manager.pool.free == due, f"{self.manager.pool.free} pages can be had, {due} have no holder"

@@ -41,7 +41,7 @@ def episode(
 
 
 def run(operations: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> int:
-    """Does so many operations; returns in how many episodes. Raises what an episode raises, with its seed."""
+    """Does this number of operations; returns the number of episodes. Raises what an episode raises, with its seed."""
     done, episodes = 0, 0
     while done < operations:
         count = min(OPERATIONS_AN_EPISODE, operations - done)

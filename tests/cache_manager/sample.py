@@ -20,19 +20,19 @@ def chain(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -
 
 def match(manager: CacheManager, tokens: Sequence[int], scope: Scope = SHARED) -> Match:
     """Returns the match of all tokens, the last one too."""
-    return manager.match(chain(manager, tokens, scope), len(tokens))
+    return manager.lookup.match(chain(manager, tokens, scope), len(tokens))
 
 
 def start(manager: CacheManager, row: int, tokens: Sequence[int], owner: int = -1) -> None:
     """Opens the row with what is cached of the tokens, and pages for all of them."""
     names = chain(manager, tokens)
-    found = manager.match(names, len(tokens) - 1)
+    found = manager.lookup.match(names, len(tokens) - 1)
     manager.open(row, owner, names, found)
     assert manager.grow(row, found.tokens, len(tokens))
 
 
 def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -> None:
-    """As a scheduler with one step in flight does, so many tokens a step; what is filled is published."""
+    """Computes some tokens a step, as a scheduler with one step in flight does; full pages are published."""
     while start < end:
         stop = min(end, start + chunk)
         assert manager.grow(row, start, stop)
@@ -42,7 +42,7 @@ def compute(manager: CacheManager, row: int, start: int, end: int, chunk: int) -
 
 
 def leave(manager: CacheManager, tokens: Sequence[int], row: int = 0) -> list[int]:
-    """Somebody has computed these tokens and left; returns the pages that they were in."""
+    """Lets a sequence compute these tokens and leave; returns the pages that they were in."""
     start(manager, row, tokens)
     manager.published.publish(row, len(tokens), None)
     pages = manager.tables.pages_of(0, row).tolist()

@@ -61,7 +61,7 @@ class Sliding(Holders):
     @contextmanager
     def _evicting(self) -> Iterator[None]:
         """Around what takes names from cached pages: first go those that left a window, in this order; then ends of
-        sequences; and where all of these are gone, whatever nobody holds.
+        sequences; and where all of these are gone, any page without a holder.
         """
         index = self.manager.prefix.index
         before = index.node_of.copy()

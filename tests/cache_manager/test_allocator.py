@@ -68,7 +68,7 @@ def test_what_is_dropped_without_a_holder_is_set_aside_and_the_rest_goes_on():
     pages = allocator.take(2)
     allocator.put_back(allocator.drop(pages[:1]))
     assert allocator.drop(pages).tolist() == [1]
-    assert allocator.suspects == {0: "dropped without a holder"}
+    assert allocator.pages_set_aside == {0: "dropped without a holder"}
     assert allocator.counts.tolist() == [0, 0, 0]
     assert allocator.free_pages().tolist() == [2], "page 0 was free, and is not given out again"
 
@@ -78,7 +78,7 @@ def test_what_is_freed_while_held_or_free_is_set_aside_and_the_rest_goes_on():
     pages = allocator.take(2)
     allocator.drop(pages[:1])
     allocator.put_back(np.array([0, 1, 3], np.int32))
-    assert allocator.suspects == dict.fromkeys((1, 3), "freed while held or free")
+    assert allocator.pages_set_aside == dict.fromkeys((1, 3), "freed while held or free")
     assert sorted(allocator.free_pages().tolist()) == [0, 2]
     assert allocator.counts[1] == 1, "who holds it keeps it"
 
@@ -88,7 +88,7 @@ def test_a_page_set_aside_is_never_given_out_again():
     held = allocator.take(2)
     allocator.set_aside(np.array([1, 2], np.int32), "for a test")
     allocator.set_aside(np.array([1], np.int32), "for another reason")
-    assert allocator.suspects == {1: "for a test", 2: "for a test"}
+    assert allocator.pages_set_aside == {1: "for a test", 2: "for a test"}
     allocator.put_back(allocator.drop(held))
     assert allocator.free == 2
     assert sorted(allocator.take(2).tolist()) == [0, 3]

@@ -15,7 +15,7 @@ A, B = [1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2]
 
 
 def evict(manager, count):
-    """Somebody comes who needs so many pages beyond the free ones, and leaves."""
+    """Lets a sequence come that needs this number of pages beyond the free ones, and leave."""
     row = int(np.flatnonzero(manager.tables.held[0] == 0)[0])
     size = manager.layout.page_size
     assert manager.grow(row, 0, (manager.allocator.free + count) * size)

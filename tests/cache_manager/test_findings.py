@@ -98,7 +98,7 @@ def test_pages_that_were_free_when_a_request_started_last_while_its_window_leave
     start(manager, 0, [1, 2, 3])
     manager.published.publish(0, 2, None)
     names = chain(manager, [1, 2, *range(10, 20)])
-    match = manager.match(names, 11)
+    match = manager.lookup.match(names, 11)
     before, needed = manager.pool.free, manager.needed(match, 12)
     manager.open(1, 1, names, match)
     assert manager.grow(1, match.tokens, 12)

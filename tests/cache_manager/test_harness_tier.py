@@ -8,6 +8,7 @@ import pytest
 
 from cache_manager.allocator import LedgerError
 from cache_manager.changes import PageChanges
+from cache_manager.lookup import PrefixLookup
 from cache_manager.manager import CacheManager
 from cache_manager.tables import PageTables
 from cache_manager.tier import HostTier
@@ -153,7 +154,7 @@ def row_goes_on_from_a_spoilt_copy(real):
     return arrived
 
 
-@fault(CacheManager, "_valid")
+@fault(PrefixLookup, "_valid")
 def hit_needs_no_page_of_a_window(real):
     return lambda self, nodes, kept, come: len(nodes) + len(kept) + come
 

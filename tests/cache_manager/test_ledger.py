@@ -45,19 +45,21 @@ def test_the_ledger_sees_a_page_in_two_tables():
         verify(manager)
 
 
-def free_page_twice(manager):
-    manager.allocator._stack[1] = 5
+def put_on_free_list(manager, number):
+    manager.allocator._stack[1] = number
     manager.allocator.free += 1
+
+
+def free_page_twice(manager):
+    put_on_free_list(manager, 5)
 
 
 def held_page_is_free(manager):
-    manager.allocator._stack[1] = 0
-    manager.allocator.free += 1
+    put_on_free_list(manager, 0)
 
 
 def cached_page_is_free(manager):
-    manager.allocator._stack[1] = 4
-    manager.allocator.free += 1
+    put_on_free_list(manager, 4)
 
 
 def free_page_is_lost(manager):
@@ -73,7 +75,8 @@ def shared_count(manager):
 
 
 def child_without_parent(manager):
-    manager.prefix.index._node_of_hash = dict(list(manager.prefix.index._node_of_hash.items())[1:])
+    nodes = manager.prefix.index._node_of_hash
+    del nodes[next(iter(nodes))]
 
 
 def wrong_children(manager):

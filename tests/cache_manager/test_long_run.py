@@ -13,7 +13,7 @@ RARE = {
     "pages left a window": (PageTables, "cut"),
     "pages that had left one were evicted": (PrefixCache, "_evict_slid"),
     "ends of sequences were evicted": (PrefixCache, "_idle_run"),
-    "pages were evicted of nodes that somebody held": (PrefixCache, "_reach_all"),
+    "pages were evicted of nodes that were held": (PrefixCache, "_reach_all"),
     "a node without pages was found to be of no use, or not": (PrefixCache, "_empty_leaf"),
     "a lost page was computed anew": (PrefixIndex, "bind"),
     "rows forgot what was distrusted": (PrefixCache, "forget"),

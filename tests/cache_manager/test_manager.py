@@ -87,7 +87,7 @@ def test_a_prefix_is_found_again_by_who_asks_for_it():
     assert match(manager, [1, 2, 3, 4, 9]).tokens == 4
     assert match(manager, [1, 2, 9, 4]).tokens == 2
     assert match(manager, [9, 2, 3, 4]).tokens == 0
-    assert manager.match(chain(manager, [1, 2, 3, 4]), most=3).tokens == 2
+    assert manager.lookup.match(chain(manager, [1, 2, 3, 4]), most=3).tokens == 2
     assert match(manager, [1, 2, 3, 4], Scope("other")).tokens == 0
     start(manager, 1, [1, 2, 3, 4, 9])
     assert table(manager, 1)[0][:2] == pages[:2]

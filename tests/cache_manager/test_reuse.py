@@ -24,7 +24,7 @@ def hit_rate(requests: Requests, capacity: int, policy: str = CacheSettings().ev
 
 
 def hot_prefixes_among_one_time_prompts() -> Requests:
-    """Eight prefixes that return all the time, each between prompts that nobody repeats."""
+    """Eight prefixes that return all the time, each between prompts that are not repeated."""
     fresh, requests = iter(range(1000, 10**9)), []
     for i in range(600):
         hot = [100 + 10 * (i % 8) + j for j in range(10)]
@@ -133,7 +133,7 @@ def test_a_class_that_returns_is_worth_more_than_one_that_does_not() -> None:
 
 
 def test_a_page_that_no_request_has_left_is_not_remembered() -> None:
-    """A reset takes the names of held pages too: these were not waited for, and were used by nobody before."""
+    """A reset takes the names of held pages too: these were not waited for, and no request had used them before."""
     policy = ReuseAware(10)
     names = [bytes([i]) * 32 for i in range(3)]
     policy.published([0, 1, 2], names)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +61,7 @@ class Small:
         """Tokens that were there, and what its plan copied: out, back."""
         chain = self.hasher.chain()
         chain.extend(np.array(tokens, np.int32))
-        match = self.manager.match(chain, len(tokens) - 1)
+        match = self.manager.lookup.match(chain, len(tokens) - 1)
         self.manager.open(0, 0, chain, match)
         assert self.manager.grow(0, match.tokens, len(tokens))
         self.manager.fetch(0, match)
@@ -92,7 +94,7 @@ def test_what_a_sequence_came_with_has_its_place_after_the_copies() -> None:
     small.serve(4, 4, 5, 5, 6, 6, 7)
     chain = small.hasher.chain()
     chain.extend(np.array([1, 1, 2, 2, 3, 3], np.int32))
-    match = small.manager.match(chain, 6, transferred=chain.hashes[2:])
+    match = small.manager.lookup.match(chain, 6, transferred=chain.hashes[2:])
     assert (match.tokens, match.nodes, match.kept, match.transferred) == (6, [], chain.hashes[:2], chain.hashes[2:])
     small.manager.open(0, 0, chain, match)
     assert small.manager.grow(0, 6, 7)
@@ -146,7 +148,7 @@ def test_a_spoilt_copy_is_dropped_and_its_row_told() -> None:
     small.manager.pool.begin(0.0, 7)
     chain = small.hasher.chain()
     chain.extend(np.array([1, 1], np.int32))
-    match = small.manager.match(chain, 2)
+    match = small.manager.lookup.match(chain, 2)
     small.manager.open(1, 5, chain, match)
     small.manager.grow(1, 2, 3)
     small.manager.fetch(1, match)
@@ -180,7 +182,7 @@ def test_copies_that_a_distrusted_row_went_on_from_are_dropped() -> None:
     small.serve(4, 4, 5, 5, 6)
     chain = small.hasher.chain()
     chain.extend(np.array([1, 1, 2, 2], np.int32))
-    match = small.manager.match(chain, 4)
+    match = small.manager.lookup.match(chain, 4)
     small.manager.open(1, 5, chain, match)
     small.manager.grow(1, 4, 5)
     small.manager.fetch(1, match)
@@ -188,14 +190,27 @@ def test_copies_that_a_distrusted_row_went_on_from_are_dropped() -> None:
     assert small.kept() == [[5, 5], [4, 4]]
 
 
+def two_evicted_nodes() -> Any:
+    """In place of a prefix index: node 0 has no pages, node 1 after it has page 5."""
+    names = [bytes([number]) * HASH_BYTES for number in (1, 2)]
+    return SimpleNamespace(
+        hashes=lambda nodes: [names[node] for node in nodes],
+        content=lambda node: b"",
+        parent=[NONE, 0],
+        pages=np.array([[NONE, 5]], np.int32),
+    )
+
+
 def test_a_copy_without_pages_goes_with_the_last_one_after_it() -> None:
-    """It was kept as the way to that one."""
-    tier = HostTier(2)
-    first, second = bytes([1]) * HASH_BYTES, bytes([2]) * HASH_BYTES
-    tier.copies = {first: Copy(FIRST, b"", (NONE,)), second: Copy(first, b"", (0,))}
-    tier._after, tier._free = {FIRST: {first}, first: {second}}, [1]
+    """It was kept as the way to that one. By itself a node without pages gets no copy, so the way is forgotten too."""
+    tier, index = HostTier(2), two_evicted_nodes()
+    first, second = index.hashes([0, 1])
+    assert tier.keep(index, [1, 0]) == [(5, 0)]
+    assert tier.copies == {first: Copy(FIRST, b"", (NONE,)), second: Copy(first, b"", (0,))}
     tier.forget([second])
-    assert (tier.copies, tier._after, tier.used) == ({}, {}, 0)
+    assert (tier.copies, tier.used) == ({}, 0)
+    assert tier.keep(index, [0]) == []
+    assert tier.copies == {}
 
 
 class Collisions(BlockHasher):

@@ -25,7 +25,7 @@ def made(windows: Windows = FULL_AND_THREE, pages: int = 32, rows: int = 3) -> C
 def opened(manager: CacheManager, row: int, tokens: Sequence[int]) -> int:
     """A row that goes on from what is cached of the tokens; how many of them."""
     names = chain(manager, tokens)
-    found = manager.match(names, len(tokens) - 1)
+    found = manager.lookup.match(names, len(tokens) - 1)
     manager.open(row, row, names, found)
     return found.tokens
 
@@ -34,7 +34,7 @@ def run(manager: CacheManager, row: int, tokens: Sequence[int], chunk: int = 2) 
     compute(manager, row, opened(manager, row, tokens), len(tokens), chunk)
 
 
-# What a sequence keeps
+# Pages that a sequence keeps
 
 
 @pytest.mark.parametrize(("window", "ahead"), [(1, 1), (2, 1), (3, 2), (7, 5), (16, 3)])
@@ -99,11 +99,11 @@ def test_what_was_not_published_is_free_once_it_leaves_its_window():
     assert (manager.allocator.free, manager.prefix.cached) == (2, 0)
 
 
-# What is found again
+# Pages that are found again
 
 
 def windows_lost(manager: CacheManager, pages: int) -> None:
-    """So many of the pages that left windows are given away."""
+    """Evicts `pages` of the pages that left windows."""
     manager.pool.shrink_cache(manager.prefix.cached - pages)
 
 
@@ -163,7 +163,7 @@ def table_of_nodes(manager: CacheManager, tokens: Sequence[int]) -> list[list[in
     return manager.prefix.index.pages[:, manager.prefix.index.find(names, len(names.hashes))].tolist()
 
 
-# Which go first
+# Pages that go first
 
 
 def test_pages_behind_windows_go_before_ends_of_sequences_and_longest_gone_first():
@@ -252,7 +252,7 @@ def test_who_has_the_pages_that_are_needed_lacks_none_until_the_prompt_is_comput
     if not shared:
         manager.release(0, None)
     names = chain(manager, prompt)
-    found = manager.match(names, tokens - 1)
+    found = manager.lookup.match(names, tokens - 1)
     free, needed = manager.pool.free, manager.needed(found, tokens)
     manager.open(1, 1, names, found)
     assert manager.grow(1, found.tokens, tokens)

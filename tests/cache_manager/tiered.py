@@ -62,7 +62,7 @@ class TieredCacheDriver(CacheDriver):
         if story.chain is None:
             return NO_MATCH
         self._name(story, story.known)
-        self._match = match = self.manager.match(story.chain, story.known - 1)
+        self._match = match = self.manager.lookup.match(story.chain, story.known - 1)
         if not match.kept:
             return super().match(story)
         there = len(match.nodes)

@@ -44,7 +44,7 @@ def first_seen(window: int | None, position: int) -> int:
 
 
 def first_needed(window: int | None, position: int, page_size: int) -> int:
-    """The first page that somebody holds who goes on from this position, where all before is published: what it sees,
+    """The first page that a sequence holds which goes on from here, where all before is published: what it sees,
     and one full page to go on from.
     """
     return min(first_seen(window, position) // page_size, max(0, position // page_size - 1))

@@ -85,7 +85,7 @@ class Soak:
         """At one of the engines that serve, where there are two: the last one would end no stream, but stop all.
 
         Not at one that has a suspected request for itself, which would be found guilty. The engine stands still while
-        this is asked: a request that comes to it meanwhile never runs there, and one such death is held against nobody.
+        this is asked: a request that comes to it meanwhile never runs there. One such death counts against no request.
         """
         engines = await self._engines()
         if len(engines) < 2:

@@ -111,7 +111,7 @@ def test_scripts_are_shell(group: str) -> None:
     assert kubernetes()["RayCluster/quire"]["metadata"]["annotations"] == {"ray.io/overwrite-container-cmd": "true"}
 
 
-# Who may do what
+# Permissions
 
 
 @pytest.mark.parametrize("directory", ALL)

@@ -1,4 +1,4 @@
-"""What people are told to install is there under that name."""
+"""The packages that the pages tell people to install are there under these names."""
 
 import re
 import subprocess

@@ -78,7 +78,7 @@ class Network:
         return ROOT if line.startswith("make") else self._directory
 
     def serve(self, line: str) -> None:
-        """Returns once it says that it is ready. Who starts a server on the ports of another one has ended that."""
+        """Starts a server, and returns once that says it is ready. One that had its ports is ended first."""
         if line.startswith("quire serve") and " --port" not in line:
             self.close()
         with self.log.open("a") as log:
@@ -143,7 +143,7 @@ def commands(block: str) -> list[str]:
 
 
 def things(directory: Path) -> None:
-    """What the pages take for granted that their reader has."""
+    """Makes the files that the pages expect their reader to have."""
     model = Path(shutil.copytree(demo_directory(), directory / "DIR"))
     (model / "chat_template.jinja").write_text(TEMPLATE)
     Image.new("RGB", (8, 8)).save(directory / "picture.png")
@@ -166,7 +166,7 @@ def check_conversation(answers: str, page: str) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Where `make serve` runs."""
+    """A network in which `make serve` runs."""
     directory = tmp_path_factory.mktemp("served")
     things(directory)
     with network(directory, "serve") as place:
@@ -204,7 +204,7 @@ def run_page(page: str, place: Network) -> None:
 
 
 def steps(text: str) -> list[tuple[str, str]]:
-    """Of a page, in its order: programs in Python, and command lines."""
+    """Returns the programs in Python and the command lines of a page, in its order."""
     found: list[tuple[str, str]] = []
     for step in STEP.finditer(text):
         if step["kind"] == "python":

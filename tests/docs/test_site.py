@@ -31,7 +31,7 @@ class Page(HTMLParser):
 
 
 def build(directory: Path, **changes: object) -> subprocess.CompletedProcess[str]:
-    """Of a copy in directory/docs, to directory/site. changes: to mkdocs.yml."""
+    """Builds a copy of the docs in directory/docs to directory/site, with `changes` in mkdocs.yml."""
     if not (directory / "docs").exists():
         shutil.copytree(ROOT / "docs", directory / "docs")
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text()) | changes

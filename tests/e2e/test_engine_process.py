@@ -24,7 +24,7 @@ from rpc.paths import demo_directory
 from tests.e2e.test_lifecycle import check, serve_and_fail
 from tests.e2e.test_streams import (  # noqa: F401 - the tests among them run here too, on this module's servers
     STREAMS,
-    _read,
+    read_stream,
     test_batch_answers_every_entry_though_some_fail,
     test_burst_of_short_requests_all_end_properly_and_none_is_refused,
     test_cancelled_batch_counts_every_entry,
@@ -96,7 +96,7 @@ def expected() -> list[list[int]]:
     """Results of a server with the engine in its own process, which test_streams compares with runs alone."""
 
     async def all_streams(address: str) -> list[list[int]]:
-        return await asyncio.gather(*(_read(address, seed, None) for seed in range(STREAMS)))
+        return await asyncio.gather(*(read_stream(address, seed, None) for seed in range(STREAMS)))
 
     with running_server("--engine", "thread") as running:
         return asyncio.run(all_streams(running.address))
@@ -216,8 +216,9 @@ def test_engine_outlives_its_fork_server_and_is_replaced_when_it_dies() -> None:
 
 
 async def _live_through(death: Death, server: RunningServer, victim: psutil.Process) -> None:
-    """Sends the signal under load; returns when the server serves again, with the tokens it gave before. What ran has
-    gone on, and has as many tokens as were asked for.
+    """Sends the signal under load; returns when the server serves again, with the tokens it gave before.
+
+    Streams that ran have gone on, and have all tokens that were asked for.
     """
     async with aio.insecure_channel(server.address) as channel:
         stub, health = pb_grpc.GenerationServiceStub(channel), health_pb2_grpc.HealthStub(channel)
@@ -252,7 +253,7 @@ def test_killed_server_takes_everything_with_it(mode: str) -> None:
 
 @both_modes
 def test_drain_lets_streams_end_and_leaves_nothing(mode: str) -> None:
-    """Whoever is asked to stop, the engine works until its server has drained."""
+    """The engine works until its server has drained, whichever of the two is asked to stop."""
     with temporary_directory(), started_server(*FLAGS[mode]) as process:
         server = when_ready(process)
         everything, child = tree(process.pid), find(process.pid, HOST[mode])

@@ -1,4 +1,4 @@
-"""Every refusal reaches the client as the right status with google.rpc details, and hurts nobody."""
+"""Every refusal reaches the client as the right status with google.rpc details, and hurts no other request."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 
 @dataclass
 class Files:
-    """authority: signs certificates of servers and of the gateway. stranger: signs what nobody trusts."""
+    """authority: signs certificates of servers and of the gateway. stranger: signs certificates that no side trusts."""
 
     directory: Path
     authority: trustme.CA

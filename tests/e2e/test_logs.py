@@ -1,4 +1,4 @@
-"""Log lines as JSON: each line is an object, whoever of a server's processes wrote it, and none has a prompt."""
+"""Log lines as JSON: each line of any of a server's processes is an object, and none has a prompt."""
 
 import json
 import subprocess

@@ -94,7 +94,7 @@ def move_pages(server: RunningServer, expected: list[list[int]], source: int, ho
 def test_streams_of_a_drained_replica_bring_their_pages(server: RunningServer, expected: list[list[int]]) -> None:
     _, computed = move_pages(server, expected, source=1, how="drain")
     more = computed - STREAMS * (PROMPT + TOKENS)
-    assert more < STREAMS * 4 * PAGE, "what was not in a full page, and what a step in flight drew for nobody"
+    assert more < STREAMS * 4 * PAGE, "tokens outside full pages, and those that a step in flight drew in vain"
 
 
 def test_a_replica_that_is_replaced_lives_until_they_have_them(

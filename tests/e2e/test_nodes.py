@@ -61,8 +61,13 @@ def until_running(client: subprocess.Popen) -> None:
 
 @contextmanager
 def serving(*flags: str, streams: int = 12, tokens: int = 500, started: int = 4) -> Iterator[Cluster]:
-    """A server whose engines take two of three machines, for so many streams of so many tokens. started: so many
-    machines, with the head, are in the cluster.
+    """A server whose engines take two of three machines.
+
+    Args:
+        flags: Further flags of the server.
+        streams: Number of streams.
+        tokens: Tokens of each stream.
+        started: Number of machines in the cluster, with the head.
     """
     with nodes.nodes(4) as machines:
         address = nodes.start_ray(machines[:started], [0, 1, 1, 1][:started])
@@ -78,7 +83,7 @@ def serving(*flags: str, streams: int = 12, tokens: int = 500, started: int = 4)
 
 @pytest.mark.parametrize("ways", [["cut"], pytest.param(["cut", "kill"], marks=pytest.mark.slow)], ids=" ".join)
 def test_streams_go_on_with_another_replica(ways: list[str]) -> None:
-    """A machine that is cut off lets go of its engine by itself: nobody could tell it to. The one that takes its place
+    """A machine that is cut off lets go of its engine by itself: nothing could tell it to. The one that takes its place
     finds room on the third machine; then another one loses its power.
     """
     with serving("--replicas", "2") as cluster:

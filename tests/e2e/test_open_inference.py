@@ -195,7 +195,7 @@ def test_failures_carry_the_details_of_the_native_api(server: RunningServer, cha
 
 
 def test_hostile_messages_harm_nobody(server: RunningServer, channel: grpc.Channel) -> None:
-    """Each on a stream of its own and on one with all of them, while somebody else is served."""
+    """Each on a stream of its own and on one with all of them, while another client is served."""
     shapes, length, deep = request(text_input=[b"x"]), request(text_input=[b"x"]), b"[" * 2**18
     shapes.inputs[0].shape[:] = [2**31, 2**62]
     length.raw_input_contents[0] = b"\xff\xff\xff\xffx"

@@ -27,7 +27,7 @@ def sampled(**sampling: float) -> pb.StreamGenerateRequest:
 
 
 def read(stream: Stream, after: int = 0, then: threading.Event | None = None) -> tuple[str, int]:
-    """The text and how many tokens; sets the event after so many messages."""
+    """Returns the text and the number of tokens; sets the event after a number of messages."""
     text, tokens = "", 0
     for number, message in enumerate(stream):
         for delta in message.deltas:

@@ -87,7 +87,7 @@ def test_a_tenant_gets_its_own_pages_and_nobody_elses(let_in: pb_grpc.Generation
     again, other = ask(let_in, ANN), ask(let_in, BOB)
     assert first.prompt_info.cached_token_count == 0
     assert again.prompt_info.cached_token_count > 0
-    assert other.prompt_info.cached_token_count == 0, "how long the first token takes tells nobody what others ask"
+    assert other.prompt_info.cached_token_count == 0, "the time to the first token does not show what other tenants ask"
     assert first.sequences[0].token_ids == again.sequences[0].token_ids == other.sequences[0].token_ids
 
 

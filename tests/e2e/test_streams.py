@@ -41,7 +41,7 @@ def expected() -> list[list[int]]:
         ]
 
 
-async def _read(address: str, seed: int, leave_after: int | None) -> list[int]:
+async def read_stream(address: str, seed: int, leave_after: int | None) -> list[int]:
     ids: list[int] = []
     async with aio.insecure_channel(address) as channel:
         request = stream_request(prompt_of(seed), TOKENS, seed=seed, temperature=1.0)
@@ -62,7 +62,7 @@ def test_cancelled_streams_free_their_pages_and_change_nobody(server: RunningSer
     before = server.metrics()
 
     async def all_streams() -> list[list[int]]:
-        return await asyncio.gather(*(_read(server.address, seed, leaving.get(seed)) for seed in range(STREAMS)))
+        return await asyncio.gather(*(read_stream(server.address, seed, leaving.get(seed)) for seed in range(STREAMS)))
 
     for seed, ids in enumerate(asyncio.run(all_streams())):
         assert ids == expected[seed][: len(ids)]
@@ -232,7 +232,7 @@ def test_deadline_stops_the_work(server: RunningServer) -> None:
 
 
 def test_burst_of_short_requests_all_end_properly_and_none_is_refused(server: RunningServer) -> None:
-    """An idle server turns nobody away; and many ends come while an earlier message is being written."""
+    """An idle server refuses no request; and many ends come while an earlier message is being written."""
 
     async def one(stub: pb_grpc.GenerationServiceStub, i: int) -> tuple[int, int, int]:
         messages = [m async for m in stub.StreamGenerate(stream_request(f"Speech {i}:", 3, temperature=1, seed=i))]

@@ -93,7 +93,7 @@ def test_a_model_without_a_template_says_what_helps() -> None:
             (("--text", "--model", "bard"), "model 'bard' is not served here, 'quire-demo' is"),
         ):
             with running_terminal([QUIRE, "chat", "--server", server.address, *flags], columns=200) as terminal:
-                assert terminal.wait() == 1, "nobody typed anything"
+                assert terminal.wait() == 1, "nothing was typed"
                 assert terminal.text == f"quire: {why}\n"
         with chatting(server, "--text", *FLAGS) as terminal:
             first, _ = said(terminal, "ROMEO:")

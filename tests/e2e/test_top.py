@@ -18,7 +18,7 @@ PROMPT = "First Citizen: we are accounted poor citizens, the patricians good. " 
 
 @contextmanager
 def load(server: RunningServer, streams: int = 6) -> Iterator[None]:
-    """So many requests at once, one after the other."""
+    """Keeps `streams` requests running, each followed by the next."""
     over = False
 
     def ask(number: int) -> None:

@@ -41,7 +41,7 @@ def test_where_nobody_is_the_hint_is_how_to_start_one() -> None:
     assert quire("top", "--once", "--server", NOBODY).stderr == f"{hint}\n"
     for flags in ((), ("--text",)):
         with running_terminal([QUIRE, "chat", *flags, "--server", NOBODY], columns=200) as terminal:
-            assert terminal.wait() == 1, "nobody typed anything"
+            assert terminal.wait() == 1, "nothing was typed"
             assert hint in terminal.text
             assert "> " not in terminal.text
 

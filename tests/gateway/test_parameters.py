@@ -195,7 +195,7 @@ def test_what_the_server_refuses_has_the_clients_name(asked: dict[str, Any], par
 
 
 def test_every_name_is_a_field_of_the_message() -> None:
-    """A path that is misspelt would be found by nobody else where the field is rare."""
+    """A path that is misspelt would be found by no other test where the field is rare."""
     for path in SAME.values():
         message = pb.GenerationSpec()
         *parents, name = path.split(".")

@@ -76,7 +76,7 @@ class Connection:
         self.protocol.data_received(data)
 
     async def answered(self, times: int = 1) -> list[str]:
-        """The first lines of so many answers."""
+        """Returns the first lines of this number of answers."""
         async with asyncio.timeout(SECONDS):
             while self.transport.written.count(b"HTTP/1.1 ") < times:
                 await asyncio.sleep(0)

@@ -73,7 +73,7 @@ async def test_requests_that_end_in_any_way_are_no_longer_running() -> None:
 
 
 def test_of_headers_that_come_twice_the_first_counts() -> None:
-    """As it does for whoever checks `Authorization` in front of the gateway."""
+    """As it does for a proxy that checks `Authorization` in front of the gateway."""
     headers = [(b"authorization", b"a"), (b"authorization", b"b"), (b"host", b"c")]
     exchange = HttpExchange({"headers": headers}, None, None)  # type: ignore[arg-type]
     assert exchange.metadata() == (("authorization", "a"),)

@@ -19,7 +19,7 @@ def requests(count: int, gap: float = 0.0) -> Iterator[LoadRequest]:
 
 
 class Server:
-    """Answers one request at a time, each with one token after so many seconds."""
+    """Answers one request at a time, each with one token after some seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._turn = seconds, asyncio.Lock()

@@ -26,7 +26,7 @@ def chunk(text: str | None, usage: tuple[int, int] | None = None, **more: Any) -
 
 
 class Server:
-    """Sends ready-made parts, one after the other, to whoever asks. heard: what was asked."""
+    """Sends ready-made parts, one after the other, to any client. heard: what was asked."""
 
     def __init__(self, parts: list[str], status: int = 200) -> None:
         self._parts, self._status = parts, status

@@ -12,7 +12,6 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from rpc.cli import bench
 from rpc.cli.main import app
 from rpc.loadgen.corpus import Corpus
 from rpc.loadgen.observation import Observation
@@ -48,7 +47,7 @@ class Wire:
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     def run(wire: Wire, *flags: Any) -> Result:
-        monkeypatch.setattr(bench, "_wire", lambda *_: wire)
+        monkeypatch.setattr("rpc.loadgen.native.Native", lambda *_: wire)
         return CliRunner().invoke(app, ["bench", "serve", "--requests", "3", *map(str, flags)], env={"COLUMNS": "200"})
 
     return run

@@ -98,7 +98,7 @@ def test_all_requests_are_accounted_for() -> None:
 
 
 def test_interrupting_a_server_that_is_behind_does_not_make_it_look_quick() -> None:
-    """Those that were still running were the slow ones."""
+    """The requests that were still running were the slow ones."""
 
     def of(quick: int, slow: int, waiting: int, refused: int = 0) -> dict:
         run = LoadRun(scheduled=True, begin=0.0, end=60.0, stopped=True)

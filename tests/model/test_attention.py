@@ -67,7 +67,7 @@ class Pool:
         self.attention = self._backend(layout, pages)
         self.attention.poison(np.arange(pages, dtype=np.int32))
         shuffled = self.rng.permutation(pages).astype(np.int32)
-        # What stands in a table past a sequence's pages is meaningless: here the id of a page that nobody owns.
+        # Entries of a table past a sequence's pages are meaningless: here the id of a page without an owner.
         rows = len(case.lengths) + 2
         self.tables = np.full((groups, rows, max(needed) + 3), shuffled[-1], np.int32)
         self.rows = self.rng.permutation(rows)[: len(case.lengths)]
@@ -117,14 +117,14 @@ class Pool:
         )
 
     def slide(self, sequence: int, computed: int) -> None:
-        """Pages that no position from `computed` on sees are somebody else's: NaN, and in tables an id of no use."""
+        """Pages that no position from `computed` on sees are another sequence's: NaN, and in tables an id of no use."""
         for table, window in zip(self.tables, self.case.windows, strict=False):
             dead = max(0, computed + 1 - window) // self.case.page_size if window else 0
             self.attention.poison(table[self.rows[sequence], :dead])
             table[self.rows[sequence], :dead] = table[:, -1].max()
 
     def share(self, tokens: int, sequences: int) -> None:
-        """The first of them all begin with the pages of the first, of so many tokens."""
+        """The first of them all begin with the pages of the first, of this number of tokens."""
         for other in range(1, sequences):
             pages = min(tokens, *(self.case.lengths[i][0] for i in (0, other))) // self.case.page_size
             self.tables[:, self.rows[other], :pages] = self.tables[:, self.rows[0], :pages]
@@ -281,7 +281,7 @@ def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.Data
     pool.bidirectional[0] = whole
     others = [(i, 0, sum(n)) for i, n in enumerate(case.lengths) if i]
     for layer in range(LAYERS):
-        # What is cached was computed with the same keys, which here are given.
+        # Cached tokens were computed with the same keys, which are given here.
         outputs = pool.step([(0, 0, end), *others], layer)
         if cached:
             (again,) = pool.step([(0, cached, end - cached)], layer)

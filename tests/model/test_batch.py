@@ -1,4 +1,4 @@
-"""The executor's mirror: rows as the plans make them, work packed by slice, and halves that are parts of the whole."""
+"""An executor's input batch: rows as plans make them, work packed by slice, and halves that are parts of the whole."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ CONTROLS = Controls(0.0, 1.0, 0, 0.0, 0)
 
 @dataclass(frozen=True)
 class Sequence:
-    """A row's tokens known at its join, of which so many are prompt, and the slice to compute."""
+    """A row's tokens known at its join, the number of them that are prompt, and the slice to compute."""
 
     row: int
     known: tuple[int, ...]
@@ -102,14 +102,14 @@ def check(packed: Packed, batch: list[Sequence]) -> None:
 @given(batch=batches(), before=batches())
 def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Sequence]) -> None:
     """Rows had other tenants before, of whom nothing may be left."""
-    mirror = InputBatch(ROWS, 1, PAGE)
-    mirror.apply(plan_of(before))
-    mirror.last[:] = 777
+    input_batch = InputBatch(ROWS, 1, PAGE)
+    input_batch.apply(plan_of(before))
+    input_batch.last[:] = 777
     step = plan_of(batch, leaves=[s.row for s in before])
-    mirror.apply(step)
+    input_batch.apply(step)
 
     def walk(work: StepWork, part: list[Sequence], places: list[int]) -> None:
-        check(mirror.pack(work), part)
+        check(input_batch.pack(work), part)
         assert work.draws[:, 2].tolist() == places
         if len(part) > 1:
             first, second = work.halves()
@@ -123,40 +123,44 @@ def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Se
 
 
 def test_a_decode_takes_the_token_that_the_row_drew_last() -> None:
-    mirror = InputBatch(ROWS, 1, PAGE)
+    input_batch = InputBatch(ROWS, 1, PAGE)
     first, second = Sequence(3, (5, 6, 7), 2, 0, 3, True), Sequence(1, (8, 9), 2, 0, 2, True)
-    mirror.apply(plan_of([first, second]))
-    mirror.last[[3, 1]] = [41, 42]
+    input_batch.apply(plan_of([first, second]))
+    input_batch.last[[3, 1]] = [41, 42]
     slices = np.array([[1, 2, 1], [3, 3, 1]], np.int32)
     logits = np.array([[0, 1], [1, 3]], np.int32)
-    packed = mirror.pack(StepWork.of(plan(1, slices=slices, logits=logits)))
+    packed = input_batch.pack(StepWork.of(plan(1, slices=slices, logits=logits)))
     assert packed.tokens.tolist() == [42, 41]
     assert packed.positions.tolist() == [1, 2], "output positions: second and third token"
 
 
 def test_a_join_sets_all_of_a_row() -> None:
-    """Whatever the row held: all that an executor remembers of it comes from its last join."""
-    mirror = InputBatch(ROWS, 1, PAGE)
-    mirror.apply(plan_of([Sequence(3, tuple(range(30)), 20, 0, 30, True)]))
-    mirror.last[3] = 5
+    """All that an executor remembers of a row comes from its last join, whatever the row held before."""
+    input_batch = InputBatch(ROWS, 1, PAGE)
+    input_batch.apply(plan_of([Sequence(3, tuple(range(30)), 20, 0, 30, True)]))
+    input_batch.last[3] = 5
     join = Join(3, np.array([1, 2], np.int32), 1, Controls(0.5, 0.9, 3, 0.1, 7, 2), index=4)
-    mirror.apply(plan(1, joins=(join,)))
-    assert mirror.last[3] == -1
-    assert (mirror.controls.seed[3], mirror.controls.index[3], mirror.controls.top_logprobs[3]) == (7, 4, 2)
+    input_batch.apply(plan(1, joins=(join,)))
+    assert input_batch.last[3] == -1
+    assert (input_batch.controls.seed[3], input_batch.controls.index[3], input_batch.controls.top_logprobs[3]) == (
+        7,
+        4,
+        2,
+    )
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_row_has_the_pages_of_its_present_tenant(groups: int) -> None:
-    mirror = InputBatch(ROWS, groups, PAGE)
+    input_batch = InputBatch(ROWS, groups, PAGE)
 
     def apply(leaves: list[int], joins: list[int], grown: list[tuple[int, int, int, int]]) -> None:
         joined = tuple(Join(row, np.array([1], np.int32), 1, CONTROLS) for row in joins)
-        mirror.apply(plan(0, np.array(leaves, np.int32), joined, np.array(grown, np.int32)))
+        input_batch.apply(plan(0, np.array(leaves, np.int32), joined, np.array(grown, np.int32)))
 
     def slots(row: int, *positions: int) -> list[list[int]]:
         """[groups, positions] where the executor puts these positions of the row."""
         slices = np.array([[row, position, 1] for position in positions], np.int32)
-        packed = [mirror.pack(StepWork.of(plan(slices=one))) for one in slices]
+        packed = [input_batch.pack(StepWork.of(plan(slices=one))) for one in slices]
         return np.concatenate([one.shape.slots for one in packed], axis=1).tolist()
 
     apply([], [2, 4], [(g, 2, i, 10 * g + i) for g in range(groups) for i in range(3)])
@@ -171,10 +175,10 @@ def test_a_row_has_the_pages_of_its_present_tenant(groups: int) -> None:
 
 def test_a_page_that_stands_in_a_table_can_be_exchanged() -> None:
     """After a fork, or where another row has published the same content."""
-    mirror = InputBatch(ROWS, 1, PAGE)
+    input_batch = InputBatch(ROWS, 1, PAGE)
     sequence = Sequence(3, tuple(range(12)), 12, 0, 12, False)
-    mirror.apply(plan_of([sequence]))
-    mirror.apply(plan(1, grown=np.array([[0, 3, 1, 99]], np.int32)))
-    packed = mirror.pack(StepWork.of(plan(slices=np.array([[3, 0, 12]], np.int32))))
+    input_batch.apply(plan_of([sequence]))
+    input_batch.apply(plan(1, grown=np.array([[0, 3, 1, 99]], np.int32)))
+    packed = input_batch.pack(StepWork.of(plan(slices=np.array([[3, 0, 12]], np.int32))))
     before, after = pages_of(sequence).tolist(), packed.shape.tables[0, 3, :3].tolist()
     assert after == [before[0], 99, before[2]]

@@ -22,6 +22,7 @@ from model.sampling.sampler import SamplingRows, sample
 from scheduler.controls import NO_LOGITS_PARAMS, Controls, LogitsParams
 from scheduler.step import NO_TOKEN, Join
 from tests.support.examples import examples
+from tests.support.planted import plant
 
 VOCABULARY = 12
 GREEDY = Controls(0.0, 1.0, 0, 0.0, 0, 3)
@@ -185,12 +186,12 @@ def test_rows_that_ask_for_nothing_pay_nothing() -> None:
 
 
 def test_rows_without_processors_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many rows, only the one that has processors is."""
+    """The only one of many rows that has processors is looked at."""
     looked: list[list[int]] = []
     monkeypatch.setattr(LogitBias, "apply_rows", lambda logits, rows, processors, positions: looked.append(list(rows)))
     rows = [replace(SOME, wanted=NO_LOGITS_PARAMS)] * 5 + [replace(SOME, wanted=LogitsParams(bias=((1, 2.0),)))]
     controls = joined(rows)
-    assert [len(made) for made in controls.processors._rows.values()] == [0] * 5 + [1]
+    assert controls.processors.asking.tolist() == [False] * 5 + [True]
     controls.processors.apply(torch.zeros(6, VOCABULARY), np.arange(6), np.full(6, 3))
     assert looked == [[5]]
 
@@ -287,6 +288,7 @@ def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the last draw that min_tokens concerns, or in the first that it does not."""
     rows = [replace(SOME, wanted=replace(SOME.wanted, min_tokens=least)) for least in (3, 4)]
     check(rows, users=True)
-    monkeypatch.setattr(*FAULTS[fault])
+    target, name, wrong = FAULTS[fault]
+    plant(monkeypatch, target, name, lambda _: wrong)
     with pytest.raises((AssertionError, RequestFault)):
         check(rows, users=True)

@@ -1,4 +1,4 @@
-"""Law: no request can hurt another. What one sequence makes the model raise, or its NaN, ends that sequence alone."""
+"""Law: no request can hurt another. An error or NaN that one sequence causes in the model ends that sequence alone."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.support.engines import Rig, make_request, make_rig
 
 NEW = 10
 LENGTHS = [3, 17, 1, 9, 30, 5, 12, 2, 40, 7, 8, 21]
-BAD = 319  # in nobody's prompt or output unless put there
+BAD = 319  # in no prompt or output unless put there
 
 
 class Raising:
@@ -50,7 +50,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def healthy(tiny: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """Everybody's tokens where nobody faults."""
+    """The tokens of all requests where none faults."""
     rig = make_rig(tiny)
     rig.run({i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
     outputs = [rig.results[i].tokens for i in range(len(prompts))]
@@ -80,7 +80,7 @@ each_setting = pytest.mark.parametrize("scheduling", SETTINGS.values(), ids=SETT
 def run_with_bad_prompts(
     rig: Rig, prompts: list[list[int]], bad: dict[int, int], healthy: list[list[int]]
 ) -> list[str]:
-    """bad: place of BAD in the prompt of each of these attempts. Checks everybody's end and returns the messages."""
+    """bad: place of BAD in the prompt of each of these attempts. Checks the ends of all and returns the messages."""
     changed = [list(prompt) for prompt in prompts]
     for attempt, place in bad.items():
         changed[attempt][place] = BAD
@@ -130,7 +130,7 @@ def test_an_engine_serves_on_after_faults(
 
 
 def own_token(healthy: list[list[int]], prompts: list[list[int]]) -> tuple[int, int, int]:
-    """(attempt, place, token) of an output token, not the last, that nobody else ever feeds to the model."""
+    """(attempt, place, token) of an output token, not the last, that no other request ever feeds to the model."""
     for attempt, tokens in enumerate(healthy):
         others = {t for i in range(len(prompts)) if i != attempt for t in (*prompts[i], *healthy[i])}
         for place, token in enumerate(tokens[:-1]):
@@ -220,7 +220,7 @@ def test_one_bad_row_is_found_in_logarithmic_time(tiny: Path, count: int, bad: s
 
 
 class Broken:
-    """A device that computes so many steps and nothing after them."""
+    """A device that computes a number of steps and nothing after them."""
 
     def __init__(self, model: Model, steps: int, value: float | None) -> None:
         self.model, self.left, self.value = model, steps, value

@@ -19,6 +19,7 @@ from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.checkpoints import write_ministral, write_mistral
 from tests.support.engines import Rig, make_request, make_rig
 from tests.support.pages import exported
+from tests.support.planted import plant
 from tests.support.swaps import always_swap
 
 NEW = 10
@@ -161,7 +162,7 @@ def test_a_spoilt_copy_is_computed_anew(
     scheduling: SchedulerSettings,
 ) -> None:
     rig = pressed(tiny, prompts, 4, 200, scheduling, rounds=2, record=False)
-    store = rig.loaded.runner.store
+    store = rig.loaded.runner.page_moves.store
     assert store is not None
     spoil(store)
     rig.run({100 * 7 + i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
@@ -173,10 +174,10 @@ def test_a_store_that_does_not_look_is_noticed(
     tiny: Path, prompts: list[list[int]], alone: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = pressed(tiny, prompts, 4, 200, PLAIN, rounds=2, record=False)
-    store = rig.loaded.runner.store
+    store = rig.loaded.runner.page_moves.store
     assert store is not None
     store.content += 1
-    monkeypatch.setattr(PageStore, "_checksum", lambda self, slot: self.checksums[slot])
+    plant(monkeypatch, PageStore, "_checksum", lambda _: lambda self, slot: self.checksums[slot])
     rig.run({100 * 7 + i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
     with pytest.raises(AssertionError):
         check(alone, rig, prompts)

@@ -28,10 +28,10 @@ from model.cpu.attention_backend import CpuAttention
 from model.cpu.pages import Pages
 from model.decoder import Decoder
 from model.forward import ForwardBatch
+from model.page_moves import PageMoves
 from model.reference.attention_backend import ReferenceAttention
 from model.reference.row_pool import RowPool
 from model.rope import Rope, read_rope
-from model.runner import Runner
 from model.tensors import Tensors
 from scheduler.settings import SchedulerSettings
 from tests.model.test_moves import pages_of
@@ -40,6 +40,7 @@ from tests.support.checkpoints import write_ministral
 from tests.support.engines import Rig, make_request, make_rig
 from tests.support.kernels import the_machine
 from tests.support.pages import exported, imported, sizes_of
+from tests.support.planted import plant
 from tests.support.swaps import always_swap
 
 KINDS, NEW = "ssfsfs", 16
@@ -197,7 +198,7 @@ def test_no_schedule_and_no_swap_changes_a_bit(
 
 
 def layers_lie_in_one_place(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pages, "_start", lambda self, group, index: 0)
+    plant(patch, Pages, "_start", lambda _: lambda self, group, index: 0)
 
 
 def page_tables_count_in_other_rows(patch: pytest.MonkeyPatch) -> None:
@@ -205,10 +206,10 @@ def page_tables_count_in_other_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def pages_have_the_form_of_the_smaller_group(patch: pytest.MonkeyPatch) -> None:
-    def smaller(self: Runner, moves: NDArray[np.int32], pages: NDArray[np.int32]) -> NDArray[np.int32]:
+    def smaller(self: PageMoves, moves: NDArray[np.int32], pages: NDArray[np.int32]) -> NDArray[np.int32]:
         return np.column_stack((moves, np.ones_like(pages)))
 
-    patch.setattr(Runner, "_with_groups", smaller)
+    plant(patch, PageMoves, "_with_groups", lambda _: smaller)
 
 
 @pytest.mark.parametrize(

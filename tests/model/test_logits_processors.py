@@ -81,7 +81,7 @@ def of_marked(make: LogitsProcessorFactory) -> LogitsProcessorFactory:
 )
 @pytest.mark.parametrize("ahead", [False, True], ids=["host draws", "device draws"])
 def test_it_sees_all_tokens_and_changes_the_draw(llama: Path, drawing: dict[str, float], ahead: bool) -> None:
-    """Under preemption too: whoever goes on gets a new processor with the tokens so far."""
+    """Under preemption too: a request that goes on gets a new processor with the tokens so far."""
     plain = tokens_of(make_rig(llama), PROMPTS, **drawing)
     assert any(len(set(tokens)) < NEW for tokens in plain), "without it there are repeats"
     roomy = tokens_of(make_rig(llama, factories=[NoRepeats], ahead=ahead), PROMPTS, **drawing)
@@ -239,7 +239,7 @@ def test_one_that_never_is_ready_ends_its_request_alone(
     prompts = [[MARKED, *PROMPTS[0]], *PROMPTS[1:]]
     plain, rig = tokens_of(make_rig(llama, factories=[NoRepeats]), prompts), make_rig(llama, factories=[Never(0)])
     assert rig.loaded.readiness is not None
-    monkeypatch.setattr(rig.loaded.readiness, "_clock", lambda: clock[0])
+    monkeypatch.setattr(rig.loaded.readiness, "clock", lambda: clock[0])
     assert tokens_of(rig, prompts[1:]) == plain[1:]
     results = rig.run({9: make_request(rig, prompts[0], NEW)})
     end = results[9].end

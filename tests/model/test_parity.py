@@ -18,7 +18,7 @@ from tests.support.engines import Rig, make_request, make_rig
 from tests.support.examples import examples
 
 NEW = 24
-ENDLESS = QueueLimits(requests=1000, pools_of_tokens=1e9, wait=1e9)  # the queue refuses nobody
+ENDLESS = QueueLimits(requests=1000, pools_of_tokens=1e9, wait=1e9)  # the queue refuses no request
 
 
 def random_prompts(lengths: list[int], vocabulary: int = 320, seed: int = 0) -> list[list[int]]:

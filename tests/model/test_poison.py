@@ -18,6 +18,7 @@ from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
 from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.engines import LogitsChangedError, Rig, make_request, make_rig
+from tests.support.planted import plant
 
 NEW = 12
 LENGTHS = [20, 3, 33, 16, 1, 47, 9, 31, 15, 5]
@@ -53,8 +54,8 @@ def test_a_sequence_on_the_pages_of_another_is_as_on_fresh_ones(tiny: Path, page
     first, second = random_prompts([40, 23], seed=7)
     fresh, used = (make_rig(tiny, page_size, 55, record_logits=True, poison=poison) for _ in range(2))
     pages: list[set[int]] = []
-    mirror = used.loaded.runner.batch
-    apply = mirror.apply
+    batch = used.loaded.runner.batch
+    apply = batch.apply
 
     def watching(plan: StepPlan) -> None:
         pages.extend(set() for _ in plan.joins)
@@ -62,7 +63,7 @@ def test_a_sequence_on_the_pages_of_another_is_as_on_fresh_ones(tiny: Path, page
             pages[-1].update(plan.grown[:, 3].tolist())
         apply(plan)
 
-    mirror.apply = watching  # type: ignore[method-assign]
+    batch.apply = watching  # type: ignore[method-assign]
     used.run({0: make_request(used, first, 16)})
     used.run({1: make_request(used, second, 16)})
     fresh.run({1: make_request(fresh, second, 16)})
@@ -87,28 +88,30 @@ def see_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VisibleKeys, "of", longer)
 
 
+def look_past_the_end(monkeypatch: pytest.MonkeyPatch, later: int) -> None:
+    """Attention reads a key past the end, and each query stands `later` positions later."""
+
+    def stand_in(block):  # type: ignore[no-untyped-def]
+        def longer(self, keys, slices, whole, positions, window):  # type: ignore[no-untyped-def]
+            return block(self, keys, slices + np.array([0, 0, 1]), whole, positions + later, window)
+
+        return longer
+
+    plant(monkeypatch, ReferenceAttention, "_block", stand_in)
+
+
 def read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention looks at one position too many."""
-    block = ReferenceAttention._block
-
-    def longer(self, keys, slices, whole, positions, window):  # type: ignore[no-untyped-def]
-        return block(self, keys, slices + np.array([0, 0, 1]), whole, positions + 1, window)
-
-    monkeypatch.setattr(ReferenceAttention, "_block", longer)
+    look_past_the_end(monkeypatch, 1)
 
 
 def show_the_key_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys past the end are hidden, but read where they would stand."""
-    block = ReferenceAttention._block
-
-    def unclamped(self, keys, slices, whole, positions, window):  # type: ignore[no-untyped-def]
-        return block(self, keys, slices + np.array([0, 0, 1]), whole, positions, window)
-
-    monkeypatch.setattr(ReferenceAttention, "_block", unclamped)
+    look_past_the_end(monkeypatch, 0)
 
 
 def keep_a_stale_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror keeps the first page of a row's last tenant."""
+    """The input batch keeps the first page of a row's last tenant."""
     apply = InputBatch.apply
 
     def stale(self: InputBatch, plan: StepPlan) -> None:
@@ -122,7 +125,7 @@ def keep_a_stale_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lose_a_grown_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror misses the last page that a step adds."""
+    """The input batch misses the last page that a step adds."""
     apply = InputBatch.apply
     monkeypatch.setattr(InputBatch, "apply", lambda self, plan: apply(self, replace(plan, grown=plan.grown[:-1])))
 

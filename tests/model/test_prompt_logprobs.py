@@ -13,6 +13,7 @@ from scheduler.request import Request
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import BOTH, ENDLESS, random_prompts
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.planted import plant
 
 LENGTHS = [1, 2, 7, 16, 17, 33, 60]
 PROMPTS = random_prompts(LENGTHS)
@@ -120,13 +121,14 @@ def test_a_logprob_of_the_token_before_would_show(
     """Planted fault: logits that are one position late."""
     from model.input_batch import InputBatch
 
-    slices = InputBatch._prompt_slices
+    def stand_in(slices):  # type: ignore[no-untyped-def]
+        def late(self, *args):  # type: ignore[no-untyped-def]
+            prompts, offsets = slices(self, *args)
+            return prompts, [np.maximum(offset - 1, 0) for offset in offsets]
 
-    def late(self, *args):  # type: ignore[no-untyped-def]
-        prompts, offsets = slices(self, *args)
-        return prompts, [np.maximum(offset - 1, 0) for offset in offsets]
+        return late
 
-    monkeypatch.setattr(InputBatch, "_prompt_slices", late)
+    plant(monkeypatch, InputBatch, "_prompt_slices", stand_in)
     rig = make_rig(tiny, queue=ENDLESS)
     told = run(rig, {6: asking(rig, PROMPTS[6])})
     with pytest.raises(AssertionError):

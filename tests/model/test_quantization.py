@@ -45,6 +45,7 @@ from tests.model.test_parity import ENDLESS
 from tests.model.test_weights import DOWN, edit, load_it
 from tests.support.checkpoints import write_llama
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.planted import plant
 
 CPU = torch.device("cpu")
 Floats = NDArray[np.float32]
@@ -199,7 +200,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 @pytest.fixture(scope="module")
 def expected(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], reference.Reference]:
-    """What transformers says of a case whose linear weights are what their 8 bits stand for."""
+    """Results of transformers with a case whose linear weights are the numbers that their 8 bits stand for."""
     known: dict[str, reference.Reference] = {}
 
     def of(name: str) -> reference.Reference:
@@ -247,13 +248,13 @@ def truncated(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scale[:, None]).trunc().to(torch.int8), scale
 
 
-def scaled_bias(layer: Int8Linear, x: Tensor, part: slice) -> Tensor:
-    bias = torch.zeros(()) if layer._bias is None else layer._bias[part]
-    return (x @ layer._values[part].to(x.dtype).T + bias) * layer._scale[part]
+def scaled_bias(self: Int8Linear, x: Tensor, part: slice) -> Tensor:
+    bias = torch.zeros(()) if self._bias is None else self._bias[part]
+    return (x @ self._values[part].to(x.dtype).T + bias) * self._scale[part]
 
 
-def no_scale(layer: Int8Linear, x: Tensor, part: slice) -> Tensor:
-    return x @ layer._values[part].to(x.dtype).T / 127 + (0 if layer._bias is None else layer._bias[part])
+def no_scale(self: Int8Linear, x: Tensor, part: slice) -> Tensor:
+    return x @ self._values[part].to(x.dtype).T / 127 + (0 if self._bias is None else self._bias[part])
 
 
 def scales_of_neighbours(weights: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -261,9 +262,9 @@ def scales_of_neighbours(weights: Sequence[Tensor], device: torch.device) -> tup
     return values, scales.roll(1)
 
 
-def neighbours_scale(layer: Int8Linear, x: Tensor, part: slice) -> Tensor:
-    y = x @ layer._values[part].to(x.dtype).T * layer._scale[part].roll(1)
-    return y if layer._bias is None else y + layer._bias[part]
+def neighbours_scale(self: Int8Linear, x: Tensor, part: slice) -> Tensor:
+    y = x @ self._values[part].to(x.dtype).T * self._scale[part].roll(1)
+    return y if self._bias is None else y + self._bias[part]
 
 
 FAULTS = {
@@ -280,8 +281,8 @@ FAULTS = {
 def test_a_planted_fault_is_noticed(
     fault: str, shelf: Shelf, expected: Callable[[str], reference.Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *planted, backend = FAULTS[fault]
-    monkeypatch.setattr(*planted)
+    owner, name, wrong, backend = FAULTS[fault]
+    plant(monkeypatch, owner, name, lambda _: wrong)
     with pytest.raises(Mismatch):
         compare(ask(shelf.checkpoint(BY_NAME["llama-biases"]), PLACES, "int8", backend), expected("llama-biases"))
 
@@ -383,8 +384,9 @@ print(peak - before, private() - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_loading_takes_little_more_than_what_stays(tmp_path: Path) -> None:
-    """Beside the file itself, which is mapped. A block of values has 8 MiB in float32. What is freed goes back at once,
-    so that it is not what malloc keeps that is measured.
+    """Memory beside the file itself, which is mapped, is measured. A block of values has 8 MiB in float32.
+
+    Freed memory goes back at once, so that the measurement does not include memory that malloc keeps.
     """
     write_llama(tmp_path, hidden_size=768, intermediate_size=2304, num_hidden_layers=8, dtype="bfloat16")
     peaks = {}

@@ -25,6 +25,7 @@ from model.inputs.sentence_pieces import SentencePieceTokenizer
 from model.inputs.tokenizer import Tokenizer
 from model.inputs.tokenizer_files import load_tokenizer
 from tests.support.examples import examples
+from tests.support.planted import plant
 from tests.support.sentence_pieces import SETTINGS, library, load, trained, write
 
 NAMES = ("<s>", "</s>", "<unk>", "<pad>", "<eos>", "<bos>", "<mask>", "[INST]", "[/INST]", "<x>", "<start_of_turn>")
@@ -112,13 +113,14 @@ def check_transformers(directory: Path, pattern: str = "") -> None:
     transformers leaves one of the two out, the sentencepiece library does not.
     """
     ours, theirs = load_tokenizer(directory), AutoTokenizer.from_pretrained(directory)
+    cutter = added_tokens.Cutter(theirs.added_tokens_decoder)
     config = json.loads((directory / "tokenizer_config.json").read_text())
     prefix = config["tokenizer_class"] == "LlamaTokenizer" and config.get("add_prefix_space") is not False
 
     @many
     @given(text=texts(*NAMES, *ADDED))
     def law(text: str) -> None:
-        cut = list(ours._cutter.cut(text))  # type: ignore[attr-defined]
+        cut = list(cutter.cut(text))
         if prefix:
             exposed = cut if config.get("legacy") else cut[:1]
             assume(not any(isinstance(part, str) and part.startswith((" ", "▁")) for part in exposed))
@@ -212,7 +214,7 @@ def test_a_token_has_the_id_that_its_file_gives_it(tmp_path: Path) -> None:
     more = {"added_tokens.json": {"<pad>": 709, "<|im|>": 701}, "special_tokens_map.json": {"sep_token": "[SEP]"}}
     tokenizer = load(tmp_path / "m", "llama", more)
     assert tokenizer.encode("<|im|><pad>[SEP]", False) == [701, 709, 710]
-    assert tokenizer.decode([701, 709, 710, 704], False) == "<|im|><pad>[SEP]", "704 is nobody's"
+    assert tokenizer.decode([701, 709, 710, 704], False) == "<|im|><pad>[SEP]", "704 is no token"
     assert tokenizer.decode([701, 709, 710, 704], True) == "<|im|><pad>"
     texts = [tokenizer.text_of(i) for i in (1, 701, 710, 704, 10**6, -1)]
     assert texts == ["<s>", "<|im|>", "[SEP]", None, None, None]
@@ -311,9 +313,13 @@ def test_files_that_say_nonsense(files: dict[str, Any], config: dict[str, Any], 
 # Planted faults.
 
 
+def change_the_model(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> None:
+    """The library is given other bytes than those of tokenizer.model."""
+    plant(monkeypatch, sentence_pieces, "_processor", lambda made: lambda data: made(change(data)))
+
+
 def no_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sentence_pieces._processor
-    monkeypatch.setattr(sentence_pieces, "_processor", lambda data: made(data + b"\x1a\x02\x18\x00"))
+    change_the_model(monkeypatch, lambda data: data + b"\x1a\x02\x18\x00")
 
 
 def no_byte_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,38 +327,37 @@ def no_byte_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
         """All pieces that are bytes are of the normal type, and the trainer's byte_fallback is off."""
         return data.replace(b"\x18\x06", b"\x18\x01") + b"\x12\x03\x98\x02\x00"
 
-    made = sentence_pieces._processor
-    monkeypatch.setattr(sentence_pieces, "_processor", lambda data: made(ordinary(data)))
+    change_the_model(monkeypatch, ordinary)
 
 
 def another_normalizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sentence_pieces._processor
-    monkeypatch.setattr(sentence_pieces, "_processor", lambda data: made(data + b"\x1a\x02\x20\x01"))
+    change_the_model(monkeypatch, lambda data: data + b"\x1a\x02\x20\x01")
 
 
 def no_anchor(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(self: SentencePieceTokenizer, ids: list[int], first: bool) -> str:
         return str(self._start.decode_ids(ids))
 
-    monkeypatch.setattr(SentencePieceTokenizer, "_run", run)
+    plant(monkeypatch, SentencePieceTokenizer, "_run", lambda _: run)
 
 
 def special_tokens_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = added_tokens._special
-    monkeypatch.setattr(added_tokens, "_special", lambda config: reversed(list(read(config))))
+    plant(monkeypatch, added_tokens, "_special", lambda read: lambda config: reversed(list(read(config))))
 
 
 def prefix_after_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_pieces, "_prefix", lambda add: b"")
+    plant(monkeypatch, sentence_pieces, "_prefix", lambda _: lambda add: b"")
 
 
 def end_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    around = sentence_pieces._around
-    monkeypatch.setattr(sentence_pieces, "_around", lambda *a: around(*a) if a[1] == "bos_token" else [])
+    def stand_in(around: Callable[..., list[int]]) -> Callable[..., list[int]]:
+        return lambda *a: around(*a) if a[1] == "bos_token" else []
+
+    plant(monkeypatch, sentence_pieces, "_around", stand_in)
 
 
 def nothing_is_special(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_pieces, "_own_tokens", lambda processor: {})
+    plant(monkeypatch, sentence_pieces, "_own_tokens", lambda _: lambda processor: {})
 
 
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Path], None]]] = {
@@ -393,7 +398,7 @@ def test_spaces_that_are_told_alone_would_get_lost(tmp_path: Path, monkeypatch: 
         self._emitted, self._emitted_text = len(self._window), self._decode(self._window)
         return new
 
-    monkeypatch.setattr(Detokenizer, "_give", give)
+    plant(monkeypatch, Detokenizer, "_give", lambda _: give)
     monkeypatch.setattr(f"{__name__}.many", settings(max_examples=2000, deadline=None))  # it shows in one of 30
     with pytest.raises(AssertionError):
         check_parts(load(tmp_path / "m", "t5"), "t5", True)

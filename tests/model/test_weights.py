@@ -334,7 +334,7 @@ def test_one_bit_that_flipped_is_found(single: Path, name: str) -> None:
     content[-9] ^= 1
     (single / name).write_bytes(content)
     if name == "model.safetensors":
-        load_it(single)  # without the flag nobody sees it
+        load_it(single)  # without the flag it is not seen
     message = verification(single)
     assert name in message
     assert "is not what it was" in message

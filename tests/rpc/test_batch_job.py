@@ -22,7 +22,7 @@ from rpc.batch.failures import Failures
 from rpc.batch.forms import read_lines
 from rpc.batch.job import JobCounts, count_lines, run_job
 from rpc.batch.results import OutputError, OutputFile
-from rpc.batch.retries import SICK, SUSPECT, JobStoppedError, RetryPolicy
+from rpc.batch.retries import DEATHS_TO_ISOLATE, SICK, JobStoppedError, RetryPolicy
 from rpc.frontend.errors import RequestFailed
 from tests.support.examples import examples
 
@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 class FakeRunner:
-    """Answers with the prompt's text, in a random order; dies after so many answers."""
+    """Answers with the prompt's text, in a random order; dies after a number of answers."""
 
     def __init__(self, seed: int, lives: int = 10**9, in_flight: int = 8) -> None:
         self.in_flight, self._rng, self._lives = in_flight, random.Random(seed), lives
@@ -257,7 +257,7 @@ def test_what_passes_by_itself_is_waited_for_and_what_does_not_is_an_error(tmp_p
 @pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("poisoned", [{7}, {0, 39}, set()])
 def test_lines_beside_one_that_kills_the_engine_get_their_results(tmp_path: Path, poisoned: set[int]) -> None:
-    """The engine takes all that run with it; nobody can tell which line it was."""
+    """The engine takes all that run with it; it cannot be known which line it was."""
 
     class Mortal(FakeRunner):
         generation = 0
@@ -290,7 +290,7 @@ def test_an_engine_that_always_dies_stops_the_job_and_spares_its_lines(tmp_path:
 def test_lines_that_kill_the_engine_do_not_stop_a_job_where_others_succeed(tmp_path: Path) -> None:
     """One line at a time, so that a success stands between any two deaths."""
     source, runner = write_input(tmp_path / "in", 2 * SICK), FakeRunner(0, in_flight=1)
-    runner.failures = {f"p{i}": [DEATH] * (SUSPECT + 1) for i in range(0, 2 * SICK, 2)}
+    runner.failures = {f"p{i}": [DEATH] * (DEATHS_TO_ISOLATE + 1) for i in range(0, 2 * SICK, 2)}
     counts = run(source, tmp_path / "out", runner)
     assert (counts.results, counts.errors) == (SICK, SICK)
 

@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Full:
-    """A runner that is full so many times."""
+    """A runner that is full a number of times."""
 
     in_flight = 1
 
@@ -110,8 +110,8 @@ async def test_a_suspect_waits_for_the_others_and_they_for_it() -> None:
     retries = RetryPolicy()
     beside, ends, order = asyncio.Event(), asyncio.Event(), list[str]()
 
-    async def run(name: str, suspect: bool, until: asyncio.Event) -> None:
-        async with retries.turn(suspect):
+    async def run(name: str, isolated: bool, until: asyncio.Event) -> None:
+        async with retries.turn(isolated):
             order.append(name)
             await until.wait()
             order.append(f"{name} ends")

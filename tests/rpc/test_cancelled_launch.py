@@ -1,4 +1,4 @@
-"""A launch that is cancelled, whenever it is, leaves neither a process nor a file, though nobody asks to stop it."""
+"""A launch that is cancelled, whenever it is, leaves neither a process nor a file, though no call stops it."""
 
 import asyncio
 import os

@@ -17,7 +17,7 @@ each = pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=n
 
 
 class Control(grpc.GenericRpcHandler):
-    """Lets in who shows this token; everybody where there is none."""
+    """Lets in callers that show this token; all callers where there is none."""
 
     def __init__(self, token: str) -> None:
         self._wanted = f"Bearer {token}" if token else ""

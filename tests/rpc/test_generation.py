@@ -11,7 +11,7 @@ from tests.support.frontends import PuppetEngine, make_frontend, outputs
 
 
 class SlowContext:
-    """Enough of grpc.aio's ServicerContext; so many steps come while the first message is written, the last of them
+    """Enough of grpc.aio's ServicerContext; a number of steps come while the first message is written, the last of them
     ends the stream.
     """
 

@@ -95,7 +95,7 @@ async def test_no_tenant_has_more_than_half_of_the_memory_of_images(tokenizer: T
 
 
 async def test_what_is_kept_of_an_image_is_shared_within_a_tenant_and_salt_alone(tokenizer: Tokenizer) -> None:
-    """Its digest names pages of KV and encoded features: a hit would tell that somebody else sent the same picture."""
+    """Its digest names pages of KV and encoded features: a hit would show that another tenant sent the same picture."""
     frontend, engine = seeing(tokenizer, [])
     scopes = [("ann", ""), ("bob", ""), ("ann", "s"), ("ann", "t"), ("ann", "s" * 64), ("a" * 64, "s" * 64)]
     digests = {}

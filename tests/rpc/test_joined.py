@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from quire.engine.v1 import table_service_pb2 as pb
 
 from model.inputs.tokenizer import Tokenizer
 from rpc.engines import joined as module
@@ -153,7 +152,7 @@ async def test_requests_leave_an_engine_that_is_drained_or_replaced(tmp_path: Pa
         await eventually(lambda: other not in guest.states())
         await owner.bring(stack, other)
         await eventually(lambda: guest.states() == {first: (1, True), other: (2, True)})
-        assert not guest.frontend.dispatch.quarantine.suspects, "no engine died with it"
+        assert not guest.frontend.dispatch.quarantine.implicated, "no engine died with it"
 
 
 async def test_an_engine_that_is_dead_is_not_in_the_table(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -197,7 +196,7 @@ async def test_requests_leave_a_server_that_ends_before_its_engines_do(tmp_path:
             await submitted(owner.engines[0])
             await Supervisor([], owner.frontend, table=owner.table).stop()
             assert guest.frontend.dispatch.waiting_for_engine == [live]
-        assert not guest.frontend.dispatch.quarantine.suspects
+        assert not guest.frontend.dispatch.quarantine.implicated
 
 
 @pytest.mark.parametrize(
@@ -230,8 +229,8 @@ async def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
 
     async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
         await owner.table.settled()
-        owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
-        monkeypatch.setattr(guest.fleet, "_apply", lambda _: asyncio.Event().wait())
+        monkeypatch.setattr(guest.frontend, "until_moved", asyncio.Event().wait)
+        owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=True)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await owner.table.settled()
@@ -241,20 +240,22 @@ async def test_a_frontend_that_does_nothing_holds_up_a_table_for_a_while_only(
 async def test_a_frontend_that_acts_upon_an_older_table_is_waited_for(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with owned(tmp_path, tokenizer, engines=1) as owner, joined(owner, tokenizer) as guest:
+    """It acts upon a table as long as requests move away from an engine that leaves."""
+    async with owned(tmp_path, tokenizer) as owner, joined(owner, tokenizer) as guest:
+        await eventually(lambda: len(guest.states()) == 2)
         await owner.table.settled()
         acting, may_act = asyncio.Event(), asyncio.Semaphore(0)
 
-        async def slowly(_table: pb.WatchResponse) -> None:
+        async def slowly() -> None:
             acting.set()
             await may_act.acquire()
 
-        monkeypatch.setattr(guest.fleet, "_apply", slowly)
-        replica = owner.frontend.serving(0)
-        owner.frontend.replicas.mark(replica, drained=True, leaving=False)
+        monkeypatch.setattr(guest.frontend, "until_moved", slowly)
+        first, second = owner.frontend.serving(0), owner.frontend.serving(1)
+        owner.frontend.replicas.mark(first, drained=True, leaving=True)
         await acting.wait()
         older = owner.frontend.replicas.version
-        owner.frontend.replicas.mark(replica, drained=False, leaving=False)
+        owner.frontend.replicas.mark(second, drained=True, leaving=True)
         may_act.release()
         await eventually(lambda: list(owner.table.acknowledged.values()) == [older])
         settled = asyncio.create_task(owner.table.settled())
@@ -310,15 +311,15 @@ async def test_a_server_that_ends_while_its_table_is_acted_upon_is_followed_by_t
     async with AsyncExitStack() as stack:
         async with owned(tmp_path, tokenizer, engines=1) as owner:
             guest = await stack.enter_async_context(joined(owner, tokenizer))
-            acting, go_on, apply = asyncio.Event(), asyncio.Event(), guest.fleet._apply
+            await eventually(lambda: guest.states() == {0: (1, True)})
+            acting, go_on = asyncio.Event(), asyncio.Event()
 
-            async def slowly(table: pb.WatchResponse) -> None:
+            async def slowly() -> None:
                 acting.set()
                 await go_on.wait()
-                await apply(table)
 
-            monkeypatch.setattr(guest.fleet, "_apply", slowly)
-            owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=False)
+            monkeypatch.setattr(guest.frontend, "until_moved", slowly)
+            owner.frontend.replicas.mark(owner.frontend.serving(0), drained=True, leaving=True)
             await acting.wait()
         go_on.set()
         owner = await stack.enter_async_context(owned(tmp_path, tokenizer, engines=1))
@@ -408,7 +409,7 @@ async def test_a_table_is_acted_upon_once_requests_have_left_the_engine(
 async def test_a_server_of_another_model_in_the_place_of_one_is_not_the_end(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody put it there by mistake: the frontend says so, and waits for the right one."""
+    """It was put there by mistake: the frontend says so, and waits for the right one."""
     monkeypatch.setattr(module, "PAUSE", 0.01)
 
     async with AsyncExitStack() as stack:

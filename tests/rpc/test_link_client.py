@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -93,7 +94,7 @@ async def test_a_silent_engine_counts_as_dead(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("fast_heartbeat")
 class Cable:
-    """From a port of this machine to a socket, until it is cut: then nothing comes through, and nobody is told."""
+    """From a port of this machine to a socket, until it is cut: then nothing comes through, and no end is notified."""
 
     def __init__(self, path: str) -> None:
         self._path, self._parts = path, list[asyncio.Task[None]]()
@@ -198,36 +199,51 @@ async def test_an_event_that_the_link_cannot_carry_is_answered_alone(tmp_path: P
 
 
 class Mailbox:
-    """A stream whose next message a test puts in."""
+    """Stream in place of the engine's, whose next message a test puts in.
+
+    Attributes:
+        message: The next message.
+        reads: Released whenever the client begins to read.
+    """
 
     def __init__(self) -> None:
         self.message: asyncio.Future[pb.ConnectResponse] = asyncio.get_running_loop().create_future()
+        self.reads = asyncio.Semaphore(0)
+
+    async def initial_metadata(self) -> tuple[()]:
+        return ()
 
     async def read(self) -> pb.ConnectResponse:
-        return await self.message
+        self.reads.release()
+        message = await self.message
+        self.message = asyncio.get_running_loop().create_future()
+        return message
+
+    async def write(self, message: pb.ConnectRequest) -> None:
+        return
 
     def cancel(self) -> None:
         return
 
 
-async def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice(tmp_path: Path) -> None:
-    async with linked(tmp_path) as (target, _, _):
-        heard = Heard()
-        client = LinkClient(Reach(target), heard, RequestLimits(), 10.0)
-        client._call.cancel()
-        client._call = mailbox = Mailbox()
-        client.send([submit(1)])
-        reading = asyncio.create_task(client._read())
-        await asyncio.sleep(0)
-        mailbox.message.set_result(codec.encode_outputs(outputs(ends=[(1, EndReason.STOP)]), 0.0))
-        client.fail("it gave no sign of life")  # as `_watch` does, in the same turn of the loop
-        mailbox.message = asyncio.get_running_loop().create_future()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        reading.cancel()
-        await client.close()
-        assert heard.wrong == []
-        assert len(heard.ends[1]) == 1
+async def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mailbox, heard = Mailbox(), Heard()
+    stub = SimpleNamespace(Connect=lambda **_: mailbox)
+    monkeypatch.setattr("rpc.link.client.pb_grpc.EngineServiceStub", lambda _: stub)
+    client = LinkClient(Reach("unix:nowhere"), heard, RequestLimits(), 10.0)
+    mailbox.message.set_result(codec.encode_info(INFO))
+    await client.connect()
+    for _ in range(2):  # the one of `connect`, and the one that waits for outputs
+        await mailbox.reads.acquire()
+    client.send([submit(1)])
+    mailbox.message.set_result(codec.encode_outputs(outputs(ends=[(1, EndReason.STOP)]), 0.0))
+    client.fail("it gave no sign of life")  # in the same turn of the loop, as after a silence
+    await mailbox.reads.acquire()  # the message was taken in
+    await client.close()
+    assert heard.wrong == []
+    assert len(heard.ends[1]) == 1
 
 
 async def test_an_engine_whose_step_hangs_is_lost(tmp_path: Path, fast_heartbeat: None) -> None:

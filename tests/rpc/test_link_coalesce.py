@@ -25,6 +25,7 @@ from scheduler.events import (
 )
 from tests.support.examples import examples
 from tests.support.links import step_outputs, unlike
+from tests.support.planted import plant
 
 FRONTENDS = (1, 2, 3)
 GLOBAL = st.builds(
@@ -176,10 +177,10 @@ FAULTS: dict[str, tuple[str, object]] = {
     "alternatives are padded in front": ("_widened", padded_in_front),
     "alternatives are padded with token 0": ("_widened", padded_with_zeros),
     "attempts keep the engine's numbers": ("LOCAL", -1),
-    "everybody gets the first frontend's share": ("owned_by", lambda step, _: real_owned(step, 1)),
-    "everybody gets every end": ("_local", lambda items, _: items),
+    "each frontend gets the first frontend's share": ("owned_by", lambda step, _: real_owned(step, 1)),
+    "each frontend gets every end": ("_local", lambda items, _: items),
     "prompts' logprobs are lost": ("owned_by", lambda step, n: replace(real_owned(step, n), prompt_parts=())),
-    "everybody gets all prompts' logprobs": (
+    "each frontend gets all prompts' logprobs": (
         "owned_by",
         lambda step, n: replace(real_owned(step, n), prompt_parts=step.prompt_parts),
     ),
@@ -203,7 +204,7 @@ def test_the_example_is_right_without_a_fault() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     name, replacement = FAULTS[fault]
-    monkeypatch.setattr(events if name == "_widened" else coalesce, name, replacement)
+    plant(monkeypatch, events if name == "_widened" else coalesce, name, lambda _: replacement)
     with pytest.raises((AssertionError, IndexError)):
         check_shares(EXAMPLE)
 

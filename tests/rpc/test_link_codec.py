@@ -190,7 +190,9 @@ def test_no_field_of_a_filled_value_is_its_default(kind: type) -> None:
     ],
 )
 def test_a_field_that_the_link_forgets_is_caught(monkeypatch: pytest.MonkeyPatch, kind: type, carrier: type) -> None:
-    grown = make_dataclass(kind.__name__, [("planted", int, field(default=0))], bases=(kind,), frozen=True, slots=True)
+    frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]  # a dataclass inherits from its like alone
+    planted = [("planted", int, field(default=0))]
+    grown = make_dataclass(kind.__name__, planted, bases=(kind,), frozen=frozen, slots=True)
     monkeypatch.setattr(codec, kind.__name__, grown)
     monkeypatch.setitem(THROUGH, grown, THROUGH.get(kind))
     with pytest.raises(AssertionError, match=r"planted: 2\d+ is not 0"):

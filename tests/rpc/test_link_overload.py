@@ -1,4 +1,4 @@
-"""Frontends that lag: one gets several steps in a message, one that lags without end costs nothing and harms nobody."""
+"""Frontends that lag: one gets several steps in a message, one that lags without end harms no other."""
 
 import asyncio
 from dataclasses import replace

@@ -98,7 +98,7 @@ async def node(directory: Path) -> AsyncIterator[Node]:
 
 
 async def started(source: Node, tokens: int) -> dict[int, tuple[int, ...]]:
-    """All requests, until each has so many tokens; those, when nothing more is wanted there."""
+    """Sends tokens to all requests, until each has this number; to these ones, until no more is wanted there."""
     source.client.send([Submit(attempt, request) for attempt, request in REQUESTS.items()])
     await eventually(lambda: all(len(source.heard.tokens[attempt]) >= tokens for attempt in REQUESTS))
     source.client.send([Abort(attempt) for attempt in REQUESTS])

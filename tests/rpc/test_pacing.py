@@ -86,7 +86,7 @@ async def test_work_that_is_cancelled_is_closed_and_the_next_goes_on() -> None:
 
 
 def found(attempt: int, length: int = LENGTH, reason: EndReason = EndReason.LENGTH) -> StepOutputs:
-    """The result of a search: two sequences of so many tokens, and their ends."""
+    """The result of a search: two sequences of this number of tokens, and their ends."""
     step = outputs([(attempt, position, 70 + index) for index in range(2) for position in range(length)])
     indices = np.repeat(np.arange(2, dtype=np.int32), length)
     ends = tuple(End(attempt, reason, index=index, more=index < 1) for index in range(2))

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from rpc.link import kv_transfers as module
+from rpc.link import transfer_rate
 from rpc.link.kv_transfers import AT_ONCE, PendingTransfers
 from rpc.link.server import LinkService
+from rpc.link.transfer_rate import TransferRate
 from scheduler.events import Abort, AdminQuery, AdminQuestion, EndReason, Event, KVSource, StepOutputs, Submit
 from tests.rpc.page_sources import (
     BYTES,
@@ -173,13 +175,13 @@ async def test_requests_whose_pages_are_on_their_way_end_with_the_engine(
 
 
 async def test_the_rate_of_transfers_counts_what_came_in_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    transfers, seen = PendingTransfers(Port(), (), list[Event]().extend), list[tuple[int, float]]()
+    rate, seen = TransferRate(), list[tuple[int, float]]()
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(module.CopyCost, "observe", lambda _, size, seconds: seen.append((size, seconds)))
+    monkeypatch.setattr(transfer_rate.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(transfer_rate.CopyCost, "observe", lambda _, size, seconds: seen.append((size, seconds)))
     for size, seconds in ((1000, 2.0), (10, 4.0)):
-        with transfers._timed(), transfers._timed():
-            transfers._received += size
+        with rate.running(), rate.running():
+            rate.receive(size)
             now[0] += seconds
         now[0] += 5.0
     assert seen == [(1000, 2.0), (10, 4.0)]
@@ -204,12 +206,12 @@ async def test_who_finds_a_source_slow_computes_for_a_while(monkeypatch: pytest.
     port.seconds = 0.01
     transfers = PendingTransfers(port, (), sent.extend)
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(transfer_rate.time, "monotonic", lambda: now[0])
     assert transfers.wanted(moved(1, "a"))
-    with transfers._timed():
+    with transfers.rate.running():
         now[0] += 300.0
     assert not transfers.wanted(moved(1, "a"))
-    now[0] += module.FORGET_SECONDS + 1
+    now[0] += transfer_rate.FORGET_SECONDS + 1
     assert transfers.wanted(moved(1, "a"))
 
 

@@ -1,4 +1,4 @@
-"""Nobody pays for what engines die of but the request that dies alone."""
+"""A request that kills an engine while it runs isolated fails; all others go on."""
 
 from contextlib import AsyncExitStack
 
@@ -55,7 +55,7 @@ async def test_bystanders_of_one_that_runs_alone_are_not_suspected(tokenizer: To
         fleet.restart(times=2)
         assert fleet.submit_of(suspect).isolated_steps == PROBATION
         bystander = await stack.enter_async_context(fleet.frontend.open(Spec("dog"), "b", None))
-        fleet.kill(0)  # it has not said that the suspect runs: this time nobody is blamed
+        fleet.kill(0)  # it has not said that the suspect runs: this time no request is blamed
         assert suspect.stream.failure is None
         fleet.bring(0)
         assert fleet.submit_of(bystander).isolated_steps == 0

@@ -17,7 +17,7 @@ from tests.support.processes import temporary_directory
 
 HERE = EngineSettings(ray=True)
 
-# An engine's link is "at" something, an event of an engine that nobody asked for comes first.
+# An engine's link is "at" something, an event of an engine that was not asked for comes first.
 DRIVER = """#!{python}
 import json, sys
 def tell(**event): print(json.dumps(event), flush=True)

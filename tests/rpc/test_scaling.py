@@ -1,4 +1,4 @@
-"""More engines and fewer: by what they have to do, with nobody's request harmed."""
+"""More engines and fewer: by what they have to do, with no request harmed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -135,7 +135,7 @@ async def test_requests_of_an_engine_that_is_ended_go_on_elsewhere(tokenizer: To
         await rig.supervisor.shrink()
         assert rig.serving() == [0], "the one that had the least to do is gone"
         assert first.live == {live.attempt for live in lives}
-        assert not rig.frontend.dispatch.quarantine.suspects, "nobody died"
+        assert not rig.frontend.dispatch.quarantine.implicated, "no engine died"
 
 
 async def test_the_one_with_the_least_to_do_is_ended_and_what_waits_counts(tokenizer: Tokenizer) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from scheduler.parameters import Beam, Sampling, Stopping
 from scheduler.settings import SchedulerSettings
 from scheduler.spec import Spec
 from tests.support.forking import FORKS, Forked
+from tests.support.planted import plant
 from tests.support.processes import is_alive, temporary_directory, wait_until
 from tests.support.ranks import needs_ipv6
 
@@ -262,13 +263,11 @@ def test_a_follower_that_cannot_start_is_told_of(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("forked")
 def test_what_a_follower_cannot_load_is_told_with_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels are to be kept where they cannot."""
-    line = group.FollowerProcesses._start
 
-    def other(self: group.FollowerProcesses, *place: object) -> object:
-        self._config = replace(self._config, model=replace(self._config.model, kv_cache_memory=2**60))
-        return line(self, *place)  # type: ignore[arg-type]
+    def too_much(to_json: Callable[[EngineConfig], str]) -> Callable[[EngineConfig], str]:
+        return lambda config: to_json(replace(config, model=replace(config.model, kv_cache_memory=2**60)))
 
-    monkeypatch.setattr(group.FollowerProcesses, "_start", other)
+    plant(monkeypatch, EngineConfig, "to_json", too_much)
     with (
         temporary_directory(),
         pytest.raises(

@@ -47,7 +47,7 @@ async def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyP
     frontend = Frontend(preparer, FrontendSettings(), Metrics("m"))
     supervisor = Supervisor([ThreadHost(config)], frontend)
     await supervisor.start()
-    assert gc.get_freeze_count() > 100_000, "torch is there, and stops nobody for a full collection"
+    assert gc.get_freeze_count() > 100_000, "torch is there, and stops no thread for a full collection"
     assert sys.getswitchinterval() == SWITCH_INTERVAL, "the engine does not wait 5 ms for a busy event loop"
     first = weakref.ref(frontend.replicas.get(0).client)
     (before,) = (await run_to_its_end(frontend, "a")).take()

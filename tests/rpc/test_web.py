@@ -87,7 +87,7 @@ def test_what_is_no_request_is_refused_as_one(body: bytes) -> None:
 
 
 async def sent(parts: int) -> tuple[int, bytes, int]:
-    """A body of so many parts of 64 KiB, without an end; the answer's status and body, and how many parts were read."""
+    """Sends parts of 64 KiB, without an end; returns the answer's status and body, and the parts that were read."""
     read, answers = 0, list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:

@@ -13,7 +13,7 @@ STALL = 0.5
 
 
 class Client:
-    """Enough of grpc.aio's ServicerContext: reads each message after so many seconds."""
+    """Enough of grpc.aio's ServicerContext: reads each message after some seconds."""
 
     def __init__(self, *delays: float) -> None:
         self._delays = iter(delays)

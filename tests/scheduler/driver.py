@@ -74,9 +74,9 @@ class SchedulerDriver:
         idle = self._idle_before = self._idle()
         may_join = self._may_join(events)
         going_on = {row: self._before(row, mirror) for row, mirror in self.executor.rows.items()}
-        decoding = self.scheduler._lockstep.decoding
+        in_lockstep = self.scheduler.lockstep.steps
         plan = _unbroken(lambda: self.scheduler.schedule(now, events))
-        if plan is not None and decoding is not None and self.scheduler._lockstep.decoding is decoding:
+        if plan is not None and self.scheduler.lockstep.steps > in_lockstep:
             self.lockstep += 1
             self.grown_in_lockstep += len(plan.grown)
         if plan is not None:
@@ -213,7 +213,7 @@ class SchedulerDriver:
             elif left or name == "decode":
                 lacking = self.room.lacking(one)
                 law(lacking, f"the {name} of row {row} was delayed")
-                # Who gave way to one in the queue, when this row had found nothing free, has left something.
+                # A row that gave way to one in the queue, when this row had found no page, has left pages.
                 parked = self._idle_before - self._idle()
                 law(parked or free < lacking, f"row {row} lacks {lacking} pages though {free} are free")
 
@@ -247,7 +247,7 @@ class SchedulerDriver:
         return self.told[sequence.attempt].known(sequence.index)
 
     def _check_nobody_is_held_up(self, plan: StepPlan | None, before: dict[int, Before]) -> None:
-        """Rows, budget or pages are lacking for the first in line that waits for nobody's page."""
+        """Rows, budget or pages are lacking for the first in line that waits for no other's page."""
         scheduler, cache = self.scheduler, self.scheduler.cache
         left = self.workload.settings.max_batched_tokens - (0 if plan is None else int(plan.slices[:, 2].sum()))
         if not left:
@@ -282,11 +282,11 @@ class SchedulerDriver:
             return False
         chain = hasher.chain(sequence.request.scope)
         chain.extend(sequence.tokens())
-        match = self.scheduler.cache.match(chain, sequence.length - 1, sequence.transferred)
+        match = self.scheduler.cache.lookup.match(chain, sequence.length - 1, sequence.transferred)
         return match.awaited is not None
 
     def _running(self) -> dict[int, PlanChecker]:
-        """Those of the executor's rows whose sequences have not left, of which it is told with the next plan."""
+        """The executor's rows whose sequences have not left. The next plan reports those that have."""
         rows = self.scheduler.rows
         return {row: mirror for row, mirror in self.executor.rows.items() if rows.row_of(*mirror.key) == row}
 
@@ -298,7 +298,7 @@ class SchedulerDriver:
             self.room.check_behind_windows(row, mirror)
             silent = self.workload.prefix_cache and scheduler.cache.published.count[row] == CLOSED
             law(not silent or disturbed, f"sequence {mirror.key} publishes no more")
-        self._check_who_is_where()
+        self._check_places()
         waiting = scheduler.queue.in_order()
         lengths = [len(self._tokens_of(sequence)) for sequence in waiting]
         law(scheduler.queue.tokens == sum(lengths), f"the queue counts {scheduler.queue.tokens} tokens, not {lengths}")
@@ -312,9 +312,11 @@ class SchedulerDriver:
             late = self.turn - 1 - told.arrival.turn >= limit
             law(not late, f"attempt {attempt} waits longer than {limit} s")
 
-    def _check_who_is_where(self) -> None:
-        """Each sequence that has not ended is in one place: a row, the queue, or where it will go on from a prompt; a
-        hypothesis that waits may also be parked. Nobody else is anywhere.
+    def _check_places(self) -> None:
+        """Each sequence that has not ended is in one place, and no other sequence is in any.
+
+        The places are a row, the queue, and the siblings that go on from a row's prompt. A hypothesis that waits may
+        also be suspended.
         """
         scheduler = self.scheduler
         running, beams = self._rows(), scheduler.running.beams
@@ -393,13 +395,16 @@ class SchedulerDriver:
     def _check_the_end(self) -> None:
         cache, stats = self.scheduler.cache, self.stats
         pool = cache.pool
-        law(pool.free == pool.total and not pool.returning, f"{pool.total - pool.free} pages are held by nobody")
-        law(not cache.allocator.counts.any() and not cache.allocator.shared, "pages are counted though nobody is there")
-        law(not cache.published.frontiers.row_of, "pages are being computed though nobody is there")
+        law(pool.free == pool.total and not pool.returning, f"{pool.total - pool.free} pages are held without a holder")
+        law(
+            not cache.allocator.counts.any() and not cache.allocator.shared,
+            "pages are counted without a sequence",
+        )
+        law(not cache.published.frontiers.row_of, "pages are being computed though no sequence is there")
         law(self.workload.prefix_cache or not stats.pages_cached, "pages are cached without a cache")
         running = self.scheduler.running
         law(not running.beams and not running.forced and not running.joins, "something is left of searches or of joins")
-        law(not self.scheduler.live_attempts(), "attempts are at work though nobody is there")
+        law(not self.scheduler.live_attempts(), "attempts are at work though no sequence is there")
         law(self.scheduler.queue.tokens == 0, "an empty queue counts tokens")
         law((stats.running, stats.waiting, stats.pages_used) == (0, 0, 0), f"idle, but the gauges say {stats}")
         law(stats.computed_tokens == self.executor.computed_tokens, "computed tokens are miscounted")

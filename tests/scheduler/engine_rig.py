@@ -11,6 +11,7 @@ from cache_manager.block_hash import BlockHasher
 from cache_manager.manager import CacheManager
 from scheduler.engine import Engine
 from scheduler.events import End, EndReason, EngineStats, Event, StepOutputs, Submit
+from scheduler.readiness import Readiness
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
@@ -92,17 +93,26 @@ class Clock:
 class Rig:
     """An engine with its thread, and all that its sink was told."""
 
-    def __init__(self, depth: int = 1, rows: int = 4, pages: int = 64, queue: QueueLimits = PATIENT) -> None:
+    def __init__(
+        self,
+        depth: int = 1,
+        rows: int = 4,
+        pages: int = 64,
+        queue: QueueLimits = PATIENT,
+        readiness: Readiness | None = None,
+    ) -> None:
         settings = SchedulerSettings(max_batched_tokens=16, max_sequences=rows, steps_in_flight=depth)
         layout = make_layout(4)
         hasher = BlockHasher(SECRET, b"model", layout.page_size)
         cache = CacheManager(layout, pages, rows, ahead=settings.ahead)
-        self.scheduler = Scheduler(settings, queue, cache, hasher)
+        self.scheduler = Scheduler(settings, queue, cache, hasher, holds=readiness is not None)
         self.executor = HookedExecutor(layout, pages, settings)
         self.clock = Clock()
         self.excuse = 0.0
-        self.engine = Engine(self.scheduler, self.executor, self._sink, self.clock, lambda: self.excuse)
-        self.engine._wake = self.parking = Parking()
+        self.parking = Parking()
+        self.engine = Engine(
+            self.scheduler, self.executor, self._sink, self.clock, lambda: self.excuse, readiness, self.parking
+        )
         self.on_outputs: Callable[[StepOutputs], None] = lambda outputs: None
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, list[End]] = defaultdict(list)

@@ -1,10 +1,12 @@
 """An executor without tensors that mirrors rows as a device would and holds the scheduler to its contract.
 
 Its "model" draws a token from what it reads out of the pages of a sequence: a wrong table, a stale page or a page that
-somebody else wrote changes the tokens. Every position reads what it sees in each layer group: all before it, or what is
-within the window. `controls.seed` names the attempt of a row. A row that joins on cached pages, or on those of another
-sequence of its prompt, is believed only after these were read; pages that are freed, or of a row that faulted, hold no
-tokens any more. A search's row that has drawn computes nothing until it is given a token: what it drew is no token.
+another sequence wrote changes the tokens. Every position reads what it sees in each layer group: all before it, or
+those within the window. `controls.seed` names the attempt of a row.
+
+A row that joins on cached pages, or on those of another sequence of its prompt, is believed only after these were read;
+pages that are freed, or of a row that faulted, hold no tokens any more. A search's row that has drawn computes nothing
+until it is given a token: what it drew is no token.
 """
 
 import zlib
@@ -24,7 +26,7 @@ from tests.scheduler.plan_checker import PlanChecker, Table, tables_of
 
 VOCABULARY = 13
 FAULT = "planted fault"
-WIPED, SPOILED = -1, -2  # what slots hold that nobody may read
+WIPED, SPOILED = -1, -2  # content of slots that no row may read
 UNDECIDED = -3  # the last token of a hypothesis that waits
 
 
@@ -56,7 +58,7 @@ def candidates(tokens: list[int]) -> NDArray[np.float32]:
 
 
 def alone(request: Request, index: int = 0) -> list[int]:
-    """The output of a request's sequence that nobody disturbs."""
+    """The output of a request's sequence that no other disturbs."""
     tokens = request.prompt.tolist()
     output: list[int] = []
     while len(output) < request.max_tokens:
@@ -102,7 +104,7 @@ class FakeExecutor:
         self._written: deque[set[int]] = deque()  # those of them that it writes to
         self._results: deque[tuple[StepResult, list[Slice]]] = deque()
         self._checked: deque[list[int]] = deque()  # rows that have drafts in each step in flight
-        self.distrusted: set[int] = set()  # pages of rows that have faulted: nobody is to join on them
+        self.distrusted: set[int] = set()  # pages of rows that have faulted: no row is to join on them
         # By sequence, how many of its tokens have been computed or found.
         self._reached: dict[tuple[int, int], int] = {}
         self._next_step = 0
@@ -147,7 +149,7 @@ class FakeExecutor:
         self.closed += 1
 
     def distrust(self, attempt: int) -> None:
-        """The attempt has ended with a fault: from now on nobody is to join on a page that a row had which met it."""
+        """The attempt has ended with a fault: from now on no row is to join on a page that a row had which met it."""
         for mirror in self.rows.values():
             if mirror.seed == attempt and mirror.broken:
                 self.distrusted.update(mirror.had)
@@ -220,7 +222,7 @@ class FakeExecutor:
             if index < len(table.told) and page not in copied:
                 self._exchange(mirror, group, index, page, owned)
                 if index < table.first:
-                    continue  # behind the window nobody looks, and others may get it
+                    continue  # behind the window no row looks, and others may get it
             elif not mirror.computed and self._joins_on(table, index, mirror.cached):
                 table.told.append(page)  # is read once all changes are applied
             else:
@@ -242,7 +244,7 @@ class FakeExecutor:
         return index == len(table.told) and index * table.size < cached
 
     def _exchange(self, mirror: PlanChecker, group: int, index: int, page: int, owned: set[int]) -> None:
-        """A page takes the place of another with the same content; behind the window that is nobody's concern."""
+        """A page takes the place of another with the same content; behind the window that changes nothing."""
         table, size = mirror.tables[group], self.layout.page_size
         before = table.told[index]
         table.told[index] = page
@@ -293,7 +295,7 @@ class FakeExecutor:
         self._touched.append({page for table, start in tables for page in table.told[table.seen(start) :]})
         self._written.append(set())
         self.computed_tokens += total
-        # Who draws from another's logits has the pages that are written in this step.
+        # A row that draws from another's logits has the pages that are written in this step.
         along = {row for _, row in logits} - {row for row, _, _ in slices}
         faults = tuple((row, FAULT) for row, start, count in slices if self._advance(row, start, count, along))
         ends = np.cumsum([count for _, _, count in slices]) - 1
@@ -407,7 +409,7 @@ class FakeExecutor:
         return (pages[:, None] * size + np.arange(size)).reshape(-1)[start - first * size : end - first * size]
 
     def _draw(self, mirror: PlanChecker) -> int:
-        # What it knows was read as it was computed.
+        # Its known tokens were read as it was computed.
         token = -1 if mirror.broken else next_token(mirror.known, mirror.index)
         if mirror.offers:
             mirror.known.append(UNDECIDED)

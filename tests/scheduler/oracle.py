@@ -38,7 +38,7 @@ class Oracle:
     """Knows scopes by attempt, and remembers what each page was filled with, and for whom."""
 
     def __init__(self, scheduler: Scheduler, executor: FakeExecutor, scopes: dict[int, Scope]) -> None:
-        self._scheduler, self._executor, self._scopes = scheduler, executor, scopes
+        self.scheduler, self._executor, self._scopes = scheduler, executor, scopes
         self._layout = scheduler.cache.layout
         self._size = self._layout.page_size
         self._pages: dict[Content, dict[int, Scope]] = {}  # full pages, and for whom each was filled
@@ -67,7 +67,7 @@ class Oracle:
 
     def _page_of(self, attempt: int, group: int, tokens: list[int], index: int) -> int | None:
         """The published page of this index of these tokens, which the attempt may use."""
-        node_of, scope = self._scheduler.cache.prefix.index.node_of, self._scopes[attempt]
+        node_of, scope = self.scheduler.cache.prefix.index.node_of, self._scopes[attempt]
         full = self._pages.get(Content(group, tuple(tokens[: (index + 1) * self._size])), {})
         found = [
             page
@@ -78,7 +78,7 @@ class Oracle:
         return found[0] if found else None
 
     def _first_needed(self, group: int, count: int) -> int:
-        """The first of so many pages that who goes on after them holds: what the next token sees, and the last one."""
+        """Returns the first of `count` pages that a sequence going on after them holds: what its next token sees."""
         window = self._layout.window(group)
         if window is None or not count:
             return 0
@@ -99,9 +99,9 @@ class Oracle:
         page, or where groups have windows, so that later pages may be there, the next one that they publish.
 
         at_join: those that publish it next. Not those that publish no more, nor those that compute it only as the end
-        of their prompts, which had to, whoever else computes it.
+        of their prompts, which had to, though another row computes it too.
         """
-        rows, size, named = self._scheduler.rows, self._size, self._scheduler.cache.published.count
+        rows, size, named = self.scheduler.rows, self._size, self.scheduler.cache.published.count
         lacking = self.cached(key[0], tokens).count
         found = []
         for row, mirror in self._executor.rows.items():

@@ -35,7 +35,7 @@ class Outcome:
         return self.outputs.get(0, [])
 
     def output(self, index: int = 0) -> list[int]:
-        """All that is known of a sequence's, whoever delivered it."""
+        """All that is known of a sequence's output, from any attempt."""
         return self.arrival.known(index) + self.outputs.get(index, [])
 
     def known(self, index: int = 0) -> list[int]:

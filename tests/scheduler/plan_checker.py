@@ -1,6 +1,6 @@
 """An executor's view of a row: its tokens, and the pages that plans mentioned.
 
-Of pages that left a window it is told nothing: its table goes on naming them, and it must not look there any more.
+Plans do not mention pages that left a window: its table goes on naming them, and it must not look there any more.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from cache_manager.layout import KVLayout
 @dataclass(eq=False)
 class Table:
     """Pages of one row in one layer group. told: by index, None before the first that the row was given. first: from
-    this index on they are live; what stands before is seen from no position to come, whoever has it now.
+    this index on they are live; what stands before is seen from no position to come, and may be another row's.
     """
 
     window: int | None
@@ -41,7 +41,7 @@ class Table:
         return self.sees(position) // self.size
 
     def truncate(self, length: int) -> None:
-        """The row keeps the pages of so many tokens."""
+        """The row keeps the pages of this number of tokens."""
         del self.told[-(-length // self.size) :]
 
     def forget(self, computed: int) -> int:
@@ -52,14 +52,22 @@ class Table:
 
 @dataclass(eq=False)
 class PlanChecker:
-    """A row. known: its tokens, drawn ones included. joined: how many came with the join. cached: how many of these
-    were in the pages that it joined on. computed: KV written so far, or found. collected: those of them that the
-    scheduler was told of. had: pages that it has or had, and nobody else got since. broken: it has faulted, whatever it
-    draws is void. stuck: where it would draw one of these, nothing is left to draw. offers: how many of its likeliest
-    tokens it tells of each time; a search goes by them. waits: its last token is to be given by a search.
-    bidirectional: so many tokens at its front are computed in one step, all that are left. drafts: tokens that the step
-    in flight computes behind its last one. rejected: it drew more than what counts, so it is to be given the last that
-    does.
+    """A row.
+
+    Attributes:
+        known: Its tokens, drawn ones included.
+        joined: Number of tokens that came with the join.
+        cached: Number of these in the pages that it joined on.
+        computed: KV written so far, or found.
+        collected: KV that was computed in steps whose results the scheduler has.
+        had: Pages that it has or had, and no other row got since.
+        broken: It has faulted, so all that it draws is void.
+        stuck: Tokens in whose place nothing is left to draw.
+        offers: Number of its likeliest tokens that it reports each time; a search goes by them.
+        waits: Its last token is to be forced by a search.
+        bidirectional: Number of tokens at its front that one step computes, all that are left.
+        drafts: Tokens that the step in flight computes behind its last one.
+        rejected: It drew more than counts, so the last token that counts is to be forced.
     """
 
     seed: int

@@ -11,6 +11,7 @@ from cache_manager.allocator import LedgerError
 from tests.scheduler.driver import BROKEN, SchedulerDriver
 from tests.scheduler.room import Room
 from tests.scheduler.workloads import workloads
+from tests.support.planted import plant
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Fault:
     blind: bool = False
 
     def plant(self, monkeypatch) -> None:
-        monkeypatch.setattr(self.target, self.name, self.stand_in(getattr(self.target, self.name)))
+        plant(monkeypatch, self.target, self.name, self.stand_in)
         if self.blind:
             for check in ("check_behind_windows", "check_ends", "check_newcomers"):
                 monkeypatch.setattr(Room, check, lambda *_: None)

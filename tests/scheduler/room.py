@@ -38,7 +38,7 @@ class Room:
         size = self._layout.page_size
         return self.pages(max(window, size) - 1 + self._settings.ahead) + 1
 
-    # Which pages a row holds
+    # Pages that a row holds
 
     def check_behind_windows(self, row: int, mirror: PlanChecker) -> None:
         """Checks that a row holds, in a group with a window, what the next token sees of known tokens, and no more.
@@ -97,11 +97,12 @@ class Room:
         shared = [page for one in before.mirror.tables for page in one.told[first:] if counts[page] > 1]
         return len(shared) + sum(max(0, wanted - len(one.told)) for one in before.mirror.tables)
 
-    # What must stay free
+    # Pages that must stay free
 
     def _to_come(self, one: Table, row: int, group: int, length: int, own: bool) -> int:
-        """Pages that a table takes on until so many tokens are computed, at any one time beyond those that it has. own:
-        of these only the ones that nobody else has, since others do not come back as the row goes on.
+        """Pages that a table takes on until `length` tokens are computed, at any one time beyond those that it has.
+
+        own: of these only the ones that no other row has, since others do not come back as the row goes on.
         """
         if one.window is None:
             return 0
@@ -115,7 +116,7 @@ class Room:
     def spare(
         self, lengths: dict[int, tuple[PlanChecker, int]], each: int = 1, own: bool = True, siblings: int = 0
     ) -> int:
-        """Pages that stay free for these rows of so many tokens: `each` in every group, also for the `siblings` that
+        """Pages that stay free for rows of these lengths: `each` in every group, also for the `siblings` that
         are to go on from their prompts, and what windows take on for prompts.
         """
         promised = sum(

@@ -23,7 +23,7 @@ def test_they_are_not_refused_and_go_on_where_they_were() -> None:
     step(scheduler, 0.0, [Submit(1, make_request(1, 3, 4)), Submit(2, make_request(2, 3, 4))])
     outputs = step(scheduler, 0.0, [submit(3, 7, 8), Submit(4, make_request(4, 3, 4))])
     assert reasons(outputs) == [(4, EndReason.QUEUE_FULL)]
-    assert scheduler.queue.attempts() == [3, 2], "it comes before what nobody has served"
+    assert scheduler.queue.attempts() == [3, 2], "it comes before requests that were not served yet"
     found = []
     while scheduler.has_work:
         found += [(attempt, position) for attempt, position, _ in pairs(step(scheduler)) if attempt == 3]

@@ -15,7 +15,7 @@ SETTINGS = ScalingSettings(replicas=8, queue=2.0, use=0.9, up=5.0, down=60.0)
 
 
 class World:
-    """Replicas that take `boot` seconds to come; `load` says what there is to do, from the time and how many serve."""
+    """Replicas that take `boot` seconds to come; `load` returns the load at a time with a number of serving ones."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class World:
 
 
 def work(replicas: float) -> Callable[[float, int], EngineLoad]:
-    """As much as fills so many replicas' pages to the goal."""
+    """As much as fills the pages of this number of replicas to the target."""
     return lambda now, serving: EngineLoad(now, serving, use=min(1.0, 0.9 * replicas / serving))
 
 

@@ -1,10 +1,14 @@
-"""KV events of an engine add up to its prefix cache."""
+"""KV events of an engine add up to its prefix cache, and pages of decoding rows have the hashes of their tokens."""
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_manager.block_hash import BlockHasher
 from cache_manager.kv_events import KVEventLog
 from scheduler.events import SHORT_HASH, AdminQuery, AdminQuestion, Event, StepOutputs, Submit, short_hashes
+from scheduler.rows import Rows, Sequence
 from scheduler.scheduler import Scheduler
 from tests.scheduler.test_scheduler import engine, step
 from tests.scheduler.workloads import make_request
@@ -55,3 +59,21 @@ def test_nobody_is_told_who_does_not_ask() -> None:
     outputs = [step(scheduler, 0.0, [Submit(1, make_request(1, (1,) * 9, max_tokens=2))]), step(scheduler)]
     assert len(scheduler.cache.prefix.index)
     assert [o.kv_events for o in outputs] == [(), ()]
+
+
+@pytest.mark.parametrize("prompt", range(4, 13))
+def test_the_next_page_has_the_hash_of_its_tokens_wherever_the_prompt_ends(prompt: int) -> None:
+    size, tokens, hasher = 4, np.arange(7, 31, dtype=np.int32), BlockHasher(bytes(32), b"", 4)
+    rows, all_hashes = Rows(2), hasher.chain()
+    all_hashes.extend(tokens)
+    request = make_request(0, tuple(tokens[:prompt].tolist()), max_tokens=30)
+    sequence = Sequence(0, request, tokens[:0], 0.0, 0, chain=hasher.chain(request.scope))
+    row, chain = rows.add(sequence), sequence.chain
+    assert chain is not None
+    rows.hash_pages(row, prompt, size)
+    for length in range(prompt + 1, len(tokens) + 1):
+        rows.append(np.array([row]), tokens[length - 1 : length])
+        if length % size == 0:
+            rows.hash_next(np.array([row], np.int32), np.array([length // size], np.int32), size)
+        assert chain.hashes == all_hashes.hashes[: length // size]
+        assert chain.contents == all_hashes.contents[: length // size]

@@ -114,7 +114,7 @@ def test_what_came_in_no_time_is_no_error() -> None:
 
 
 def test_what_a_page_s_swap_takes_is_not_believed_after_a_few() -> None:
-    """The first copies touch memory that nobody has used: they say that swapping never pays."""
+    """The first copies touch memory that was not used before: they say that swapping never pays."""
     cost = SwapCost()
     cost.observe(FEWEST_PAGES - 1, 30.0)
     assert cost.page_seconds is None

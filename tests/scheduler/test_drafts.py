@@ -18,6 +18,7 @@ from scheduler.settings import SchedulerSettings
 from tests.scheduler.executor import VOCABULARY, FakeExecutor, alone, law, next_token
 from tests.scheduler.play import play
 from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
+from tests.support.planted import plant
 
 
 def counting_plainly(rows: list[int], drafts: list[int], drawn: list[int]) -> list[bool]:
@@ -104,37 +105,40 @@ def test_right_guesses_save_steps() -> None:
     assert [run(workload, drafts).steps for drafts in (1, 4)] == [15, 8]
 
 
-def all_count(self: Drafted, drawn: Ints) -> np.ndarray:
-    return np.ones(len(drawn), np.bool_)
+def all_count(_):
+    return lambda self, drawn: np.ones(len(drawn), np.bool_)
 
 
-def first_counts(self: Drafted, drawn: Ints) -> np.ndarray:
-    return np.append(True, self.rows[1:] != self.rows[:-1])[: len(drawn)]
+def first_counts(_):
+    return lambda self, drawn: np.append(True, self.rows[1:] != self.rows[:-1])[: len(drawn)]
 
 
-def keep_all(self: CacheManager, row: int, length: int) -> None:
-    pass
+def keep_all(_):
+    return lambda self, row, length: None
 
 
-def keep_a_page_less(self: CacheManager, row: int, length: int, real=CacheManager.truncate) -> None:
-    real(self, row, max(0, length - self.layout.page_size))
+def keep_a_page_less(real):
+    return lambda self, row, length: real(self, row, max(0, length - self.layout.page_size))
 
 
-def tell_nothing(self: Drafting, row: int, computed: int, tokens: Ints, rejected: int, real=Drafting._settle) -> None:
-    real(self, row, computed, tokens, 0)
+def tell_nothing(real):
+    return lambda self, row, computed, tokens, rejected: real(self, row, computed, tokens, 0)
 
 
-def publish_all(self: Drafting, flown, result, real=Drafting.check):
-    checked, told = real(self, flown, result)
-    return replace(checked, slices=flown.slices), told
+def publish_all(real):
+    def check(self, flown, result):
+        checked, told = real(self, flown, result)
+        return replace(checked, slices=flown.slices), told
+
+    return check
 
 
-def no_stops(self: Rows, rows: Ints, positions: Ints, tokens: Ints, real=Rows.ends):
-    return np.zeros(len(rows), np.bool_), real(self, rows, positions, tokens)[1]
+def no_stops(real):
+    return lambda self, rows, *drawn: (np.zeros(len(rows), np.bool_), real(self, rows, *drawn)[1])
 
 
-def a_token_more(self: Rows, row: int, computed: int, tokens: Ints, real=Rows.settle) -> None:
-    real(self, row, computed + 1, tokens)
+def a_token_more(real):
+    return lambda self, row, computed, tokens: real(self, row, computed + 1, tokens)
 
 
 PLANTED = {
@@ -152,8 +156,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_harness_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`find` raises where no workload breaks a law."""
-    owner, method, fault = PLANTED[name]
-    monkeypatch.setattr(owner, method, fault)
+    plant(monkeypatch, *PLANTED[name])
 
     def breaks(workload: Workload) -> bool:
         try:

@@ -196,7 +196,7 @@ def test_a_step_that_takes_ten_times_as_long_as_such_steps_hangs_but_none_below_
     rig.engine.send(submits(1, max_tokens=4))
     first.wait_reached()
     rig.clock.now += 1000.0
-    assert rig.engine.overdue() == "", "nobody knows how long a step takes here"
+    assert rig.engine.overdue() == "", "it is not known how long a step takes here"
     rig.clock.now -= 1000.0
     rig.clock.now += 0.5  # the prompt of three tokens
     first.open()

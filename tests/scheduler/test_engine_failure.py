@@ -1,4 +1,4 @@
-"""A failure of the executor or the scheduler is told to every attempt, once, and to nobody twice."""
+"""A failure of the executor or the scheduler is reported to every attempt once."""
 
 import pytest
 

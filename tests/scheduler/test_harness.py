@@ -9,6 +9,7 @@ import pytest
 from cache_manager.block_hash import BlockHasher, Scope
 from cache_manager.cached import Cause, PrefixCache
 from cache_manager.changes import PageChanges
+from cache_manager.lookup import PrefixLookup
 from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
 from cache_manager.publishing import PublishedPages
@@ -265,12 +266,12 @@ def a_fault_takes_only_the_newest_name(real):
     return forget
 
 
-@fault(CacheManager, "match", alike=True)
+@fault(PrefixLookup, "match", alike=True)
 def all_of_a_prompt_is_found(real):
     return lambda self, chain, most, transferred=(): real(self, chain, most + 1, transferred)
 
 
-@fault(CacheManager, "match", alike=True)
+@fault(PrefixLookup, "match", alike=True)
 def nobody_waits_for_a_page(real):
     return lambda self, chain, most, transferred=(): replace(real(self, chain, most, transferred), awaited=None)
 
@@ -328,7 +329,7 @@ def all_of_a_preempted_sequence_counts_as_computed_again(real):
 def prompts_are_not_named(real):
     def match(self, sequence):
         sequence.chain = sequence.chain or self._hasher.chain(sequence.request.scope)
-        return self._cache.match(sequence.chain, sequence.length - 1)
+        return self._cache.lookup.match(sequence.chain, sequence.length - 1)
 
     return match
 

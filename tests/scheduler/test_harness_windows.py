@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cache_manager import manager as module
+from cache_manager import lookup as module
 from cache_manager.cached import PrefixCache
 from cache_manager.layout import KVLayout
+from cache_manager.lookup import PrefixLookup
 from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
 from cache_manager.publishing import CLOSED, PublishedPages
@@ -205,7 +206,7 @@ def a_match_is_put_at_the_start_of_the_table(real):
     return lambda self, group, row, index, pages: real(self, group, row, 0, pages)
 
 
-@fault(CacheManager, "match")
+@fault(PrefixLookup, "match")
 def a_match_uses_all_pages_of_a_window(real):
     return lambda self, chain, most, transferred=(): replace(real(self, chain, most, transferred), firsts=())
 

@@ -31,7 +31,7 @@ NOTES = {
     "evicted and hit": lambda drive: drive.stats.evicted_capacity > 0 and drive.stats.prefix_hits > 0,
     "a fault took names": lambda drive: drive.stats.evicted_fault > 0,
     "a reset took names": lambda drive: drive.stats.evicted_reset > 0,
-    "somebody was overtaken": lambda drive: drive.overtaken > 0,
+    "a request was overtaken": lambda drive: drive.overtaken > 0,
 }
 
 
@@ -86,5 +86,5 @@ def test_salts_of_their_own_share_nothing(workload):
     drive = SchedulerDriver(replace(workload, arrivals=tuple(map(salted, workload.arrivals)))).run()
     assert not any(first for first, *_ in found(drive))
     assert (drive.stats.prefix_hits, drive.stats.pages_shared) == (0, 0)
-    # Who was preempted and has lost pages of a window computes again what its own first life has published.
+    # A preempted one that has lost pages of a window computes pages again that its own first life has published.
     assert not drive.executor.taken_over or (workload.layout.windows and drive.stats.preemptions)

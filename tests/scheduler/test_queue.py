@@ -49,7 +49,7 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule(prompt=st.integers(1, 9), emitted=st.integers(0, 9), wait=WAITS)
     def come_again(self, prompt, emitted, wait):
-        """From another engine: before all that nobody has served, after those that came back so earlier."""
+        """From another engine: before all that were not served yet, after those that came back so earlier."""
         self.attempts += 1
         order = self.orders[self.attempts] = self.attempts - EARLIER
         self.queue.push(sequence(self.attempts, prompt, emitted, order=order), self.now + wait)

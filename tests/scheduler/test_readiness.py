@@ -16,6 +16,7 @@ from scheduler.request import Request
 from scheduler.rows import Sequence
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
+from scheduler.step import StepPlan
 from tests.scheduler.driver import SchedulerDriver
 from tests.scheduler.engine_rig import Rig, submits
 from tests.scheduler.executor import LawBroken, alone, law
@@ -51,7 +52,7 @@ class HeldDriver(SchedulerDriver):
         super().__init__(Patient.of(workload))
         one = self.workload
         self.scheduler = Scheduler(one.settings, one.queue, self.scheduler.cache, one.hasher, holds=True)
-        self.oracle._scheduler = self.scheduler
+        self.oracle.scheduler = self.scheduler
         self.asks, self.ready, self.waits, self._left = asks, set[int](), dict[int, int](), dict[int, int]()
 
     def next_turn(self) -> StepOutputs | None:
@@ -60,7 +61,7 @@ class HeldDriver(SchedulerDriver):
     def take_turn(self, events: Events[Event] = ()) -> StepOutputs | None:
         before = self._rows()
         outputs = super().take_turn(events)
-        self.ready -= {attempt for attempt, _ in before & set(self.scheduler.queue._waiting)}  # they were preempted
+        self.ready -= {attempt for attempt, _ in before & self._waiting()}  # they were preempted
         return outputs
 
     def _ask(self, requests: Mapping[int, Request]) -> list[Ready]:
@@ -114,11 +115,11 @@ def test_a_preempted_request_waits_again(depth: int) -> None:
 
 
 def _is_not_held(driver: HeldDriver) -> None:
-    driver.scheduler._running.wait = driver.scheduler.queue.push  # type: ignore[method-assign]
+    driver.scheduler.running.wait = driver.scheduler.queue.push  # type: ignore[method-assign]
 
 
 def _is_not_held_again(driver: HeldDriver) -> None:
-    running = driver.scheduler._running
+    running = driver.scheduler.running
     wait: Callable[..., None] = running.wait
 
     def once(sequence: Sequence, deadline: float = float("inf")) -> None:
@@ -141,7 +142,12 @@ def _holds_the_line(driver: HeldDriver) -> None:
 
 
 def _is_forgotten(driver: HeldDriver) -> None:
-    driver.scheduler.intake._ready = lambda event: None  # type: ignore[method-assign]
+    schedule = driver.scheduler.schedule
+
+    def without_ready(now: float, events: Events[Event]) -> StepPlan | None:
+        return schedule(now, [event for event in events if not isinstance(event, Ready)])
+
+    driver.scheduler.schedule = without_ready  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("plant", [_is_not_held, _is_not_held_again, _holds_the_line, _is_forgotten])
@@ -183,14 +189,13 @@ def test_a_fault_ends_its_request_alone() -> None:
 
 def test_an_engine_waits_for_what_it_holds(make_rig: Callable[..., Rig]) -> None:
     """All requests are held: it looks again now and then, takes that for no bug, and goes on once they are ready."""
-    rig, asked = make_rig(depth=2), list[int]()
+    asked = list[int]()
 
     def ready_later(requests: Mapping[int, Request]) -> list[Ready]:
         asked.append(len(requests))
         return [Ready(attempt) for attempt in requests] if len(asked) > 5 else []
 
-    rig.engine._readiness, rig.scheduler._running._holds = ready_later, True
-    come = submits(3)
+    rig, come = make_rig(depth=2, readiness=ready_later), submits(3)
     rig.engine.start()
     rig.engine.send(come)
     rig.wait_ends(1, 2, 3)

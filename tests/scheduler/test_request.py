@@ -255,7 +255,7 @@ def test_max_tokens_is_kept_or_refused_with_the_numbers(drawn, asked):
         assert str(number) in error.reason
 
 
-# What is made of it
+# The request that is made of it
 
 maybe_floats = st.none() | st.floats(0.0, 1.0, exclude_min=True)
 
@@ -423,7 +423,7 @@ def test_rows_and_width_are_bounded_by_what_the_engine_has(sampling, changes, fi
     assert limit in error.reason
 
 
-# What goes with a request to the engine
+# Parts that go with a request to the engine
 
 
 def test_priority_is_bounded_by_the_server_and_kept():

@@ -224,7 +224,7 @@ def test_a_full_queue_refuses_at_once_with_numbers():
     assert end.retry_after >= 1.0
 
 
-# The first that must wait has nobody before it in the queue: only its own time there bounds it.
+# The first that must wait has no request before it in the queue: only its own time there bounds it.
 @pytest.mark.parametrize(("rows", "refused"), [(5, []), (4, []), (3, [5]), (2, [4, 5])])
 def test_only_who_would_have_to_wait_is_refused_for_a_predicted_wait(rows, refused):
     scheduler = engine(rows=rows)

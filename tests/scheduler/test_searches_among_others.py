@@ -1,5 +1,6 @@
-"""A search holds rows that wait for hypotheses of its own which wait in the queue: whoever else waits there, of
-whatever tenant, priority or suspicion, work goes on.
+"""A search holds rows that wait for hypotheses of its own which wait in the queue.
+
+Work goes on beside others that wait there, of any tenant or priority, isolated or not.
 """
 
 import itertools

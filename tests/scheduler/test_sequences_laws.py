@@ -166,7 +166,7 @@ def test_a_prompt_is_computed_once_for_all_its_sequences(workload):
 @given(workloads(several=True, depths=(1,)))
 @example(CHILD_LACKS_A_ROW)
 def test_all_that_is_computed_twice_is_counted_as_recomputed(workload):
-    """The rest is what an engine with room for everybody computes, of searches too. With a step in flight behind
+    """The rest is what an engine with room for all computes, of searches too. With a step in flight behind
     another, what is planned before an end is known is computed in vain, and how much of it depends on the batch.
     """
     tight = workload.without_cache()

@@ -47,7 +47,7 @@ def held(run: SchedulerDriver, group: int, row: int = 0) -> int:
     return len(run.scheduler.cache.tables.pages_of(group, row))
 
 
-# What a pool is good for
+# Requests that fit a pool
 
 
 @depths
@@ -107,7 +107,7 @@ def test_a_prompt_gets_slots_of_a_window_as_it_is_computed():
     assert reach == [[(0, 10), (0, 2)], [(0, 10), (2, 4)], [(0, 10), (4, 6)], [(0, 10), (6, 8)], [(0, 10), (8, 10)]]
 
 
-# What runs beside it
+# Others beside it
 
 
 @depths
@@ -131,7 +131,7 @@ def test_a_long_prefill_in_windows_delays_no_decode(windows, depth):
 
 @depths
 def test_a_prefill_that_lacks_slots_waits_for_those_behind_its_window(depth):
-    """Pages for all that a row may hold are there when it starts, so it preempts nobody and nobody preempts it."""
+    """Pages for all that a row may hold are there when it starts, so it preempts no row and is not preempted."""
     come = [arrival(1, LONG[:6], max_tokens=50), arrival(2, LONGER[:90], turn=2, max_tokens=3)]
     for pages in range(7, 20):
         run = drive(come, (6,), pages, rows=2, budget=5, chunk=4, depth=depth).run()
@@ -287,8 +287,9 @@ def test_one_that_leaves_early_ranks_only_pages_that_it_had(policy):
 
 
 def test_a_fault_takes_no_names_from_pages_that_the_row_had_not_come_to():
-    """The third recomputes a page that the first one's window has lost, and faults there. What the first one has
-    published after it stays, and it goes on to publish.
+    """The third recomputes a page that the first one's window has lost, and faults there.
+
+    Pages that the first one has published after it stay, and it goes on to publish.
     """
     said = LONG[:8] + tuple(alone(make_request(1, LONG[:8], 40)))
     come = [arrival(1, LONG[:8], max_tokens=40), arrival(2, (9,) * 12, turn=4, max_tokens=1)]

@@ -7,7 +7,7 @@ Every run of the suite draws other examples, so the laws are searched on with ea
 from hypothesis import settings
 
 QUICK, THOROUGH = "quick", "thorough"
-SHARE = 4  # one example of so many is drawn in a quick run
+SHARE = 4  # one example of this number is drawn in a quick run
 
 settings.register_profile(QUICK, deadline=None)  # no test is one of time: the machine may be busy
 settings.register_profile(THOROUGH, deadline=None)

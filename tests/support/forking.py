@@ -1,7 +1,7 @@
 """Starts `quire` by a fork of a process that has imported it, and torch, which takes a command two seconds or more.
 
 A forked command is a child of the test's process with the product's own code, arguments, environment, descriptors and
-signals. What it does not show is how the command is installed and what it imports: for that there is `QUIRE` itself.
+signals. It does not show how the command is installed and what it imports: for that there is `QUIRE` itself.
 """
 
 import os
@@ -62,7 +62,7 @@ FORKS = Forks()
 class ForkedForkServer(ForkServer):
     """A fork server for engines of this process's hosts, which `FORKS` forks: it need not import torch."""
 
-    def _start(self, command: list[str], orders: socket.socket) -> subprocess.Popen[bytes]:
+    def start_process(self, command: list[str], orders: socket.socket) -> subprocess.Popen[bytes]:
         order = ForkOrder(command[3], command[3:], command, dict(os.environ), str(Path.cwd()))
         return Child(FORKS.running().fork(order, orders.fileno(), 2, 2))  # type: ignore[return-value]
 

@@ -29,4 +29,4 @@ def kernel_linear(
 ) -> KernelLinear:
     """weights: [out, in] each, one below the other."""
     prepare = int8_weights if quantized else plain_weights
-    return KernelLinear(machine, prepare([plain_weight(part) for part in weights], element), bias, gated)
+    return KernelLinear(machine, [prepare([plain_weight(part) for part in weights], element)], bias, gated)

@@ -21,7 +21,7 @@ EDITS = {
         '    made_up: float | None = parameter(None, within=Interval(0, 5), note="0 is off", neutral=0.0, '
         'control="made_up", flag="--made-up", meaning="Does nothing.")',
     ),
-    "scheduler.controls": ("    prompt_logprobs: bool = False", "    made_up: float = -1.0"),  # -1: nobody set it
+    "scheduler.controls": ("    prompt_logprobs: bool = False", "    made_up: float = -1.0"),  # -1: it is unset
 }
 """By module, a line before which another one stands, and that other one."""
 FIELDS = {

@@ -96,7 +96,7 @@ class Node:
 
 @contextmanager
 def nodes(count: int) -> Iterator[list[Node]]:
-    """So many machines on one network, without Ray. Afterwards nothing of them is left."""
+    """Makes `count` machines on one network, without Ray. Afterwards nothing of them is left."""
     tag = f"q{secrets.token_hex(4)}"  # with one random byte, two networks of a process met in 1 of 256 runs
     switch, made = f"{tag}s", list[Node]()
     place = Path(tempfile.mkdtemp(prefix=tag, dir="/tmp"))

@@ -104,8 +104,9 @@ def temporary_directory() -> Iterator[Path]:
 
 @contextmanager
 def started_server(*flags: str) -> Iterator[subprocess.Popen[str]]:
-    """As `running_server`, but not waited for: the first of a session and process group of its own, killed if it still
-    runs in the end. What it says can be read from its pipes.
+    """As `running_server`, but not waited for. Its output can be read from its pipes.
+
+    It is the first of a session and process group of its own, and is killed if it still runs in the end.
     """
     arguments = ["serve", "--port", "0", "--metrics-port", "0", "--admin-port", "0", *flags]
     pipe = subprocess.PIPE
@@ -169,7 +170,7 @@ async def some_tokens(stub: pb_grpc.GenerationServiceStub) -> list[list[int]]:
 
 
 async def statuses_of(health: health_pb2_grpc.HealthStub, count: int) -> list[int]:
-    """The first so many statuses."""
+    """Returns the first `count` statuses."""
     statuses: list[int] = []
     call = health.Watch(health_pb2.HealthCheckRequest())
     async for answer in call:

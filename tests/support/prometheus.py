@@ -57,7 +57,7 @@ class Prometheus:
         return {(labels["job"], labels["instance"]): value for labels, value in self.query("up")}
 
     def wait_until_scraped(self, count: int) -> None:
-        """So many targets, each at least once."""
+        """Waits until `count` targets were scraped, each at least once."""
         wait_until(lambda: list(self.up().values()) == [1.0] * count, f"{count} targets", 20)
 
 

@@ -1,8 +1,8 @@
 """Runs `quire` in a process that a fork server forked, as its console script does in a new interpreter.
 
 A server whose engines are processes starts a fork server of its own, which imports torch: two seconds of a processor.
-Here that one is a fork too, made while this process has one thread; it waits until it is wanted. What it imports, and
-how it is started, tests/rpc/test_forks.py and tests/e2e/test_engine_process.py look at.
+Here that one is a fork too, made while this process has one thread; it waits until it is wanted.
+tests/rpc/test_forks.py and tests/e2e/test_engine_process.py look at what it imports and how it is started.
 """
 
 import os
@@ -68,9 +68,9 @@ def _fork_a_fork_server() -> bool:
     waiting = [Child(pid)]
 
     class ReadyForkServer(ForkServer):
-        def _start(self, command: list[str], orders: socket.socket) -> subprocess.Popen[bytes]:
+        def start_process(self, command: list[str], orders: socket.socket) -> subprocess.Popen[bytes]:
             if not waiting:
-                return super()._start(command, orders)
+                return super().start_process(command, orders)
             with ours:
                 socket.send_fds(ours, ["\0".join(command).encode()], [orders.fileno()])
             return waiting.pop()  # type: ignore[return-value]

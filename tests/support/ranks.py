@@ -31,7 +31,7 @@ needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv
 
 
 class ThreadGroup:
-    """A group of so many ranks for `load`. failed: what ended followers, but for the end of the group. computers: of
+    """A group of ranks for `load`. failed: what ended followers, but for the end of the group. computers: of
     followers, by rank.
     """
 

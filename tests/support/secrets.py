@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def write(path: Path, content: bytes) -> str:
-    """In one step, as whoever replaces a secret should; for its owner alone."""
+    """Replaces a secret in one step; its owner alone can read it."""
     new = path.with_suffix(".new")
     new.touch(0o600)
     new.write_bytes(content)

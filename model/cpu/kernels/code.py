@@ -296,6 +296,12 @@ class Code:
         function = self._external(f"llvm.x86.avx512.permvar.{name}.512", kind, [kind, places.ir.type])
         return Value(self, self.builder.call(function, [table.ir, places.ir]))
 
+    def looked_up_in_two(self, first: Value, second: Value, places: Value) -> Value:
+        """Returns 16-bit lanes of a table of two registers by number, as `looked_up`."""
+        kind = first.ir.type
+        function = self._external("llvm.x86.avx512.vpermi2var.hi.512", kind, [kind, places.ir.type, kind])
+        return Value(self, self.builder.call(function, [first.ir, places.ir, second.ir]))
+
     def _intrinsic(self, name: str, *values: Value) -> Value:
         kind = values[0].ir.type
         suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
@@ -320,6 +326,11 @@ class Code:
             vector = fold(vector, self.shuffled(vector, [(i + width) % LANES for i in range(LANES)]))
             width //= 2
         return self.lane(vector, 0)
+
+    def dot_octets(self, total: Value, a: Value, b: Value) -> Value:
+        """Returns total + a0 b0 + ... + a3 b3 of the bytes in each lane, unsigned ones of a and signed ones of b."""
+        function = self._external("llvm.x86.avx512.vpdpbusd.512", INTS, [INTS] * 3)
+        return Value(self, self.builder.call(function, [total.ir, a.ir, b.ir]))
 
     def dot_pairs(self, total: Value, a: Value, b: Value) -> Value:
         """Returns total + a0 b0 + a1 b1 of the bfloat16 pairs in each lane, in float32."""

@@ -53,9 +53,11 @@ class Element:
         code.store(self.short(code, floats), address, offset)
 
     def dot(self, code: Code, total: Value, a: Value, b: Value) -> Value:
-        """Returns total + a b, where a lane of a and of b is 32 bits of elements."""
+        """Returns total + a b, where a lane of a (weights) and of b (inputs) is 32 bits of elements."""
         if self.size == 4:
             return code.fma(code.cast(a, FLOATS), code.cast(b, FLOATS), total)
+        if self.size == 1:
+            return code.cast(code.dot_octets(code.cast(total, INTS), b, a), FLOATS)
         return code.dot_pairs(total, a, b)
 
     def everywhere(self, code: Code, address: Value, offset: int = 0) -> Value:
@@ -65,4 +67,8 @@ class Element:
 
 FLOAT = Element("f32", 4, torch.float32)
 BFLOAT = Element("bf16", 2, torch.bfloat16)
+OCTET = Element("i8", 1, torch.int8)
+"""Integers of 8 bits, which are multiplied alone: inputs from 0 to 255, weights from -128 to 127. Sums are the bits of
+32-bit integers, in the type of float32."""
+
 ELEMENTS = {element.dtype: element for element in (FLOAT, BFLOAT)}

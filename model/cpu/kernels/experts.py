@@ -210,7 +210,7 @@ def write_experts(weights: Panels | GroupPanels, ending: Epilogue, gather: bool)
             input_sums.make(job, start, rows)
             own = code.load(places + expert * 8, INT64) + number * weights.panel_bytes(steps)
             factors = code.load(scales + expert * 8, INT64) + number * (PANEL * 4) if ending.scaled else own
-            multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, own, factors))
+            multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, own, factors, own))
 
     return write
 

@@ -1,10 +1,11 @@
 """Layout of weights in groups: panels of 32 outputs, a group's scales before its integers.
 
-A run is the inputs of a group, or an equal part of a large one. A panel is its runs, one behind the other. A run is its
-scales of 32 outputs, their offsets where the format has them, then its steps: 4 bits or 8 for each weight.
+A run is the inputs of a group, or an equal part of a large one. A panel is its blocks, one behind the other. A block is
+the numbers that its groups' scales and offsets are multiples of, where the format has those, then its runs; else it is
+one run. A run is its scales of 32 outputs, their offsets where the format has them, then its steps, see
+`model.cpu.kernels.group_words`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -14,21 +15,58 @@ from llvmlite import ir
 from torch import Tensor
 
 from model.cpu.kernels.code import Code
-from model.cpu.kernels.eight_bit import EIGHT_BITS
-from model.cpu.kernels.element import FLOAT, Element
+from model.cpu.kernels.element import Element
+from model.cpu.kernels.group_words import GroupWords
 from model.cpu.kernels.panels import PANEL
-from model.cpu.kernels.values import FLOATS, INT16, INTS, LANES, Value
-from model.weight_formats.groups import E4M3, INT4, INT8, GroupWeights, Levels
+from model.cpu.kernels.values import FLOATS, INT8, INT16, INTS, LANES, Value
+from model.weight_formats.groups import GroupWeights
 
 MOST_INPUTS = 256  # of a run; a part of a panel that many rows go through has at least one run
 LEAST_INPUTS = 8  # of a run
-WORDS = ir.VectorType(INT16, 2 * LANES)
 HALVES = ir.VectorType(ir.HalfType(), LANES)
-EACH, EVEN_THEN_ODD = list(range(8)), [0, 2, 4, 6, 1, 3, 5, 7]
-"""Inputs in the nibbles of a word, from the lowest on: as float32 takes them, and as pairs of bfloat16 do."""
-
-DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+DTYPES = {
+    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.int8: "i8", torch.int16: "i16",
+}  # fmt: skip
 """Names of the dtypes of scales and offsets."""
+WIDTHS = {torch.int8: INT8, torch.int16: INT16, torch.bfloat16: INT16}
+
+
+@dataclass(frozen=True, slots=True)
+class FactorTypes:
+    """Dtypes of scales and offsets, of groups or of blocks.
+
+    Attributes:
+        scales: Dtype of scales.
+        offsets: Dtype of offsets. None for none.
+    """
+
+    scales: torch.dtype
+    offsets: torch.dtype | None
+
+    @property
+    def name(self) -> str:
+        return "_".join(DTYPES[dtype] for dtype in (self.scales, self.offsets) if dtype is not None)
+
+    @property
+    def size(self) -> int:
+        """Bytes of those of a panel's 32 outputs."""
+        return PANEL * sum(dtype.itemsize for dtype in (self.scales, self.offsets) if dtype is not None)
+
+    def load(self, code: Code, place: Value) -> "Factors":
+        """Loads scales and offsets that lie one after the other, two vectors of 16 each."""
+        scales = [_load(code, place, self.scales, half * LANES) for half in range(2)]
+        if self.offsets is None:
+            return Factors(scales, None)
+        place = place + PANEL * self.scales.itemsize
+        return Factors(scales, [_load(code, place, self.offsets, half * LANES) for half in range(2)])
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Scales and offsets of 32 outputs in float32, two vectors of 16 each. Offsets are None for none."""
+
+    scales: list[Value]
+    offsets: list[Value] | None
 
 
 @dataclass(frozen=True)
@@ -36,105 +74,88 @@ class GroupPanels:
     """Panels of weights in groups.
 
     Attributes:
-        element: Type that activations have; a stored integer's number is exact in it.
-        levels: Numbers of the stored integers.
+        words: The stored integers.
         inputs: Inputs of a run.
-        scales: Dtype of scales.
-        offsets: Dtype of offsets. None for none.
+        types: Dtypes of scales and offsets.
+        blocks: Dtypes of those of blocks. None where there are no blocks.
+        together: Runs of a block. 1 where there are no blocks.
     """
 
-    element: Element
-    levels: Levels
+    words: GroupWords
     inputs: int
-    scales: torch.dtype
-    offsets: torch.dtype | None
+    types: FactorTypes
+    blocks: FactorTypes | None = None
+    together: int = 1
+
+    @property
+    def element(self) -> Element:
+        return self.words.element
 
     @property
     def name(self) -> str:
-        offsets = "" if self.offsets is None else f"_{DTYPES[self.offsets]}"
-        return f"{self.levels.name}_{self.inputs}_{DTYPES[self.scales]}{offsets}_{self.element.name}"
+        blocks = "" if self.blocks is None else f"_{self.together}_{self.blocks.name}"
+        return f"{self.words.levels.name}_{self.inputs}_{self.types.name}{blocks}_{self.element.name}"
 
     @property
-    def together(self) -> int:
-        """Inputs of a step, which is decoded at once."""
-        return inputs_of_step(self.levels, self.element)
-
-    @property
-    def step(self) -> int:
-        """Bytes of a step."""
-        return PANEL * self.together * self.levels.bits // 8
+    def has_offsets(self) -> bool:
+        return self.types.offsets is not None
 
     @property
     def steps(self) -> int:
         """Steps of a run."""
-        return self.inputs // self.together
-
-    @property
-    def words(self) -> int:
-        """Words of 32 bits that a step has of an output, as the element."""
-        return self.together // self.element.packed
+        return self.inputs // self.words.inputs
 
     @cached_property
-    def head(self) -> int:
-        """Bytes of a run before its steps."""
-        return PANEL * sum(dtype.itemsize for dtype in (self.scales, self.offsets) if dtype is not None)
-
-    @property
     def run(self) -> int:
         """Bytes of a run."""
-        return self.head + self.steps * self.step
+        return self.types.size + self.steps * self.words.step
 
-    def runs(self, steps: Value) -> Value:
-        """Returns the runs of a panel.
+    @cached_property
+    def block_head(self) -> int:
+        """Bytes of a block before its runs."""
+        return 0 if self.blocks is None else self.blocks.size
+
+    @cached_property
+    def block(self) -> int:
+        """Bytes of a block."""
+        return self.block_head + self.together * self.run
+
+    def block_count(self, steps: Value) -> Value:
+        """Returns the blocks of a panel.
 
         Args:
             steps: Words of the element that a row of inputs has.
         """
-        return steps // (self.inputs // self.element.packed)
+        return steps // (self.together * self.inputs // self.element.packed)
 
     def panel_bytes(self, steps: Value) -> Value:
-        return self.runs(steps) * self.run
+        return self.block_count(steps) * self.block
 
-    def factors(self, code: Code, run: Value) -> list[Value]:
-        """Loads the scales of a run, two vectors of 16."""
-        return [_load(code, run, self.scales, half * LANES) for half in range(2)]
+    def of_block(self, code: Code, block: Value) -> Factors | None:
+        """Loads the numbers of a block. None where there are no blocks."""
+        return None if self.blocks is None else self.blocks.load(code, block)
 
-    def additions(self, code: Code, run: Value) -> list[Value] | None:
-        """Loads the offsets of a run, two vectors of 16. None where there are none."""
-        if self.offsets is None:
-            return None
-        place = run + PANEL * self.scales.itemsize
-        return [_load(code, place, self.offsets, half * LANES) for half in range(2)]
-
-    def decoder(self, code: Code) -> Callable[[Value], list[list[Value]]]:
-        """Returns a function that loads the step at an address: two vectors of 16 outputs for each of its words."""
-        if self.levels.bits == 8:
-            return lambda address: [_bytes(code, address, self)]
-        table = _table(code, self)
-        return lambda address: _nibbles(code, address, self, table)
+    def of_run(self, code: Code, run: Value, block: Factors | None) -> Factors:
+        """Loads the scales and offsets of a run, whose block's are given."""
+        own = self.types.load(code, run)
+        scales = own.scales if block is None else _product(own.scales, block.scales)
+        offsets = own.offsets
+        if offsets is not None and self.types.offsets is not None and not self.types.offsets.is_floating_point:
+            of = scales if block is None else block.offsets
+            offsets = offsets if of is None else _product(offsets, of)
+        return Factors(scales, offsets)
 
     def laid(self, groups: "PanelGroups") -> Tensor:
         """Lays weights out. Returns [panels, bytes] uint8."""
         panels, _, width = groups.values.shape
         runs = width // self.inputs
-        steps = self._steps_of(groups.values).reshape(panels, runs, -1)
-        heads = [self._heads(groups.scales, self.scales, groups.size, runs)]
-        if groups.offsets is not None and self.offsets is not None:
-            heads.append(self._heads(groups.offsets, self.offsets, groups.size, runs))
-        return torch.cat((*heads, steps), dim=2).flatten(1)
-
-    def _heads(self, of_groups: Tensor, dtype: torch.dtype, size: int, runs: int) -> Tensor:
-        """Returns the values of each run's group, [panels, runs, bytes]. of_groups: [panels, 32, groups]."""
-        which = torch.arange(runs) * self.inputs // size
-        return of_groups.to(dtype).transpose(1, 2)[:, which].contiguous().view(torch.uint8)
-
-    def _steps_of(self, values: Tensor) -> Tensor:
-        """Returns bytes in the order in which they are read. values: [panels, 32, in] uint8."""
-        if self.levels.bits == 8:
-            return (values ^ 128 if self.levels == INT8 else values).transpose(1, 2)
-        order = EACH if self.element == FLOAT else EVEN_THEN_ODD
-        eight = values.unflatten(2, (-1, 8))[..., order]
-        return (eight[..., ::2] | eight[..., 1::2] << 4).transpose(1, 2)
+        # Groups of runs: a large group has several.
+        of_run = torch.arange(runs) * self.inputs // groups.size
+        heads = [_beside(one[:, :, of_run]) for one in (groups.scales, groups.offsets) if one is not None]
+        steps = self.words.laid(groups.values).reshape(panels, runs, -1)
+        made = torch.cat((*heads, steps), dim=2).view(panels, -1, self.together * self.run)
+        blocks = [_beside(one) for one in (groups.block_scales, groups.block_offsets) if one is not None]
+        return torch.cat((*blocks, made), dim=2).flatten(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,36 +166,45 @@ class PanelGroups:
         values: [panels, 32, in] uint8.
         scales: [panels, 32, groups].
         offsets: Likewise, or None.
+        block_scales: [panels, 32, blocks], or None.
+        block_offsets: Likewise, or None.
         size: Inputs of a group.
     """
 
     values: Tensor
     scales: Tensor
     offsets: Tensor | None
+    block_scales: Tensor | None
+    block_offsets: Tensor | None
     size: int
 
 
-def run_inputs(groups: GroupWeights, element: Element) -> int | None:
+def panels_of(groups: GroupWeights, element: Element) -> GroupPanels | None:
+    """Returns the layout of such groups, None where kernels cannot multiply them."""
+    words = GroupWords(element, groups.levels)
+    inputs = run_inputs(groups, words)
+    if inputs is None:
+        return None
+    types = FactorTypes(groups.scales.dtype, None if groups.offsets is None else groups.offsets.dtype)
+    if groups.blocks is None:
+        return GroupPanels(words, inputs, types)
+    together, offsets = groups.blocks.groups, groups.blocks.offsets
+    if inputs != groups.size or groups.values.shape[1] % (inputs * together):
+        return None
+    blocks = FactorTypes(groups.blocks.scales.dtype, None if offsets is None else offsets.dtype)
+    return GroupPanels(words, inputs, types, blocks, together)
+
+
+def run_inputs(groups: GroupWeights, words: GroupWords) -> int | None:
     """Returns the inputs of a run, None where kernels cannot multiply such groups."""
     width = groups.values.shape[1]
     together = gcd(min(groups.size, width), width)
     if groups.index is not None or (groups.size < width and width % groups.size):
         return None
-    step = inputs_of_step(groups.levels, element)
     for inputs in range(min(together, MOST_INPUTS), LEAST_INPUTS - 1, -1):
-        if together % inputs == 0 and inputs % step == 0:
+        if together % inputs == 0 and inputs % words.inputs == 0:
             return inputs
     return None
-
-
-def inputs_of_step(levels: Levels, element: Element) -> int:
-    """Returns the inputs that are decoded at once: in 4 bits eight, a word of each output."""
-    return 8 if levels.bits == 4 else element.packed
-
-
-def can_decode(levels: Levels, has_pairs: bool) -> bool:
-    """Whether this CPU has kernels for these levels. The registers of AVX-512 hold a table of 16 numbers."""
-    return levels in (INT4, INT8, E4M3) or (levels.bits == 4 and has_pairs)
 
 
 def _load(code: Code, address: Value, dtype: torch.dtype, first: int) -> Value:
@@ -184,46 +214,14 @@ def _load(code: Code, address: Value, dtype: torch.dtype, first: int) -> Value:
         return code.load(address, FLOATS, offset)
     if dtype == torch.float16:
         return Value(code, code.builder.fpext(code.load(address, HALVES, offset).ir, FLOATS))
-    return code.cast(code.widened(code.load(address, ir.VectorType(INT16, LANES), offset), INTS) << 16, FLOATS)
+    numbers = code.widened(code.load(address, ir.VectorType(WIDTHS[dtype], LANES), offset), INTS)
+    return code.cast(numbers << 16, FLOATS) if dtype == torch.bfloat16 else code.to_float(numbers)
 
 
-def _bytes(code: Code, address: Value, panels: GroupPanels) -> list[Value]:
-    kind = EIGHT_BITS["int8" if panels.levels == INT8 else "fp8"]
-    return [kind.words(code, panels.element, address, PANEL, half * LANES) for half in range(2)]
+def _product(integers: list[Value], numbers: list[Value]) -> list[Value]:
+    return [one * other for one, other in zip(integers, numbers, strict=True)]
 
 
-def _table(code: Code, panels: GroupPanels) -> Value | None:
-    """Returns the numbers of 4-bit integers in a register. None where they are computed."""
-    if not code.has_pairs:
-        return None
-    numbers = torch.tensor(panels.levels.numbers)
-    if panels.element == FLOAT:
-        return Value(code, ir.Constant(FLOATS, numbers.tolist()))
-    bits = numbers.bfloat16().view(torch.int16).tolist()
-    return Value(code, ir.Constant(WORDS, bits * 2))
-
-
-def _nibbles(code: Code, address: Value, panels: GroupPanels, table: Value | None) -> list[list[Value]]:
-    """Decodes a word of 8 nibbles of each output.
-
-    A look-up takes the lowest bits of a lane alone, so that a shift brings each nibble, or pair, to its place.
-    """
-    words = [code.load(address, INTS, half * LANES * 4) for half in range(2)]
-    made = []
-    for number in range(panels.words):
-        moved = [word >> 4 * number if number else word for word in words]
-        if table is None:
-            made.append([_computed(code, word, panels.element) for word in moved])
-        elif panels.element == FLOAT:
-            made.append([code.cast(code.looked_up(table, word), INTS) for word in moved])
-        else:
-            made.append([code.cast(code.looked_up(table, code.cast(word, WORDS)), INTS) for word in moved])
-    return made
-
-
-def _computed(code: Code, word: Value, element: Element) -> Value:
-    """Converts the lowest nibble, or of bfloat16 those of both halves, without a table."""
-    low = code.cast(code.to_float((word & 15) - 8), INTS)
-    if element == FLOAT:
-        return low
-    return low >> 16 | code.cast(code.to_float((word >> 16 & 15) - 8), INTS)
+def _beside(numbers: Tensor) -> Tensor:
+    """Returns the numbers of 32 outputs one after the other: [panels, 32, n] as bytes [panels, n, bytes]."""
+    return numbers.transpose(1, 2).contiguous().view(torch.uint8)

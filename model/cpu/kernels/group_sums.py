@@ -6,23 +6,28 @@ group's inputs its offset: weights are never rounded.
 Invariant: as in `model.cpu.kernels.linear`, an output is one sum in a fixed order, whatever rows are beside it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import Element
-from model.cpu.kernels.group_panels import GroupPanels
+from model.cpu.kernels.group_panels import Factors, GroupPanels
 from model.cpu.kernels.panels import PANEL
 from model.cpu.kernels.sides import TILE, Sides, WeightPanel, each_tile
 from model.cpu.kernels.values import FLOAT32, FLOATS, INTS, LANES, Value, Variable
 
 Decode = Callable[[Value], list[list[Value]]]
-"""Loads a step: two vectors of 16 outputs for each of its words."""
+"""Loads a step: for each of its words a vector of 16 outputs for each half."""
 
 MOST_RUNS = 1024  # of a row of inputs, whose sums a thread keeps
 PART_BYTES = 2**14  # bytes of the element that all rows go through before the next ones
 LINE = 64  # bytes that a CPU fetches at once
 AHEAD = 4096  # bytes
+BOTH = (0, 1)  # halves of a panel
+# Rows that are multiplied with both halves of a panel at once. More rows do not fit in registers, with the sums of a
+# run beside their own, and a store of 512 bits takes as long as two products.
+MOST_IN_BOTH = 4
 FEWEST = 2  # rows that wait for memory: prefetched into the second cache, 0.9 of the time; into the first for more rows
 
 
@@ -33,12 +38,13 @@ def add_group_sums(
 
     Those of their inputs are in theirs, see `sum_inputs`, where weights have offsets.
     """
-    decode = weights.decoder(code)
     for size in range(1, TILE + 1):
         with code.when(count.equals(size)):
-            _few_rows(code, weights, decode, _Rows(sides.inputs(start, size), sides.sums, sides.input_sums), panel)
+            for halves in _cut(size):
+                rows = _Rows(sides.inputs(start, size), halves, sides.sums, sides.input_sums)
+                _few_rows(code, weights, rows, panel)
     with code.when(count > TILE):
-        _many_rows(code, weights, decode, start, count, sides, panel)
+        _many_rows(code, weights, start, count, sides, panel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +53,25 @@ class _Rows:
 
     Attributes:
         inputs: Address of each row's inputs.
+        halves: Halves of the panel that they are multiplied with.
         sums: Room for their sums, [rows, 32] float32.
         input_sums: Sums of the inputs of each run, [rows, MOST_RUNS] float32.
     """
 
     inputs: list[Value]
+    halves: Sequence[int]
     sums: Value
     input_sums: Value
 
     @property
     def places(self) -> list[list[int]]:
-        """Offset of each row's sums, in two vectors."""
-        return [[(row * PANEL + half * LANES) * 4 for half in range(2)] for row in range(len(self.inputs))]
+        """Offset of each row's sums, a vector for each half."""
+        return [[(row * PANEL + half * LANES) * 4 for half in self.halves] for row in range(len(self.inputs))]
+
+
+def _cut(size: int) -> Sequence[Sequence[int]]:
+    """Returns the halves of a panel that so many rows are multiplied with at once."""
+    return [BOTH] if size <= MOST_IN_BOTH else [(0,), (1,)]
 
 
 def sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, steps: Value) -> None:
@@ -73,7 +86,7 @@ def sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sid
         steps: Words of the element that a row of inputs has.
     """
     element, ones = weights.element, _ones(code, weights.element)
-    runs = weights.runs(steps)
+    runs = weights.block_count(steps) * weights.together
     with code.loop(0, count) as row:
         (source,) = sides.inputs(start + row, 1)
         with code.loop(0, runs) as run:
@@ -95,108 +108,159 @@ def _ones(code: Code, element: Element) -> Value:
     return code.like(code.lane_numbers(), 0x3F800000 if element.packed == 1 else 0x3F803F80)
 
 
-def _few_rows(code: Code, weights: GroupPanels, decode: Decode, rows: _Rows, panel: WeightPanel) -> None:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run of a panel.
+
+    Attributes:
+        number: Its index in the row of inputs.
+        place: Its address.
+        block: Numbers of its block. None where there are no blocks.
+    """
+
+    number: Value
+    place: Value
+    block: Factors | None
+
+
+@contextmanager
+def _each_run(
+    code: Code, weights: GroupPanels, place: Value, first: Value, blocks: Value, cache: int = 0
+) -> Iterator[_Run]:
+    """Loops over the runs of some blocks.
+
+    Args:
+        code: The kernel.
+        weights: Layout.
+        place: Address of the first block.
+        first: Index of its first run.
+        blocks: The number of blocks.
+        cache: Cache that the heads of the following blocks are prefetched into. 0 for none.
+    """
+    with code.loop(0, blocks) as block:
+        here = place + block * weights.block
+        if cache:
+            for line in range(0, weights.block_head, LINE):
+                code.prefetch(here + AHEAD, line, cache)
+        numbers, runs = weights.of_block(code, here), here + weights.block_head
+        if weights.together == 1:
+            yield _Run(first + block, runs, numbers)
+        else:
+            with code.loop(0, weights.together) as run:
+                yield _Run(first + block * weights.together + run, runs + run * weights.run, numbers)
+
+
+def _few_rows(code: Code, weights: GroupPanels, rows: _Rows, panel: WeightPanel) -> None:
     """Multiplies up to TILE rows with integers that become the element's in registers."""
     totals = [[code.variable(code.floats(0.0)) for _ in places] for places in rows.places]
-    cache = 2 if len(rows.inputs) <= FEWEST else 1
-    with code.loop(0, weights.runs(panel.steps)) as run:
-        here = panel.weights + run * weights.run
-        for line in range(0, weights.head, LINE):
-            code.prefetch(here + AHEAD, line, cache)
-        steps = here + weights.head
+    cache, words, first = 2 if len(rows.inputs) <= FEWEST else 1, weights.words, rows.halves[0] == 0
+    blocks = weights.block_count(panel.steps)
+    with _each_run(code, weights, panel.weights, code.integer(0), blocks, cache if first else 0) as run:
+        for line in range(0, weights.types.size if first else 0, LINE):
+            code.prefetch(run.place + AHEAD, line, cache)
+        steps = run.place + weights.types.size
 
         def load(step: Value, steps: Value = steps) -> list[list[Value]]:
-            place = steps + step * weights.step
-            for line in range(0, weights.step, LINE):
+            place = steps + step * words.step
+            for line in range(0, words.step if first else 0, LINE):
                 code.prefetch(place + AHEAD, line, cache)
-            return decode(place)
+            return words.decode(code, place, rows.halves)
 
-        _add_run(code, weights, here, run, rows, totals, load)
-    for places, row in zip(rows.places, totals, strict=True):
-        for place, total in zip(places, row, strict=True):
-            code.store(total.value, rows.sums, place)
+        _add_run(code, weights, run, rows, totals, load)
+    _store(code, rows, totals)
 
 
 def _add_run(
-    code: Code,
-    weights: GroupPanels,
-    here: Value,
-    run: Value,
-    rows: _Rows,
-    totals: list[list[Variable]],
-    load: Decode,
+    code: Code, weights: GroupPanels, run: _Run, rows: _Rows, totals: list[list[Variable]], load: Decode
 ) -> None:
     """Adds the products of some rows with a run to their totals.
 
     Args:
         code: The kernel.
         weights: Layout.
-        here: Address of the run in the panel.
-        run: Index of the run.
+        run: The run.
         rows: Rows.
-        totals: Two vectors of each row.
+        totals: A vector for each half of each row.
         load: Loads a step of the run by its number.
     """
-    element, first = weights.element, run * (weights.inputs * weights.element.size)
+    element, first = weights.element, run.number * (weights.inputs * weights.element.size)
     sums = [[code.variable(code.floats(0.0)) for _ in row] for row in totals]
     with code.loop(0, weights.steps) as step:
-        for word, halves in enumerate(load(step)):
+        for word, vectors in enumerate(load(step)):
             for source, row in zip(rows.inputs, sums, strict=True):
-                value = element.everywhere(code, source + first + step * (weights.words * 4), word * 4)
-                for total, half in zip(row, halves, strict=True):
-                    total.set(element.dot(code, total.value, half, value))
-    factors, additions = weights.factors(code, here), weights.additions(code, here)
+                value = element.everywhere(code, source + first + step * (weights.words.words * 4), word * 4)
+                for total, vector in zip(row, vectors, strict=True):
+                    total.set(element.dot(code, total.value, vector, value))
+    factors = weights.of_run(code, run.place, run.block)
     for number, (row, made) in enumerate(zip(sums, totals, strict=True)):
-        for part, total, factor in zip(row, made, factors, strict=True):
-            total.set(code.fma(part.value, factor, total.value))
-        if additions is not None:
-            inputs = code.splat(code.load(rows.input_sums + run * 4, FLOAT32, number * MOST_RUNS * 4))
-            for total, addition in zip(made, additions, strict=True):
-                total.set(code.fma(inputs, addition, total.value))
+        for part, total, half in zip(row, made, rows.halves, strict=True):
+            total.set(code.fma(part.value, factors.scales[half], total.value))
+        if factors.offsets is not None:
+            inputs = code.splat(code.load(rows.input_sums + run.number * 4, FLOAT32, number * MOST_RUNS * 4))
+            for total, half in zip(made, rows.halves, strict=True):
+                total.set(code.fma(inputs, factors.offsets[half], total.value))
 
 
-def _many_rows(
-    code: Code,
-    weights: GroupPanels,
-    decode: Decode,
-    start: Value,
-    count: Value,
-    sides: Sides,
-    panel: WeightPanel,
-) -> None:
-    """Multiplies more rows, some runs at a time, whose integers become the element's once for all rows."""
+def _many_rows(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
+    """Multiplies more rows, some blocks at a time, whose integers become the element's once for all rows."""
     with code.loop(0, count * 2) as vector:
         code.store(code.floats(0.0), sides.sums + vector * (LANES * 4))
-    decoded = PANEL * 4 * weights.words  # bytes of a step
-    most = max(1, PART_BYTES // decoded // weights.steps)
-    room, runs = code.room(most * weights.steps * decoded), weights.runs(panel.steps)
-    with code.loop(0, runs, most) as first:
-        here, number = panel.weights + first * weights.run, code.smaller(runs - first, code.integer(most))
-        with code.loop(0, number) as run, code.loop(0, weights.steps) as step:
-            source = here + run * weights.run + weights.head + step * weights.step
-            for line in range(0, weights.step, LINE):
-                code.prefetch(source + number * weights.run, line)
-            place = room + (run * weights.steps + step) * decoded
-            for number_of_word, halves in enumerate(decode(source)):
-                for half, values in enumerate(halves):
-                    code.store(values, place, (number_of_word * 2 + half) * LANES * 4)
+    together, size_of_run = weights.together, _decoded_step(weights) * weights.steps
+    most = max(1, PART_BYTES // size_of_run // together)
+    room, blocks = code.room(most * together * size_of_run), weights.block_count(panel.steps)
+
+    def decoded(run: Value, halves: Sequence[int]) -> Decode:
+        """Returns a function that loads a step of a decoded run."""
+
+        def load(step: Value) -> list[list[Value]]:
+            place = run + step * _decoded_step(weights)
+            return [
+                [code.load(place, INTS, (2 * word + half) * LANES * 4) for half in halves]
+                for word in range(weights.words.words)
+            ]
+
+        return load
+
+    with code.loop(0, blocks, most) as first_block:
+        here = panel.weights + first_block * weights.block
+        number = code.smaller(blocks - first_block, code.integer(most))
+        first = first_block * together
+        with _each_run(code, weights, here, code.integer(0), number) as run:
+            _decode_run(code, weights, run, room + run.number * size_of_run, number * weights.block)
 
         def tile(row: Value, size: int, first: Value = first, here: Value = here, number: Value = number) -> None:
             beyond = row - start
-            rows = _Rows(
-                sides.inputs(row, size), sides.sums + beyond * (PANEL * 4), sides.input_sums + beyond * (MOST_RUNS * 4)
-            )
-            totals = [[code.variable(code.load(rows.sums, FLOATS, place)) for place in row] for row in rows.places]
-            with code.loop(0, number) as run:
-                base = room + run * (weights.steps * decoded)
-
-                def load(step: Value, base: Value = base) -> list[list[Value]]:
-                    vectors = [code.load(base + step * decoded, INTS, i * LANES * 4) for i in range(2 * weights.words)]
-                    return [vectors[i : i + 2] for i in range(0, len(vectors), 2)]
-
-                _add_run(code, weights, here + run * weights.run, first + run, rows, totals, load)
-            for places, made in zip(rows.places, totals, strict=True):
-                for place, total in zip(places, made, strict=True):
-                    code.store(total.value, rows.sums, place)
+            places = sides.sums + beyond * (PANEL * 4), sides.input_sums + beyond * (MOST_RUNS * 4)
+            for halves in _cut(size):
+                rows = _Rows(sides.inputs(row, size), halves, *places)
+                totals = [[code.variable(code.load(rows.sums, FLOATS, place)) for place in row] for row in rows.places]
+                with _each_run(code, weights, here, first, number) as run:
+                    base = room + (run.number - first) * size_of_run
+                    _add_run(code, weights, run, rows, totals, decoded(base, halves))
+                _store(code, rows, totals)
 
         each_tile(code, start, count, tile)
+
+
+def _store(code: Code, rows: _Rows, totals: list[list[Variable]]) -> None:
+    for places, made in zip(rows.places, totals, strict=True):
+        for place, total in zip(places, made, strict=True):
+            code.store(total.value, rows.sums, place)
+
+
+def _decode_run(code: Code, weights: GroupPanels, run: _Run, room: Value, ahead: Value) -> None:
+    """Decodes a run into a room, and prefetches what lies so many bytes ahead."""
+    words = weights.words
+    with code.loop(0, weights.steps) as step:
+        source = run.place + weights.types.size + step * words.step
+        for line in range(0, words.step, LINE):
+            code.prefetch(source + ahead, line)
+        place = room + step * _decoded_step(weights)
+        for number, halves in enumerate(words.decode(code, source, BOTH)):
+            for half, values in enumerate(halves):
+                code.store(values, place, (number * 2 + half) * LANES * 4)
+
+
+def _decoded_step(weights: GroupPanels) -> int:
+    """Returns the bytes of a decoded step."""
+    return PANEL * 4 * weights.words.words

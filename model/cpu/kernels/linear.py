@@ -21,7 +21,7 @@ from model.cpu.kernels.group_panels import GroupPanels
 from model.cpu.kernels.group_sums import MOST_RUNS, add_group_sums, sum_inputs
 from model.cpu.kernels.panels import PANEL, Panels, PlainPanels
 from model.cpu.kernels.sides import MOST_ROWS, TILE, Sides, WeightPanel, each_tile
-from model.cpu.kernels.values import FLOATS, LANES, Operand, Value
+from model.cpu.kernels.values import FLOAT32, FLOATS, INTS, LANES, Operand, Value
 
 BLOCK_BYTES = 2**18  # bytes of rows that stay in the cache of a core while all panels pass
 PART = 128  # steps of a panel that all rows of a block go through before the next ones, 16 KiB of the element
@@ -52,6 +52,7 @@ class Epilogue:
             remain.
         activation: Name of the activation. None for none.
         scaled: Whether each output has a factor, which is applied first.
+        rounded: Whether inputs and weights are octets. The scale of a row then follows its inputs.
     """
 
     out: Element
@@ -60,10 +61,17 @@ class Epilogue:
     gated: bool = False
     activation: str | None = None
     scaled: bool = False
+    rounded: bool = False
 
     @property
     def name(self) -> str:
-        marks = (("scaled", self.scaled), ("bias", self.bias), ("add", self.add), ("gated", self.gated))
+        marks = (
+            ("rounded", self.rounded),
+            ("scaled", self.scaled),
+            ("bias", self.bias),
+            ("add", self.add),
+            ("gated", self.gated),
+        )
         flags = [word for word, there in marks if there]
         return "_".join([*flags, *([self.activation] if self.activation else []), "to", self.out.name])
 
@@ -123,7 +131,7 @@ class InputSums:
             start: First row.
             count: The number of rows.
         """
-        if isinstance(self._weights, GroupPanels) and self._weights.offsets is not None:
+        if isinstance(self._weights, GroupPanels) and self._weights.has_offsets:
             with self._code.when((rows ^ self._last.value) > 0):
                 sum_inputs(self._code, self._weights, start, count, self._sides, self._steps)
                 self._last.set(rows)
@@ -132,7 +140,7 @@ class InputSums:
 def sides_of(code: Code, weights: Panels | GroupPanels, x: Value, x_stride: Value, y: Value, y_stride: Value) -> Sides:
     """Returns the sides of a product, with the rooms that this thread needs."""
     sums = code.room(MOST_ROWS * PANEL * 4)
-    has_offsets = isinstance(weights, GroupPanels) and weights.offsets is not None
+    has_offsets = isinstance(weights, GroupPanels) and weights.has_offsets
     return Sides(x, x_stride, y, y_stride, sums, code.room(MOST_ROWS * MOST_RUNS * 4) if has_offsets else sums)
 
 
@@ -150,10 +158,11 @@ def write_linear(weights: Panels | GroupPanels, ending: Epilogue) -> Callable[[C
         y_stride: Bytes of a row of y.
         bias: [panels, 32] float32.
         scales: [panels, 32] float32.
+        zeros: [panels, 32] int32, see `WeightPanel`.
     """
 
     def write(code: Code) -> None:
-        count, x, x_stride, places, panels, steps, y, y_stride, bias, scales = code.arguments(10)
+        count, x, x_stride, places, panels, steps, y, y_stride, bias, scales, zeros = code.arguments(11)
         rows, sides = code.held(count), sides_of(code, weights, x, x_stride, y, y_stride)
         block = (code.integer(BLOCK_BYTES) // x_stride // TILE + 1) * TILE
         block = code.smaller(block, code.integer(MOST_ROWS))
@@ -164,7 +173,7 @@ def write_linear(weights: Panels | GroupPanels, ending: Epilogue) -> Callable[[C
             here, outputs = code.smaller(rows - start, block), number * (PANEL * 4)
             input_sums.make(start, start, here)
             own = places + number * weights.panel_bytes(steps)
-            panel = WeightPanel(number, own, steps, bias + outputs, scales + outputs)
+            panel = WeightPanel(number, own, steps, bias + outputs, scales + outputs, zeros + outputs)
             multiply(code, weights, ending, start, here, sides, panel)
 
     return write
@@ -260,11 +269,20 @@ def _end_rows(code: Code, ending: Epilogue, row: Value, count: Operand, sides: S
     column = panel.number * ending.panel * ending.out.size
     with code.loop(0, count) as number:
         made = [code.load(sides.sums + number * (PANEL * 4), FLOATS, LANES * 4 * half) for half in range(2)]
+        if ending.rounded:
+            made = _of_octets(code, made, sides.inputs(row + number, 1)[0], panel)
         if ending.scaled:
             made = [total * code.load(panel.scales, FLOATS, LANES * 4 * half) for half, total in enumerate(made)]
         if ending.bias:
             made = [total + code.load(panel.bias, FLOATS, LANES * 4 * half) for half, total in enumerate(made)]
         _end(code, ending, made, sides.output(row + number) + column)
+
+
+def _of_octets(code: Code, sums: list[Value], inputs: Value, panel: WeightPanel) -> list[Value]:
+    """Returns the sums of a row of octets in float32, with the row's scale."""
+    scale = code.splat(code.load(inputs + panel.steps * 4, FLOAT32))
+    zeros = [code.load(panel.zeros, INTS, LANES * 4 * half) for half in range(2)]
+    return [code.to_float(code.cast(total, INTS) - zero) * scale for total, zero in zip(sums, zeros, strict=True)]
 
 
 def _end(code: Code, ending: Epilogue, made: list[Value], place: Value) -> None:

@@ -71,6 +71,11 @@ class Compiler:
         """Whether the CPU has a product of bfloat16 pairs."""
         return bool(self._features.get("avx512bf16", False))
 
+    @property
+    def has_octets(self) -> bool:
+        """Whether the CPU has a product of four bytes (AVX512-VNNI)."""
+        return bool(self._features.get("avx512vnni", False))
+
     def kernel(self, name: str, write: Writer) -> int:
         """Returns the address of a kernel, compiled or loaded. Its name covers everything that `write` depends on."""
         if name not in self._addresses:

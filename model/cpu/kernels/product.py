@@ -1,7 +1,8 @@
 """A product with weights that lie as the kernels read them, see `model.cpu.kernels.linear`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -9,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.cpu.kernels.buffer import Buffer
-from model.cpu.kernels.element import FLOAT
+from model.cpu.kernels.element import FLOAT, OCTET, Element
 from model.cpu.kernels.experts import Routes, write_experts
 from model.cpu.kernels.group_panels import GroupPanels, PanelGroups
-from model.cpu.kernels.linear import Epilogue, in_panels, pack, write_linear
+from model.cpu.kernels.linear import ACTIVATIONS, Epilogue, in_panels, pack, write_linear
 from model.cpu.kernels.panels import PANEL, Panels
+from model.cpu.kernels.prepared import ZERO, Preparation
 from model.cpu.kernels.program import Call, Machine
+from model.cpu.kernels.rows import write_gated
 from model.forward import ForwardBatch
 from model.weight_formats.groups import GroupWeights
 
@@ -28,18 +31,34 @@ class PackedWeights(Protocol):
 
     Attributes:
         panels: Layout that they are to get.
-        shape: Outputs and inputs.
+        shape: Outputs, and inputs that the weights are multiplied with.
+        inputs: Inputs that the product is given.
+        element: Their element.
         scales: [out] float32, of the sums. None for none.
+        zeros: [out] int32. Sums of inputs that are all 0, where inputs and weights are octets. None elsewhere.
+        preparation: Makes the inputs that the weights are multiplied with. None for the inputs as they are.
     """
 
     @property
     def panels(self) -> Panels | GroupPanels: ...
 
     @property
+    def preparation(self) -> Preparation | None: ...
+
+    @property
     def shape(self) -> tuple[int, int]: ...
 
     @property
+    def inputs(self) -> int: ...
+
+    @property
+    def element(self) -> Element: ...
+
+    @property
     def scales(self) -> Tensor | None: ...
+
+    @property
+    def zeros(self) -> Tensor | None: ...
 
     def packed(self, gated: bool) -> Tensor:
         """Lays the weights out, see `pack`. Returns [panels, ...]."""
@@ -51,15 +70,32 @@ class KernelWeights:
 
     Attributes:
         rows: [out, in] of any dtype that the panels hold.
+        given: Element of the inputs that the product is given, where there is a preparation. None for the panels'.
     """
 
     panels: Panels
     rows: Tensor
     scales: Tensor | None = None
+    preparation: Preparation | None = None
+    given: Element | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.rows), self.rows.shape[1]
+
+    @property
+    def inputs(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def element(self) -> Element:
+        return self.given or self.panels.element
+
+    @property
+    def zeros(self) -> Tensor | None:
+        if self.panels.element != OCTET:
+            return None
+        return ZERO * self.rows.sum(1, dtype=torch.int32)
 
     def packed(self, gated: bool) -> Tensor:
         return pack(self.rows, self.panels, gated)
@@ -71,73 +107,179 @@ class KernelGroups:
 
     Attributes:
         groups: The weights; `panels` fit them.
+        given: Inputs that the product is given, where there is a preparation. 0 for those of the weights.
     """
 
     panels: GroupPanels
     groups: GroupWeights
+    preparation: Preparation | None = None
+    given: int = 0
     scales: None = None
+    zeros: None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.groups.values), self.groups.values.shape[1]
 
+    @property
+    def inputs(self) -> int:
+        return self.given or self.groups.values.shape[1]
+
+    @property
+    def element(self) -> Element:
+        return self.panels.element
+
     def packed(self, gated: bool) -> Tensor:
-        groups = self.groups
-        offsets = None if groups.offsets is None else in_panels(groups.offsets, gated)
+        groups, blocks = self.groups, self.groups.blocks
+
+        def put(numbers: Tensor | None) -> Tensor | None:
+            return None if numbers is None else in_panels(numbers, gated)
+
         values, scales = in_panels(groups.values, gated), in_panels(groups.scales, gated)
-        return self.panels.laid(PanelGroups(values, scales, offsets, groups.size))
+        of_blocks = (None, None) if blocks is None else (put(blocks.scales), put(blocks.offsets))
+        return self.panels.laid(PanelGroups(values, scales, put(groups.offsets), *of_blocks, groups.size))
+
+
+class KernelPart:
+    """Some outputs of a product, whose weights lie in one layout.
+
+    Attributes:
+        outputs: The number of outputs.
+        preparation: See `PackedWeights`.
+    """
+
+    def __init__(self, weights: PackedWeights, bias: Tensor | None, gated: bool) -> None:
+        self.kind, self.preparation = weights.panels, weights.preparation
+        self.outputs, inputs = weights.shape
+        element = self.kind.element
+        if inputs % element.packed:
+            raise NotCompiled(f"{inputs} inputs of a product are no multiple of {element.packed}")
+        self.scales = None if weights.scales is None else _beside(weights.scales, gated)
+        self.zeros = None if weights.zeros is None else _beside(weights.zeros, gated)
+        self.panels = weights.packed(gated)
+        self.steps = inputs // element.packed
+        self.bias = None if bias is None else _beside(bias.float(), gated)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in (self.panels, self.scales, self.zeros) if one is not None)
+
+    def call(self, rows: int, x: Buffer, y: Tensor, y_stride: int, ending: Epilogue) -> Call:
+        """Makes the call of the product; `y` begins with its first output."""
+        return Call(
+            f"linear_{self.kind.name}_{ending.name}",
+            write_linear(self.kind, ending),
+            (
+                rows, x.tensor, x.stride, self.panels, len(self.panels), self.steps, y, y_stride,
+                *(0 if one is None else one for one in (self.bias, self.scales, self.zeros)),
+            ),
+        )  # fmt: skip
+
+
+def gated_call(rows: int, x: Buffer, y: Buffer, width: int, activation: str | None) -> Call:
+    """Makes the call that multiplies `width` columns with the activated ones before them."""
+    name = f"gated_{activation or 'linear'}_{y.element.name}"
+    arguments = rows, x.tensor, x.stride, width, y.tensor, y.stride
+    return Call(name, write_gated(ACTIVATIONS.get(activation or ""), y.element), arguments)
+
+
+Room = Callable[[str, int, Element], Buffer]
+"""Returns a buffer of this name, width and element, for as many rows as a product may have."""
 
 
 class KernelLinear:
     """`model.layers.Linear` for kernels, of weights in any format that they know.
 
-    With `gated` the first half of the outputs are gates of the second half and lie beside them; then only `call` is of
-    use, with an activation.
+    With `gated` the first half of the outputs are gates of the second half, and lie beside them where both are stored
+    alike; then only `calls` is of use, with an activation.
+
+    Attributes:
+        outputs: Outputs.
+        inputs: Inputs.
+        columns: Columns of a result: those that fill the last panel of a part up are written too.
     """
 
     def __init__(
-        self, machine: Machine, weights: PackedWeights, bias: Tensor | None = None, gated: bool = False
+        self, machine: Machine, weights: Sequence[PackedWeights], bias: Tensor | None = None, gated: bool = False
     ) -> None:
-        self._machine, self._kind, self.gated = machine, weights.panels, gated
-        self._element = weights.panels.element
-        self.outputs, self.inputs = weights.shape
-        if self.inputs % self._element.packed:
-            raise NotCompiled(f"{self.inputs} inputs of a product are no multiple of {self._element.packed}")
-        self._scales = None if weights.scales is None else _beside(weights.scales, gated)
-        self._panels = weights.packed(gated)
-        self._steps = self.inputs // self._element.packed
-        self._bias = None if bias is None else _beside(bias.float(), gated)
+        """Lays the weights out.
+
+        Args:
+            machine: Machine that runs the kernels.
+            weights: Weights whose outputs follow each other, and whose inputs are the same.
+            bias: Bias of all outputs.
+            gated: Whether the first half of the outputs are gates.
+
+        Raises:
+            NotCompiled: There are no kernels for these widths.
+        """
+        self._machine, self.gated = machine, gated
+        starts = [0, *accumulate(one.shape[0] for one in weights)]
+        # Gates that are stored in another way than what they multiply do not lie beside it.
+        self._gated_apart = gated and len(weights) > 1
+        self._parts = [
+            KernelPart(one, None if bias is None else bias[start : start + one.shape[0]], gated and len(weights) == 1)
+            for one, start in zip(weights, starts, strict=False)
+        ]
+        self.outputs = starts[-1]
+        self.columns = max(
+            start + -(-part.outputs // PANEL) * PANEL for start, part in zip(starts, self._parts, strict=False)
+        )
+        self.inputs, self._element = weights[0].inputs, weights[0].element
 
     @property
     def nbytes(self) -> int:
-        return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
+        return sum(part.nbytes for part in self._parts)
 
-    def call(self, rows: int, x: Buffer, y: Buffer, add: bool = False, activation: str | None = None) -> Call:
-        """Makes the call of the product.
+    @property
+    def only(self) -> KernelPart:
+        """The part of a product that has one, and reads its inputs as they are. Raises NotCompiled for others."""
+        if len(self._parts) > 1 or self._parts[0].preparation is not None:
+            raise NotCompiled("there are none for experts whose inputs are ordered or rounded")
+        return self._parts[0]
+
+    def calls(
+        self, rows: int, x: Buffer, y: Buffer, room: Room, add: bool = False, activation: str | None = None
+    ) -> list[Call]:
+        """Makes the calls of the product.
 
         Args:
             rows: Address of the cell with the number of rows.
             x: Input, of the element of the weights.
             y: Buffer of the result.
+            room: Makes buffers between two calls.
             add: Whether the result is added to y.
             activation: Activation of the gates, for a gated product.
         """
-        bias, scales = self._bias, self._scales
-        ending = Epilogue(y.element, bias is not None, add, self.gated, activation, scales is not None)
-        return Call(
-            f"linear_{self._kind.name}_{ending.name}",
-            write_linear(self._kind, ending),
-            (
-                rows, x.tensor, x.stride, self._panels, len(self._panels), self._steps, y.tensor, y.stride,
-                0 if bias is None else bias, 0 if scales is None else scales,
-            ),
-        )  # fmt: skip
+        made, start, out = list[Call](), 0, y
+        if self._gated_apart:
+            y, activation, gates = room("gates", self.columns, FLOAT), None, activation
+        if y.tensor.shape[1] < self.columns and len(self._parts) > 1:
+            raise NotCompiled(f"a product in {len(self._parts)} parts needs {self.columns} columns")
+        for part in self._parts:
+            source, prepared = x, part.preparation
+            if prepared is not None:
+                source = room("prepared", prepared.width, prepared.element)
+                made.append(prepared.call(rows, x, source))
+            ending = Epilogue(
+                y.element, part.bias is not None, add, self.gated and not self._gated_apart, activation,
+                part.scales is not None, part.zeros is not None,
+            )  # fmt: skip
+            made.append(part.call(rows, source, y.tensor[:, start:], y.stride, ending))
+            start += part.outputs
+        if self._gated_apart:
+            made.append(gated_call(rows, y, out, self.outputs // 2, gates))
+        return made
 
     def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
-        source, out = Buffer.copy_of(x, self._element), Buffer.of(len(x), self.outputs, FLOAT)
+        source, out = Buffer.copy_of(x, self._element), Buffer.of(len(x), self.columns, FLOAT)
         count = torch.tensor([len(x)])
-        self._machine.program([self.call(count.data_ptr(), source, out)]).run()
+
+        def room(_: str, width: int, element: Element) -> Buffer:
+            return Buffer.of(len(x), width, element)
+
+        self._machine.program(self.calls(count.data_ptr(), source, out, room)).run()
         return out.tensor[: len(x), : self.outputs].to(x.dtype)
 
 
@@ -149,22 +291,24 @@ def experts_call(
     Raises:
         NotCompiled: The experts have biases, or differ in shape or in the layout of their weights.
     """
-    shapes = {(product.outputs, product.inputs, product.gated, product._bias is None) for product in products}
-    first = products[0]
-    if len(shapes) > 1 or first._bias is not None:
+    parts = [product.only for product in products]
+    first = parts[0]
+    if len({(part.outputs, part.steps, part.bias is None) for part in parts}) > 1 or first.bias is not None:
         raise NotCompiled("its experts have biases or differ in shape")
-    kind, scaled = first._kind, first._scales is not None
-    if any(product._kind != kind for product in products):  # one kernel reads the panels of all of them
+    kind, gated = first.kind, products[0].gated
+    if any(part.kind != kind for part in parts):  # one kernel reads the panels of all of them
         raise NotCompiled("its experts are in several weight formats")
-    ending = Epilogue(y.element, gated=first.gated, activation=activation, scaled=scaled)
-    panels = torch.tensor([product._panels.data_ptr() for product in products])
-    scales = torch.tensor([product._scales.data_ptr() for product in products if product._scales is not None])
+    if any(product.gated != gated for product in products):
+        raise NotCompiled("some of its experts are gated")
+    ending = Epilogue(y.element, gated=gated, activation=activation, scaled=first.scales is not None)
+    panels = torch.tensor([part.panels.data_ptr() for part in parts])
+    scales = torch.tensor([part.scales.data_ptr() for part in parts if part.scales is not None])
     return Call(
         f"experts_{kind.name}_{ending.name}_{'gather' if gather else 'scatter'}",
         write_experts(kind, ending, gather),
         (
             routes.jobs, routes.count, routes.order, routes.used, x.tensor, x.stride, panels,
-            len(first._panels), first._steps, y.tensor, y.stride, scales,
+            len(first.panels), first.steps, y.tensor, y.stride, scales,
         ),
     )  # fmt: skip
 
@@ -175,13 +319,3 @@ def _beside(outputs: Tensor, gated: bool) -> Tensor:
     width = PANEL // len(parts)
     padded = [F.pad(part, (0, -len(part) % width)).view(-1, width) for part in parts]
     return torch.stack(padded, 1).flatten().contiguous()
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Joins weights, one below the other.
-
-    Weights without numbers are not joined by torch: its way of doing that takes 0.8 s to import.
-    """
-    if parts[0].is_meta:
-        return parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]))
-    return torch.cat(list(parts))

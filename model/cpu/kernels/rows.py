@@ -166,3 +166,26 @@ def write_rounded(out: Element, chosen: bool = False) -> Writer:
                 out.store(code, FLOAT.load(code, source + i * 4), y + row * y_stride + i * out.size)
 
     return write
+
+
+def write_gated(activation: Callable[[Code, Value], Value] | None, out: Element) -> Writer:
+    """Writes the kernel of a gated linear unit whose gates stand before what they multiply.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        x: Input, float32: [rows, 2 width].
+        x_stride: Bytes of a row of x.
+        width: Columns of the result.
+        y: Result.
+        y_stride: Bytes of a row of y.
+    """
+
+    def write(code: Code) -> None:
+        count, x, x_stride, width, y, y_stride = code.arguments(6)
+        with shared_rows(code, count) as row, code.loop(0, width, LANES) as i:
+            gate = FLOAT.load(code, x + row * x_stride + i * 4)
+            gate = gate if activation is None else activation(code, gate)
+            other = FLOAT.load(code, x + row * x_stride + (width + i) * 4)
+            out.store(code, gate * other, y + row * y_stride + i * out.size)
+
+    return write

@@ -46,6 +46,7 @@ class WeightPanel:
         steps: The number of steps.
         bias: Address of its biases.
         scales: Address of its scales.
+        zeros: Address of the sums that inputs of 0 have, int32, where inputs and weights are octets.
     """
 
     number: Value
@@ -53,6 +54,7 @@ class WeightPanel:
     steps: Value
     bias: Value
     scales: Value
+    zeros: Value
 
 
 def each_tile(code: Code, start: Value, count: Value, tile: Callable[[Value, int], None]) -> None:

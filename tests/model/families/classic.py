@@ -7,7 +7,7 @@ Values = dict[str, Any]
 TRAP = 16  # a window that 'use_sliding_window' switches off, small enough to show if it is taken for one
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt", "falcon", "starcoder2")
 WITHOUT_HEAD_DIM = ("llama", "mistral", "mixtral")  # unless it is another than width over heads
-WITH_CODE = ("phi3", "falcon")  # their first checkpoints came with code, which nobody needs any more
+WITH_CODE = ("phi3", "falcon")  # their first checkpoints came with code, which no model needs any more
 UNSAID = {  # what configs did not say when it was so
     "mlp_bias": False,
     "add_cross_attention": False,
@@ -23,7 +23,7 @@ UNSAID = {  # what configs did not say when it was so
 
 
 def classic(values: Values) -> Values:
-    """Of a config.json that transformers 5 wrote."""
+    """Returns a config.json in the older form of one that transformers 5 wrote."""
     kind = values["model_type"]
     old = {key: value for key, value in values.items() if not (key in UNSAID and value == UNSAID[key])}
     old["torch_dtype"] = old.pop("dtype")

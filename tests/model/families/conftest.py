@@ -1,4 +1,4 @@
-"""What is computed once a session for each case: its checkpoint, what transformers says, what Quire says."""
+"""Computes once a session for each case: its checkpoint, the results of transformers, those of Quire."""
 
 from collections.abc import Callable
 from pathlib import Path

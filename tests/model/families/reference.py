@@ -1,4 +1,4 @@
-"""What transformers says of a checkpoint: greedy ids, and the log-probabilities of each first step."""
+"""Results of transformers with a checkpoint: greedy ids, and the log-probabilities of each first step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -104,7 +104,7 @@ def test_half_precision_has_the_same_bits_under_any_schedule(case: Case, shelf: 
     assert bits_of(one, len(prompts)) == bits_of(other, len(prompts))
 
 
-# What makes the comparisons above worth something.
+# The comparisons above notice faults.
 
 
 @each_case

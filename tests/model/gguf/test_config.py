@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata says of a model, and what is refused by its key."""
+"""Reading a model's configuration from the metadata of a GGUF file; metadata that is refused by its key."""
 
 from collections.abc import Callable
 from pathlib import Path

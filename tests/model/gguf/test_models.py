@@ -22,6 +22,7 @@ from tests.model.families.prompts import FEW, PROMPTS
 from tests.model.gguf.writer import Kinds, all_in, convert
 from tests.support.checkpoints import write_llama
 from tests.support.engines import make_request, make_rig
+from tests.support.planted import plant
 
 CPU = torch.device("cpu")
 
@@ -110,7 +111,7 @@ def test_a_change_that_is_not_undone_is_seen(
     """Rows in pairs, queries apart from keys, norms plus 1."""
     path = tmp_path / "model.gguf"
     plain = convert(shelf.checkpoint(CASES[case]), path, all_in(Kind.F32))
-    monkeypatch.setattr(GGUFCheckpoint, "_changed", lambda self, one, tensor: tensor)
+    plant(monkeypatch, GGUFCheckpoint, "_changed", lambda _: lambda self, one, tensor: tensor)
     assert bits(path) != bits(plain)
 
 

@@ -1,6 +1,6 @@
 """Writes GGUF files of tiny checkpoints with the gguf package, and the plain checkpoints that these stand for.
 
-What convert_hf_to_gguf.py of llama.cpp changes in a tensor is stated here once more, in numpy.
+The changes that convert_hf_to_gguf.py of llama.cpp makes to tensors are stated here once more, in numpy.
 """
 
 import json

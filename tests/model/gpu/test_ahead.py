@@ -51,15 +51,16 @@ def attention(
             format_ = (formats.FP8 if capability >= 89 else formats.FP8_BITS).value
     types = {
         "out": floats, "queries": floats, "keys": pages, "values": pages, "key_scales": "*fp32",
-        "value_scales": "*fp32", "plan": "*i32", "head": "i32", "first": "*i32", "last": "*i32", "part_from": "*i32",
-        "parts": "*fp32", "sums": "*fp32", "scale": "fp32", "cap": "fp32", "query_stride": "i32",
-        "query_head_stride": "i32", "slots": "i32",
+        "value_scales": "*fp32", "plan": "*i32", "header": "i32", "first_key": "*i32", "end_key": "*i32",
+        "first_part": "*i32", "partial_out": "*fp32", "partial_sums": "*fp32", "score_scale": "fp32",
+        "soft_cap": "fp32", "query_stride": "i32", "query_head_stride": "i32", "pool_slots": "i32",
     }  # fmt: skip
-    room = min(16, 1 << (group - 1).bit_length())
+    tile_heads = min(16, 1 << (group - 1).bit_length())
     constants = {
-        "GROUP": group, "ROOM": room, "SHARES": -(-group // room), "TOKENS": sizes.tokens(room), "DIM": dim,
-        "WIDE": 1 << (dim - 1).bit_length(), "TILE": sizes.tile, "PAGE": page, "FORMAT": format_, "CAPPED": capped,
-        "DIVIDED": divided, "LOOPED": looped, "COMPUTE": compute, "MIX": compute,
+        "HEADS_PER_KV": group, "HEAD_DIM": dim, "PADDED_DIM": 1 << (dim - 1).bit_length(), "PAGE_SIZE": page,
+        "KV_FORMAT": format_, "TILE_TOKENS": sizes.tokens(tile_heads), "TILE_HEADS": tile_heads,
+        "HEAD_TILES": -(-group // tile_heads), "TILE_KEYS": sizes.tile, "CAPPED": capped, "DIVIDED": divided,
+        "LOOPED": looped, "SCORE_TYPE": compute, "VALUE_TYPE": compute,
     }  # fmt: skip
     aligned = ("query_stride", "query_head_stride")
     return compile_for(capability, attend_pieces, types, constants, aligned, sizes.warps, sizes.stages)
@@ -120,8 +121,8 @@ def test_attention_over_int8(capability: int) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dim", [64, 256])
 def test_joining_parts(capability: int, dim: int) -> None:
-    types = {"out": "*bf16", "parts": "*fp32", "sums": "*fp32", "joins": "*i32"}
-    made = compile_for(capability, join_parts, types, {"DIM": dim, "WIDE": dim, "AT_ONCE": 16})
+    types = {"out": "*bf16", "partial_out": "*fp32", "partial_sums": "*fp32", "joins": "*i32"}
+    made = compile_for(capability, join_parts, types, {"HEAD_DIM": dim, "PADDED_DIM": dim, "PARTS_AT_ONCE": 16})
     check(made, capability)
     assert "ld.global.v4" in made.assembly
 
@@ -138,8 +139,10 @@ def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> N
         "value_scales": "*fp32", "slots": "*i32", "key_stride": "i32", "key_head_stride": "i32", "value_stride": "i32",
         "value_head_stride": "i32", "store_slots": "i32",
     }  # fmt: skip
-    room = 1 << (heads - 1).bit_length()
-    constants = {"HEADS": heads, "ROOM": room, "DIM": dim, "WIDE": dim, "FORMAT": format_.value}
+    constants = {
+        "HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "HEAD_DIM": dim, "PADDED_DIM": dim,
+        "KV_FORMAT": format_.value,
+    }  # fmt: skip
     aligned = ("key_stride", "key_head_stride", "value_stride", "value_head_stride")
     made = compile_for(capability, write_slots, types, constants, aligned)
     check(made, capability)
@@ -153,7 +156,7 @@ def test_norms(width: int) -> None:
         "stride": "i32", "inner_stride": "i32", "eps": "fp32",
     }  # fmt: skip
     wide = 1 << (width - 1).bit_length()
-    constants = {"WIDTH": width, "WIDE": wide, "ADDED": True}
+    constants = {"WIDTH": width, "PADDED_WIDTH": wide, "ADDED": True}
     warps = min(max(wide // 512, 1), 16)
     made = compile_for(90, norm_rows, types, constants, ("stride", "inner_stride"), warps)
     check(made, 90)
@@ -163,7 +166,7 @@ def test_norms(width: int) -> None:
 @pytest.mark.parametrize(("heads", "pairs"), [(40, 64), (12, 32), (72, 32)])
 def test_rotation(heads: int, pairs: int) -> None:
     types = {"x": "*bf16", "positions": "*i64", "cos": "*bf16", "sin": "*bf16", "stride": "i32", "head_stride": "i32"}
-    constants = {"HEADS": heads, "ROOM": 1 << (heads - 1).bit_length(), "PAIRS": pairs, "WIDE": pairs}
+    constants = {"HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "PAIRS": pairs, "PADDED_PAIRS": pairs}
     made = compile_for(90, rotate_rows, types, constants, ("stride", "head_stride"))
     check(made, 90)
     assert "ld.global.v" in made.assembly
@@ -265,7 +268,7 @@ def test_summaries_of_logits() -> None:
         "tops": "*fp32", "tokens": "*i32", "totals": "*fp32", "best": "*fp32", "token": "*i64", "normal": "*fp32",
         "blocks": "i32",
     }  # fmt: skip
-    check(compile_for(90, join_summaries, types, {"WIDE": 64}), 90)
+    check(compile_for(90, join_summaries, types, {"PADDED_BLOCKS": 64}), 90)
 
 
 def test_draws() -> None:
@@ -277,7 +280,7 @@ def test_draws() -> None:
     assert "ld.global.v4" in made.assembly
     check(
         compile_for(
-            90, join_draws, {"tops": "*fp32", "tokens": "*i32", "token": "*i64", "blocks": "i32"}, {"WIDE": 64}
+            90, join_draws, {"tops": "*fp32", "tokens": "*i32", "token": "*i64", "blocks": "i32"}, {"PADDED_BLOCKS": 64}
         ),
         90,
     )

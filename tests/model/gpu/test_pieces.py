@@ -15,7 +15,7 @@ from model.gpu.tuning import TileSizes, Tuning
 from tests.support.examples import examples
 
 TUNING = Tuning(few=TileSizes(16, 16, 32, 4, 2), many=TileSizes(32, 16, 64, 4, 2), shared=TileSizes(64, 16, 32, 4, 2))
-ROOM = 8
+TILE_HEADS = 8
 
 
 def shape_of(slices: list[tuple[int, int]], tables: np.ndarray, page: int) -> StepShape:
@@ -31,7 +31,7 @@ def division(
     seen = VisibleKeys.of(shape_of(slices, tables, page), window)
     count = np.array([now for _, now in slices])
     rows = np.stack((np.arange(len(count)), np.cumsum(count) - count, count), axis=1)
-    return divide(rows, seen, tables, page, TUNING, ROOM, most), seen
+    return divide(rows, seen, tables, page, TUNING, TILE_HEADS, most), seen
 
 
 def check(made: Division, seen: VisibleKeys, tables: np.ndarray, page: int, row_of: np.ndarray) -> None:
@@ -41,14 +41,14 @@ def check(made: Division, seen: VisibleKeys, tables: np.ndarray, page: int, row_
     for number, part in enumerate(made.rounds):
         for kind in part.kinds:
             for line, place, count, begin, end, chunk, *_ in kind.pieces.tolist():
-                assert count <= kind.sizes.tokens(ROOM)
+                assert count <= kind.sizes.tokens(TILE_HEADS)
                 for token in made.order[place : place + count].tolist():
                     keys = np.arange(max(begin, int(seen.first[token])), min(end, int(seen.last[token])))
                     seen_keys.update((token, key) for key in keys.tolist())
                     mine = tables[row_of[token], keys // page]
                     np.testing.assert_array_equal(tables.reshape(-1)[line + keys // page], mine)
                     if chunk >= 0:
-                        at = int(made.part_from[token]) + chunk
+                        at = int(made.first_part[token]) + chunk
                         assert 0 <= at < part.parts
                         assert (number, at) not in parts, "two write to one place"
                         parts.add((number, at))
@@ -99,7 +99,7 @@ def test_a_prompt_that_all_have_is_read_once_for_as_many_as_a_tile_holds() -> No
     made, _ = division([(215, 1)] * 20, tables, 16)
     ((*own, shared),) = (part.kinds for part in made.rounds)
     assert shared.sizes is TUNING.shared
-    at_once = TUNING.shared.tokens(ROOM)
+    at_once = TUNING.shared.tokens(TILE_HEADS)
     assert len(shared.pieces) == 5 * -(-20 // at_once) + 1 * -(-9 // at_once)
     (alone,) = own
     assert len(alone.pieces) == 20 * 7 - 20 * 5 - 9

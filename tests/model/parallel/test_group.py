@@ -1,6 +1,4 @@
-"""How ranks find each other: who does not belong to the group is refused with the reason and holds nobody up, who is
-gone is missed.
-"""
+"""Ranks find each other. A stranger is refused with the reason and delays no rank; a rank that is gone is reported."""
 
 import logging
 import socket

@@ -128,7 +128,7 @@ def test_sequences_of_one_prompt_and_a_search(sixes: Path) -> None:
     assert one == three
 
 
-# What makes the comparisons above worth something.
+# The comparisons above notice faults.
 
 
 def test_a_sum_whose_order_depends_on_the_place_is_seen(sixes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_other_bytes_are_told_so(sent: list[NDArray], data: st.DataObject) -> No
         unpack_arrays(content)
     except WireError:
         return
-    assert kind == "changed"  # what numbers there are, nobody can tell
+    assert kind == "changed"  # which numbers there are cannot be known
 
 
 @given(st.binary(max_size=200))

@@ -1,4 +1,4 @@
-"""What is made once a session for each case."""
+"""Makes the checkpoint and the results of each case once a session."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -72,7 +72,7 @@ def logits(
 
 
 def part(images: ImageFeatures, start: int, end: int) -> ImageFeatures | None:
-    """What of them stands between these offsets."""
+    """Returns the features between these offsets, None without any."""
     inside = (images.places >= start) & (images.places < end)
     return ImageFeatures(images.places[inside] - start, images.features[:, inside]) if inside.any() else None
 

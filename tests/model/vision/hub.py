@@ -1,7 +1,7 @@
 """Files of checkpoints on the Hugging Face Hub, with the keys and values that they have there, and how each is made
 small. Written down from copies in public code and from memory, not from the Hub: a key may be missing or too much.
 
-What they leave unsaid is left unsaid here too. Only ids of tokens are those of the tests' own tokenizer, and what no
+Keys that they lack are lacking here too. Only ids of tokens are those of the tests' own tokenizer, and what no
 program reads is left out (names of paths, versions, the defaults that some hold of generation).
 """
 
@@ -20,9 +20,14 @@ STEPS = {"do_normalize": True, "do_rescale": True, "do_resize": True}
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """Of one checkpoint. smaller: what 'text_config' and 'vision_config' say instead in the small one, and `sides` of
-    its images instead of those that `images`, the file of its image processor, names. template: of conversations.
-    old_names: tensors stand under those of transformers before 4.52.
+    """The files of one checkpoint.
+
+    Attributes:
+        images: The file of its image processor.
+        template: Template of conversations.
+        smaller: Values of 'text_config' and 'vision_config' in the small one, and `sides` of its images in place of
+            those in `images`.
+        old_names: Tensors stand under the names of transformers before 4.52.
     """
 
     name: str

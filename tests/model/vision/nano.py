@@ -241,7 +241,7 @@ class Reference:
 
 
 def tiles(c: Config, image: NDArray[Any]) -> tuple[Tensor, tuple[int, int]]:
-    """What its data/processors.py makes of an image: floats of 0 to 1, and rows and columns."""
+    """Returns the tiles of an image as data/processors.py makes them, floats of 0 to 1, and rows and columns."""
     side, picture = c["vit_img_size"], Image.fromarray(image)
     if "max_img_size" not in c:
         return _floats(picture.resize((side, side), Image.Resampling.BILINEAR))[None], (1, 1)
@@ -270,7 +270,7 @@ def _floats(picture: Image.Image) -> Tensor:
 
 
 def image_string(c: Config, grids: Sequence[tuple[int, int]]) -> str:
-    """What its get_image_string writes before a text."""
+    """Returns the text that get_image_string writes before a text."""
     tokens, one = c["vlm_extra_tokens"], c["vlm_extra_tokens"]["image_token"] * c["mp_image_token_length"]
     written = ""
     for number, (rows, columns) in enumerate(grids):

@@ -1,4 +1,4 @@
-"""What transformers' models make of the same prompt."""
+"""Results of transformers' models with the same prompt."""
 
 import warnings
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Law: images of any resolution, on several rotary axes and at several depths, change no bit under any schedule.
 
-The product has no such family yet, so a made-up one stands for it (`made_up.py`). What the engine computes is compared
+The product has no such family yet, so a made-up one stands for it (`made_up.py`). The engine's results are compared
 with a plain statement of a whole sequence.
 """
 
@@ -38,6 +38,7 @@ from tests.model.vision.conftest import load_decoder
 from tests.model.vision.made_up import DEEPSTACK, SQUARE
 from tests.model.vision.pictures import encoded, picture
 from tests.support.engines import Rig, key_of, make_rig
+from tests.support.planted import plant
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Bits = list[dict[int, bytes]]
@@ -256,7 +257,7 @@ def test_the_cpus_kernels_are_near_the_plain_statement(compiled: Bits, shown: Sh
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_schedule_gives_the_bits_of_a_prompt_alone(name: str, compiled: Bits, shown: Shown) -> None:
-    """Of the CPU's kernels. Text is computed beside images here, and after steps of other lengths."""
+    """On the CPU's kernels. Text is computed beside images here, and after steps of other lengths."""
     rig = shown.run(shown.rig(backend="cpu", **SCHEDULES[name]))
     assert [rig.results[i].tokens for i in range(len(PROMPTS))] == shown.tokens
     assert [rig.logits_of(i) for i in range(len(PROMPTS))] == compiled
@@ -301,8 +302,13 @@ def with_images(change: Callable[[tuple[PromptImage, ...]], tuple[PromptImage, .
     )
 
 
+def with_stand_in(of: object, name: str, stand_in: Callable[[Any], object]) -> Plant:
+    """Plants what `stand_in` returns for the right function."""
+    return lambda patch: plant(patch, of, name, stand_in)
+
+
 def with_other(of: object, name: str, other: object) -> Plant:
-    return lambda patch: patch.setattr(of, name, other)
+    return with_stand_in(of, name, lambda _: other)
 
 
 def turned_around(images: tuple[PromptImage, ...]) -> tuple[PromptImage, ...]:
@@ -314,7 +320,7 @@ def turned_around(images: tuple[PromptImage, ...]) -> tuple[PromptImage, ...]:
 
 
 def longer_by_one(images: tuple[PromptImage, ...]) -> tuple[PromptImage, ...]:
-    """What stands behind the first image begins one position too late: the last feature says so."""
+    """The text behind the first image begins one position too late: the last feature says so."""
     first, *others = images
     assert first.positions is not None
     positions = first.positions.copy()
@@ -322,10 +328,13 @@ def longer_by_one(images: tuple[PromptImage, ...]) -> tuple[PromptImage, ...]:
     return replace(first, positions=positions), *others
 
 
-def from_the_chunk(self: InputBatch, row: Any, start: Any, count: Any, first: Any) -> list[ImagePart]:
+def from_the_chunk(image_parts: Callable[..., list[ImagePart]]) -> Callable[..., list[ImagePart]]:
     """Each chunk begins with an image's first feature."""
-    parts = IMAGE_PARTS(self, row, start, count, first)
-    return [replace(part, features=part.features - part.features[0]) for part in parts]
+
+    def changed(*given: Any) -> list[ImagePart]:
+        return [replace(part, features=part.features - part.features[0]) for part in image_parts(*given)]
+
+    return changed
 
 
 def chunk_by_chunk(self: rotary_rows.RotaryRows, slices: Any, positions: Any, row_of: Any, first: Any) -> Any:
@@ -333,7 +342,7 @@ def chunk_by_chunk(self: rotary_rows.RotaryRows, slices: Any, positions: Any, ro
     return PACK(self, slices * np.array([1, 0, 1], np.int32), positions, row_of, first)
 
 
-IMAGE_PARTS, PACK = InputBatch._image_parts, rotary_rows.RotaryRows.pack
+PACK = rotary_rows.RotaryRows.pack
 CHUNKS = {"settings": replace(STEPS, prefill_chunk=4)}
 FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "rows and columns of the second image swapped": (with_images(turned_around), {}),
@@ -344,7 +353,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "time and rows swapped": (with_positions(lambda made, delta: (made[[1, 0, 2]], delta)), {}),
     "added one layer too late": (with_other(made_up, "DEEPSTACK", (1, 2)), {}),
     "depths in the wrong order": (with_other(made_up, "DEEPSTACK", (2, 0)), {}),
-    "features from a chunk's beginning": (with_other(InputBatch, "_image_parts", from_the_chunk), CHUNKS),
+    "features from a chunk's beginning": (with_stand_in(InputBatch, "_image_parts", from_the_chunk), CHUNKS),
     "positions from a chunk's beginning": (with_other(rotary_rows.RotaryRows, "pack", chunk_by_chunk), CHUNKS),
 }
 

@@ -94,7 +94,7 @@ def their_ids(shelf: Shelf, case: str, template: str, messages: Messages) -> lis
 @pytest.mark.parametrize("talk", CONVERSATIONS)
 def test_text_is_transformers(name: str, talk: str, shelf: Shelf, preparers: Preparers) -> None:
     preparer, messages = preparers.get("smolvlm", name, TEMPLATES[name]), CONVERSATIONS[talk]
-    text = preparer._rendered(Chat(messages_of(messages)), LIMITS)
+    text = preparer.render(Chat(messages_of(messages)), LIMITS)
     assert text == theirs(shelf, "smolvlm", TEMPLATES[name], messages)
     assert text.count("<image>") == sum(m["content"].count(IMAGE) for m in messages)
 

@@ -71,7 +71,7 @@ def features(change: Callable[[Tensor], Tensor]) -> Callable[[Decoder], Decoder]
 
 
 def seen(change: Callable[[Tensor, ShuffledProjector], Tensor]) -> Callable[[Decoder], Decoder]:
-    """What goes into the pixel shuffle is another."""
+    """The pixel shuffle gets other features."""
 
     def faulty(vision: VisionEncoder) -> VisionEncoder:
         old = vision.connector

@@ -213,6 +213,6 @@ def test_conversations_are_those_of_transformers(published: Published, whole: Ma
     directory = whole(published)
     makes, prepare = processor(published, directory), load_preparer(ModelSettings(model=str(directory)))
     for messages in CONVERSATIONS.values():
-        text = prepare._rendered(Chat(messages_of(messages)), LIMITS)
+        text = prepare.render(Chat(messages_of(messages)), LIMITS)
         assert text == makes.apply_chat_template(messages, add_generation_prompt=True)
     prepare.close()

@@ -132,7 +132,7 @@ def test_animations_are_refused() -> None:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few bytes whose header promises so many pixels."""
+    """A PNG of a few bytes whose header promises this number of pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

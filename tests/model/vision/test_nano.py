@@ -109,7 +109,7 @@ def test_the_first_version_has_its_image_before_the_text(made: Callable[[str], M
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("version", nano.VERSIONS)
 def test_conversations_are_those_of_its_source(version: str, count: int, tmp_path: Path) -> None:
-    """Which puts what stands for images before the text of a message, in one string."""
+    """The source puts the placeholders of images before the text of a message, in one string."""
     count = 1 if version == "plain" else count
     directory, images = nano.write(tmp_path, nano.VERSIONS[version]), [picture(50, 90, i) for i in range(count)]
     (directory / "chat_template.jinja").write_text(nano.TEMPLATE)

@@ -50,7 +50,7 @@ def test_pixels_are_those_of_transformers(case: Case, classic: bool, shelf: Shel
 
 @pytest.mark.parametrize(("longest", "side"), [(1456, 364), (2048, 512), (1820, 364), (5000, 500), (128, 384)])
 def test_sizes_are_those_of_transformers(longest: int, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of images of any size, without their pixels."""
+    """Images have any size, and no pixels."""
     processor, rng = Idefics3ImageProcessorPil(), np.random.default_rng(longest)
     monkeypatch.setattr(processor, "resize", lambda image, size, resample=None: size)
     for height, width in rng.integers(1, 5000, (400, 2)).tolist():

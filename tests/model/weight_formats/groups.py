@@ -46,7 +46,7 @@ class Groups:
     def for_linear(self, name: str) -> WeightFormat:
         return PLAIN if any(part in name for part in self._plain) else self
 
-    def for_tied(self) -> WeightFormat:
+    def for_tied(self, name: str) -> WeightFormat:
         return PLAIN
 
     def tensors(self, out: int, width: int) -> Sequence[StoredTensor]:

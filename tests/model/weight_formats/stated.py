@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.quantized.numbers import as_tensor
 from model.fields import Fields
 from model.forward import ForwardBatch
 from model.layers import Linear
@@ -14,7 +15,7 @@ from model.weight_formats.format import WeightFormat
 from model.weight_formats.plain import PLAIN, PlainWeights
 from model.weight_formats.stored import StoredWeight
 from tests.model.families.styles import edit_config
-from tests.model.weight_formats.statements import as_tensor, round_rows
+from tests.model.weight_formats.statements import round_rows
 
 
 class StatedLinear:

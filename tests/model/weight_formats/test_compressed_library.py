@@ -1,4 +1,4 @@
-"""What the library compressed-tensors writes and reads back is what Quire reads: tensors, weights, activations."""
+"""Quire reads the tensors, weights and activations that the library compressed-tensors writes and reads back."""
 
 import shutil
 from dataclasses import replace

@@ -13,11 +13,13 @@ from torch import Tensor
 from model.fields import Fields
 from model.weight_formats import compressed_tensors_scheme as scheme_file
 from model.weight_formats.compressed_tensors import CompressedTensors
-from model.weight_formats.groups import GroupFormat, bring_back, unpack_values
+from model.weight_formats.groups import GroupFormat, bring_back
+from model.weight_formats.levels import unpack_bits
 from model.weight_formats.scales import ScaleLayout
 from model.weight_formats.stored import StoredWeight
 from tests.model.weight_formats.compressed import Recipe, config_of, stored
 from tests.model.weight_formats.recipes import FP8_BLOCK, INT8, RECIPES, W4, W4_ORDER, W4_ZEROS
+from tests.support.planted import plant
 
 
 def in_memory(weight: Tensor, recipe: Recipe) -> tuple[GroupFormat, StoredWeight, Tensor]:
@@ -55,38 +57,47 @@ def test_any_part_stands_for_that_part_of_the_weights(
     assert torch.equal(bring_back(form.groups(linear.rows(rows).columns(columns))), meant[rows, columns])
 
 
-def _swapped(words: Tensor, bits: int) -> Tensor:
-    octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    return unpack_values(octets >> 4 | octets << 4, bits, words.shape[1] * 8)
+Function = Callable[..., Tensor | None]
 
 
-def _neighbours(layout: ScaleLayout, scales: Tensor, outputs: int) -> Tensor:
-    return true_scales(layout, scales, outputs).roll(1, 1)
+def swapped(_: Function) -> Function:
+    def unpack_words(words: Tensor, bits: int) -> Tensor:
+        octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        return unpack_bits(octets >> 4 | octets << 4, bits, words.shape[1] * 8)
+
+    return unpack_words
 
 
-def _turned(layout: ScaleLayout, scales: Tensor, outputs: int) -> Tensor:
-    return true_scales(layout, scales.T, outputs)
+def neighbours(right: Function) -> Function:
+    return lambda layout, scales, outputs: right(layout, scales, outputs).roll(1, 1)  # type: ignore[union-attr]
 
 
-def _unturned(_: object, weight: StoredWeight) -> Tensor:
-    return weight["weight"].view(torch.uint8)
+def turned(right: Function) -> Function:
+    return lambda layout, scales, outputs: right(layout, scales.T, outputs)
 
 
-true_scales, true_zeros = ScaleLayout.of_outputs, scheme_file.SchemeFormat._zeros
-FAULTS: dict[str, tuple[Recipe, object, str, Callable[..., object]]] = {
-    "zero point off by one": (W4_ZEROS, scheme_file.SchemeFormat, "_zeros", lambda *given: true_zeros(*given) + 1),
-    "nibbles in the other order": (W4, scheme_file, "unpack_words", _swapped),
-    "scale of the neighbour": (W4, ScaleLayout, "of_outputs", _neighbours),
-    "order of activations ignored": (W4_ORDER, scheme_file, "_group_of_inputs", lambda *_: None),
-    "scales of blocks transposed": (FP8_BLOCK, ScaleLayout, "of_outputs", _turned),
-    "two's complement taken for an offset": (INT8, scheme_file.SchemeFormat, "_values", _unturned),
+def unturned(_: Function) -> Function:
+    return lambda _, weight: weight["weight"].view(torch.uint8)
+
+
+def one_more(right: Function) -> Function:
+    return lambda *given: right(*given) + 1  # type: ignore[operator]
+
+
+FAULTS: dict[str, tuple[Recipe, object, str, Callable[[Function], Function]]] = {
+    "zero point off by one": (W4_ZEROS, scheme_file.SchemeFormat, "_zeros", one_more),
+    "nibbles in the other order": (W4, scheme_file, "unpack_words", swapped),
+    "scale of the neighbour": (W4, ScaleLayout, "of_outputs", neighbours),
+    "order of activations ignored": (W4_ORDER, scheme_file, "_group_of_inputs", lambda _: lambda *_: None),
+    "scales of blocks transposed": (FP8_BLOCK, ScaleLayout, "of_outputs", turned),
+    "two's complement taken for an offset": (INT8, scheme_file.SchemeFormat, "_values", unturned),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, owner, name, wrong = FAULTS[fault]
+    recipe, owner, name, stand_in = FAULTS[fault]
     form, linear, meant = in_memory(drawn_weight(64, 64, 1), recipe)
     assert torch.equal(bring_back(form.groups(linear)), meant)
-    monkeypatch.setattr(owner, name, wrong)
+    plant(monkeypatch, owner, name, stand_in)
     assert not torch.equal(bring_back(form.groups(linear)), meant)

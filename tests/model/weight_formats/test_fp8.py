@@ -34,7 +34,7 @@ from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
 from tests.model.families.styles import edit_config, edit_tensors
 from tests.model.test_weights import load_it
-from tests.model.weight_formats.compressed import Recipe, compress, stored
+from tests.model.weight_formats.compressed import Recipe, compress, half_scales, stored
 from tests.model.weight_formats.recipes import FP8_BLOCK, FP8_TENSOR
 from tests.model.weight_formats.stated import Stated, state
 from tests.model.weight_formats.test_groups import bits, divided, linears
@@ -124,6 +124,7 @@ def test_bits_are_those_of_the_plain_weights(name: str, ranks: int, shelf: Shelf
 def test_the_estimate_is_what_is_held(writer: Writer, shelf: Shelf, tmp_path: Path) -> None:
     fp8, plain = twins("qwen3-moe", writer, shelf, tmp_path)
     edit_config(plain, lambda values: {key: value for key, value in values.items() if key != "quantization_config"})
+    edit_tensors(fp8, half_scales)
     config = read_config(fp8)
     tensors = Tensors(Checkpoint(fp8), torch.float32, CPU, open_weight_format(config))
     build_model(config, tensors)

@@ -35,6 +35,7 @@ from tests.model.families.parity import ask, compare
 from tests.model.families.prompts import FEW, PROMPTS
 from tests.model.families.styles import edit_config, edit_tensors
 from tests.model.test_weights import load_it
+from tests.model.weight_formats.compressed import half_scales
 from tests.model.weight_formats.packing import Quantized, Scheme, write_twins
 from tests.model.weight_formats.test_groups import bits, divided, linears
 from tests.model.weight_formats.unpacking import check, draw, runs, stored
@@ -166,6 +167,7 @@ def test_ids_are_those_of_transformers(case: str, shelf: Shelf, tmp_path: Path) 
 @pytest.mark.parametrize("case", SCHEMES)
 def test_the_estimate_is_what_is_held(case: str, shelf: Shelf, tmp_path: Path) -> None:
     quantized, plain = twins_of(case, shelf, tmp_path)
+    edit_tensors(quantized, half_scales)
     config = read_config(quantized)
     tensors = Tensors(Checkpoint(quantized), torch.float32, CPU, open_weight_format(config))
     build_model(config, tensors)
@@ -200,7 +202,7 @@ def test_modules_that_are_chosen(shelf: Shelf, tmp_path: Path) -> None:
     assert bits(quantized, 1) == bits(plain, 1)
 
 
-# What config.json does not say.
+# Keys that config.json lacks.
 
 
 def test_options_that_are_missing_are_read_from_the_tensors(shelf: Shelf, tmp_path: Path) -> None:

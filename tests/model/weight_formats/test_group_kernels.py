@@ -7,12 +7,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from hypothesis import given
-from hypothesis import strategies as st
 
-from model.weight_formats.groups import E2M1, INT4, INT8, UINT4, NotGrouped, bring_back, in_8_bits
 from scheduler.settings import SchedulerSettings
-from tests.model.cpu.kernels.test_group_linear import drawn
 from tests.model.families.conftest import Shelf
 from tests.model.families.prompts import FEW, PROMPTS
 from tests.model.gguf.writer import convert
@@ -96,23 +92,3 @@ def test_files_as_llama_cpp_writes_them(types: str, tmp_path: Path, caplog: pyte
         np.testing.assert_allclose(found.logits[key], logits, atol=2e-3)
     alone = run(path, "auto", "float32", 3, FEW[:1])
     assert alone.logits_of(FEW[0]) == found.logits_of(FEW[0])
-
-
-@given(st.data())
-def test_parts_in_8_bits_stand_for_the_same_weights(data: st.DataObject) -> None:
-    """To the bit: only how they are stored changes."""
-    width, parts = data.draw(st.sampled_from([96, 100, 256])), []
-    for seed in range(data.draw(st.integers(1, 3))):
-        levels = data.draw(st.sampled_from([INT4, UINT4, INT8]))
-        offsets = data.draw(st.sampled_from([None, torch.float16]))
-        size = data.draw(st.sampled_from([16, 32, 64]))
-        parts.append(drawn(levels, 5, width, size, torch.float16, offsets, seed))
-    made = in_8_bits(parts)
-    assert {(one.levels, one.size) for one in made} == {(INT8, min(part.size for part in parts))}
-    assert all(torch.equal(bring_back(new), bring_back(old)) for new, old in zip(made, parts, strict=True))
-
-
-def test_parts_with_codebooks_are_not_put_into_8_bits() -> None:
-    parts = [drawn(levels, 5, 64, 32, torch.float16, None) for levels in (INT4, E2M1)]
-    with pytest.raises(NotGrouped, match="codebooks"):
-        in_8_bits(parts)

@@ -24,7 +24,8 @@ from model.parallel.shard import Shard
 from model.settings import QUANTIZATIONS, ModelSettings
 from model.tensors import Tensors
 from model.weight_formats import registry
-from model.weight_formats.groups import INT4, GroupWeights, bring_back
+from model.weight_formats.groups import GroupWeights, bring_back
+from model.weight_formats.levels import INT4
 from model.weight_formats.registry import ONLINE, STORED, open_weight_format
 from model.weights import Checkpoint
 from rpc.cli.estimate import estimate

@@ -31,6 +31,7 @@ from tests.model.families.styles import edit_tensors
 from tests.model.test_quantization import NOT_LINEAR
 from tests.support.engines import make_request, make_rig
 from tests.support.examples import examples
+from tests.support.planted import plant
 
 CASES = ("llama", "llama-tied", "gpt2", "mixtral", "phi3", "gpt-neox")
 
@@ -194,19 +195,19 @@ def test_two_ranks_are_as_near_as_one(shelf: Shelf) -> None:
     assert 0 < errors[1] < 1.5 * errors[0]
 
 
-def truncated(weights: Floats, scale: Floats, offset: Floats) -> Floats:
-    return np.clip(np.trunc((weights - offset) / np.where(scale == 0, 1, scale)), -8, 7)
+Rounding = Callable[[Floats, Floats, Floats], Floats]
 
 
-def one_less(weights: Floats, scale: Floats, offset: Floats) -> Floats:
-    return np.clip(REAL_NEAREST(weights, scale, offset) + 1, -8, 7)
+def truncated(_: Rounding) -> Rounding:
+    return lambda weights, scale, offset: np.clip(np.trunc((weights - offset) / np.where(scale == 0, 1, scale)), -8, 7)
 
 
-REAL_NEAREST = int4._nearest
+def one_more(nearest: Rounding) -> Rounding:
+    return lambda weights, scale, offset: np.clip(nearest(weights, scale, offset) + 1, -8, 7)
 
 
-@pytest.mark.parametrize("fault", [truncated, one_less])
-def test_harness_catches(fault: Callable[..., Floats], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int4, "_nearest", fault)
+@pytest.mark.parametrize("fault", [truncated, one_more])
+def test_harness_catches(fault: Callable[[Rounding], Rounding], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, int4, "_nearest", fault)
     with pytest.raises(AssertionError):
         test_a_group_loses_at_most_what_rounding_between_its_extremes_does()

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.quantized.words import Scheme
 from model.errors import CheckpointError
 from model.fields import Fields
 from model.weight_formats.modules import MOST_RULES, in_layer, is_within, read_names, read_rules, rule_of
 from model.weight_formats.registry import STORED
-from tests.model.weight_formats.packing import Scheme
 
 PATH = Path("config.json")
 SCHEMES = {"gptq": Scheme(32), "awq": Scheme(32, version="gemm")}

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench.quantized.numbers import as_tensor
 from model.architectures.registry import build_model
 from model.config import read_config
 from model.errors import CheckpointError
@@ -23,7 +24,8 @@ from model.fields import Fields
 from model.footprint import weight_bytes
 from model.tensors import Tensors
 from model.weight_formats import mxfp4 as mxfp4_file
-from model.weight_formats.groups import bring_back, unpack_values
+from model.weight_formats.groups import bring_back
+from model.weight_formats.levels import unpack_bits
 from model.weight_formats.mxfp4 import Mxfp4
 from model.weight_formats.plain import PLAIN
 from model.weight_formats.registry import open_weight_format
@@ -33,7 +35,6 @@ from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
 from tests.model.families.styles import edit_config, edit_tensors, fused_experts
 from tests.model.test_weights import load_it
-from tests.model.weight_formats.statements import as_tensor
 from tests.model.weight_formats.test_groups import bits
 
 CPU = torch.device("cpu")
@@ -119,11 +120,11 @@ def test_any_part_stands_for_that_part_of_the_weights(out: int, groups: int, see
 
 
 def _swapped(packed: Tensor, bits_: int, width: int) -> Tensor:
-    return unpack_values(packed >> 4 | packed << 4, bits_, width)
+    return unpack_bits(packed >> 4 | packed << 4, bits_, width)
 
 
 FAULTS: dict[str, tuple[object, str, Callable[..., object]]] = {
-    "nibbles in the other order": (mxfp4_file, "unpack_values", _swapped),
+    "nibbles in the other order": (mxfp4_file, "unpack_bits", _swapped),
     "a bias of 126": (Mxfp4, "groups", lambda form, weight: true_groups(form, _moved(weight, lambda t: t + 1))),
     "scale of the neighbour": (
         Mxfp4,

@@ -66,7 +66,7 @@ def test_a_cut_through_a_block_is_refused_with_the_tensors_name(start: int, stop
 
 
 def test_runs_that_follow_each_other_are_one() -> None:
-    """So that what is fused and not divided, queries, keys and values or gates, is not cut at all."""
+    """Fused products that are not divided, queries, keys and values or gates, are not cut at all."""
     assert runs_of([12], [slice(0, 8), slice(8, 10), slice(10, 12)]) == [(0, slice(0, 12))]
     assert runs_of([8, 2, 2], [slice(4, 8), slice(8, 9), slice(10, 11)]) == [
         (0, slice(4, 8)), (1, slice(0, 1)), (2, slice(0, 1)),

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from bench.quantized.words import Quantized, Scheme, indices
 from model.fields import Fields
 from model.weight_formats.groups import GroupFormat, bring_back
 from model.weight_formats.registry import STORED
 from model.weight_formats.stored import StoredWeight
-from tests.model.weight_formats.packing import Quantized, Scheme, indices
 
 
 def draw(scheme: Scheme, out: int, width: int, seed: int) -> Quantized:

@@ -133,13 +133,14 @@ class Registered:
     def add_registered_method_handlers(self, service: str, handlers: dict[str, object]) -> None:
         self.paths |= {f"/{service}/{method}" for method in handlers}
 
-    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
-        for handler in handlers:
-            self.paths |= {path if isinstance(path, str) else path.decode() for path in handler._method_handlers}
+    def add_generic_rpc_handlers(self, made: tuple[tuple[str, dict[str, object]], ...]) -> None:
+        for service, handlers in made:
+            self.add_registered_method_handlers(service, handlers)
 
 
 def test_each_rpc_that_is_served_has_a_policy_and_none_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpc.server.aio.server", Registered)
+    monkeypatch.setattr(grpc, "method_handlers_generic_handler", lambda service, handlers: (service, handlers))
     frontend = SimpleNamespace(health=lambda: True, preparer=SimpleNamespace(images=None, name="m", context=100))
     server = Server(
         ListenSettings(reflection=True), ImageLimits(), frontend, Metrics("m"), SimpleNamespace(), DashboardServer

@@ -1,4 +1,4 @@
-"""Whose token is whose; files that change, and files that are none."""
+"""Tokens and their tenants; files that change, and files that are none."""
 
 import os
 from pathlib import Path

@@ -49,7 +49,7 @@ def test_another_server_is_asked_before_one_waits() -> None:
 
 
 def test_what_has_begun_waits_for_room_as_often_as_it_takes() -> None:
-    """A gateway waits for nobody's first token, but it has promised to go on."""
+    """A gateway waits for no first token, but it has promised to go on."""
     made = Tries(["a"], None)
     assert made.pause(LOST, progress=True) is not None
     for _ in range(20):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,40 +12,61 @@ from hypothesis import strategies as st
 from llvmlite.binding import FeatureMap, get_host_cpu_features
 from torch import Tensor
 
-from model.cpu.kernels import group_panels, group_sums
+from model.cpu.kernels import group_panels, group_sums, group_words
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
-from model.cpu.kernels.group_panels import GroupPanels, PanelGroups, can_decode, run_inputs
+from model.cpu.kernels.group_panels import Factors, FactorTypes, GroupPanels, PanelGroups, panels_of
+from model.cpu.kernels.group_words import GroupWords, can_decode
 from model.cpu.kernels.native import Compiler
 from model.cpu.kernels.product import KernelGroups, KernelLinear
 from model.cpu.kernels.program import Machine
 from model.cpu.kernels.team import Team
-from model.weight_formats.groups import E2M1, E4M3, INT4, INT8, GroupWeights, Levels, bring_back
+from model.weight_formats.groups import GroupBlocks, GroupWeights, bring_back
+from model.weight_formats.levels import E2M1, E4M3, INT4, INT5, INT6, INT8, UINT2, UINT4, UINT5, Levels
 from tests.support.examples import examples
 from tests.support.kernels import the_machine
+from tests.support.planted import plant
 
 ROWS = (1, 2, 7, 8, 9, 19, 140)
-KINDS = (INT4, INT8, E2M1, E4M3)
+KINDS = (UINT2, INT4, UINT5, INT6, INT8, E2M1, E4M3)
 
 
 def drawn(
-    levels: Levels, out: int, width: int, size: int, scales: torch.dtype, offsets: torch.dtype | None, seed: int = 0
+    levels: Levels,
+    out: int,
+    width: int,
+    size: int,
+    scales: torch.dtype,
+    offsets: torch.dtype | None,
+    seed: int = 0,
+    blocks: int = 0,
 ) -> GroupWeights:
+    """Draws weights. Integer dtypes are multiples: of the scales, or of the numbers of `blocks` groups each."""
     rng = np.random.default_rng(seed)
     values = torch.from_numpy(rng.integers(0, len(levels.numbers), (out, width)).astype(np.uint8))
     if levels is E4M3:
         values[(values & 127) == 127] = 0  # NaN
     groups = -(-width // size)
-    scale = torch.from_numpy(rng.uniform(0.01, 0.1, (out, groups))).to(scales)
-    offset = None if offsets is None else torch.from_numpy(rng.normal(size=(out, groups))).to(offsets)
-    return GroupWeights(levels, values, scale, offset, size)
+
+    def numbers(low: float, high: float, dtype: torch.dtype, count: int) -> Tensor:
+        if not dtype.is_floating_point:
+            return torch.from_numpy(rng.integers(-9, 64, (out, count))).to(dtype)
+        return torch.from_numpy(rng.uniform(low, high, (out, count))).to(dtype)
+
+    scale = numbers(0.01, 0.1, torch.int8 if blocks else scales, groups)
+    offset = None if offsets is None else numbers(-1, 1, torch.int8 if blocks else offsets, groups)
+    if not blocks:
+        return GroupWeights(levels, values, scale, offset, size)
+    count = groups // blocks
+    of_blocks = None if offsets is None else numbers(-0.1, 0.1, scales, count)
+    return GroupWeights(
+        levels, values, scale, offset, size, blocks=GroupBlocks(numbers(0.001, 0.01, scales, count), of_blocks, blocks)
+    )
 
 
 def product_of(machine: Machine, groups: GroupWeights, element: Element, gated: bool = False) -> KernelLinear:
-    inputs = run_inputs(groups, element)
-    assert inputs is not None
-    offsets = None if groups.offsets is None else groups.offsets.dtype
-    panels = GroupPanels(element, groups.levels, inputs, groups.scales.dtype, offsets)
-    return KernelLinear(machine, KernelGroups(panels, groups), gated=gated)
+    panels = panels_of(groups, element)
+    assert panels is not None
+    return KernelLinear(machine, [KernelGroups(panels, groups)], gated=gated)
 
 
 def near(machine: Machine, groups: GroupWeights, element: Element, rows: int) -> None:
@@ -76,7 +98,7 @@ def test_equals_the_product_of_what_the_groups_stand_for(
     st.integers(1, 100),
     st.sampled_from([(32, 3), (16, 5), (8, 9), (64, 4), (128, 3), (200, 2), (512, 1), (24, 1)]),
     st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
-    st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32]),
+    st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int16]),
     st.sampled_from(ROWS),
     st.integers(0, 2**16),
 )
@@ -91,7 +113,33 @@ def test_any_shape(
     seed: int,
 ) -> None:
     size, count = shape
-    near(the_machine(), drawn(levels, out, size * count, size, scales, offsets, seed), element, rows)
+    if size % GroupWords(element, levels).inputs == 0:
+        near(the_machine(), drawn(levels, out, size * count, size, scales, offsets, seed), element, rows)
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    st.sampled_from([FLOAT, BFLOAT]),
+    st.sampled_from([UINT2, INT4, UINT4, UINT5, INT6]),
+    st.integers(1, 100),
+    st.sampled_from([(16, 16, 1), (32, 8, 2), (32, 4, 3)]),
+    st.sampled_from([None, torch.float16]),
+    st.sampled_from(ROWS),
+    st.integers(0, 2**16),
+)
+def test_any_blocks(
+    element: Element,
+    levels: Levels,
+    out: int,
+    shape: tuple[int, int, int],
+    offsets: torch.dtype | None,
+    rows: int,
+    seed: int,
+) -> None:
+    size, together, count = shape
+    if size % GroupWords(element, levels).inputs == 0:
+        width = size * together * count
+        near(the_machine(), drawn(levels, out, width, size, torch.float16, offsets, seed, together), element, rows)
 
 
 @pytest.mark.parametrize("element", [FLOAT, BFLOAT], ids=lambda e: e.name)
@@ -124,7 +172,7 @@ def test_other_cpus_have_the_numbers_too(cpu: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: cpu)
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap({}))
     machine = Machine(Compiler(None), Team())
-    for levels in (INT4, INT8, E4M3):
+    for levels in (UINT2, INT4, UINT4, INT5, INT6, INT8, E4M3):
         assert can_decode(levels, has_pairs=False)
         for element in (FLOAT, BFLOAT):
             groups = drawn(levels, 40, 96, 32, torch.float16, torch.float16)
@@ -150,40 +198,73 @@ def test_levels_that_need_a_table_need_wide_registers() -> None:
     ],
 )
 def test_inputs_of_a_run(width: int, size: int, element: Element, expected: int | None) -> None:
-    assert run_inputs(drawn(INT4, 1, width, size, torch.float16, None), element) == expected
+    panels = panels_of(drawn(INT4, 1, width, size, torch.float16, None), element)
+    assert (panels.inputs if panels else None) == expected
 
 
-def neighbours_scale(of: GroupPanels, code: object, run: object) -> list[object]:
-    return [group_panels._load(code, run, of.scales, (1 - half) * 16) for half in range(2)]  # type: ignore[arg-type]
+def test_groups_of_a_block_that_is_cut_have_no_kernel() -> None:
+    assert panels_of(drawn(INT4, 1, 256, 32, torch.float16, None, blocks=8), BFLOAT) is not None
+    groups = drawn(INT4, 1, 256, 32, torch.float16, None, blocks=4)
+    assert groups.blocks is not None
+    assert panels_of(replace(groups, blocks=replace(groups.blocks, groups=3)), BFLOAT) is None
 
 
-def swapped(of: GroupPanels, values: Tensor) -> Tensor:
-    made = REAL_STEPS(of, values)
-    return made << 4 | made >> 4
+Right = Callable[..., Any]
 
 
-def shifted(of: GroupPanels, of_groups: Tensor, dtype: torch.dtype, size: int, runs: int) -> Tensor:
-    return REAL_HEADS(of, of_groups, dtype, size, runs).roll(1, 1)
+def other_half(load: Right) -> Right:
+    def other(*given: object) -> Factors:
+        made = load(*given)
+        return replace(made, scales=made.scales[::-1])
+
+    return other
 
 
-REAL_STEPS, REAL_HEADS = GroupPanels._steps_of, GroupPanels._heads
+def swapped(laid: Right) -> Right:
+    def other(*given: object) -> Tensor:
+        made = laid(*given)
+        return made << 4 | made >> 4
+
+    return other
+
+
+def shifted(heads: Right) -> Right:
+    return lambda *given: heads(*given).roll(1, 1)
+
+
+def without_offsets(of_run: Right) -> Right:
+    return lambda *given: replace(of_run(*given), offsets=None)
+
+
+def without_block(of_run: Right) -> Right:
+    return lambda of, code, run, _: of_run(of, code, run, None)
+
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "scales of other outputs": lambda patch: patch.setattr(GroupPanels, "factors", neighbours_scale),
-    "nibbles in another order": lambda patch: patch.setattr(GroupPanels, "_steps_of", swapped),
-    "scales of the neighbouring group": lambda patch: patch.setattr(GroupPanels, "_heads", shifted),
-    "offsets left out": lambda patch: patch.setattr(GroupPanels, "additions", lambda *_: None),
+    "scales of other outputs": lambda patch: plant(patch, FactorTypes, "load", other_half),
+    "nibbles in another order": lambda patch: plant(patch, GroupWords, "laid", swapped),
+    "scales of the neighbouring group": lambda patch: plant(patch, group_panels, "_beside", shifted),
+    "offsets left out": lambda patch: plant(patch, GroupPanels, "of_run", without_offsets),
+    "the scale of a block left out": lambda patch: plant(patch, GroupPanels, "of_run", without_block),
     "a zero point off by one": lambda patch: patch.setattr(
         GroupPanels, "laid", lambda of, groups: REAL_LAID(of, replace(groups, values=(groups.values + 1) & 15))
     ),
+    "upper bits of the neighbouring input": lambda patch: patch.setattr(group_words, "SHIFTS_UP", 3),
     "sums of the first row's inputs for all": lambda patch: patch.setattr(group_sums, "MOST_RUNS", 0),
 }
 REAL_LAID: Callable[[GroupPanels, PanelGroups], Tensor] = GroupPanels.laid
+
+
+def near_both(machine: Machine, *weights: GroupWeights) -> None:
+    for groups in weights:
+        near(machine, groups, FLOAT, 9)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(Compiler(None), Team())  # compiles anew
     FAULTS[fault](monkeypatch)
+    four = drawn(INT4, 64, 256, 32, torch.float16, torch.float16)
+    five = drawn(UINT5, 64, 256, 32, torch.float16, torch.float16, blocks=8)
     with pytest.raises(AssertionError):
-        near(machine, drawn(INT4, 64, 128, 32, torch.float16, torch.float16), FLOAT, 9)
+        near_both(machine, four, five)

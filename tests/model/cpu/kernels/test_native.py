@@ -1,4 +1,4 @@
-"""Compiled kernels are kept for the next start, where nobody else can put any."""
+"""Compiled kernels are kept for the next start, where no other user can put any."""
 
 import logging
 import os

@@ -58,7 +58,7 @@ class TritonPool(Pool):
         for attention in (self.attention, self.reference):
             attention.write(
                 layer,
-                *(self._of(part, slices) for part in (self.keys, self.values)),
+                *(self.packed(part, slices) for part in (self.keys, self.values)),
                 attention.plan(self.shape(slices)),
             )
 
@@ -69,7 +69,7 @@ class TritonPool(Pool):
         finally:
             self.attention = attention
 
-    def _of(self, tensors: list[Tensor], slices: Slices) -> Tensor:
+    def packed(self, tensors: list[Tensor], slices: Slices) -> Tensor:
         return torch.cat([tensors[sequence][start : start + count] for sequence, start, count in slices])
 
 
@@ -171,7 +171,7 @@ def fixed_step(pool: TritonPool, now: Slices, layer: int) -> list[Tensor]:
 
     def filled(tensors: list[Tensor], heads: int) -> Tensor:
         nothing = torch.full((more, heads, pool.case.head_dim), torch.nan, dtype=pool.dtype, device=DEVICE)
-        return torch.cat((pool._of(tensors, now), nothing))
+        return torch.cat((pool.packed(tensors, now), nothing))
 
     pool.attention.write(layer, filled(pool.keys, pool.case.kv_heads), filled(pool.values, pool.case.kv_heads), plan)
     return list(pool.attention.attend(layer, filled(pool.queries, pool.heads), plan)[: len(now)].split(1))
@@ -257,7 +257,7 @@ def test_any_number_of_parts_is_joined(count: int) -> None:
     tops[unseen], totals[unseen], parts[unseen] = -torch.inf, 0.0, 0.0
     out = torch.full((5, 2, 24), torch.nan, device=DEVICE)
     sums, joins = torch.stack((tops, totals), -1), torch.tensor([[4, 3, count, 0]], dtype=torch.int32)
-    join_parts[(1, 2)](out, *(x.to(DEVICE) for x in (parts, sums, joins)), DIM=24, WIDE=32, AT_ONCE=16)
+    join_parts[(1, 2)](out, *(x.to(DEVICE) for x in (parts, sums, joins)), HEAD_DIM=24, PADDED_DIM=32, PARTS_AT_ONCE=16)
     weights = torch.exp2(tops[3:].double() - tops[3:].double().amax(0))[..., None]
     expected = (weights * parts[3:]).sum(0) / (weights[..., 0] * totals[3:]).sum(0)[:, None]
     torch.testing.assert_close(out[4].cpu().double(), expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,74 @@
+"""Moves of pages around a step: to and from the host, within the pool, and out of it for other engines."""
+
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cache_manager.layout import KVLayout
+from model.attention.backend import AttentionBackend
+from model.page_store import Store
+from scheduler.step import StepPlan
+
+
+class PageMoves:
+    """Applies the moves of plans to the KV pool, and knows the layer group of each page.
+
+    Attributes:
+        store: Memory that pages are swapped to; None without swapping.
+    """
+
+    def __init__(
+        self, attention: AttentionBackend, layout: KVLayout, pages: int, poison: bool, store: Store | None
+    ) -> None:
+        """Makes moves for a pool that is allocated already.
+
+        Args:
+            attention: Back end that owns the KV pool.
+            layout: Layout of the KV pool.
+            pages: The number of pages.
+            poison: Fill freed pages with NaN.
+            store: Memory that pages are swapped to. None without swapping.
+        """
+        self.store, self._attention, self._poison = store, attention, poison
+        self._has_groups = len(layout.groups) > 1
+        self._groups_of_pages = np.zeros(pages, np.int32)  # the layer group that each page was last given to
+
+    def apply(self, plan: StepPlan) -> tuple[tuple[int, ...], float]:
+        """Moves the pages of a plan, before its slices are computed.
+
+        The order is the plan's: pages are saved before any is poisoned, copied or filled, since their content is then
+        gone.
+
+        Returns:
+            Pages that could not be loaded, as `StepResult.lost_pages`; seconds, as `StepResult.swap_seconds`.
+        """
+        began, lost = time.perf_counter(), ()
+        if self.store is not None and len(plan.swap_outs):
+            self.store.save(self._with_groups(plan.swap_outs, plan.swap_outs[:, 0]))
+        swapped = time.perf_counter() - began
+        if self._poison and len(plan.freed):
+            self._attention.poison(plan.freed)
+        # A page keeps its group until it is given to a row again: a swap-out reads it after the row has left.
+        if len(plan.grown) and self._has_groups:
+            self._groups_of_pages[plan.grown[:, 3]] = plan.grown[:, 0]
+        if len(plan.copies):
+            self._attention.copy(plan.copies)
+        began = time.perf_counter()
+        if self.store is not None and len(plan.swap_ins):
+            lost = tuple(self.store.load(self._with_groups(plan.swap_ins, plan.swap_ins[:, 1])).tolist())
+        for transfer in (join.transfer for join in plan.joins):
+            if transfer is not None:
+                groups = self._groups_of_pages[transfer.pages]
+                self._attention.import_pages(transfer.pages, groups, torch.from_numpy(transfer.content))
+        return lost, swapped + time.perf_counter() - began
+
+    def export(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """Copies pages to the host, see `Runner.export`."""
+        content: NDArray[np.uint8] = self._attention.export(pages, self._groups_of_pages[pages]).cpu().numpy()
+        return content
+
+    def _with_groups(self, moves: NDArray[np.int32], pages: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Returns [n, 3] the moves, each with the layer group of its page."""
+        return np.column_stack((moves, self._groups_of_pages[pages]))
