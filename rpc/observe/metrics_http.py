@@ -20,6 +20,7 @@ App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 MOST_READERS = 16  # connections at once; further ones are closed
 SECONDS = 10.0  # longest silence of a reader
+LOOK_SECONDS = 0.05  # between looks for the end of the server
 OPENMETRICS = "application/openmetrics-text"
 
 
@@ -69,7 +70,8 @@ def serve_metrics(port: int, registry: CollectorRegistry, host: str = "127.0.0.1
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     kind = _MetricsServerIPv6 if family == socket.AF_INET6 else _MetricsServer
     server = make_server(host, port, metrics_app(registry), kind, MetricsHandler)
-    threading.Thread(target=server.serve_forever, name="quire-metrics", daemon=True).start()
+    # A server that ends waits for the thread's next look: half a second with the library's own interval.
+    threading.Thread(target=server.serve_forever, args=(LOOK_SECONDS,), name="quire-metrics", daemon=True).start()
     return server
 
 
