@@ -118,10 +118,12 @@ def read_stacked(
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Joins weights, one below the other.
+    """Joins weights, one below the other; a single one is not copied.
 
     Weights without numbers are not joined by torch: its way of doing that takes 0.8 s to import.
     """
+    if len(parts) == 1:
+        return parts[0]
     if parts[0].is_meta:
         return parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]))
     return torch.cat(list(parts))

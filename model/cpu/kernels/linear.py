@@ -111,6 +111,8 @@ def in_panels(outputs: Tensor, gated: bool) -> Tensor:
         rows = outputs.new_zeros((2, need, width))
         rows[0, :half], rows[1, :half] = outputs[:half], outputs[half:]
         return rows.view(2, -1, LANES, width).transpose(0, 1).reshape(-1, PANEL, width)
+    if out % PANEL == 0:
+        return outputs.reshape(-1, PANEL, width)  # of a large output layer a copy would be the peak of loading
     rows = outputs.new_zeros((-(-out // PANEL) * PANEL, width))
     rows[:out] = outputs
     return rows.view(-1, PANEL, width)
