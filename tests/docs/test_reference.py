@@ -12,6 +12,7 @@ from docs.pages_of_code.__main__ import PAGES
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = (ROOT / "docs/benchmarks.md").read_text()
+QUANTIZED = ROOT / "bench/results/quantized.csv"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -41,12 +42,13 @@ def test_the_chart_shows_the_data() -> None:
             assert f">{rate:,.1f}<" in shown, "run `make charts`"
 
 
-def test_the_tables_of_the_benchmarks_have_the_data() -> None:
+@pytest.mark.parametrize(("data", "least"), [(charts.DATA, 60), (QUANTIZED, 30)])
+def test_the_tables_of_the_benchmarks_have_the_data(data: Path, least: int) -> None:
     cells = re.findall(r"(?<=\| )[^|]+(?= \|)", BENCHMARKS)
     numbers = {float(number.replace(",", "")) for cell in cells for number in re.findall(r"\d[\d,]*(?:\.\d+)?", cell)}
-    with charts.DATA.open(newline="") as file:
+    with data.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) > 60
+    assert len(rows) > least
     for row in rows:
         for column in ("value", "percent_of_limit"):
             assert not row[column] or float(row[column]) in numbers, row
