@@ -29,9 +29,12 @@ def test_the_loss_is_that_of_nearest_rounding(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ENCODERS, ids=lambda kind: kind.name)
-@given(seed=st.integers(0, 2**32 - 1), size=st.floats(1e-3, 1e3))
+@given(seed=st.integers(0, 2**32 - 1), size=st.floats(1e-2, 1e3))
 def test_no_weight_is_farther_off_than_a_step(kind: Kind, seed: int, size: float) -> None:
-    """Whatever the largest weight of a block is, and wherever it stands."""
+    """Whatever the largest weight of a block is, and wherever it stands.
+
+    The scale of a block is in float16: that of weights below 1e-2 has so few bits that it is off by a step itself.
+    """
     rng = np.random.default_rng(seed)
     rows = (rng.normal(size=(2, 512)) * rng.uniform(0.1, 1, (2, 512)) ** 4 * size).astype(np.float32)
     lost = np.abs(rows - decode(encode(rows, kind), kind))
