@@ -45,9 +45,14 @@ class ScaleLayout:
         return stored if self.rows == 1 else stored.repeat_interleave(self.rows, dim=0)[:outputs]
 
 
+def kept_scales(scales: Tensor) -> Tensor:
+    """Returns scales as they are stored where kernels read that, in float32 otherwise."""
+    return scales if scales.dtype in (torch.float16, torch.bfloat16, torch.float32) else scales.float()
+
+
 def finite_scales(weight: StoredWeight, key: str) -> Tensor:
-    """Returns scales as they are stored. Raises CheckpointError where one is not finite."""
-    scales = weight[key]
+    """Returns scales as `kept_scales`. Raises CheckpointError where one is not finite."""
+    scales = kept_scales(weight[key])
     if not scales.is_meta and not torch.isfinite(scales).all():
         raise CheckpointError(f"{weight.name}.{key} holds values that are infinite or not a number")
     return scales

@@ -16,6 +16,7 @@ from torch import Tensor
 from model.errors import CheckpointError
 from model.fields import Fields
 from model.weight_formats.levels import INT4, INT8, Levels, unpack_bits
+from model.weight_formats.scales import kept_scales
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
 
 WORD = 32  # bits
@@ -114,7 +115,7 @@ class Packing:
         Raises:
             CheckpointError: A scale is not finite, or a zero point is not what config.json says.
         """
-        scales, middle = weight["scales"].T, -int(self.levels.numbers[0])
+        scales, middle = kept_scales(weight["scales"].T), -int(self.levels.numbers[0])
         if not scales.is_meta and not torch.isfinite(scales).all():
             raise CheckpointError(f"{weight.name}.scales holds a value that is infinite or not a number")
         if not self.middle:

@@ -107,7 +107,7 @@ def test_causes_and_lifetimes_of_pages_that_lost_their_names():
     leave(manager, A)
     manager.pool.begin(107.0, 2)
     evict(manager, 2)
-    assert dict(manager.prefix.evicted) == {Cause.CAPACITY: 2}
+    assert dict(manager.prefix.evicted) == {Cause.CAPACITY: 2, Cause.RESET: 0, Cause.FAULT: 0}
     expected = [0] * (len(LIFETIMES) + 1)
     expected[LIFETIMES.index(10)] = 2
     assert manager.prefix.lifetimes.tolist() == expected
