@@ -56,7 +56,7 @@ class DecoderCalls:
         table, projection = decoder.embedding.tokens, decoder.embedding.projection
         self._element = ELEMENTS[table.dtype]
         self._calls: list[Call | HostCall] = []
-        self._buffers: dict[tuple[str, int, int], Buffer] = {}
+        self._buffers: dict[tuple[str, int, str, int], Buffer] = {}
         self._routes: dict[tuple[int, int], Routes] = {}
         self._angle_tables: dict[int, tuple[Tensor, Tensor]] = {}
         self.cells = Cells(tokens)
@@ -107,10 +107,14 @@ class DecoderCalls:
         self._calls.append(Call(name, write, arguments))
 
     def _buffer(self, name: str, width: int, element: Element | None = None, times: int = 1) -> Buffer:
-        """Returns the buffer of this name and width, which all layers share; `times` is its rows for each token."""
-        key = name, width, times
+        """Returns the buffer of this name, width and element, which all layers share; `times` is its rows for a token.
+
+        The output layer uses such buffers too, and may have more rows than a step has tokens.
+        """
+        kind = element or self._element
+        key = name, width, kind.name, times
         if key not in self._buffers:
-            self._buffers[key] = Buffer.of(self._tokens * times, width, element or self._element)
+            self._buffers[key] = Buffer.of(max(self._tokens, self._wanted) * times, width, kind)
         return self._buffers[key]
 
     @staticmethod
