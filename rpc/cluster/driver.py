@@ -52,6 +52,7 @@ ENVIRONMENT = {
 }
 ON_ONE_MACHINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # no other machine takes part, so every port is on loopback
+    "AUTOSCALER_METRIC_PORT": "0",  # any: Ray's monitor goes without metrics where another cluster has its usual 44217
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # of 60, in which threads that look for a dead GCS burn two cores
 }
 

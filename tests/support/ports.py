@@ -52,8 +52,7 @@ def addresses(server: RunningServer) -> tuple[str, str, str]:
 def check_those_of_ray(server: RunningServer) -> None:
     """Each is in its table, and each row of that is there."""
     own = {int(address.removesuffix("/metrics").rpartition(":")[2]) for address in addresses(server)}
-    # Another cluster of this machine may have 44217: then Ray takes the next port that is free.
-    table = [Row(row.processes, "any", row.bound, row.flags) for row in rows("`--ray`")]
+    table = rows("`--ray`")
 
     def found() -> list[tuple[str, str, int]]:
         return [socket for socket in listening(server) if socket[2] not in own]
