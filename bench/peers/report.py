@@ -19,7 +19,7 @@ from bench.peers.workloads import Workload
 
 
 class MeasuredSide(Protocol):
-    """What a report says of a side beside its runs; see `sides.PeerProcess`."""
+    """The side of a report, beside its runs; see `sides.PeerProcess`."""
 
     name: str
     weights: int

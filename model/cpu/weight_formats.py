@@ -73,7 +73,7 @@ class _Part:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What parts that are one have alike."""
+        """The layout and the order: parts with the same ones become one."""
         if self.groups is None:
             return ()
         order = None if self.order is None or self.order.is_meta else self.order.numpy().tobytes()
