@@ -5,6 +5,8 @@ only the pages within it.
 
 Layers are cut into groups, each with page tables of its own, as in vLLM's hybrid KV cache manager. All groups take
 pages of one size from one pool. If layers differ in shape, groups differ in how many layers fill a page.
+
+A recurrent layer keeps a state of fixed size instead of KV: `cache_manager.states` cuts it into pages.
 """
 
 from bisect import bisect_right
@@ -13,8 +15,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import gcd, lcm
 
+from cache_manager.states import RecurrentLayer, StateCut, cut_states
+
 MOST_TOKENS = 2**31 - 1
 TOKENS_TOGETHER = 16  # tokens that kernels read together, where a page has a multiple of them
+STATE_WINDOW = 2  # entries: see `KVLayout.windows`
+CHECKPOINT_COST = 2  # memory of a checkpoint, in times the KV of its tokens
+MOST_INTERVAL = 1024  # tokens between two checkpoints: a prefix hit computes up to as many again
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +32,22 @@ class KVShape:
         heads: KV heads.
         key_dim: Elements of a key of one head.
         value_dim: Elements of a value of one head.
+        latent: Whether a value is the first elements of its key, so that keys alone are kept (latent attention).
     """
 
     heads: int
     key_dim: int
     value_dim: int
+    latent: bool = False
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Elements of what is kept of a head: its key and, unless it is in the key, its value."""
+        return (self.key_dim,) if self.latent else (self.key_dim, self.value_dim)
 
     @property
     def elements(self) -> int:
-        return self.heads * (self.key_dim + self.value_dim)
+        return self.heads * sum(self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +108,34 @@ class KVLayout:
     """Shape of the KV cache of one model.
 
     Attributes:
-        groups: The layer groups. Llama has one.
+        groups: The layer groups that keep KV. Llama has one.
         element_bytes: Bytes of an element.
         page_size: Tokens a page.
-        scale_bytes: Bytes of scales beside the elements (8-bit KV), a token and head, once for K and once for V.
-        windows: Window of each group; () where no group has one.
+        scale_bytes: Bytes of scales beside the elements (8-bit KV), a token and head, once for each of K and V that is
+            kept.
+        recurrent: The recurrent layers. Their tables follow those of the groups: one for each page of a state.
+        windows: Window of each table; () where no table has one. That of a state's table is 2: the next token needs the
+            state before it, which may be that of the entry before its own.
         page_bytes: Bytes of one page, the same in every group: `page_size` tokens in all layers of the largest group.
             If groups differ, a multiple of what each group needs for the tokens that kernels read together.
+        interval: Tokens of an entry of a state's table, a multiple of the page size; 0 without recurrent layers. An
+            entry holds the state after its tokens: a checkpoint once all of them are computed.
+        states: Places of the recurrent layers' states in pages.
 
     Raises:
-        ValueError: The page size or a window is below 1, or a group has no layers.
+        ValueError: The page size or a window is below 1, a group has no layers, or there are recurrent layers and no
+            group without a window.
     """
 
     groups: tuple[LayerGroup, ...]
     element_bytes: int
     page_size: int
     scale_bytes: int = 0
+    recurrent: tuple[RecurrentLayer, ...] = ()
     windows: tuple[int | None, ...] = field(init=False)
     page_bytes: int = field(init=False)
+    interval: int = field(init=False)
+    states: StateCut = field(init=False)
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
@@ -121,10 +145,27 @@ class KVLayout:
         windows = tuple(group.window for group in self.groups)
         if any(window is not None and window < 1 for window in windows):
             raise ValueError(f"windows are {windows}, each must be at least 1 token")
-        object.__setattr__(self, "windows", windows if any(window is not None for window in windows) else ())
-        most = max(map(self.group_bytes, range(len(self.groups))))
+        if self.recurrent and None not in windows:
+            raise ValueError("recurrent layers need a group without a window, whose pages lead to their states")
+        most = max(*map(self.group_bytes, range(len(self.groups))), *(one.largest for one in self.recurrent), 0)
         step = gcd(self.page_size, TOKENS_TOGETHER) * lcm(*map(self.layer_bytes, range(len(self.groups))))
-        object.__setattr__(self, "page_bytes", most if self.same_shapes else -(-most // step) * step)
+        whole = self.same_shapes and not self.recurrent
+        page_bytes = most if whole else -(-most // step) * step
+        states = cut_states(self.recurrent, page_bytes)
+        windows += (STATE_WINDOW,) * states.pages
+        object.__setattr__(self, "windows", windows if any(window is not None for window in windows) else ())
+        object.__setattr__(self, "page_bytes", page_bytes)
+        object.__setattr__(self, "states", states)
+        object.__setattr__(self, "interval", self._checkpoint_interval() if self.recurrent else 0)
+
+    def _checkpoint_interval(self) -> int:
+        """Returns the tokens between two checkpoints.
+
+        A checkpoint takes at most `CHECKPOINT_COST` times the memory that the KV of these tokens takes, as long as it
+        is not more than `MOST_INTERVAL` tokens away from the next one.
+        """
+        tokens = self.states.pages * self.page_bytes // (CHECKPOINT_COST * self.token_bytes) + 1
+        return -(-min(tokens, MOST_INTERVAL) // self.page_size) * self.page_size
 
     @classmethod
     def uniform(
@@ -156,7 +197,21 @@ class KVLayout:
     def without_windows(self) -> "KVLayout":
         """Returns the layout that keeps the pages of all tokens in every group."""
         groups = tuple(replace(group, window=None) for group in self.groups)
-        return KVLayout(groups, self.element_bytes, self.page_size, self.scale_bytes)
+        return KVLayout(groups, self.element_bytes, self.page_size, self.scale_bytes, self.recurrent)
+
+    @property
+    def tables(self) -> int:
+        """Page tables of a row: one for each group, then one for each page of a state."""
+        return len(self.groups) + self.states.pages
+
+    @property
+    def state_tables(self) -> range:
+        """Numbers of the tables whose entries are states."""
+        return range(len(self.groups), self.tables)
+
+    def entry_tokens(self, table: int) -> int:
+        """Returns the tokens of one entry of a page table."""
+        return self.page_size if table < len(self.groups) else self.interval
 
     @property
     def same_shapes(self) -> bool:
@@ -166,7 +221,7 @@ class KVLayout:
     def layer_bytes(self, group: int) -> int:
         """Returns the bytes of one token in one layer of a group."""
         shape = self.groups[group].shape
-        return shape.elements * self.element_bytes + 2 * shape.heads * self.scale_bytes
+        return shape.elements * self.element_bytes + len(shape.kept) * shape.heads * self.scale_bytes
 
     def group_bytes(self, group: int) -> int:
         """Returns the bytes of a page that the layers of a group use."""
@@ -174,11 +229,11 @@ class KVLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token takes over all groups."""
+        """Bytes that one token takes over all groups. States of recurrent layers do not grow with tokens."""
         return self.page_bytes * len(self.groups) // self.page_size
 
-    def window(self, group: int) -> int | None:
-        return self.groups[group].window
+    def window(self, table: int) -> int | None:
+        return self.groups[table].window if table < len(self.groups) else STATE_WINDOW
 
     def pages_before(self, window: int) -> int:
         """Returns how many earlier pages the first token of a page sees.
@@ -187,17 +242,19 @@ class KVLayout:
         """
         return max(1, -(-(window - 1) // self.page_size))
 
-    def pages_within(self, window: int, ahead: int) -> int:
-        """Returns the most pages that a sequence holds in a group with a window.
+    def pages_within(self, window: int, ahead: int, size: int | None = None) -> int:
+        """Returns the most entries that a sequence holds in a table with a window.
 
         Args:
             window: Tokens that a token sees, itself included.
             ahead: Tokens of the sequence that are being computed at one time.
+            size: Tokens of an entry; None: the page size.
         """
-        return -(-(max(window, self.page_size) - 1 + ahead) // self.page_size) + 1
+        size = size or self.page_size
+        return -(-(max(window, size) - 1 + ahead) // size) + 1
 
     def pages_for(self, tokens: int, ahead: int = MOST_TOKENS) -> int:
-        """Returns the pages, over all groups, of one sequence.
+        """Returns the pages, over all tables, of one sequence.
 
         Pages that lie wholly before a group's window do not count.
 
@@ -206,8 +263,14 @@ class KVLayout:
             ahead: Tokens that are being computed at one time, at most.
         """
         pages = -(-tokens // self.page_size)
-        windows = self.windows or (None,) * len(self.groups)
-        return sum(pages if window is None else min(pages, self.pages_within(window, ahead)) for window in windows)
+        if not self.windows:
+            return pages * len(self.groups)
+        windows = self.windows[: len(self.groups)]
+        total = sum(pages if window is None else min(pages, self.pages_within(window, ahead)) for window in windows)
+        if self.recurrent:
+            most = self.pages_within(STATE_WINDOW, ahead, self.interval)
+            total += self.states.pages * min(-(-tokens // self.interval), most)
+        return total
 
     def tokens_in(self, pages: int, ahead: int = MOST_TOKENS) -> int:
         """Returns the longest sequence, in tokens of whole pages, that fits into pages; at most `MOST_TOKENS`.

@@ -30,6 +30,7 @@ class PrefixLookup:
         self.layout, self._pool, self._published = layout, pool, published
         self._index = pool.prefix.index
         self._groups = range(len(layout.groups))
+        self._states = layout.state_tables
         self._windowed = bool(layout.windows)
 
     def match(self, chain: HashChain, most: int, transferred: Collection[BlockHash] = ()) -> Match:
@@ -55,21 +56,27 @@ class PrefixLookup:
             return NO_MATCH
         nodes = self._index.find(chain, most)
         kept = tier.find(chain, len(nodes), most) if tier is not None and self._pool.swaps else []
-        here = len(nodes) + len(kept)
+        here, next_page = len(nodes) + len(kept), len(nodes)
         received = list(takewhile(transferred.__contains__, islice(chain.hashes, here, most))) if transferred else []
         pages = here + len(received)
         if self._windowed and pages:
             pages = self._valid(nodes, kept, len(received))
             nodes, kept, received = nodes[:pages], kept[: max(0, pages - len(nodes))], received[: max(0, pages - here)]
-        awaited = self._published.awaited(chain, len(nodes), most)
+        # With states a prefix ends at a checkpoint. A row to wait for is at the page after all that it has published.
+        awaited = self._published.awaited(chain, next_page if self._states else len(nodes), most)
         if self._windowed and pages * size < chain.scope.bidirectional:
             nodes, kept, received, pages = [], [], [], 0
         return Match(pages * size, nodes, kept, received, firsts(self.layout, pages), awaited)
 
     def pages_of(self, match: Match) -> list[Pages]:
-        """Returns the published pages that a match uses, by group."""
+        """Returns the published pages that a match uses, by table."""
         pages = self._index.pages
-        return [pages[g, match.nodes[match.firsts[g] :] if match.firsts else match.nodes] for g in self._groups]
+        used = [pages[g, match.nodes[match.firsts[g] :] if match.firsts else match.nodes] for g in self._groups]
+        if self._states:
+            here = match.tokens == len(match.nodes) * self.layout.page_size  # else the state is in the host tier
+            last = match.nodes[-1:] if here else []
+            used += [pages[table, last] for table in self._states]
+        return used
 
     def _unknown(self, block_hash: BlockHash) -> bool:
         """Whether a page is neither published, nor being computed, nor in the host tier."""

@@ -10,6 +10,9 @@ a fork gets a copy of that one page first.
 A layer group with a window keeps the pages that the next token sees, and drops earlier ones as the sequence grows.
 Published ones stay cached until the pool needs them, as in vLLM's hybrid KV cache manager. `cache_manager.lookup` finds
 the prefixes that are at hand.
+
+A state of recurrent layers is written in place until the tokens of its entry are computed. Then it is a checkpoint,
+which nothing writes any more: the next token reads it, and writes the state of the next entry.
 """
 
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ from cache_manager.allocator import LedgerError, Pages
 from cache_manager.block_hash import HashChain
 from cache_manager.cached import PolicyMaker
 from cache_manager.eviction import LeastRecentlyUsed
-from cache_manager.layout import MOST_TOKENS, KVLayout
+from cache_manager.layout import MOST_TOKENS, STATE_WINDOW, KVLayout
 from cache_manager.lookup import PrefixLookup
 from cache_manager.matching import NO_MATCH, Match
 from cache_manager.pool import PagePool
@@ -47,8 +50,7 @@ class CacheManager:
         pages: Pages of the pool.
         rows: Rows of the batch.
         make_policy: Makes the eviction policy.
-        ahead: Tokens of one sequence that steps in flight compute at most. A group with a window gets no more slots in
-            advance.
+        ahead: The most tokens of one sequence that steps in flight compute, and a windowed group has slots for.
         tier: Home of copies of evicted pages; None without one.
 
     Attributes:
@@ -72,12 +74,15 @@ class CacheManager:
         tier: HostTier | None = None,
     ) -> None:
         self.layout, self.ahead = layout, ahead
-        self._groups = range(len(layout.groups))
-        self._windows = {group: window for group in self._groups if (window := layout.window(group)) is not None}
+        self._groups = range(layout.tables)
+        self._kv, self._states = range(len(layout.groups)), layout.state_tables
+        self._windows = {group: window for group in self._kv if (window := layout.window(group)) is not None}
+        self._sizes = np.array([layout.entry_tokens(table) for table in self._groups], np.int32)[:, None]
+        self._span = max(1, layout.interval // layout.page_size)
         # A holder of a page of this group holds all pages before it, so a row's pages lead through the index.
-        anchor = next((group for group in self._groups if group not in self._windows), None)
-        self.tables = PageTables(len(layout.groups), rows)
-        index = PrefixIndex(len(layout.groups), pages, bool(self._windows))
+        anchor = next((group for group in self._kv if group not in self._windows), None)
+        self.tables = PageTables(layout.tables, rows, layout.states.pages, self._span)
+        index = PrefixIndex(layout.tables, pages, bool(layout.windows))
         self.pool = PagePool(pages, index, make_policy, anchor, tier)
         self.allocator, self.prefix = self.pool.allocator, self.pool.prefix
         self.owners = np.full(rows, -1, np.int64)
@@ -91,8 +96,9 @@ class CacheManager:
         Args:
             scheduled: Sum of the scheduled tokens of all rows.
         """
-        # `reach` counts pages that left a window too, as `scheduled` counts their tokens.
-        return self.tables.reach * self.layout.page_size - len(self._groups) * scheduled
+        # `reach` counts pages that left a window too, as `scheduled` counts their tokens. States have no slots.
+        reach = int(self.tables.held[self._kv].sum()) if self._states else self.tables.reach
+        return reach * self.layout.page_size - len(self._kv) * scheduled
 
     # Sequences
 
@@ -105,15 +111,21 @@ class CacheManager:
             match: Prefix that the sequence continues from.
             tokens: Length of the sequence.
         """
-        total, need = -(-tokens // self.layout.page_size), 0
+        need = 0
         for group, pages in zip(self._groups, self.lookup.pages_of(match), strict=True):
-            first = match.firsts[group] if match.firsts else 0
+            first, total = match.firsts[group] if match.firsts else 0, -(-tokens // self.layout.entry_tokens(group))
             more = total - first - int(np.count_nonzero(self.allocator.counts[pages]))
             # Pages come back as they leave the window, which caps the need. Shared ones do not, so the cap stays whole.
-            if group in self._windows:
-                more = min(more, self.layout.pages_within(self._windows[group], self.ahead))
+            if (most := self._most_within(group)) is not None:
+                more = min(more, most)
             need += more
         return need
+
+    def _most_within(self, table: int) -> int | None:
+        """Returns the most entries that a row holds in a table with a window; None for one without."""
+        if table in self._states:
+            return self.layout.pages_within(STATE_WINDOW, self.ahead, self.layout.interval)
+        return self.layout.pages_within(self._windows[table], self.ahead) if table in self._windows else None
 
     def pages_still_to_take(self, rows: Ints, tokens: Ints) -> int:
         """Returns the pages that rows still take in groups with windows.
@@ -124,12 +136,17 @@ class CacheManager:
             rows: [n] int32 batch rows.
             tokens: [n] int32. Length of each that is computed in the end.
         """
-        pages, tables, total = 0, self.tables, -(-tokens // self.layout.page_size)
-        for group, window in self._windows.items():
-            first, held = tables.first[group, rows], tables.held[group, rows]
-            most = np.minimum(total - first, min(self.layout.pages_within(window, self.ahead), MOST_TOKENS))
-            pages += int(np.maximum(most - (held - first), 0).sum())
+        pages = sum(self._still_to_take(group, rows, tokens) for group in self._windows)
+        if self._states:  # all alike
+            pages += len(self._states) * self._still_to_take(self._states[0], rows, tokens)
         return pages
+
+    def _still_to_take(self, table: int, rows: Ints, tokens: Ints) -> int:
+        """Returns what `pages_still_to_take` does, of one table with a window."""
+        first, held = self.tables.first[table, rows], self.tables.held[table, rows]
+        total = -(-tokens // self.layout.entry_tokens(table))
+        most = np.minimum(total - first, min(self._most_within(table) or MOST_TOKENS, MOST_TOKENS))
+        return int(np.maximum(most - (held - first), 0).sum())
 
     def open(self, row: int, owner: int = -1, chain: HashChain | None = None, match: Match = NO_MATCH) -> None:
         """Starts a row's page table with the pages of a match.
@@ -167,8 +184,9 @@ class CacheManager:
             ends: [n] int32. Position after the last one that the row writes.
         """
         # A forked row may share the page that it writes next, which `grow` copies.
-        held = self.tables.held[0, rows] if len(self._groups) == 1 else self.tables.held[:, rows].min(axis=0)
-        return (held * self.layout.page_size >= ends) & ~self.forked[rows]
+        if len(self._groups) == 1:
+            return (self.tables.held[0, rows] * self.layout.page_size >= ends) & ~self.forked[rows]
+        return ((self.tables.held[:, rows] * self._sizes).min(axis=0) >= ends) & ~self.forked[rows]
 
     def grow(self, row: int, start: int, end: int) -> bool:
         """Gives a row slots of its own for positions start .. end - 1; in groups with windows, for the first `ahead`.
@@ -180,9 +198,12 @@ class CacheManager:
         soon = min(end, start + self.ahead)
         missing = [
             max(0, -(-(soon if group in self._windows else end) // size) - int(tables.held[group, row]))
-            for group in self._groups
+            for group in self._kv
         ]
-        shared = self._shared_from(row, start // size) if self.forked[row] else []
+        if self._states:  # all alike
+            entries = max(0, -(-soon // self.layout.interval) - int(tables.held[self._states[0], row]))
+            missing += [entries] * len(self._states)
+        shared = self._shared_from(row, start) if self.forked[row] else []
         # All pages are taken before anything is written, so a lack of pages changes nothing.
         taken = self.pool.take(sum(missing) + len(shared))
         if taken is None:
@@ -194,7 +215,7 @@ class CacheManager:
                 tables.append(group, row, pages)
         for i, (group, index) in enumerate(shared):
             # Only the page of `start` can hold earlier tokens, which the copy must have.
-            self._unshare(group, row, index, taken[i : i + 1], start > index * size)
+            self._unshare(group, row, index, taken[i : i + 1], start > index * self.layout.entry_tokens(group))
         self.forked[row] = False
         return True
 
@@ -220,14 +241,13 @@ class CacheManager:
 
         Args:
             step: The step that has run.
-            lost: Pages whose copy did not hold the stored content. These copies are dropped.
+            lost: Pages whose copy was wrong, which is dropped, and states that a step has spoilt.
 
         Returns:
             Rows that hold such a page: all that they have computed since is void.
         """
-        if self.pool.tier is None:
-            return []
-        self.pool.tier.arrived(step, lost)
+        if self.pool.tier is not None:
+            self.pool.tier.arrived(step, lost)
         rows = np.flatnonzero(self.tables.held.any(axis=0)).tolist() if lost else []
         return [row for row in rows if np.isin(self.tables.row(row), list(lost)).any()]
 
@@ -239,14 +259,14 @@ class CacheManager:
             ends: [n] int32. Position after the last one that the row writes.
         """
         due = -(-ends // self.layout.page_size) - 1
-        other = np.count_nonzero(self.tables.held[:, rows] != due)
-        return not other and not np.count_nonzero(self.forked[rows])
+        if self._states or np.count_nonzero(self.tables.held[:, rows] != due):  # states take pages at other times
+            return False
+        return not np.count_nonzero(self.forked[rows])
 
     def grow_by_page(self, rows: Ints) -> bool:
         """Gives each row one more page in every group: a fast path of `grow` for many decoding rows at once.
 
-        Legal where `lack_a_page` holds: no row is forked, so nothing must be copied, and all groups hold equally many
-        pages of a row.
+        Legal where `lack_a_page` holds: no row is forked, and all groups hold equally many pages of a row.
 
         Args:
             rows: [n] int32 distinct rows.
@@ -301,6 +321,17 @@ class CacheManager:
             for i in np.flatnonzero(firsts > tables.first[group, rows]).tolist():
                 gone = tables.cut(group, int(rows[i]), int(firsts[i]))
                 self.pool.drop_slid(gone)
+        if self._states:
+            self._drop_checkpoints(rows, computed)
+
+    def _drop_checkpoints(self, rows: Ints | NDArray[np.intp], computed: Ints) -> None:
+        """Drops the checkpoints of rows that have gone on from them. Published ones stay cached, in the usual order."""
+        firsts = np.minimum(
+            np.maximum(computed - 1, 0) // self.layout.interval, self.published.count[rows] // self._span
+        )
+        for i in np.flatnonzero(firsts > self.tables.first[self._states[0], rows]).tolist():
+            gone = [self.tables.cut(table, int(rows[i]), int(firsts[i])) for table in self._states]
+            self.pool.drop(np.concatenate(gone))
 
     def truncate(self, row: int, length: int) -> None:
         """Drops the pages that hold none of a row's first `length` tokens.
@@ -309,8 +340,11 @@ class CacheManager:
         pages are written again before they are read. No step in flight may touch the row.
 
         Raises:
-            LedgerError: A page beyond `length` is published: its block hash would stand for dropped tokens.
+            LedgerError: A page beyond `length` is published: its block hash would stand for dropped tokens. Or the row
+                has a state, which cannot lose tokens.
         """
+        if self._states:
+            raise LedgerError(f"row {row} has a recurrent state, which cannot lose tokens")
         keep = -(-length // self.layout.page_size)
         published = int(self.published.count[row])
         if published != CLOSED and published * self.layout.page_size > length:
@@ -337,13 +371,13 @@ class CacheManager:
             self.pool.changes.not_copied(np.setdiff1d(waiting, tables))
         self.pool.changes.row_left(row)
 
-    def _shared_from(self, row: int, index: int) -> list[tuple[int, int]]:
-        """Returns group and index of each page, from `index` on, that other rows hold too."""
+    def _shared_from(self, row: int, start: int) -> list[tuple[int, int]]:
+        """Returns group and index of each page, from position `start` on, that other rows hold too."""
         tables, holders = self.tables, self.pool.holders
         return [
             (group, i)
             for group in self._groups
-            for i in range(index, int(tables.held[group, row]))
+            for i in range(start // self.layout.entry_tokens(group), int(tables.held[group, row]))
             if holders(int(tables.pages[group, row, i])) > 1
         ]
 

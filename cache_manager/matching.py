@@ -35,7 +35,7 @@ class Match:
         nodes: Nodes of the pages in the pool, each the parent of the next.
         kept: Block hashes of the following pages, which have copies in the host tier.
         transferred: Block hashes of the pages after these, whose content came from another engine.
-        firsts: By group, index of the first page of the prefix that is used. () where all groups use all.
+        firsts: By table, index of the first entry of the prefix that is used. () where all use all.
         awaited: The last page that the prompt has in common with a row which is computing the next page; None without
             such a row.
     """
@@ -63,7 +63,9 @@ def valid_pages(pages: NDArray[np.int32], layout: KVLayout) -> int:
     """
     counts = np.arange(1, pages.shape[1] + 1)
     valid = np.ones(len(counts), np.bool_)
-    for group, window in enumerate(layout.windows):
+    if layout.recurrent:  # the next token reads the state after the prefix
+        valid = (pages[layout.state_tables] != NONE).all(axis=0)
+    for group, window in enumerate(layout.windows[: len(layout.groups)]):
         if window is not None:
             lacking = pages[group] == NONE
             run = counts - np.maximum.accumulate(np.where(lacking, counts, 0))  # pages since the last that is lacking
@@ -72,14 +74,16 @@ def valid_pages(pages: NDArray[np.int32], layout: KVLayout) -> int:
 
 
 def firsts(layout: KVLayout, pages: int) -> tuple[int, ...]:
-    """Returns by group the index of the first page that the next token sees; () without windows.
+    """Returns by table the index of the first entry that the next token sees; () without windows.
 
     Args:
-        layout: Windows of the groups.
-        pages: Pages before the next token.
+        layout: Windows of the tables.
+        pages: Pages before the next token; with recurrent layers, those before a checkpoint.
     """
-    seen = (pages if window is None else layout.pages_before(window) for window in layout.windows)
-    return tuple(max(0, pages - before) for before in seen)
+    windows = layout.windows[: len(layout.groups)]
+    seen = (pages if window is None else layout.pages_before(window) for window in windows)
+    last = max(0, pages * layout.page_size // layout.interval - 1) if layout.recurrent else 0
+    return (*(max(0, pages - before) for before in seen), *(last for _ in layout.state_tables))
 
 
 class Frontiers:

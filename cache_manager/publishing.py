@@ -48,6 +48,7 @@ class PublishedPages:
         self.frontiers = Frontiers()
         self._anchor = anchor
         self._windowed = any(window is not None for window in layout.windows)
+        self._span = max(1, layout.interval // layout.page_size)
 
     # Rows that come and go
 
@@ -95,8 +96,9 @@ class PublishedPages:
         if row is None or other is None:
             return None
         last = last_in_common(chain, other, index, most)
+        last = (last + 1) // self._span * self._span - 1  # with states, a sequence goes on from a checkpoint
         while last >= index and self.prefix.index.complete(chain.hashes[last]):
-            last -= 1  # published already, though pages before it are not: nothing to wait for
+            last -= self._span  # published already, though pages before it are not: nothing to wait for
         if last < index:
             return None
         return Awaited(row, last, chain.hashes[last])
@@ -213,17 +215,21 @@ class PublishedPages:
         own, pages = self.tables.between(row, index, index + 1)[:, 0], self.prefix.index.pages[:, node]
         lost = pages == NONE
         groups = np.flatnonzero((own != pages) & (own != NONE) & ~lost).tolist()
-        sharing = [self.tables.rows_with(group, index, own[group]).tolist() for group in groups]
+        entries = [self.tables.entry_of(group, index) for group in groups]
+        sharing = [
+            self.tables.rows_with(group, entry, own[group]).tolist()
+            for group, entry in zip(groups, entries, strict=True)
+        ]
         if [len(rows) for rows in sharing] != self.allocator.counts[own[groups]].tolist():
             return False  # a holder is no row, so it is a step
         if lost.any():
             self.prefix.index.bind(node, np.where(lost, own, NONE))
-        for group, rows in zip(groups, sharing, strict=True):
+        for group, entry, rows in zip(groups, entries, sharing, strict=True):
             page = self.prefix.index.pages[group : group + 1, node]
             for one in rows:
                 self.pool.hold([node], page)
-                before = self.tables.replace(group, one, index, page)
-                self.pool.changes.grew(group, one, index, page)
+                before = self.tables.replace(group, one, entry, page)
+                self.pool.changes.grew(group, one, entry, page)
                 self.pool.let_go(before, after_step)
         return True
 
@@ -286,7 +292,7 @@ class PublishedPages:
         """Returns the first index, from `start` up to `end`, of a page that was set aside; `end` without one."""
         if not self.allocator.pages_set_aside:
             return end
-        wrong = np.isin(self.tables.pages[:, row, start:end], list(self.allocator.pages_set_aside)).any(axis=0)
+        wrong = np.isin(self.tables.between(row, start, end), list(self.allocator.pages_set_aside)).any(axis=0)
         return start + int(wrong.argmax()) if wrong.any() else end
 
     def _set_frontier(self, row: int, index: int) -> None:

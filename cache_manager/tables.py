@@ -1,4 +1,8 @@
-"""Page tables: for each batch row and layer group, the pages of its sequence in order of position."""
+"""Page tables: for each batch row and layer group, the pages of its sequence in order of position.
+
+An entry stands for a page's tokens. In a table of recurrent states it stands for as many tokens as `KVLayout.interval`
+says, and its page holds the state after them, so it belongs to the last of their pages.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +14,7 @@ from cache_manager.prefix import NONE
 class PageTables:
     """Page tables, in arrays that this class alone writes.
 
-    `pages[group, row, index]` is the page of positions index x page_size and following. Entries are valid from
+    `pages[group, row, index]` is the page of positions index x tokens of an entry and following. Entries are valid from
     `first[group, row]` to `held[group, row]` - 1; pages before these have left the group's window. Columns are added as
     sequences grow, so a long context limit costs no memory.
 
@@ -20,9 +24,16 @@ class PageTables:
         held: [groups, rows] int32. Index after the last valid entry.
         entries: Number of valid entries in all tables. A page counts once for each table that has it.
         reach: `entries`, and the number of indices before `first`.
+
+    Args:
+        groups: Page tables of a row.
+        rows: Rows of the batch.
+        states: How many of these, the last ones, are tables of states.
+        span: Pages that an entry of a state's table stands for.
     """
 
-    def __init__(self, groups: int, rows: int) -> None:
+    def __init__(self, groups: int, rows: int, states: int = 0, span: int = 1) -> None:
+        self._states, self._span = groups - states, span  # first table of states
         self.pages = np.zeros((groups, rows, 8), np.int32)
         self.first = np.zeros((groups, rows), np.int32)
         self.held = np.zeros((groups, rows), np.int32)
@@ -128,10 +139,33 @@ class PageTables:
 
     def between(self, row: int, start: int, end: int) -> Pages:
         """Returns [groups, n] the pages of indices start .. end - 1, NONE where they have left the group's window."""
+        if self._states < len(self.pages):
+            return self._between_with_states(row, start, end)
         pages = self.pages[:, row, start:end].copy()
         if self.reach > self.entries:  # else no table has an index before its `first`
             pages[np.arange(start, end) < self.first[:, row, None]] = NONE
         return pages
+
+    def _between_with_states(self, row: int, start: int, end: int) -> Pages:
+        """Returns what `between` does. States are at the last page of their tokens, NONE at all others."""
+        pages = np.full((len(self.pages), end - start), NONE, np.int32)
+        tokens = slice(self._states)
+        pages[tokens] = self.pages[tokens, row, start:end]
+        pages[tokens][np.arange(start, end) < self.first[tokens, row, None]] = NONE
+        first = -(-(start + 1) // self._span)  # checkpoints, by number from 1
+        entries = np.arange(first, end // self._span + 1) - 1
+        if len(entries):
+            there = self.pages[self._states :, row][:, entries]
+            there = np.where(self._has(slice(self._states, None), row, entries), there, NONE)
+            pages[self._states :, (entries + 1) * self._span - 1 - start] = there
+        return pages
+
+    def _has(self, tables: slice, row: int, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return (self.first[tables, row, None] <= entries) & (entries < self.held[tables, row, None])
+
+    def entry_of(self, group: int, index: int) -> int:
+        """Returns the entry of a table for the page of an index; for a state, the last page of its tokens."""
+        return index if group < self._states else (index + 1) // self._span - 1
 
     def rows_with(self, group: int, index: int, page: int) -> NDArray[np.int64]:
         """Returns the rows whose table of a group has a page at an index."""

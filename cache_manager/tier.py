@@ -68,7 +68,9 @@ class HostTier:
         self.slots = slots
         self.copies: dict[BlockHash, Copy] = {}
         self._free = list(range(slots - 1, -1, -1))
-        self._after: dict[BlockHash, set[BlockHash]] = {}  # hashes of copies, by parent hash
+        # Hashes of copies, by parent hash. Keys of a dict, the oldest first: the order of a set differs between
+        # processes, and slots are freed in this order.
+        self._after: dict[BlockHash, dict[BlockHash, None]] = {}
         self._read: dict[BlockHash, Copy] = {}  # copies that the next plan reads
         self._resting: list[int] = []  # slots of dropped copies that the next plan still reads
         self._arriving: dict[int, list[tuple[Sequence[BlockHash], Pages]]] = {}  # step -> hashes, pages [groups, n]
@@ -139,7 +141,7 @@ class HostTier:
                 continue
             copy = Copy(parent, content, tuple(NONE if page == NONE else slots.pop() for page in pages))
             self.copies[block_hash] = copy
-            self._after.setdefault(parent, set()).add(block_hash)
+            self._after.setdefault(parent, {})[block_hash] = None
             out += [(page, slot) for page, slot in zip(pages, copy.slots, strict=True) if page != NONE]
         return out
 
@@ -231,7 +233,7 @@ class HostTier:
         slots = [slot for slot in copy.slots if slot != NONE]
         (self._resting if block_hash in self._read else self._free).extend(slots)
         after = self._after[copy.parent]
-        after.remove(block_hash)
+        del after[block_hash]
         if not after:
             del self._after[copy.parent]
             before = self.copies.get(copy.parent)

@@ -134,14 +134,14 @@ class Admission:
     def _spare(self) -> int:
         """Pages that stay free for running rows when another sequence is admitted, which else would be the next victim.
 
-        One for each row, also for sequences that are to go on from a running prompt, and what windows will take on for
-        prompts.
+        One for each row and layer group, also for sequences that are to go on from a running prompt, those of one
+        recurrent state, and what windows and states will take on for prompts.
         """
         active = self._rows.active()
         rows = len(active) + int(self._rows.siblings.sum())
-        return rows * len(self._cache.layout.groups) + self._cache.pages_still_to_take(
-            active, self._rows.length[active]
-        )
+        layout = self._cache.layout
+        more = self._cache.pages_still_to_take(active, self._rows.length[active])
+        return rows * len(layout.groups) + layout.states.pages + more
 
     def _match(self, sequence: Sequence) -> Match:
         if self._hasher is None:

@@ -58,7 +58,7 @@ class Drafting:
         cache, end = self._cache, start + 1 + count
         if cache.covers(np.array([row], np.int32), np.array([end], np.int32))[0]:
             return True
-        groups = len(cache.layout.groups)
+        groups = cache.layout.tables
         more = groups * (count // cache.layout.page_size + 1)
         return cache.pool.free - more >= groups * self._rows.used and cache.grow(row, start, end)
 

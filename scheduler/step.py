@@ -109,7 +109,8 @@ class StepResult:
             leave none to draw.
         logprobs: Logprobs of these tokens.
         faults: Row, and what happened.
-        lost_pages: Pages to be swapped in whose host slots did not hold what had been stored.
+        lost_pages: Pages to be swapped in whose host slots did not hold what had been stored, and a page of each
+            recurrent state that the step has spoilt.
         swap_seconds: Time of swaps and transfers.
         prompt_parts: Row, position of the first token, and logprobs of some tokens of its prompt.
         images_encoded: Images that were encoded.

@@ -123,6 +123,21 @@ def test_a_copy_goes_with_the_one_before_it() -> None:
     assert small.kept() == [[5, 5], [4, 4]]
 
 
+def test_copies_after_one_page_are_dropped_in_order_of_their_age() -> None:
+    """Not in an order of their hashes: slots, and so plans, would depend on the process."""
+    small, nexts = Small(pages=4, slots=20), [20, 11, 17, 13, 19, 12, 18, 14]
+    for token in nexts:
+        small.serve(1, 1, token, token, 9)
+    small.serve(2, 2, 3, 3, 4, 4, 9)  # evicts all of them
+    slots = {copy.content[:4]: copy.slots[0] for copy in small.tier.copies.values()}
+    first = next(copy.parent for copy in small.tier.copies.values() if copy.parent != FIRST)
+    before = small.tier.free_slots()
+    small.tier.forget([first])
+    freed = small.tier.free_slots()[len(before) :]
+    contents = [np.int32(token).tobytes() for token in (1, *reversed(nexts))]
+    assert freed == [slots[content] for content in contents]
+
+
 def test_nothing_new_goes_out_while_it_does_not_pay() -> None:
     small = Small(pages=3, slots=4)
     small.serve(1, 1, 2, 2, 3)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 from hypothesis import Phase, given, settings
 from hypothesis.strategies import SearchStrategy
@@ -9,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from tests.scheduler.driver import SchedulerDriver
 from tests.scheduler.workloads import Workload
 
+Run = TypeVar("Run")
 AT_MOST = 2000  # the rarest comes in one workload of several hundred, and the search ends when all have come
 
 
@@ -18,14 +20,17 @@ class _AllReachedError(Exception):
 
 def unreached(drawn: SearchStrategy[Workload], notes: Mapping[str, Callable[[SchedulerDriver], object]]) -> set[str]:
     """Notes that no drawn workload reaches; each call draws alike."""
+    return unreached_runs(drawn.map(lambda workload: SchedulerDriver(workload).run()), notes)
+
+
+def unreached_runs(drawn: SearchStrategy[Run], notes: Mapping[str, Callable[[Run], object]]) -> set[str]:
+    """Notes that no drawn run reaches."""
     left = set(notes)
 
     @settings(max_examples=AT_MOST, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     @given(drawn)
-    def search(workload: Workload) -> None:
-        if left:
-            drive = SchedulerDriver(workload).run()
-            left.difference_update([note for note in left if notes[note](drive)])
+    def search(run: Run) -> None:
+        left.difference_update([note for note in left if notes[note](run)])
         if not left:
             raise _AllReachedError
 
