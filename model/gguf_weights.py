@@ -12,8 +12,10 @@ from model.gguf.split import is_gguf, open_model
 from model.weight_formats.gguf import groups_of
 from model.weight_formats.groups import blocks_of, bring_back
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
+from model.weight_formats.tiles import HeadTiles
 from model.weights import Checkpoint
 
+TILED = (Change.TILED, Change.TILED_INPUTS, Change.TILED_AFTER_KEYS, Change.TILED_CHANNELS)
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -78,6 +80,12 @@ class GGUFCheckpoint(Checkpoint):
         c = self._config
         if one.change is Change.PLUS_ONE:
             return tensor.float() - 1.0
+        if one.change is Change.CHANNELS:
+            return tensor.unsqueeze(1)
+        if one.change in TILED:
+            return self._heads_together(one.change, tensor)
+        if one.change is Change.FLAT:
+            return tensor.view(1, -1)
         if one.change is Change.LYING:
             return tensor.T if tensor.ndim == 2 else tensor
         if one.change is Change.PAIRED_QUERIES:
@@ -87,6 +95,19 @@ class GGUFCheckpoint(Checkpoint):
         if one.change is Change.QKV_APART:
             return _by_heads(tensor, c.heads, c.kv_heads)
         return tensor
+
+    def _heads_together(self, change: Change, tensor: Tensor) -> Tensor:
+        """Puts value heads that share a key head beside each other. Tensors of another shape are left to the reader."""
+        shape = next(one for one in self._config.recurrent if one is not None)
+        tiles = HeadTiles(shape.key_heads, shape.heads // shape.key_heads, shape.value_dim)
+        if change is Change.TILED_INPUTS:  # blocks are put in order by their format
+            is_plain = tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] == tiles.width
+            return tiles.together(tensor, 1) if is_plain else tensor
+        first = 0 if change is Change.TILED else 2 * shape.keys
+        rest = len(tensor) - first
+        if rest > 0 and rest % (tiles.key_heads * tiles.each) == 0:
+            tensor = torch.cat((tensor[:first], tiles.together(tensor[first:], 0)))
+        return tensor.unsqueeze(1) if change is Change.TILED_CHANNELS else tensor
 
 
 def open_checkpoint(

@@ -7,12 +7,14 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from model.errors import MOST_SHOWN, CheckpointError
-from model.gguf.families import ARCHITECTURES, Values, check_unread
+from model.gguf.common import Values, check_unread
+from model.gguf.families import ARCHITECTURES
 from model.gguf.names import hub_names
 from model.gguf.source import Source
 from model.gguf.split import GGUFModel, open_model
 from model.gguf.tokens import end_tokens
 
+DIFFERING = ("gemma4",)  # architectures whose layers may have different KV heads
 METHOD = "gguf"
 """`quant_method` of weights in blocks. No config.json may name it: only files have such weights."""
 
@@ -33,7 +35,10 @@ def read_gguf_config(path: Path) -> Values:
     check_unread(source)
     common = _common(source)
     values = common | ARCHITECTURES[name](source, common)
-    return values | _weights(model, values["architectures"][0])
+    values |= _weights(model, values["architectures"][0])
+    if "tiled_inputs" in values and "quantization_config" in values:
+        values["quantization_config"]["tiled_inputs"] = values["tiled_inputs"]
+    return values
 
 
 def _common(source: Source) -> Values:
@@ -42,20 +47,25 @@ def _common(source: Source) -> Values:
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{source.model.path}: the tensor token_embd.weight is missing or is no matrix")
-    hidden = source.count("embedding_length")
+    hidden, layers = source.count("embedding_length"), source.count("block_count")
+    if source.prefix in DIFFERING:
+        kv_heads = source.by_layer("attention.head_count_kv", layers, heads)[0]
+    else:
+        kv_heads = source.count("attention.head_count_kv", heads)
     values: Values = {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "num_hidden_layers": source.count("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": source.count("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": source.count("attention.key_length", max(1, hidden // heads)),
         "max_position_embeddings": source.count("context_length"),
         "rope_theta": source.number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": end_tokens(source.model.metadata, embedding.shape[0]),
     }
-    if source.count("attention.value_length", values["head_dim"]) != values["head_dim"]:
+    latent = source.has("attention.kv_lora_rank")  # the values are part of the keys then
+    if not latent and source.count("attention.value_length", values["head_dim"]) != values["head_dim"]:
         raise CheckpointError(
             f"{source.model.path}: '{source.prefix}.attention.value_length' differs from 'attention.key_length', "
             "which is not supported"

@@ -4,115 +4,88 @@ Imports no torch. Keys are those of llama.cpp's src/llama-arch.cpp. llama.cpp ta
 cannot say, and so does this module.
 """
 
-import math
-from collections.abc import Callable
-from typing import Any
-
+from model.gguf import mixtures, recurrent
+from model.gguf.common import WINDOW, Reader, Values, like_llama, read_multipliers, read_rope, read_window
+from model.gguf.gemma4 import read_gemma4
 from model.gguf.source import Source
-
-Values = dict[str, Any]
-Reader = Callable[[Source, Values], Values]
-"""Returns what one architecture says beside what all say in the same way, which is its second argument."""
-
-
-UNREAD = (
-    "attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_length", "logit_scale",
-    "residual_scale", "embedding_scale", "expert_weights_scale", "expert_shared_count", "leading_dense_block_count",
-    "expert_group_count",
-)  # fmt: skip
-"""Keys that change what a model computes, in ways that the architectures here do not have."""
-
-WINDOW = "attention.sliding_window"
-WITH_WINDOWS = ("gemma2", "gemma3", "phi3")
-
-
-def check_unread(source: Source) -> None:
-    """Raises CheckpointError where a key that is not read would change what the model computes."""
-    keys = UNREAD if source.prefix in WITH_WINDOWS else (*UNREAD, WINDOW)  # Olmo 3 is an olmo2 with windows
-    fields = source.model.metadata.fields
-    for key in keys:
-        if source.has(key) and fields.values.get(f"{source.prefix}.{key}") not in (0, 1):
-            raise fields.refuse(f"{source.prefix}.{key}", f"which is not supported for {source.prefix}")
-
-
-def _rope(source: Source, values: Values) -> Values:
-    """Returns the rules by which positions are stretched."""
-    kind = source.text("rope.scaling.type", "none")
-    length = values["max_position_embeddings"]
-    frequencies = source.factors("rope_freqs.weight")
-    short = source.factors("rope_factors_short.weight")
-    if frequencies is not None:  # Llama 3.1 has its rule as a divisor of each frequency
-        return {"rope_scaling": {"rope_type": "longrope", "short_factor": frequencies, "attention_factor": 1.0}}
-    if short is not None:
-        rope: Values = {"rope_type": "longrope", "short_factor": short}
-        if source.has("rope.scaling.attn_factor"):
-            rope["attention_factor"] = source.number("rope.scaling.attn_factor")
-        return {
-            "rope_scaling": rope,
-            "original_max_position_embeddings": source.count("rope.scaling.original_context_length", length),
-        }
-    if kind in ("none", "longrope") or (kind == "linear" and not source.has("rope.scaling.factor")):
-        return {}
-    if kind not in ("linear", "yarn"):
-        raise source.model.metadata.fields.refuse(
-            f"{source.prefix}.rope.scaling.type", "which is not supported; supported: none, linear, yarn, longrope"
-        )
-    rope = {"rope_type": kind, "factor": source.number("rope.scaling.factor")}
-    if kind == "yarn":
-        rope["original_max_position_embeddings"] = source.count("rope.scaling.original_context_length", length)
-        for key, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-            if source.has(f"rope.scaling.{theirs}"):
-                rope[key] = source.number(f"rope.scaling.{theirs}")
-        if source.has("rope.scaling.attn_factor"):  # of YaRN's own
-            own = 1 + 0.1 * math.log(max(1.0, rope["factor"]))
-            rope["attention_factor"] = own * source.number("rope.scaling.attn_factor")
-    return {"rope_scaling": rope}
-
-
-def _partial(source: Source, head_dim: int) -> Values:
-    """Returns the rotated part of a head where it is not all of it."""
-    dims = source.count("rope.dimension_count", head_dim)
-    return {} if dims == head_dim else {"partial_rotary_factor": dims / head_dim}
-
-
-def _like_llama(architecture: str) -> Reader:
-    def read(source: Source, common: Values) -> Values:
-        tensors = source.model.tensors
-        return {
-            "architectures": [architecture],
-            "intermediate_size": source.count("feed_forward_length"),
-            "rms_norm_eps": source.number("attention.layer_norm_rms_epsilon"),
-            "attention_bias": "blk.0.attn_output.bias" in tensors,
-            "mlp_bias": "blk.0.ffn_down.bias" in tensors,
-            **_rope(source, common),
-            **_partial(source, common["head_dim"]),
-        }
-
-    return read
 
 
 def _llama(source: Source, common: Values) -> Values:
     """Llama and Mistral, or Mixtral, which are one architecture in llama.cpp."""
     if not source.has("expert_count") or source.model.metadata.fields.get("llama.expert_count", int) == 0:
-        return _like_llama("LlamaForCausalLM")(source, common)
-    return _like_llama("MixtralForCausalLM")(source, common) | {
+        return like_llama("LlamaForCausalLM")(source, common)
+    return like_llama("MixtralForCausalLM")(source, common) | {
         "num_local_experts": source.count("expert_count"),
         "num_experts_per_tok": source.count("expert_used_count"),
     }
 
 
-def _qwen3_moe(source: Source, common: Values) -> Values:
-    return _like_llama("Qwen3MoeForCausalLM")(source, common) | {
-        "intermediate_size": source.count("feed_forward_length", 1),  # of layers without experts: there are none
-        "moe_intermediate_size": source.count("expert_feed_forward_length"),
-        "num_experts": source.count("expert_count"),
-        "num_experts_per_tok": source.count("expert_used_count"),
-        "norm_topk_prob": True,  # llama.cpp has no other
+def _smollm3(source: Source, common: Values) -> Values:
+    rotated = [int((layer + 1) % 4 != 0) for layer in range(common["num_hidden_layers"])]  # llama.cpp has no other
+    return like_llama("SmolLM3ForCausalLM")(source, common) | {"no_rope_layers": rotated}
+
+
+def _seed_oss(source: Source, common: Values) -> Values:
+    tensors = source.model.tensors
+    return like_llama("SeedOssForCausalLM")(source, common) | {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "attention_out_bias": "blk.0.attn_output.bias" in tensors,
+    }
+
+
+def _granite(source: Source, common: Values) -> Values:
+    return like_llama("GraniteForCausalLM")(source, common) | read_multipliers(source, common)
+
+
+def _glm4(source: Source, common: Values) -> Values:
+    return like_llama("Glm4ForCausalLM")(source, common) | {
+        "attention_bias": "blk.0.attn_q.bias" in source.model.tensors,
+        "partial_rotary_factor": source.count("rope.dimension_count", common["head_dim"]) / common["head_dim"],
+    }
+
+
+def _exaone4(source: Source, common: Values) -> Values:
+    """EXAONE 4. With windows, all layers but every fourth have one, as config.json has it by default."""
+    windows: Values = {"sliding_window": None, "layer_types": ["full_attention"] * common["num_hidden_layers"]}
+    if source.has(WINDOW):
+        windows = {"sliding_window": source.count(WINDOW)}
+    return like_llama("Exaone4ForCausalLM")(source, common) | windows
+
+
+def _ernie4_5(source: Source, common: Values) -> Values:
+    biased = "blk.0.attn_q.bias" in source.model.tensors
+    return like_llama("Ernie4_5ForCausalLM")(source, common) | {"use_bias": biased}
+
+
+def _cohere(architecture: str) -> Reader:
+    def read(source: Source, common: Values) -> Values:  # noqa: ARG001
+        values: Values = {
+            "architectures": [architecture],
+            "intermediate_size": source.count("feed_forward_length"),
+            "layer_norm_eps": source.number("attention.layer_norm_epsilon"),
+            "logit_scale": source.number("logit_scale"),
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in source.model.tensors,
+            "attention_bias": "blk.0.attn_output.bias" in source.model.tensors,
+        }
+        return values | ({"sliding_window": source.count(WINDOW)} if source.has(WINDOW) else {})
+
+    return read
+
+
+def _stablelm(source: Source, common: Values) -> Values:
+    return {
+        "architectures": ["StableLmForCausalLM"],
+        "intermediate_size": source.count("feed_forward_length"),
+        "layer_norm_eps": source.number("attention.layer_norm_epsilon"),
+        "use_parallel_residual": source.flag("use_parallel_residual", False),
+        "use_qkv_bias": "blk.0.attn_q.bias" in source.model.tensors,
+        **read_rope(source, common),
+        "partial_rotary_factor": source.count("rope.dimension_count", common["head_dim"]) / common["head_dim"],
     }
 
 
 def _gemma(source: Source, common: Values) -> Values:
-    return _like_llama("GemmaForCausalLM")(source, common) | {"hidden_act": "gelu_pytorch_tanh"}
+    return like_llama("GemmaForCausalLM")(source, common) | {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def _query_scale(common: Values, largest: int) -> int:
@@ -128,7 +101,7 @@ def _gemma2(source: Source, common: Values) -> Values:
         "final_logit_softcapping": source.number("final_logit_softcapping", 30.0),
     }
     return (
-        _like_llama("Gemma2ForCausalLM")(source, common)
+        like_llama("Gemma2ForCausalLM")(source, common)
         | caps
         | {
             "sliding_window": source.count(WINDOW, 4096),
@@ -138,7 +111,7 @@ def _gemma2(source: Source, common: Values) -> Values:
 
 
 def _gemma3(source: Source, common: Values) -> Values:
-    values = _like_llama("Gemma3ForCausalLM")(source, common)
+    values = like_llama("Gemma3ForCausalLM")(source, common)
     if not source.has("rope.freq_base"):
         values["rope_theta"] = 1e6
     if source.has("final_logit_softcapping"):
@@ -152,10 +125,7 @@ def _gemma3(source: Source, common: Values) -> Values:
 
 
 def _phi3(source: Source, common: Values) -> Values:
-    values = _like_llama("Phi3ForCausalLM")(source, common)
-    if source.has(WINDOW) and source.model.metadata.fields.values.get(f"phi3.{WINDOW}") != 0:  # Phi 4 has 0 for none
-        values["sliding_window"] = source.count(WINDOW)
-    return values
+    return like_llama("Phi3ForCausalLM")(source, common) | read_window(source)
 
 
 def _gpt2(source: Source, common: Values) -> Values:  # noqa: ARG001
@@ -212,18 +182,40 @@ def _phi2(source: Source, common: Values) -> Values:
 
 ARCHITECTURES: dict[str, Reader] = {
     "llama": _llama,
-    "qwen2": _like_llama("Qwen2ForCausalLM"),
-    "qwen3": _like_llama("Qwen3ForCausalLM"),
-    "qwen3moe": _qwen3_moe,
+    "qwen2": like_llama("Qwen2ForCausalLM"),
+    "qwen3": like_llama("Qwen3ForCausalLM"),
+    "qwen3moe": mixtures.read_qwen3_moe,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": read_gemma4,
     "phi3": _phi3,
     "gpt2": _gpt2,
     "starcoder2": _starcoder2,
-    "olmo2": _like_llama("Olmo2ForCausalLM"),
+    "olmo2": like_llama("Olmo2ForCausalLM"),
     "falcon": _falcon,
     "gptneox": _gpt_neox,
     "phi2": _phi2,
+    "qwen2moe": mixtures.read_qwen2_moe,
+    "deepseek2": mixtures.read_deepseek2,
+    "gpt-oss": mixtures.read_gpt_oss,
+    "granitemoe": mixtures.read_granite_moe,
+    "phimoe": mixtures.read_phimoe,
+    "minimax-m2": mixtures.read_minimax_m2,
+    "glm4moe": mixtures.read_glm4_moe,
+    "ernie4_5-moe": mixtures.read_ernie4_5_moe,
+    "qwen3next": recurrent.read_qwen3_next,
+    "qwen35": recurrent.read_qwen3_5,
+    "qwen35moe": recurrent.read_qwen3_5_moe,
+    "smollm3": _smollm3,
+    "seed_oss": _seed_oss,
+    "granite": _granite,
+    "ernie4_5": _ernie4_5,
+    "glm4": _glm4,
+    "exaone4": _exaone4,
+    "hunyuan-dense": like_llama("HunYuanDenseV1ForCausalLM"),
+    "command-r": _cohere("CohereForCausalLM"),
+    "cohere2": _cohere("Cohere2ForCausalLM"),
+    "stablelm": _stablelm,
 }
 """By 'general.architecture'."""

@@ -65,6 +65,13 @@ class Metadata:
         ).tolist()
         return made
 
+    def flags(self, key: str) -> list[bool]:
+        """Returns an array of truth values. Raises CheckpointError."""
+        array = self._array(key, "truth values")
+        if array.kind != BOOL:
+            raise self._refuse(key, "truth values")
+        return [byte != 0 for byte in self._data[array.start : array.start + array.count]]
+
     def count(self, key: str, default: int | None = None) -> int:
         """Returns a count. An array, which has one for each layer, must have the same in all layers."""
         if key not in self._arrays:

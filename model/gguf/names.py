@@ -21,6 +21,12 @@ class Change(Enum):
     PAIRED_QUERIES = auto()  # rows of each head in the order of pairs that rotate together, not of halves
     PAIRED_KEYS = auto()
     PLUS_ONE = auto()  # weights of norms stand for themselves, not for 1 + w
+    CHANNELS = auto()  # [channels, taps], on the hub [channels, 1, taps]
+    TILED = auto()  # value heads that share a key head are apart, see `model.weight_formats.tiles`
+    TILED_INPUTS = auto()
+    TILED_AFTER_KEYS = auto()  # so are the last outputs, behind all queries and keys
+    TILED_CHANNELS = auto()  # both this and CHANNELS
+    FLAT = auto()  # [n], on the hub [1, n]
     LYING = auto()  # [out, in], on the hub [in, out]
     QKV_APART = auto()  # queries, keys and values each together, on the hub head by head
 
@@ -51,11 +57,22 @@ ATTENTION = {
 MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 SANDWICH = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 PAIRED = {"attn_q": Change.PAIRED_QUERIES, "attn_k": Change.PAIRED_KEYS}
 NORMS_PLUS_ONE = dict.fromkeys(("output_norm", "attn_q_norm", "attn_k_norm", *NORMS, *SANDWICH), Change.PLUS_ONE)
@@ -69,6 +86,7 @@ class Names:
         block: Names in a layer, by those in the file.
         experts: Names of the parts of an expert, by those in the file; "{}" stands for its index.
         changes: Changes, by names in the file.
+        whole: Names in a layer that end otherwise, by those in the file, with their ends.
         layers: Prefix of a layer; "{}" stands for its index.
         top: Other names.
     """
@@ -76,6 +94,7 @@ class Names:
     block: Mapping[str, str]
     experts: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, Change] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
     layers: str = "model.layers.{}."
     top: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -87,30 +106,194 @@ class Names:
 
 
 LLAMA = NORMS | ATTENTION | MLP
+PARALLEL = ATTENTION | MLP | {"attn_norm": "input_layernorm"}
+DEEPSEEK = Names(
+    NORMS
+    | MLP
+    | SHARED_EXPERTS
+    | {
+        "attn_q": "self_attn.q_proj",
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate_inp": "mlp.gate",
+    },
+    EXPERTS | {"attn_k_b": "self_attn.k_b_proj.{}", "attn_v_b": "self_attn.v_b_proj.{}"},
+    whole={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+)
+"""Names of DeepSeek-V2 and V3. The product that expands latents is in parts, one of a head's keys or values each."""
+GPT_OSS = Names(
+    ATTENTION
+    | {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+    },
+    EXPERTS,
+    whole={"attn_sinks.weight": "self_attn.sinks"},
+)
+GEMMA4 = Names(
+    ATTENTION
+    | MLP
+    | SANDWICH
+    | HEAD_NORMS
+    | {
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp": "router.proj",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+    },
+    {
+        "ffn_gate_exps": "experts.{}.gate_proj",
+        "ffn_up_exps": "experts.{}.up_proj",
+        "ffn_gate_up_exps": "experts.{}.gate_up_proj",
+        "ffn_down_exps": "experts.{}.down_proj",
+    },
+    whole={
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+    },
+    top={
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+)
+MIXTRAL_EXPERTS = {
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+}
+DELTA_NET = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+}
+QWEN_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+DELTA_WHOLE = {"ssm_a": "linear_attn.ssm_a", "ssm_dt.bias": "linear_attn.dt_bias"}
+DELTA_TILED = {
+    "attn_qkv": Change.TILED_AFTER_KEYS,
+    "attn_gate": Change.TILED,
+    "ssm_beta": Change.TILED,
+    "ssm_alpha": Change.TILED,
+    "ssm_a": Change.TILED,
+    "ssm_dt": Change.TILED,
+    "ssm_conv1d": Change.TILED_CHANNELS,
+    "ssm_out": Change.TILED_INPUTS,
+}
 NAMES = {
     "LlamaForCausalLM": Names(LLAMA, changes=PAIRED),
     "MixtralForCausalLM": Names(
         LLAMA | {"ffn_gate_inp": "block_sparse_moe.gate"},
-        {
-            "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-            "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-            "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-        },
+        MIXTRAL_EXPERTS,
         PAIRED,
     ),
     "Qwen2ForCausalLM": Names(LLAMA),
     "Qwen3ForCausalLM": Names(LLAMA | HEAD_NORMS),
-    "Qwen3MoeForCausalLM": Names(
-        LLAMA | HEAD_NORMS | {"ffn_gate_inp": "mlp.gate"},
-        {
-            "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-            "ffn_up_exps": "mlp.experts.{}.up_proj",
-            "ffn_down_exps": "mlp.experts.{}.down_proj",
-        },
+    "Qwen3MoeForCausalLM": Names(LLAMA | HEAD_NORMS | {"ffn_gate_inp": "mlp.gate"}, EXPERTS),
+    "Qwen2MoeForCausalLM": Names(
+        LLAMA | QWEN_EXPERTS,
+        EXPERTS,
     ),
+    "DeepseekV2ForCausalLM": DEEPSEEK,
+    "DeepseekV3ForCausalLM": DEEPSEEK,
+    "GptOssForCausalLM": GPT_OSS,
+    "GraniteMoeForCausalLM": Names(
+        LLAMA | {"ffn_gate_inp": "block_sparse_moe.router"},
+        {name: part.replace("mlp.", "block_sparse_moe.") for name, part in EXPERTS.items()},
+        PAIRED,
+    ),
+    "PhimoeForCausalLM": Names(LLAMA | {"ffn_gate_inp": "block_sparse_moe.gate"}, MIXTRAL_EXPERTS),
+    "Ernie4_5_MoeForCausalLM": Names(
+        LLAMA | SHARED_EXPERTS | {"ffn_gate_inp": "mlp.gate"},
+        EXPERTS,
+        {"exp_probs_b": Change.FLAT},
+        whole={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+    ),
+    "MiniMaxM2ForCausalLM": Names(
+        LLAMA | HEAD_NORMS | {"ffn_gate_inp": "block_sparse_moe.gate"},
+        MIXTRAL_EXPERTS,
+        whole={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+    ),
+    "Glm4MoeForCausalLM": Names(
+        ATTENTION
+        | MLP
+        | SHARED_EXPERTS
+        | HEAD_NORMS
+        | {
+            "attn_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.gate",
+        },
+        EXPERTS,
+        whole={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+    ),
+    "Qwen3NextForCausalLM": Names(
+        ATTENTION | HEAD_NORMS | DELTA_NET | QWEN_EXPERTS,
+        EXPERTS,
+        NORMS_PLUS_ONE | {"ssm_conv1d": Change.CHANNELS, "ffn_gate_inp_shexp": Change.FLAT},
+        DELTA_WHOLE,
+    ),
+    "Qwen3_5ForCausalLM": Names(
+        ATTENTION | HEAD_NORMS | DELTA_NET | MLP,
+        changes=NORMS_PLUS_ONE | DELTA_TILED,
+        whole=DELTA_WHOLE,
+    ),
+    "Qwen3_5MoeForCausalLM": Names(
+        ATTENTION | HEAD_NORMS | DELTA_NET | QWEN_EXPERTS,
+        EXPERTS,
+        NORMS_PLUS_ONE | DELTA_TILED | {"ffn_gate_inp_shexp": Change.FLAT},
+        DELTA_WHOLE,
+    ),
+    "SmolLM3ForCausalLM": Names(LLAMA, changes=PAIRED),
+    "SeedOssForCausalLM": Names(PARALLEL | {"post_attention_norm": "post_attention_layernorm"}),
+    "GraniteForCausalLM": Names(LLAMA, changes=PAIRED),
+    "Ernie4_5ForCausalLM": Names(LLAMA),
+    "Glm4ForCausalLM": Names(
+        NORMS
+        | ATTENTION
+        | {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        }
+    ),
+    "Exaone4ForCausalLM": Names(ATTENTION | MLP | HEAD_NORMS | NORMS_AFTER),
+    "HunYuanDenseV1ForCausalLM": Names(
+        LLAMA | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+    ),
+    "CohereForCausalLM": Names(PARALLEL | HEAD_NORMS),
+    "Cohere2ForCausalLM": Names(PARALLEL),
+    "StableLmForCausalLM": Names(LLAMA),
     "GemmaForCausalLM": Names(LLAMA, changes=NORMS_PLUS_ONE),
     "Gemma2ForCausalLM": Names(ATTENTION | MLP | SANDWICH, changes=NORMS_PLUS_ONE),
     "Gemma3ForCausalLM": Names(ATTENTION | MLP | SANDWICH | HEAD_NORMS, changes=NORMS_PLUS_ONE),
+    "Gemma4ForCausalLM": GEMMA4,
     "Phi3ForCausalLM": Names(
         NORMS
         | {
@@ -139,12 +322,7 @@ NAMES = {
         },
     ),
     "Starcoder2ForCausalLM": Names(NORMS | ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
-    "Olmo2ForCausalLM": Names(
-        ATTENTION
-        | MLP
-        | HEAD_NORMS
-        | {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-    ),
+    "Olmo2ForCausalLM": Names(ATTENTION | MLP | HEAD_NORMS | NORMS_AFTER),
     "FalconForCausalLM": Names(
         {
             "attn_qkv": "self_attention.query_key_value",
@@ -182,7 +360,9 @@ NAMES = {
 }
 """By the name of the architecture on the hub."""
 
+WHOLE = re.compile(r"blk\.(\d{1,4})\.([\w.]+)")
 IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+PREDICTOR = re.compile(r"blk\.(\d{1,4})\.(nextn\.\w+\.weight)")  # of further tokens
 EXPERT = re.compile(r"blk\.(\d{1,4})\.(ffn_(?:gate|up|down))\.(\d{1,4})\.(weight)")  # as older files have them
 OUTSIDE = re.compile(r"(\w+)\.(weight|bias)")
 READ_BY_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -214,17 +394,22 @@ def hub_names(architecture: str, tensors: Mapping[str, TensorInfo]) -> Iterator[
 def _named(names: Names, block: Mapping[str, str], tensor: TensorInfo) -> Iterator[Named]:
     if (found := OUTSIDE.fullmatch(tensor.name)) and found[1] in names.top:
         yield Named(f"{names.top[found[1]]}.{found[2]}", tensor, names.changes.get(found[1], Change.NONE))
+    elif (found := WHOLE.fullmatch(tensor.name)) and found[2] in names.whole:
+        change = names.changes.get(found[2].partition(".")[0], Change.NONE)
+        yield Named(f"{names.layers.format(int(found[1]))}{names.whole[found[2]]}", tensor, change)
     elif (found := IN_BLOCK.fullmatch(tensor.name)) and found[2] in block:
         change = names.changes.get(found[2], Change.NONE)
         if change is Change.LYING and found[3] == "bias":
             change = Change.NONE
         yield Named(f"{names.layers.format(int(found[1]))}{block[found[2]]}.{found[3]}", tensor, change)
-    elif found and found[2] in names.experts and len(tensor.shape) == 3:
+    elif found and found[2] in names.experts and len(tensor.shape) == (3 if found[3] == "weight" else 2):
         prefix, part = names.layers.format(int(found[1])), names.experts[found[2]]
         for expert in range(tensor.shape[0]):
             yield Named(f"{prefix}{part.format(expert)}.{found[3]}", tensor, expert=expert)
     elif (found := EXPERT.fullmatch(tensor.name)) and f"{found[2]}_exps" in names.experts:
         part = names.experts[f"{found[2]}_exps"].format(int(found[3]))
         yield Named(f"{names.layers.format(int(found[1]))}{part}.{found[4]}", tensor)
+    elif found := PREDICTOR.fullmatch(tensor.name):
+        yield Named(f"{names.layers.format(int(found[1]))}{found[2]}", tensor)
     else:
         yield Named(tensor.name, tensor)

@@ -28,6 +28,28 @@ class Source:
     def count(self, key: str, default: int | None = None) -> int:
         return self.model.metadata.count(f"{self.prefix}.{key}", default)
 
+    def by_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """Returns a count for each layer, of a key that has one for all of them or one for each.
+
+        Raises:
+            CheckpointError: It has others, or a number of them that is not that of the layers.
+        """
+        metadata, full = self.model.metadata, f"{self.prefix}.{key}"
+        if full in metadata.fields or full not in metadata:
+            return [self.count(key, default)] * layers
+        counts = metadata.integers(full)
+        if len(counts) != layers or min(counts) < 1:
+            raise CheckpointError(f"{metadata.path}: {full!r} must have {layers} numbers of at least 1")
+        return counts
+
+    def flags(self, key: str, layers: int) -> list[bool]:
+        """Returns a flag for each layer. Raises CheckpointError where there are others, or more or fewer."""
+        metadata, full = self.model.metadata, f"{self.prefix}.{key}"
+        flags = metadata.flags(full)
+        if len(flags) != layers:
+            raise CheckpointError(f"{metadata.path}: {full!r} has {len(flags)} values for {layers} layers")
+        return flags
+
     def number(self, key: str, default: float | None = None) -> float:
         return self.model.metadata.fields.positive_float(f"{self.prefix}.{key}", default)
 

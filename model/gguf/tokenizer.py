@@ -85,6 +85,31 @@ def _sentence_pieces(metadata: Metadata, texts: list[str], ids: dict[str, int]) 
     return _finished(library, metadata, texts, begins=True)
 
 
+def _gemma4(metadata: Metadata, texts: list[str], ids: dict[str, int]) -> Tokenizer:
+    """Builds Gemma 4's BPE over characters, whose merges are in the file. A text is not cut before it."""
+    merges = []
+    for merge in metadata.texts(MERGES):
+        place = merge.find(" ", 1)  # the first token may begin with the space between them
+        if place < 0:
+            raise CheckpointError(f"{metadata.path}: {MERGES!r} has {shown(merge)}, must be pairs of tokens")
+        merges.append((merge[:place], merge[place + 1 :]))
+    unknown = role(metadata, "unknown", len(texts))
+    library = Tokenizer(
+        models.BPE(
+            vocab=ids,
+            merges=merges,
+            unk_token=None if unknown is None else texts[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    library.normalizer = normalizers.Replace(" ", SPACE)  # type: ignore[assignment]
+    library.decoder = decoders.Sequence(  # type: ignore[assignment]
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return _finished(library, metadata, texts, begins=True)
+
+
 def _merges(ids: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Returns all pairs of pieces that make a piece, the piece with the highest score first."""
     found: list[tuple[float, int, int, tuple[str, str]]] = []
@@ -120,6 +145,7 @@ def _finished(library: Tokenizer, metadata: Metadata, texts: list[str], begins: 
 
 BUILDERS: dict[str, Callable[[Metadata, list[str], dict[str, int]], Tokenizer]] = {
     "gpt2": _byte_level,
+    "gemma4": _gemma4,
     "llama": _sentence_pieces,
 }
 """By 'tokenizer.ggml.model'."""

@@ -9,9 +9,11 @@ PREFIX = "tokenizer.ggml."
 TOKENS, TYPES = f"{PREFIX}tokens", f"{PREFIX}token_type"
 
 ENDS = ("eos", "eot", "eom")
-END_TEXTS = frozenset(
-    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>"}
-)
+MESSAGE_END, HARMONY = "<|end|>", frozenset({"<|return|>", "<|call|>"})
+END_TEXTS = HARMONY | {
+    "<|eot_id|>", "<|im_end|>", MESSAGE_END, "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
+    "[EOT]", "[EOS]", "[e~[", "<turn|>",
+}  # fmt: skip
 """Control tokens that end a turn, whatever the metadata says: llama.cpp ends a text at them too."""
 
 
@@ -55,5 +57,8 @@ def end_tokens(metadata: Metadata, vocabulary: int) -> list[int]:
         texts = metadata.texts(TOKENS)
         types = read_types(metadata, len(texts))
         controls = (i for i, kind in enumerate(types) if kind == TokenType.CONTROL and i < vocabulary)
-        found |= {i for i in controls if texts[i] in END_TEXTS}
+        ends = {texts[i]: i for i in controls if texts[i] in END_TEXTS}
+        found |= set(ends.values())
+        if ends.keys() >= HARMONY:  # gpt-oss: a turn has several messages
+            found.discard(ends.get(MESSAGE_END, -1))
     return sorted(found)

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from model.embedding_table import EightBitRows
 from model.layers import Product
 from model.weight_formats.stored import StoredTensor, StoredWeight
 
@@ -64,7 +65,8 @@ class WeightFormat(Protocol):
     def for_tied(self, name: str) -> "WeightFormat":
         """Returns the format of an output layer that is tied to the embedding.
 
-        One with the tensors of `PlainWeights` gets the embedding as the model has it; another one reads what is stored.
+        If it is an `EmbeddingFormat` the embedding is kept in it, also where no output layer is tied to it. Else the
+        product gets the embedding as the model has it.
 
         Args:
             name: Name of the embedding, without a suffix.
@@ -99,6 +101,14 @@ class WeightFormat(Protocol):
             dtype: Dtype of the activations.
             device: Device of the activations.
         """
+
+
+@runtime_checkable
+class EmbeddingFormat(WeightFormat, Protocol):
+    """A weight format that embeddings of tokens are kept in too."""
+
+    def embedding(self, weight: StoredWeight, device: torch.device) -> EightBitRows:
+        """Makes the rows of an embedding, a bounded block of them at a time. On any device, `meta` too."""
 
 
 @runtime_checkable

@@ -12,17 +12,20 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from model.embedding_table import EightBitRows
 from model.errors import CheckpointError, shown
 from model.fields import Fields
 from model.forward import ForwardBatch
 from model.gguf.types import BY_NAME, TensorType
 from model.weight_formats.format import Blocks, MadeProduct, WeightFormat
 from model.weight_formats.gguf_blocks import unpack
-from model.weight_formats.groups import GroupProducts, GroupWeights, NotGrouped
+from model.weight_formats.groups import GroupProducts, GroupWeights, NotGrouped, blocks_of, eight_bit_rows
 from model.weight_formats.plain import PLAIN, PlainFormat, PlainWeights
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
+from model.weight_formats.tiles import HeadTiles, inputs_together
 
 NAME = "gguf"
+TILED = ".linear_attn.out_proj"  # linears whose inputs stand in llama.cpp's order where heads do
 
 
 def groups_of(weight: StoredWeight) -> GroupWeights:
@@ -58,7 +61,8 @@ class GGUFFormat(PlainWeights):
         """Reads the types of the linears.
 
         Args:
-            options: `types` has the name of the type of each linear.
+            options: `types` has the name of the type of each linear. `tiled_inputs` has the numbers of `HeadTiles`
+                where inputs of `TILED` must be put in the hub's order.
 
         Raises:
             CheckpointError: It is no type that is served.
@@ -68,6 +72,8 @@ class GGUFFormat(PlainWeights):
             raise CheckpointError(f"{options.path}: type {shown(unknown[0])} is not served")
         kinds = {kind: _format_of(BY_NAME[kind], self) for kind in sorted(set(named.values()))}
         self._kinds = {name: kinds[kind] for name, kind in named.items()}
+        tiled = options.get("tiled_inputs", list, [])
+        self._tiles = HeadTiles(*tiled) if tiled else None
         self._products = GroupProducts()
         # No inputs of an embedding or an output layer are cut.
         layers = {kind for name, kind in named.items() if any(part.isdecimal() for part in name.split("."))}
@@ -82,7 +88,10 @@ class GGUFFormat(PlainWeights):
 
     def groups(self, weight: StoredWeight) -> GroupWeights:
         """Unpacks a linear of a type in blocks, see `GroupFormat`."""
-        return groups_of(weight)
+        made = groups_of(weight)
+        if self._tiles is None or not weight.name.endswith(TILED):
+            return made
+        return inputs_together(made, self._tiles, weight.name)
 
     def product(
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device
@@ -129,12 +138,15 @@ class GGUFType:
         return ()
 
     def groups(self, weight: StoredWeight) -> GroupWeights:
-        return groups_of(weight)
+        return self.joint.groups(weight)
 
     def product(
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> MadeProduct:
         return self.joint.product(weights, bias, dtype, device)
+
+    def embedding(self, weight: StoredWeight, device: torch.device) -> EightBitRows:
+        return eight_bit_rows(map(groups_of, blocks_of(weight)), weight.outputs, device)
 
 
 class PlainType(PlainFormat):

@@ -2,7 +2,7 @@
 
 The layouts are those of ggml's ggml-common.h, in the order of the bytes of a block. A block of K types has 256 weights
 in groups of 16 or 32; scales of groups are integers of few bits, multiples of the block's, which float32 holds without
-rounding. Integers of 3 bits are held in 4, others as they are.
+rounding. Integers are held in the bits that they have.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model.weight_formats.groups import GroupBlocks, GroupWeights
-from model.weight_formats.levels import INT4, INT5, INT6, INT8, UINT2, UINT4, UINT5, Levels
+from model.weight_formats.levels import E2M1, INT3, INT4, INT5, INT6, INT8, UINT2, UINT4, UINT5, Levels
 
 IQ4_NL = Levels(
     "iq4_nl", (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
@@ -135,8 +135,8 @@ def _q2_k(b: Tensor) -> GroupWeights:
 def _q3_k(b: Tensor) -> GroupWeights:
     lower, upper = _shifted(b[..., 96:104], range(0, 8, 4), 8) & 15, _shifted(b[..., 104:108], range(0, 8, 2), 4) & 3
     scales = (lower | upper << 4).to(torch.int8) - 32
-    values = _quarters(b[..., 32:96]) | _planes(b[..., :32]) << 2  # -4 .. 3, plus 4
-    return _k_groups(INT4, values + 4, _half(b[..., 108:]), scales, size=SMALL)
+    values = _quarters(b[..., 32:96]) | _planes(b[..., :32]) << 2
+    return _k_groups(INT3, values, _half(b[..., 108:]), scales, size=SMALL)
 
 
 def _q4_k(b: Tensor) -> GroupWeights:
@@ -166,8 +166,14 @@ def _iq4_xs(b: Tensor) -> GroupWeights:
     return _k_groups(IQ4_NL, _halves(b[..., 8:], 16), _half(b[..., :2]), scales)
 
 
+def _mxfp4(b: Tensor) -> GroupWeights:
+    """The numbers of `model.weight_formats.mxfp4` in another order: inputs 0 to 15 are in the lower halves of bytes."""
+    exponents = b[..., :1].contiguous().view(torch.float8_e8m0fnu)
+    return _groups(E2M1, _halves(b[..., 1:], 16), exponents.float().bfloat16())
+
+
 UNPACKED: dict[str, Callable[[Tensor], GroupWeights]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
-    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
+    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
 }  # fmt: skip
 """By name of the type, see `model.gguf.types`."""

@@ -10,7 +10,7 @@ holds exactly where scales have 16 bits. A codebook, as FP4 or FP8 numbers, has 
 types (GGUF) are themselves small integers, multiples of a number of a block of groups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.embedding_table import EightBitRows
 from model.forward import ForwardBatch
 from model.layers import FEWEST_ROWS
 from model.weight_formats.format import WeightFormat
-from model.weight_formats.levels import INT8, UINT4, Levels, pack_values, unpack_values
+from model.weight_formats.levels import INT4, INT8, Levels, pack_values, unpack_values
 from model.weight_formats.scratch import BLOCK, Scratch, multiply
 from model.weight_formats.stored import StoredWeight, joined
 
@@ -100,7 +101,7 @@ def flattened(groups: GroupWeights) -> GroupWeights:
     """Returns the same weights with integers of 4 or 8 bits, float scales and offsets, and no blocks."""
     levels, values = groups.levels, groups.values
     if levels.bits not in (4, 8):
-        wide = UINT4 if levels.bits < 4 else INT8
+        wide = INT4 if levels.bits < 4 else INT8
         levels, values = wide, values + int(levels.numbers[0] - wide.numbers[0])
     scales = groups.scales if groups.blocks is None else wide_scales(groups)
     offsets = groups.offsets
@@ -194,6 +195,26 @@ def _spread(of_groups: Tensor, groups: GroupWeights) -> Tensor:
         return of_groups.index_select(1, groups.index)
     size = min(groups.size, width)  # config.json may say a size that the linear does not have
     return of_groups.repeat_interleave(size, dim=1)[:, :width]
+
+
+def eight_bit_rows(blocks: Iterable[GroupWeights], rows: int, device: torch.device) -> EightBitRows:
+    """Makes rows of an embedding, with the numbers that groups stand for.
+
+    Args:
+        blocks: Runs of groups of one size, one below the other. Their levels are integers from -128 to 127.
+        rows: Rows of all blocks.
+        device: Device of the result.
+    """
+    made, start = list[Tensor](), 0
+    for block in blocks:
+        numbers = torch.tensor(block.levels.numbers, device=block.values.device).to(torch.int8)
+        values = numbers.index_select(0, block.values.flatten().int()).view(block.values.shape)
+        parts = values, wide_scales(block), *([] if (offsets := wide_offsets(block)) is None else [offsets])
+        made = made or [torch.empty((rows, part.shape[1]), dtype=part.dtype, device=device) for part in parts]
+        for whole, part in zip(made, parts, strict=True):
+            whole[start : start + len(part)] = part
+        start += len(values)
+    return EightBitRows(*made)
 
 
 class GroupLinear:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.embedding_table import EightBitRows
 from model.forward import ForwardBatch
 from model.layers import FEWEST_ROWS
 from model.weight_formats.format import MadeProduct
@@ -115,3 +116,7 @@ class Int8Format(PlainWeights):
         if self._scratch is None:
             self._scratch = Scratch(dtype, device)
         return Int8Linear([part["weight"] for part in weights], bias, self._scratch, device)
+
+    def embedding(self, weight: StoredWeight, device: torch.device) -> EightBitRows:
+        values, scales = quantized_blocks([weight["weight"]], device)
+        return EightBitRows(values, scales[:, None])

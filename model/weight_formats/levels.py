@@ -13,7 +13,7 @@ class Levels:
 
     Attributes:
         name: Name in the field, as int4 or e2m1.
-        numbers: Number of each stored integer; 4, 16, 32, 64 or 256 of them.
+        numbers: Number of each stored integer; 4, 8, 16, 32, 64 or 256 of them.
     """
 
     name: str
@@ -21,13 +21,13 @@ class Levels:
 
     @property
     def bits(self) -> int:
-        """Bits of a stored integer: 2, 4, 5, 6 or 8."""
+        """Bits of a stored integer: 2, 3, 4, 5, 6 or 8."""
         return len(self.numbers).bit_length() - 1
 
     @property
     def planes(self) -> tuple[int, ...]:
         """Bits of the parts that a stored integer is kept in, the lowest first: powers of two, which fill bytes."""
-        return {5: (4, 1), 6: (4, 2)}.get(self.bits, (self.bits,))
+        return {3: (2, 1), 5: (4, 1), 6: (4, 2)}.get(self.bits, (self.bits,))
 
     @property
     def are_integers(self) -> bool:
@@ -45,6 +45,7 @@ def _integers(name: str, first: int, bits: int) -> Levels:
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 UINT2 = _integers("uint2", 0, 2)
+INT3 = _integers("int3", -4, 3)
 INT4, UINT4 = _integers("int4", -8, 4), _integers("uint4", 0, 4)
 INT5, UINT5 = _integers("int5", -16, 5), _integers("uint5", 0, 5)
 INT6 = _integers("int6", -32, 6)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from model.errors import CheckpointError
 from model.source import TensorSource
 
 
@@ -75,14 +76,34 @@ class StoredWeight:
         return self.tensors[key]
 
     def rows(self, run: slice) -> "StoredWeight":
-        """Returns these outputs. Raises ValueError where the run cuts a block in two."""
-        cut = {one.key: self._cut(one, one.rows, run, self.outputs, "outputs") for one in self.described}
-        return replace(self, outputs=run.stop - run.start, tensors=cut)
+        """Returns these outputs.
+
+        Raises:
+            ValueError: The run cuts a block in two.
+            CheckpointError: The run takes single outputs out of blocks.
+        """
+        if run.step is None:
+            cut = {one.key: self._cut(one, one.rows, run, self.outputs, "outputs") for one in self.described}
+        else:
+            cut = {one.key: self._picked(one, run) for one in self.described}
+        return replace(self, outputs=len(range(run.start, run.stop, run.step or 1)), tensors=cut)
 
     def columns(self, run: slice) -> "StoredWeight":
         """Returns these inputs. Raises ValueError where the run cuts a block in two."""
         cut = {one.key: self._cut(one, one.columns, run, self.inputs, "inputs") for one in self.described}
         return replace(self, inputs=run.stop - run.start, tensors=cut)
+
+    def _picked(self, one: StoredTensor, run: slice) -> Tensor:
+        """Returns outputs with a step between them."""
+        axis = one.rows
+        if axis is None:
+            return self.tensors[one.key]
+        if (axis.block, axis.elements) != (1, 1):
+            raise CheckpointError(
+                f"{one.named(self.name)} keeps blocks of {axis.block} outputs together. The pairs of this family's "
+                "heads must be put in another order, so it is not served in this format of weights"
+            )
+        return self.tensors[one.key][(slice(None),) * axis.dimension + (run,)]
 
     def _cut(self, one: StoredTensor, axis: Axis | None, run: slice, size: int, what: str) -> Tensor:
         tensor = self.tensors[one.key]
@@ -109,12 +130,32 @@ def read_weight(
 def read_stacked(
     source: TensorSource, name: str, count: int, out: int, width: int, described: Sequence[StoredTensor]
 ) -> list[StoredWeight]:
-    """Returns the weights of `count` experts. The file holds them as one, with a leading dimension."""
-    whole = {one.key: source.take(one.named(name), (count, *one.shape), None, stored=one.dtype) for one in described}
+    """Returns the weights of `count` experts. The file holds them as one, with a leading dimension.
+
+    Raises:
+        CheckpointError: A tensor is missing or is another one.
+    """
+    whole = {one.key: _take_stacked(source, name, count, one) for one in described}
     return [
         StoredWeight(f"{name}[{expert}]", out, width, described, {key: all_[expert] for key, all_ in whole.items()})
         for expert in range(count)
     ]
+
+
+def _take_stacked(source: TensorSource, name: str, count: int, one: StoredTensor) -> Tensor:
+    """Returns a tensor of all experts, [count, *shape].
+
+    Plain weights may be saved as [count, in, out], as transformers 4 had Qwen3-VL's.
+    """
+    try:
+        return source.take(one.named(name), (count, *one.shape), None, stored=one.dtype)
+    except CheckpointError as error:
+        if one.dtype is not None or len(one.shape) != 2:
+            raise
+        try:
+            return source.take(one.named(name), (count, *one.shape[::-1]), None).transpose(1, 2)
+        except CheckpointError:
+            raise error from None
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -61,6 +61,18 @@ def test_every_token_that_ends_a_turn_ends_a_text(read: Callable[..., ModelConfi
     assert read("qwen2", tokenizer__ggml__eos_token_id=2**32 - 1).eos_token_ids == (0,)  # <|end|>
 
 
+def test_the_end_of_a_message_of_gpt_oss_ends_no_text(read: Callable[..., ModelConfig]) -> None:
+    tokens = ["<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"]
+    config = read(
+        "gpt-oss",
+        tokenizer__ggml__tokens=tokens,
+        tokenizer__ggml__token_type=[TokenType.CONTROL] * 5,
+        tokenizer__ggml__eos_token_id=2,
+        tokenizer__ggml__eot_token_id=1,
+    )
+    assert config.eos_token_ids == (2, 3, 4)
+
+
 def test_counts_of_each_layer_are_one_where_they_agree(read: Callable[..., ModelConfig]) -> None:
     assert read("llama", llama__attention__head_count_kv=[2, 2, 2]).kv_heads == 2
     with pytest.raises(CheckpointError, match=r"'llama.attention.head_count_kv' differs between layers"):
@@ -83,6 +95,11 @@ def test_a_factor_of_attention_is_beside_yarns_own(read: Callable[..., ModelConf
             "dynamic",
             "is 'dynamic', which is not supported; supported: none, linear",
         ),
+        ("minimax-m2", "minimax-m2.expert_gating_func", 1, "is 1, must be 2, which is sigmoid"),
+        ("glm4-moe", "glm4moe.nextn_predict_layers", 4, "is 4, must be from 0 to 3"),
+        ("qwen3.5", "qwen35.attention.recurrent_layers", [1, 1, 0, 1], "must be an array of truth values"),
+        ("qwen3.5", "qwen35.attention.recurrent_layers", [True, False], "has 2 values for 4 layers"),
+        ("gpt-oss", "gpt-oss.attention.sliding_window_pattern", [True, False], "must be an array of integers"),
         ("llama", "llama.attention.value_length", 24, "differs from 'attention.key_length'"),
         ("llama", "llama.block_count", 2.0, "is 2.0, must be of type int"),
         ("llama", "llama.context_length", 0, "is 0, must be at least 1"),

@@ -128,12 +128,10 @@ def test_what_is_no_regular_file_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_other_architectures_are_refused_with_the_nearest(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    value = gguf.gguf_writer.GGUFValue("qwen2moe", gguf.GGUFValueType.STRING)
+    value = gguf.gguf_writer.GGUFValue("qwen2vl", gguf.GGUFValueType.STRING)
     made = Conversion(source, all_in(Kind.F32))
     made.write(path, lambda writer: writer.kv_data[0].update({"general.architecture": value}))
-    with pytest.raises(
-        CheckpointError, match=r"'qwen2moe', which is not served; the nearest that are: qwen3moe, qwen2"
-    ):
+    with pytest.raises(CheckpointError, match=r"'qwen2vl', which is not served; the nearest that are: qwen2, qwen3"):
         read_config(path)
 
 

@@ -4,22 +4,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFValueType, GGUFWriter
+from gguf.gguf_writer import GGUFValue
 
 from model.architectures.registry import build_model
 from model.config import read_config
+from model.errors import CheckpointError
 from model.footprint import weight_bytes
 from model.gguf_weights import GGUFCheckpoint
 from model.rope import read_rope
 from model.tensors import Tensors
 from model.weight_formats.registry import open_weight_format
+from model.weight_formats.tiles import HeadTiles
 from scheduler.settings import SchedulerSettings
 from tests.model.families.cases import BY_NAME, Case
 from tests.model.families.conftest import Shelf
 from tests.model.families.prompts import FEW, PROMPTS
-from tests.model.gguf.writer import Kinds, all_in, convert
+from tests.model.gguf.apart import APART
+from tests.model.gguf.writer import Conversion, Kinds, all_in, convert
 from tests.support.checkpoints import write_llama
 from tests.support.engines import make_request, make_rig
 from tests.support.planted import plant
@@ -33,6 +39,13 @@ def with_values(name: str, **changes: Any) -> Case:
     return replace(case, name=f"{name}-gguf", changes={**case.changes, **changes})
 
 
+OSS_YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+    "beta_fast": 4.0, "beta_slow": 0.25, "truncate": False,
+}  # fmt: skip
+PHI_ROPE = dict(BY_NAME["phimoe"].changes)["rope_parameters"] | dict.fromkeys(
+    ("short_mscale", "long_mscale"), 1.243163121016122
+)
 CASES = {
     case.name.removesuffix("-gguf"): case
     for case in (
@@ -43,14 +56,46 @@ CASES = {
         with_values("gemma2", query_pre_attn_scalar=16),
         with_values("gemma3", query_pre_attn_scalar=16),
         BY_NAME["gemma3-linear"],
+        with_values("gemma4", hidden_size_per_layer_input=32),
+        with_values("gemma4-moe", moe_intermediate_size=64),
         *map(BY_NAME.__getitem__, ("phi3", "phi3-partial", "phi3-longrope", "gpt2", "starcoder2-plain", "olmo2")),
         with_values("starcoder2", sliding_window=None),
         *map(
             BY_NAME.__getitem__, ("falcon", "falcon-new", "falcon-one-norm", "phi", "gpt-neox", "gpt-neox-sequential")
         ),
+        *map(
+            BY_NAME.__getitem__,
+            ("smollm3", "seed-oss", "granite", "ernie4.5", "cohere", "cohere2"),
+        ),
+        *map(BY_NAME.__getitem__, ("stablelm", "glm4", "glm4-whole", "exaone4", "exaone4-full", "hunyuan")),
+        with_values("cohere-qk-norm", tie_word_embeddings=True),
+        with_values("deepseek-v2", q_lora_rank=32),
+        with_values("deepseek-v3", q_lora_rank=32),
+        with_values("qwen2-moe", norm_topk_prob=False),
+        *map(BY_NAME.__getitem__, ("granite-moe", "granite-moe-biases")),
+        with_values("phimoe", router_jitter_noise=0.01, rope_parameters=PHI_ROPE),
+        with_values("phimoe-window", router_jitter_noise=0.01),
+        with_values("ernie4.5-moe", moe_layer_end_index=-1, moe_norm_min=1e-12),
+        *map(BY_NAME.__getitem__, ("ernie4.5-moe-biases", "ernie4.5-moe-unshared", "minimax-m2", "minimax-m2-wide")),
+        *map(BY_NAME.__getitem__, ("glm4-moe", "glm4-moe-plain")),
+        with_values("qwen3.5", linear_value_head_dim=128, linear_num_value_heads=6),
+        with_values("qwen3.5-wide", linear_value_head_dim=32, attention_bias=False),
+        with_values("qwen3.5-moe", linear_value_head_dim=128),
+        with_values("qwen3-next", norm_topk_prob=True, mlp_only_layers=[]),
+        with_values("gpt-oss", swiglu_limit=7.0, rope_parameters=OSS_YARN),
+        with_values(
+            "gpt-oss-limit",
+            swiglu_limit=7.0,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            num_hidden_layers=4,
+        ),
     )
 }
-OF_40 = ("qwen3-moe",)  # experts of 40 columns, which no type but plain ones holds
+OF_40 = (
+    "qwen3-moe", "qwen2-moe", "deepseek-v2", "deepseek-v3", "ernie4.5-moe", "ernie4.5-moe-biases",
+    "ernie4.5-moe-unshared", "qwen3-next", "glm4-moe", "glm4-moe-plain",
+)  # fmt: skip
+"""Their experts have 40 or 48 columns, which no type but plain ones holds."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +113,12 @@ def bits(location: Path, ranks: int = 1) -> list[object]:
 def quantized(case: str) -> Kinds:
     """Types of 32 weights a block; values in another one than queries, one matrix plain."""
     if case in OF_40:
-        return lambda name: Kind.F16 if "_exps" in name and "down" in name else Kind.Q5_1
+        return lambda name: Kind.F16 if "exp" in name and "down" in name else Kind.Q5_1
+    if "gpt-oss" in case:  # as it is published
+        return lambda name: Kind.MXFP4 if "exps" in name else Kind.Q8_0 if "attn" in name else Kind.BF16
+    if case.startswith("qwen3.5"):  # blocks of two heads
+        out = {"qwen3.5": Kind.Q4_K, "qwen3.5-wide": Kind.Q8_0, "qwen3.5-moe": Kind.Q6_K}[case]
+        return lambda name: out if "ssm_out" in name else Kind.F16 if "exp" in name else Kind.Q5_1
     mixed = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_0, "ffn_up": Kind.IQ4_NL, "attn_k": Kind.BF16}
     return lambda name: next((kind for part, kind in mixed.items() if part in name), Kind.Q4_1)
 
@@ -79,6 +129,35 @@ def test_bits_are_those_of_the_plain_weights(case: str, kinds: str, shelf: Shelf
     """Names, orders of rows, offsets of norms, and all that config.json says."""
     path = tmp_path / "model.gguf"
     plain = convert(shelf.checkpoint(CASES[case]), path, all_in(Kind.F32) if kinds == "F32" else quantized(case))
+    assert bits(path) == bits(plain)
+
+
+@pytest.mark.parametrize("case", ["glm4-moe", "qwen3-next", "qwen3.5"])
+def test_layers_that_predict_further_tokens_are_passed_over(case: str, shelf: Shelf, tmp_path: Path) -> None:
+    """As the converter writes them: layers after the last, which the count of layers has too."""
+    path, made = tmp_path / "model.gguf", Conversion(shelf.checkpoint(CASES[case]), all_in(Kind.F32))
+    layers, name = made.config["num_hidden_layers"], made.architecture
+
+    def more(writer: GGUFWriter) -> None:
+        writer.kv_data[0][f"{name}.block_count"] = GGUFValue(layers + 1, GGUFValueType.UINT32)
+        writer.add_nextn_predict_layers(1)
+        for part in ("nextn.eh_proj", "nextn.enorm", "attn_q", "post_attention_norm"):
+            writer.add_tensor(f"blk.{layers}.{part}.weight", np.ones((8, 8), dtype=np.float32))
+
+    made.write(path, more)
+    assert bits(path) == bits(shelf.checkpoint(CASES[case]))
+
+
+def test_older_files_of_qwen3_next(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have projections by key head, and an interval for the layers of attention."""
+    monkeypatch.setitem(APART, "qwen3next", ())
+    source, path = shelf.checkpoint(CASES["qwen3-next"]), tmp_path / "model.gguf"
+
+    def more(writer: GGUFWriter) -> None:
+        del writer.kv_data[0]["qwen3next.attention.recurrent_layers"]
+        writer.kv_data[0]["qwen3next.full_attention_interval"] = GGUFValue(2, GGUFValueType.UINT32)
+
+    plain = convert(source, path, all_in(Kind.F32), more=more)
     assert bits(path) == bits(plain)
 
 
@@ -93,6 +172,52 @@ def test_super_blocks_and_several_types_in_one_product(tmp_path: Path) -> None:
     plain = convert(source, path, lambda name: next((k for part, k in types.items() if part in name), Kind.IQ4_XS))
     assert bits(path) == bits(plain)
     assert bits(path, ranks=2) == bits(plain, ranks=2)
+
+
+@pytest.mark.parametrize("kinds", ["F32", "mixed"])
+def test_heads_in_another_order_are_seen(
+    kinds: str, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the projections before a gated delta rule, and inputs of that after it."""
+    path = tmp_path / "model.gguf"
+    types = all_in(Kind.F32) if kinds == "F32" else quantized("qwen3.5")
+    plain = convert(shelf.checkpoint(CASES["qwen3.5"]), path, types)
+    plant(monkeypatch, HeadTiles, "together", lambda _: lambda self, tensor, dimension: tensor)
+    assert bits(path) != bits(plain)
+
+
+def test_groups_of_several_heads_are_refused(shelf: Shelf, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    case = replace(CASES["qwen3.5"], name="narrow", changes={**CASES["qwen3.5"].changes, "linear_value_head_dim": 16})
+    convert(
+        shelf.checkpoint(replace(case, changes=dict(case.changes, linear_num_value_heads=4))), path, all_in(Kind.Q8_0)
+    )
+    with pytest.raises(CheckpointError, match="64 inputs in groups of 32 are no 2 x 2 heads of 16"):
+        bits(path)
+
+
+def test_the_kernels_have_blocks_of_two_heads(shelf: Shelf, tmp_path: Path) -> None:
+    """Qwen 3.5's value heads are put in another order, in blocks too."""
+    path, found = tmp_path / "model.gguf", []
+    convert(shelf.checkpoint(CASES["qwen3.5"]), path, quantized("qwen3.5"))
+    for backend in ("cpu", "reference"):
+        rig = make_rig(path, 16, 2048, SchedulerSettings(), True, dtype="float32", backend=backend)
+        rig.run({place: make_request(rig, PROMPTS[place], 4) for place in FEW[:3]})
+        found.append(np.stack([rig.logits[place, position] for place in FEW[:3] for position in range(4)]))
+    np.testing.assert_allclose(*found, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q3_K, Kind.Q4_K], ids=lambda kind: kind.name)
+def test_k_types_run_on_the_kernels(kind: Kind, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    source = write_llama(tmp_path / "source", hidden_size=256, intermediate_size=512, num_hidden_layers=1)
+    convert(source, path, all_in(kind))
+    found = []
+    for backend in ("cpu", "reference"):
+        rig = make_rig(path, 16, 2048, SchedulerSettings(), True, dtype="float32", backend=backend)
+        rig.run({place: make_request(rig, PROMPTS[place], 4) for place in FEW[:3]})
+        found.append(np.stack([rig.logits[place, position] for place in FEW[:3] for position in range(4)]))
+    np.testing.assert_allclose(*found, atol=2e-4)
 
 
 @pytest.mark.parametrize("parts", [1, 7, 100])
@@ -115,7 +240,7 @@ def test_a_change_that_is_not_undone_is_seen(
     assert bits(path) != bits(plain)
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3-moe", "phi3", "gpt2"])
+@pytest.mark.parametrize("case", ["llama", "qwen3-moe", "phi3", "gpt2", "gpt-oss", "qwen3-next", "qwen3.5"])
 def test_the_estimate_is_what_is_held(case: str, shelf: Shelf, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     plain = convert(shelf.checkpoint(CASES[case]), path, quantized(case))
@@ -128,7 +253,11 @@ def test_the_estimate_is_what_is_held(case: str, shelf: Shelf, tmp_path: Path) -
 def test_the_output_layer_sets_no_blocks_of_inputs(tmp_path: Path) -> None:
     """Files in Q4_0 have it in Q6_K."""
     source = write_llama(tmp_path / "source", hidden_size=256, intermediate_size=96)
-    convert(source, tmp_path / "m.gguf", lambda name: Kind.Q6_K if name in ("output", "token_embd") else Kind.Q4_0)
+    convert(
+        source,
+        tmp_path / "m.gguf",
+        lambda name: Kind.Q6_K if name in ("output.weight", "token_embd.weight") else Kind.Q4_0,
+    )
     assert open_weight_format(read_config(tmp_path / "m.gguf")).blocks == (1, 32)
 
 

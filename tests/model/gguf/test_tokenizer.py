@@ -99,9 +99,42 @@ HUB: dict[str, tuple[pre_tokenizers.PreTokenizer, bool, bool]] = {
     "gpt-2": (BYTES, False, False),
     "llama-bpe": (cut(ENGLISH + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + END), False, True),
     "qwen2": (cut(ENGLISH + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + END), True, False),
+    "qwen35": (
+        cut(
+            ENGLISH + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        True,
+        False,
+    ),
+    "kimi-k2": (
+        cut(
+            r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+            r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+            r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        False,
+        True,
+    ),
+    "deepseek-v3": (
+        cut(
+            r"\p{N}{1,3}",
+            "[一-龥぀-ゟ゠-ヿ]+",  # noqa: RUF001 - as the hub writes it
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        False,
+        False,
+    ),
+    "seed-coder": (
+        cut(ENGLISH + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"),
+        False,
+        False,
+    ),
     "smollm": (pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES]), False, False),
 }
-"""Pre-tokenizer, NFC, ignore_merges of GPT-2, Llama 3, Qwen 2 and SmolLM."""
+"""Pre-tokenizer, NFC, ignore_merges of GPT-2, Llama 3, Qwen 2, Qwen 3.5, Kimi K2, DeepSeek-V3, Seed-OSS and SmolLM."""
 
 
 def write_bpe(path: Path, made: Tokenizer, pre: str | None, more: Callable[[GGUFWriter], None] | None = None) -> Path:
@@ -267,10 +300,10 @@ def array(value: list[Any]) -> gguf.gguf_writer.GGUFValue:
 
 WRONG = {
     "pre": (
-        string("deepseek-llm"),
-        "'tokenizer.ggml.pre' is 'deepseek-llm', which is not served; the nearest that are:",
+        string("grok-2"),
+        "'tokenizer.ggml.pre' is 'grok-2', which is not served; the nearest that are:",
     ),
-    "model": (string("bert"), "'tokenizer.ggml.model' is 'bert', which is not served; served are: gpt2, llama"),
+    "model": (string("bert"), "'tokenizer.ggml.model' is 'bert', which is not served; served are: gpt2, gemma4, llama"),
     "tokens": (array(["a", "a"]), "'tokenizer.ggml.tokens' has the token 'a' twice"),
     "merges": (array(["a"]), "'tokenizer.ggml.merges' has 'a', must be pairs of tokens"),
     "token_type": (array([1]), "'tokenizer.ggml.token_type' has 1 elements for 1201"),

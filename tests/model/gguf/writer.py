@@ -4,6 +4,7 @@ The changes that convert_hf_to_gguf.py of llama.cpp makes to tensors are stated 
 """
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -19,6 +20,14 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from tests.model.families.styles import edit_config, edit_tensors
+from tests.model.gguf.apart import Apart, find_apart, tiled
+from tests.model.gguf.keys import (
+    divisors_of_gemma4,
+    write_deepseek_experts,
+    write_delta_net,
+    write_latents,
+    write_layers_that_differ,
+)
 
 Array = NDArray[Any]
 Kinds = Callable[[str], Kind]
@@ -34,6 +43,7 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
     "Phi3ForCausalLM": "phi3",
     "GPT2LMHeadModel": "gpt2",
     "Starcoder2ForCausalLM": "starcoder2",
@@ -41,8 +51,33 @@ ARCHITECTURES = {
     "FalconForCausalLM": "falcon",
     "GPTNeoXForCausalLM": "gptneox",
     "PhiForCausalLM": "phi2",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "SmolLM3ForCausalLM": "smollm3",
+    "SeedOssForCausalLM": "seed_oss",
+    "GraniteForCausalLM": "granite",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "CohereForCausalLM": "command-r",
+    "Cohere2ForCausalLM": "cohere2",
+    "StableLmForCausalLM": "stablelm",
+    "Glm4ForCausalLM": "glm4",
+    "Exaone4ForCausalLM": "exaone4",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "GptOssForCausalLM": "gpt-oss",
+    "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Qwen3NextForCausalLM": "qwen3next",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "PhimoeForCausalLM": "phimoe",
+    "GraniteMoeForCausalLM": "granitemoe",
 }
-WRITABLE = {Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0}
+SCALES_OF_GEMMA4 = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+SLIDING = ("gemma4", "gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe")
+PAIRED = ("llama", "smollm3", "granite", "granitemoe")
+WRITABLE = {Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.MXFP4}
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 SCALES = {  # places of numbers of 16 bits in a block
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -97,13 +132,26 @@ class Conversion:
         self.vocabulary = json.loads((directory / "tokenizer.json").read_text())
         self.meant: dict[str, torch.Tensor] = {}
         self.stored: dict[str, tuple[Array, Kind]] = {}
+        self._whole: dict[str, tuple[str, Apart]] = {}
+        self._parts: dict[str, list[Array]] = {}
         layers = self._get("num_hidden_layers", "n_layer")
         arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
         names = gguf.get_tensor_name_map(arch, layers)
         for name, data in self._stacked().items():
-            there = names.get_name(name, (".weight", ".bias"))
+            spelled = name.replace("correction_bias", "correction.bias").replace(".sinks", ".sinks.weight")
+            spelled = spelled.replace(".dt_bias", ".dt_proj.bias").replace(".layer_scalar", ".layer_scalar.weight")
+            spelled = re.sub(r"(?<=\.experts\.)(gate_up_proj|down_proj)$", r"\1.weight", spelled)
+            there = SCALES_OF_GEMMA4.get(name.split(".", 3)[-1]) if self.architecture == "gemma4" else None
+            if there is not None:
+                there = f"blk.{name.split('.')[2]}.{there}"
+            there = there or names.get_name(spelled, (".weight", ".bias"))
             assert there is not None, name
-            kind = kinds(there) if data.ndim > 1 and "norm" not in there and "ffn_gate_inp" not in there else Kind.F32
+            plain = (
+                data.ndim == 1
+                or there.endswith(".bias")
+                or any(part in there for part in ("norm", "ffn_gate_inp", "conv1d"))
+            )
+            kind = Kind.F32 if plain else kinds(there)
             raw, numbers = encoded(there, np.ascontiguousarray(self._changed(name, data)), kind)
             self.stored[there] = raw, kind
             self._mean(name, self._back(name, numbers))
@@ -115,7 +163,16 @@ class Conversion:
         """Experts of a layer as one tensor."""
         tensors: dict[str, Any] = {}
         for name, data in self.tensors.items():
-            if match := EXPERT.fullmatch(name):
+            if name.endswith("kv_b_proj.weight"):
+                by_head = data.reshape(self.config["num_attention_heads"], -1, data.shape[1])
+                plain = self.config["qk_nope_head_dim"]
+                tensors[name.replace("kv_b", "k_b")] = by_head[:, :plain].swapaxes(1, 2)
+                tensors[name.replace("kv_b", "v_b")] = by_head[:, plain:]
+            elif apart := find_apart(self.architecture, name):
+                parts = apart.parts(self.config, name, data)
+                self._whole |= dict.fromkeys(parts, (name, apart))
+                tensors |= parts
+            elif match := EXPERT.fullmatch(name):
                 tensors.setdefault(f"{match[1]}.{match[3]}.weight", {})[int(match[2])] = data
             else:
                 tensors[name] = data
@@ -126,25 +183,53 @@ class Conversion:
         if name in self.tensors:
             self.meant[name] = tensor
             return
+        if name in self._whole:
+            whole, apart = self._whole[name]
+            parts = self._parts.setdefault(whole, [])
+            parts.append(numbers)
+            if len(parts) == len(apart.names):
+                self.meant[whole] = torch.from_numpy(np.ascontiguousarray(apart.join(self.config, parts)))
+            return
+        if name.endswith("_b_proj.weight"):  # of each head its keys, lying, or its values, which come later
+            keys = [numbers.swapaxes(1, 2)] if ".k_b" in name else [self._keys, numbers]
+            self._keys = keys[0]
+            whole = np.concatenate(keys, 1).reshape(-1, numbers.shape[2] if len(keys) > 1 else numbers.shape[1])
+            self.meant[name.replace(".k_b", ".kv_b").replace(".v_b", ".kv_b")] = torch.from_numpy(whole)
+            return
         prefix, part = name.removesuffix(".weight").rsplit(".", 1)
         self.meant |= {f"{prefix}.{i}.{part}.weight": one for i, one in enumerate(tensor)}
 
+    def _tiled(self, name: str) -> bool:
+        return self.architecture.startswith("qwen35") and "linear_attn." in name and ".norm." not in name
+
     def _changed(self, name: str, data: Array) -> Array:
+        if self._tiled(name):
+            data = tiled(self.config, name, data)
         heads, kv_heads = self._heads()
-        if self.architecture == "llama" and (found := re.search(r"\.([qk])_proj\.", name)):
+        if self.architecture in PAIRED and (found := re.search(r"\.([qk])_proj\.", name)):
             return paired(data, heads if found[1] == "q" else kv_heads)
-        if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if self._adds_one(name):
             return data + np.float32(1)
+        if name.endswith("A_log"):
+            return -torch.exp(torch.from_numpy(data)).numpy()
+        if "conv1d" in name:
+            return data[:, 0]
         if self._lies(name):
             return data.T
         return apart(data, heads, kv_heads) if "query_key_value" in name else data
 
     def _back(self, name: str, data: Array) -> Array:
+        if self._tiled(name):
+            data = tiled(self.config, name, data, back=True)
         heads, kv_heads = self._heads()
-        if self.architecture == "llama" and (found := re.search(r"\.([qk])_proj\.", name)):
+        if self.architecture in PAIRED and (found := re.search(r"\.([qk])_proj\.", name)):
             count = heads if found[1] == "q" else kv_heads
             return data.reshape(count, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
-        if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if name.endswith("A_log"):
+            return self.tensors[name]
+        if "conv1d" in name:
+            return data[:, None]
+        if self._adds_one(name):
             return data - np.float32(1)
         if self._lies(name):
             return data.T
@@ -153,6 +238,12 @@ class Conversion:
             order[apart(np.arange(len(data)), heads, kv_heads)] = np.arange(len(data))
             return data[order]
         return data
+
+    def _adds_one(self, name: str) -> bool:
+        if self.architecture == "gemma4":
+            return False
+        offset = self.architecture.startswith(("gemma", "qwen3next", "qwen35"))
+        return offset and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
 
     def _lies(self, name: str) -> bool:
         return self.architecture == "gpt2" and bool(re.search(r"(c_attn|c_proj|c_fc)\.weight", name))
@@ -191,11 +282,19 @@ class Conversion:
         w.add_vocab_size(c["vocab_size"])
         w.add_embedding_length(hidden)
         w.add_block_count(self._get("num_hidden_layers", "n_layer"))
-        w.add_feed_forward_length(self._get("intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden)
+        if self.architecture == "gemma4":
+            write_layers_that_differ(c, w)
+        elif self.architecture != "qwen35moe":  # which has no layers without experts
+            w.add_feed_forward_length(self._get("intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden)
         w.add_head_count(heads)
-        w.add_head_count_kv(kv_heads)
-        w.add_key_length(c.get("head_dim") or hidden // heads)
-        w.add_value_length(c.get("head_dim") or hidden // heads)
+        if self.architecture not in ("deepseek2", "gemma4"):
+            w.add_head_count_kv(kv_heads)
+            w.add_key_length(c.get("head_dim") or hidden // heads)
+            w.add_value_length(c.get("head_dim") or hidden // heads)
+        if self.architecture == "deepseek2":
+            write_latents(c, w, rope)
+        if self.architecture == "glm4moe":
+            write_deepseek_experts(c, w)
         w.add_rope_freq_base(rope.get("rope_theta", 10000.0))
         if "rms_norm_eps" in c:
             w.add_layer_norm_rms_eps(c["rms_norm_eps"])
@@ -206,18 +305,43 @@ class Conversion:
             w.add_rope_scaling_factor(rope["factor"])
             if "original_max_position_embeddings" in rope:
                 w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            if "beta_fast" in rope:
+                w.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+                w.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
         if rope.get("rope_type") == "longrope":
-            w.add_rope_scaling_orig_ctx_len(c["original_max_position_embeddings"])
+            original = {**c, **rope}["original_max_position_embeddings"]
+            stretched = c["max_position_embeddings"] / original
+            w.add_rope_scaling_orig_ctx_len(original)
+            if self.architecture == "phimoe":
+                w.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretched) / math.log(original)))
         if c.get("sliding_window_pattern"):
             w.add_uint32(f"{self.architecture}.attention.sliding_window_pattern", c["sliding_window_pattern"])
-        if part := rope.get("partial_rotary_factor"):
-            w.add_rope_dimension_count(int(part * hidden // heads))
-        if experts := self._get("num_experts", "num_local_experts"):
+        if (part := rope.get("partial_rotary_factor")) and self.architecture not in ("deepseek2", "gemma4"):
+            w.add_rope_dimension_count(int(part * (c.get("head_dim") or hidden // heads)))
+        if experts := self._get("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
             w.add_expert_count(experts)
-            w.add_expert_used_count(c["num_experts_per_tok"])
-        if width := c.get("moe_intermediate_size"):
+            w.add_expert_used_count(self._get("num_experts_per_tok", "moe_k", "top_k_experts"))
+        of_one = "intermediate_size" if self.architecture in ("gpt-oss", "minimax-m2") else "moe_intermediate_size"
+        if width := c.get(of_one):
             w.add_expert_feed_forward_length(width)
-        if c.get("sliding_window") and self.architecture in ("gemma2", "gemma3", "phi3"):
+        if "linear_num_key_heads" in c:
+            write_delta_net(c, w)
+        if self.architecture == "minimax-m2":
+            w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        if self.architecture == "ernie4_5-moe":
+            w.add_interleave_moe_layer_step(c["moe_layer_interval"])
+            w.add_leading_dense_block_count(c["moe_layer_start_index"])
+            w.add_expert_shared_count(c["moe_num_shared_experts"])
+        if width := c.get("shared_expert_intermediate_size"):
+            w.add_expert_shared_feed_forward_length(width)
+        for key, add in (
+            ("logit_scale", w.add_logit_scale), ("logits_scaling", w.add_logit_scale),
+            ("embedding_multiplier", w.add_embedding_scale), ("residual_multiplier", w.add_residual_scale),
+            ("attention_multiplier", w.add_attention_scale),
+        ):  # fmt: skip
+            if c.get(key) is not None:
+                add(c[key])
+        if c.get("sliding_window") and self.architecture in SLIDING:
             w.add_sliding_window(c["sliding_window"])
         if "use_parallel_residual" in c:
             w.add_parallel_residual(c["use_parallel_residual"])
@@ -229,6 +353,8 @@ class Conversion:
     def factors(self) -> dict[str, Array]:
         """Divisors of rotary frequencies, by the names of their tensors."""
         rope = self.config.get("rope_parameters") or {}
+        if self.architecture == "gemma4":
+            return {"rope_freqs.weight": divisors_of_gemma4(self.config)}
         if rope.get("rope_type") == "longrope":
             return {f"rope_factors_{k}.weight": np.float32(rope[f"{k}_factor"]) for k in ("long", "short")}
         if rope.get("rope_type") != "llama3":
@@ -257,7 +383,7 @@ def convert(directory: Path, path: Path, kinds: Kinds, **options: Any) -> Path:
     made.write(path, **options)
     plain = Path(shutil.copytree(directory, path.with_suffix(".plain")))
     edit_tensors(plain, lambda tensors: tensors | made.meant)
-    if (factors := made.factors().get("rope_freqs.weight")) is not None:
+    if made.architecture != "gemma4" and (factors := made.factors().get("rope_freqs.weight")) is not None:
         rope = {"rope_type": "longrope", "short_factor": factors.tolist(), "attention_factor": 1.0}
         theta = made.config["rope_parameters"]["rope_theta"]
         edit_config(plain, lambda values: values | {"rope_parameters": rope | {"rope_theta": theta}})

@@ -46,6 +46,7 @@ SCHEMES = {
     "starcoder2": Scheme(16, version="gemm"),
     "falcon-new": Scheme(-1, version="gemm"),
     "gpt-neox": Scheme(32, version="gemm"),
+    "deepseek-v2": Scheme(8, version="gemm"),
     "qwen3-moe": Scheme(8, version="gemm", scales=torch.bfloat16),
     "mixtral": Scheme(32, version="gemm", changes=(("modules_to_not_convert", ["gate"]),)),
 }

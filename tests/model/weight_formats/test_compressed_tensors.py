@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, tuple[Recipe, ...]]] = {
     "experts": ("mixtral", (W4_CHANNEL,)),
     "experts, float": ("mixtral", (FP8_TENSOR,)),
     "small experts": ("qwen3-moe", (W8,)),
+    "latent attention": ("deepseek-v2", (W8,)),
     "small experts, blocks": ("qwen3-moe", (FP8_BLOCK,)),
     "int groups": ("gemma2", (INT8_ZEROS,)),
     "int": ("gemma2", (INT8,)),

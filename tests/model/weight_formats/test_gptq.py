@@ -48,6 +48,7 @@ SCHEMES = {
     "gpt2": Scheme(-1),
     "gpt-neox": Scheme(64, ordered=True, symmetric=True),
     "qwen3-moe": Scheme(32),  # the last group of an expert's 40 inputs has 8
+    "deepseek-v2": Scheme(16, ordered=True),
     "mixtral": Scheme(32, ordered=True, scales=torch.bfloat16),
     "gemma2": Scheme(16, bits=8, ordered=True, version="gptq_v2"),
 }

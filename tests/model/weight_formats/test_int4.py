@@ -1,5 +1,6 @@
 """Weights that are put into 4 bits at load: their numbers, the models, what is held."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.support.engines import make_request, make_rig
 from tests.support.examples import examples
 from tests.support.planted import plant
 
+IN_8_BITS = re.compile(r"lm_head\.weight|embed_out\.weight|embed_in\.|embed_tokens\.|wte\.")
 CASES = ("llama", "llama-tied", "gpt2", "mixtral", "phi3", "gpt-neox")
 
 
@@ -110,20 +112,20 @@ def in_8_bits(rows: Tensor) -> Tensor:
 
 
 def plain_twin(case: str, shelf: Shelf, root: Path) -> tuple[Path, Path]:
-    """The checkpoint, and one with the plain weights that its 4 bits stand for. Their output layers are tied or their
-    own: in 8 bits.
+    """The checkpoint, and one with the plain weights that its 4 bits stand for. Embeddings of tokens are in 8 bits, and
+    output layers, tied ones too.
     """
     source = shelf.checkpoint(BY_NAME[case])
     twin = Path(shutil.copytree(source, root / "twin"))
 
     def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         linear = [name for name, tensor in tensors.items() if tensor.ndim == 2 and not NOT_LINEAR.search(name)]
-        made = dict(tensors)
-        for name in linear:
-            if "lm_head" in name or "embed_out" in name:
-                made[name] = in_8_bits(tensors[name])
-            else:
-                made[name] = meant(tensors[name].T).T.contiguous() if case == "gpt2" else meant(tensors[name])
+        made, in_8 = dict(tensors), [name for name in tensors if IN_8_BITS.search(name)]
+        assert in_8
+        for name in in_8:
+            made[name] = in_8_bits(tensors[name])
+        for name in set(linear) - set(in_8):
+            made[name] = meant(tensors[name].T).T.contiguous() if case == "gpt2" else meant(tensors[name])
         return made
 
     edit_tensors(twin, change)
@@ -147,14 +149,14 @@ def logits(directory: Path, backend: str, quantization: str | None, **kind: int)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("llama-tied", "gpt2")])
+@pytest.mark.parametrize("case", [*CASES, "gemma", "opt", "opt-post-norm"])
 def test_logits_are_those_of_what_4_bits_stand_for(case: str, backend: str, shelf: Shelf, tmp_path: Path) -> None:
     source, twin = plain_twin(case, shelf, tmp_path)
     for found, expected in zip(logits(source, backend, "int4"), logits(twin, "reference", None), strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
-@pytest.mark.parametrize("case", ["llama", "mixtral"])
+@pytest.mark.parametrize("case", ["llama", "mixtral", "gpt2"])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_no_schedule_changes_a_bit(case: str, backend: str, shelf: Shelf) -> None:
     directory = shelf.checkpoint(BY_NAME[case])

@@ -1,7 +1,4 @@
-"""MXFP4 experts compute, bit for bit, what the plain weights compute that they stand for.
-
-gpt-oss, whose format this is, is no architecture that is served: Mixtral's experts are stored in its layout.
-"""
+"""MXFP4 experts compute, bit for bit, what the plain weights compute that they stand for: gpt-oss, and Mixtral."""
 
 import re
 import shutil
@@ -58,39 +55,43 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     return Shelf(tmp_path_factory.mktemp("mxfp4"))
 
 
-def twins(shelf: Shelf, root: Path, **options: object) -> tuple[Path, Path]:
-    """Mixtral with its experts in MXFP4, and with the plain weights that they stand for."""
-    source = shelf.checkpoint(BY_NAME["mixtral"])
+def twins(shelf: Shelf, root: Path, case: str = "mixtral", **options: object) -> tuple[Path, Path]:
+    """A model with its experts in MXFP4, and with the plain weights that they stand for. Those of gpt-oss are [in, out]
+    where they are plain.
+    """
+    source, turned = shelf.checkpoint(BY_NAME[case]), case == "gpt-oss"
     mxfp4, plain = (Path(shutil.copytree(source, root / name)) for name in ("mxfp4", "plain"))
     meant: dict[str, Tensor] = {}
 
     def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         kept = {}
-        for name, tensor in fused_experts(tensors).items():
+        for name, tensor in (tensors if turned else fused_experts(tensors)).items():
             if not EXPERTS.fullmatch(name):
                 kept[name] = tensor
                 continue
-            made = [as_tensor(one) for one in to_mxfp4(tensor.numpy())]
+            made = [as_tensor(one) for one in to_mxfp4((tensor.mT.contiguous() if turned else tensor).numpy())]
             kept |= {f"{name}_blocks": made[0], f"{name}_scales": made[1]}
-            meant[name] = made[2]
+            meant[name] = made[2].mT.contiguous() if turned else made[2]
         return kept
 
     edit_tensors(mxfp4, change)
     plain_experts = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     stored = {"quant_method": "mxfp4", "modules_to_not_convert": plain_experts} | options
     edit_config(mxfp4, lambda values: values | {"quantization_config": stored})
-    edit_tensors(plain, lambda tensors: fused_experts(tensors) | meant)
+    edit_tensors(plain, lambda tensors: (tensors if turned else fused_experts(tensors)) | meant)
     return mxfp4, plain
 
 
+@pytest.mark.parametrize("case", ["mixtral", "gpt-oss"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_bits_are_those_of_the_plain_weights(ranks: int, shelf: Shelf, tmp_path: Path) -> None:
-    mxfp4, plain = twins(shelf, tmp_path)
+def test_bits_are_those_of_the_plain_weights(ranks: int, case: str, shelf: Shelf, tmp_path: Path) -> None:
+    mxfp4, plain = twins(shelf, tmp_path, case)
     assert bits(mxfp4, ranks) == bits(plain, ranks)
 
 
-def test_the_estimate_is_what_is_held(shelf: Shelf, tmp_path: Path) -> None:
-    mxfp4, plain = twins(shelf, tmp_path)
+@pytest.mark.parametrize("case", ["mixtral", "gpt-oss"])
+def test_the_estimate_is_what_is_held(case: str, shelf: Shelf, tmp_path: Path) -> None:
+    mxfp4, plain = twins(shelf, tmp_path, case)
     config = read_config(mxfp4)
     tensors = Tensors(Checkpoint(mxfp4), torch.float32, CPU, open_weight_format(config))
     build_model(config, tensors)

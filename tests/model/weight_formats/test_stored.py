@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from model.tensors import runs_of
+from model.errors import CheckpointError
+from model.tensors import in_halves, runs_of
 from model.weight_formats.plain import plain_weight
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
 
@@ -72,3 +73,26 @@ def test_runs_that_follow_each_other_are_one() -> None:
         (0, slice(4, 8)), (1, slice(0, 1)), (2, slice(0, 1)),
     ]  # fmt: skip
     assert runs_of([6], [slice(4, 6), slice(0, 2), slice(2, 4)]) == [(0, slice(4, 6)), (0, slice(0, 4))]
+
+
+def test_pairs_of_neighbours_become_halves() -> None:
+    """Two heads of 6 elements, 4 of which are rotated."""
+    runs = in_halves(slice(12, 24), 6, 4)
+    assert [row for run in runs for row in range(30)[run]] == [12, 14, 13, 15, 16, 17, 18, 20, 19, 21, 22, 23]
+    weight = plain_weight(numbered(24, 3))
+    cuts = [weight.rows(run) for _, run in runs_of([24], runs)]
+    assert [cut.outputs for cut in cuts] == [2, 2, 2, 2, 2, 2]
+    assert torch.cat([cut["weight"] for cut in cuts])[:, 0].tolist() == [
+        3 * row for row in (12, 14, 13, 15, 16, 17, 18, 20, 19, 21, 22, 23)
+    ]
+
+
+def test_runs_with_a_step_stay_apart() -> None:
+    assert runs_of([4, 4], [slice(0, 4, 2), slice(4, 8, 2)]) == [(0, slice(0, 4, 2)), (1, slice(0, 4, 2))]
+    assert runs_of([8], [slice(0, 4, 2), slice(4, 8)]) == [(0, slice(0, 4, 2)), (0, slice(4, 8))]
+
+
+def test_blocks_of_outputs_are_not_taken_apart() -> None:
+    zeros = StoredTensor("qzeros", (2, 4), torch.int32, rows=Axis(1, 8), columns=Axis(0, 32))
+    with pytest.raises(CheckpointError, match=r"model.up.qzeros keeps blocks of 8 outputs together.*not served"):
+        weight_of(32, 64, zeros).rows(slice(0, 16, 2))

@@ -1,0 +1,77 @@
+"""Writes metadata of some kinds of layers, as convert_hf_to_gguf.py of llama.cpp does."""
+
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGUFWriter
+from numpy.typing import NDArray
+
+Config = dict[str, Any]
+
+
+def write_delta_net(c: Config, w: GGUFWriter) -> None:
+    w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
+    w.add_ssm_state_size(c["linear_key_head_dim"])
+    w.add_ssm_group_count(c["linear_num_key_heads"])
+    w.add_ssm_time_step_rank(c["linear_num_value_heads"])
+    w.add_ssm_inner_size(c["linear_value_head_dim"] * c["linear_num_value_heads"])
+    recurrent = [kind == "linear_attention" for kind in c["layer_types"]]
+    w.add_array(f"{w.arch}.attention.recurrent_layers", recurrent)
+    w.add_full_attention_interval(4)
+
+
+def write_latents(c: Config, w: GGUFWriter, rope: Config) -> None:
+    w.add_head_count_kv(1)
+    w.add_key_length(c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    w.add_value_length(c["kv_lora_rank"])
+    w.add_key_length_mla(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+    w.add_value_length_mla(c["v_head_dim"])
+    w.add_kv_lora_rank(c["kv_lora_rank"])
+    if c["q_lora_rank"] is not None:
+        w.add_q_lora_rank(c["q_lora_rank"])
+    w.add_rope_dimension_count(c["qk_rope_head_dim"])
+    if rope.get("mscale_all_dim"):
+        w.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    write_deepseek_experts(c, w)
+
+
+def write_deepseek_experts(c: Config, w: GGUFWriter) -> None:
+    w.add_leading_dense_block_count(c["first_k_dense_replace"])
+    w.add_expert_shared_count(c["n_shared_experts"])
+    w.add_expert_weights_scale(c["routed_scaling_factor"])
+    w.add_expert_weights_norm(c["norm_topk_prob"])
+    w.add_expert_gating_func(gguf.ExpertGatingFuncType(1 if "V2" in c["architectures"][0] else 2))
+    if c.get("n_group"):
+        w.add_expert_group_count(c["n_group"])
+        w.add_expert_group_used_count(c["topk_group"])
+
+
+def write_layers_that_differ(c: Config, w: GGUFWriter) -> None:
+    """Gemma 4's layers with a window, and those without one, which have other heads."""
+    sliding = [kind == "sliding_attention" for kind in c["layer_types"]]
+    full = next(iter(c["per_layer_config"].values()))
+    wide = full.get("num_key_value_heads")
+    shared, width = c["num_kv_shared_layers"], c["intermediate_size"]
+    w.add_shared_kv_layers(shared)
+    w.add_embedding_length_per_layer_input(c["hidden_size_per_layer_input"])
+    w.add_sliding_window_pattern(sliding)
+    w.add_key_length(full["head_dim"])
+    w.add_value_length(full["head_dim"])
+    w.add_key_length_swa(c["head_dim"])
+    w.add_value_length_swa(c["head_dim"])
+    w.add_rope_dimension_count(full["head_dim"])
+    w.add_rope_dimension_count_swa(c["head_dim"])
+    w.add_rope_freq_base_swa(c["rope_parameters"]["sliding_attention"]["rope_theta"])
+    heads = c["num_key_value_heads"]
+    w.add_head_count_kv(heads if wide is None else [heads if one else wide for one in sliding])
+    first = len(sliding) - shared
+    twice = c["use_double_wide_mlp"]
+    w.add_feed_forward_length([width * (1 + (i >= first)) for i in range(len(sliding))] if twice else width)
+
+
+def divisors_of_gemma4(c: Config) -> NDArray[np.float32]:
+    """Returns divisors of the frequencies of layers without a window, a part of whose heads is rotated."""
+    pairs = next(iter(c["per_layer_config"].values()))["head_dim"] // 2
+    rotated = int(pairs * c["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+    return np.float32([1.0] * rotated + [1e30] * (pairs - rotated))
